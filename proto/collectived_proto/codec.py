@@ -1,0 +1,300 @@
+"""Protobuf messages to and from the frozen values of `types`: the only file that touches `*_pb2` fields of both.
+
+Everything read here came over a wire: what is out of range is an `InvalidArgumentError`, not a surprise later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from collectived_proto.errors import InvalidArgumentError
+from collectived_proto.types import (
+    AllReduce,
+    Barrier,
+    Broadcast,
+    Collective,
+    CommunicationImplementation,
+    DType,
+    GroupInfo,
+    Layout,
+    Leaf,
+    Member,
+    Operation,
+    Pack,
+    Peer,
+    Place,
+    RankPosition,
+    Reduce,
+    ReduceOp,
+    Report,
+    ReportKind,
+    Verdict,
+)
+from collectived_proto.v1 import common_pb2 as common
+from collectived_proto.v1 import coordinator_pb2 as coordinator
+
+_REDUCE_OPS = {int(common.ReduceOp.Value(op.name)): op for op in ReduceOp}
+
+
+def _reduce_op(number: int) -> ReduceOp:
+    try:
+        return _REDUCE_OPS[number]
+    except KeyError:
+        raise InvalidArgumentError(f"reduce op number {number} is not known to this release") from None
+
+
+def _dtype(number: int) -> DType:
+    try:
+        return DType(number)
+    except ValueError:
+        raise InvalidArgumentError(f"data type number {number} is not known to this release") from None
+
+
+def collective_to_proto(value: Collective) -> common.Collective:
+    message = common.Collective(
+        structure=value.structure,
+        leaves=[common.Leaf(path=leaf.path, dtype=leaf.dtype.name, shape=leaf.shape) for leaf in value.leaves],
+        options=common.CommunicationOptions(
+            bytes_per_pack=value.bytes_per_pack,
+            implementation=value.implementation.value,
+        ),
+        site=value.site,
+    )
+    match value.operation:
+        case AllReduce(reduce_op):
+            message.all_reduce.CopyFrom(common.AllReduce(reduce_op=reduce_op.name))
+        case Reduce(reduce_op, root):
+            message.reduce.CopyFrom(common.Reduce(reduce_op=reduce_op.name, root=root))
+        case Broadcast(root):
+            message.broadcast.root = root
+        case Barrier():
+            message.barrier.SetInParent()
+    return message
+
+
+def collective_from_proto(message: common.Collective) -> Collective:
+    operation: Operation
+    match message.WhichOneof("operation"):
+        case "all_reduce":
+            operation = AllReduce(_reduce_op(message.all_reduce.reduce_op))
+        case "reduce":
+            operation = Reduce(_reduce_op(message.reduce.reduce_op), message.reduce.root)
+        case "broadcast":
+            operation = Broadcast(message.broadcast.root)
+        case "barrier":
+            operation = Barrier()
+        case _:
+            raise InvalidArgumentError("a collective without an operation that this release knows")
+    leaves = []
+    for leaf in message.leaves:
+        if any(length < 0 for length in leaf.shape):
+            raise InvalidArgumentError(f"{leaf.path or 'value'}: negative length in shape {list(leaf.shape)}")
+        leaves.append(Leaf(leaf.path, _dtype(leaf.dtype), tuple(leaf.shape)))
+    if message.options.bytes_per_pack < 0:
+        raise InvalidArgumentError(f"bytes_per_pack must not be negative, got {message.options.bytes_per_pack}")
+    try:
+        hint = CommunicationImplementation(common.Implementation.Name(message.options.implementation))
+    except ValueError:
+        raise InvalidArgumentError(
+            f"implementation number {message.options.implementation} is not known to this release"
+        ) from None
+    return Collective(operation, message.structure, tuple(leaves), message.options.bytes_per_pack, hint, message.site)
+
+
+def layout_to_proto(layout: Layout) -> common.Layout:
+    return common.Layout(
+        packs=[
+            common.Pack(
+                dtype=pack.dtype.name,
+                result_dtype=pack.result_dtype.name,
+                count=pack.count,
+                staging_offset=pack.staging_offset,
+                result_offset=pack.result_offset,
+            )
+            for pack in layout.packs
+        ],
+        places=[common.Place(pack=place.pack, offset=place.offset) for place in layout.places],
+        staging_bytes=layout.staging_bytes,
+        result_bytes=layout.result_bytes,
+    )
+
+
+def layout_from_proto(message: common.Layout) -> Layout:
+    return Layout(
+        tuple(
+            Pack(_dtype(p.dtype), _dtype(p.result_dtype), p.count, p.staging_offset, p.result_offset)
+            for p in message.packs
+        ),
+        tuple(Place(place.pack, place.offset) for place in message.places),
+        message.staging_bytes,
+        message.result_bytes,
+    )
+
+
+def member_to_proto(member: Member) -> common.Member:
+    return common.Member(
+        rank=member.rank,
+        device=member.device,
+        worker=member.worker,
+        host=member.host,
+        pid=member.pid,
+        label=member.label,
+        last_instance=member.last_instance,
+        last_op=member.last_op,
+        last_site=member.last_site,
+        idle_seconds=member.idle_seconds,
+    )
+
+
+def member_from_proto(message: common.Member) -> Member:
+    return Member(
+        message.rank,
+        message.device,
+        message.worker,
+        message.host,
+        message.pid,
+        message.label,
+        message.last_instance,
+        message.last_op,
+        message.last_site,
+        message.idle_seconds,
+    )
+
+
+def _members(messages: Iterable[common.Member]) -> tuple[Member, ...]:
+    return tuple(member_from_proto(message) for message in messages)
+
+
+def group_to_proto(group: GroupInfo) -> common.Group:
+    return common.Group(
+        name=group.name,
+        key=group.key,
+        generation=group.generation,
+        members=[member_to_proto(member) for member in group.members],
+    )
+
+
+def group_from_proto(message: common.Group) -> GroupInfo:
+    return GroupInfo(message.name, message.key, message.generation, _members(message.members))
+
+
+def peer_to_proto(peer: Peer) -> coordinator.Peer:
+    return coordinator.Peer(
+        task=peer.task,
+        incarnation=peer.incarnation,
+        host=peer.host,
+        link_address=peer.link_address,
+        ranks=peer.ranks,
+    )
+
+
+def peer_from_proto(message: coordinator.Peer) -> Peer:
+    return Peer(message.task, message.incarnation, message.host, message.link_address, tuple(message.ranks))
+
+
+def verdict_to_proto(verdict: Verdict) -> common.Verdict:
+    return common.Verdict(
+        group=verdict.group,
+        key=verdict.key,
+        generation=verdict.generation,
+        code=verdict.code,
+        message=verdict.message,
+        from_instance=verdict.from_instance,
+        instance=verdict.instance,
+        op=verdict.op,
+        missing=[member_to_proto(member) for member in verdict.missing],
+        differing=[member_to_proto(member) for member in verdict.differing],
+        successor=verdict.successor,
+        decided_by=verdict.decided_by,
+        members=[member_to_proto(member) for member in verdict.members],
+    )
+
+
+def verdict_from_proto(message: common.Verdict) -> Verdict:
+    return Verdict(
+        group=message.group,
+        key=message.key,
+        generation=message.generation,
+        code=message.code,
+        message=message.message,
+        from_instance=message.from_instance,
+        instance=message.instance,
+        op=message.op,
+        missing=_members(message.missing),
+        differing=_members(message.differing),
+        successor=message.successor,
+        decided_by=message.decided_by,
+        members=_members(message.members),
+    )
+
+
+def _position_to_proto(position: RankPosition) -> coordinator.RankPosition:
+    return coordinator.RankPosition(
+        rank=position.rank,
+        submitted=position.submitted,
+        finished=position.finished,
+        last_op=position.last_op,
+        last_site=position.last_site,
+        idle_seconds=position.idle_seconds,
+        arrived=position.arrived,
+        op=position.op,
+        site=position.site,
+        contract=position.contract,
+        collective=collective_to_proto(position.collective) if position.collective else None,
+    )
+
+
+def _position_from_proto(message: coordinator.RankPosition) -> RankPosition:
+    return RankPosition(
+        message.rank,
+        message.submitted,
+        message.finished,
+        message.last_op,
+        message.last_site,
+        message.idle_seconds,
+        message.arrived,
+        message.op,
+        message.site,
+        message.contract,
+        collective_from_proto(message.collective) if message.HasField("collective") else None,
+    )
+
+
+def positions_to_proto(positions: Iterable[RankPosition]) -> list[coordinator.RankPosition]:
+    return [_position_to_proto(position) for position in positions]
+
+
+def positions_from_proto(messages: Iterable[coordinator.RankPosition]) -> tuple[RankPosition, ...]:
+    return tuple(_position_from_proto(message) for message in messages)
+
+
+def report_to_proto(report: Report) -> coordinator.Report:
+    return coordinator.Report(
+        key=report.key,
+        generation=report.generation,
+        kind=coordinator.Report.Kind.Name(report.kind),
+        instance=report.instance,
+        rank=report.rank,
+        worker=report.worker,
+        text=report.text,
+        timeout_seconds=report.timeout_seconds,
+        ranks=positions_to_proto(report.ranks),
+    )
+
+
+def report_from_proto(message: coordinator.Report) -> Report:
+    try:
+        kind = ReportKind(message.kind)
+    except ValueError:
+        raise InvalidArgumentError(f"report kind {message.kind} is not known to this release") from None
+    return Report(
+        message.key,
+        message.generation,
+        kind,
+        message.instance,
+        message.rank,
+        message.worker,
+        message.text,
+        message.timeout_seconds,
+        positions_from_proto(message.ranks),
+    )

@@ -1,0 +1,208 @@
+"""Messages of the Unix SOCK_SEQPACKET sockets between a client and the worker of its host.
+
+Two kinds of socket, each admitted by a one-time token in its first message:
+
+- the *session socket*, one per session: input arenas are asked for and handed over as descriptors;
+- a *doorbell*, one per joined rank, straight into its group's lane: submissions one way, completions the other.
+
+One message is one packet; integers are little-endian. Whatever arrives is checked here; `Malformed` says why.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+
+TOKEN_BYTES = 16
+MAX_MESSAGE = 128 << 10  # well below the kernel's default send buffer, so that one message always fits
+MAX_OUTSTANDING = 64  # instances that one rank may have in flight
+
+_HELLO = struct.Struct("<4s16s")
+_MAGIC = b"CDL1"
+_RING = struct.Struct("<BBHHHQQQd")
+_SLOT = struct.Struct("<Q")
+_ADDRESS = struct.Struct("<IQ")
+_DONE = struct.Struct("<BBHIQQQ")
+_FAILED = struct.Struct("<Bxxxxxxxq")
+_ARENA = struct.Struct("<BxxxIQ")
+
+
+class Malformed(ValueError):
+    """A message that the other side should not have sent."""
+
+
+class Kind(enum.IntEnum):
+    # client → worker, doorbell
+    RING = 1  # start an instance
+    RELEASE = 2  # result slots are free again
+    LEAVE = 3  # no further instances from this rank
+    ABORT = 4  # end the generation for all; text follows
+    PING = 5  # are you there?
+    # worker → client, doorbell
+    DONE = 16  # one pack of an instance is complete
+    FAILED = 17  # an instance ended with a verdict (a serialized collectived.v1.Verdict follows)
+    PONG = 18
+    # both sockets, worker → client: a descriptor rides along
+    ARENA = 19
+    REFUSED = 20  # a request cannot be granted: code, text
+    # client → worker, session socket
+    ARENA_ASK = 32
+    ARENA_DROP = 33
+
+
+STAGED = 1  # flag of a ring: one address, of a staging slot laid out as Prepare said
+LAST = 1  # flag of DONE: the last pack of its instance
+RESULT = 2  # flag of DONE: this rank receives a result
+
+
+def hello(token: bytes) -> bytes:
+    """The first message on either socket."""
+    return _HELLO.pack(_MAGIC, token)
+
+
+def parse_hello(data: bytes) -> bytes:
+    """The token of a first message."""
+    if len(data) != _HELLO.size or not data.startswith(_MAGIC):
+        raise Malformed("the first message is not a hello of this protocol")
+    return bytes(data[4:])
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Start instance `instance` of the prepared collective `prepared`.
+
+    `addresses` are (arena, byte offset) per leaf, or the one of the staging slot where `staged`. `remaining` is the
+    time until the deadline in seconds, 0 for none. `released` are result slots that this rank needs no longer.
+    """
+
+    generation: int
+    prepared: int
+    instance: int
+    remaining: float
+    staged: bool
+    addresses: tuple[tuple[int, int], ...]
+    released: tuple[int, ...] = ()
+
+    def encode(self) -> bytes:
+        head = _RING.pack(
+            Kind.RING,
+            STAGED if self.staged else 0,
+            len(self.addresses),
+            len(self.released),
+            0,
+            self.generation,
+            self.prepared,
+            self.instance,
+            self.remaining,
+        )
+        if not self.released and len(self.addresses) == 1:
+            return head + _ADDRESS.pack(*self.addresses[0])
+        slots = struct.pack(f"<{len(self.released)}Q", *self.released)
+        return head + slots + b"".join(_ADDRESS.pack(arena, offset) for arena, offset in self.addresses)
+
+
+def parse_ring(data: bytes) -> Ring:
+    if len(data) < _RING.size:
+        raise Malformed(f"a ring of {len(data)} bytes is too short")
+    _, flags, leaves, released, _, generation, prepared, instance, remaining = _RING.unpack_from(data)
+    start = _RING.size + 8 * released
+    if len(data) != start + _ADDRESS.size * leaves:
+        raise Malformed(f"a ring of {len(data)} bytes announces {leaves} addresses and {released} releases")
+    if not remaining >= 0.0:
+        raise Malformed(f"a ring with a remaining time of {remaining}")
+    return Ring(
+        generation,
+        prepared,
+        instance,
+        remaining,
+        bool(flags & STAGED),
+        tuple(_ADDRESS.iter_unpack(data[start:])),
+        struct.unpack_from(f"<{released}Q", data, _RING.size) if released else (),
+    )
+
+
+def release(slots: tuple[int, ...]) -> bytes:
+    return bytes((Kind.RELEASE,)) + struct.pack(f"<{len(slots)}Q", *slots)
+
+
+def parse_release(data: bytes) -> tuple[int, ...]:
+    if (len(data) - 1) % _SLOT.size:
+        raise Malformed(f"a release of {len(data)} bytes")
+    return struct.unpack(f"<{(len(data) - 1) // 8}Q", data[1:])
+
+
+def bare(kind: Kind, text: str = "") -> bytes:
+    """LEAVE, PING, PONG, and ABORT with its reason."""
+    return bytes((kind,)) + text.encode()[: MAX_MESSAGE - 1]
+
+
+def text_of(data: bytes) -> str:
+    return data[1:].decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Pack `pack` of an instance is complete; with `result`, it lies in result slot `slot` at (arena, offset)."""
+
+    instance: int
+    pack: int
+    last: bool
+    result: bool
+    arena: int = 0
+    offset: int = 0
+    slot: int = 0
+
+    def encode(self) -> bytes:
+        flags = (LAST if self.last else 0) | (RESULT if self.result else 0)
+        return _DONE.pack(Kind.DONE, flags, self.pack, self.arena, self.instance, self.slot, self.offset)
+
+
+def parse_done(data: bytes) -> Done:
+    if len(data) != _DONE.size:
+        raise Malformed(f"a completion of {len(data)} bytes")
+    _, flags, pack, arena, instance, slot, offset = _DONE.unpack(data)
+    return Done(instance, pack, bool(flags & LAST), bool(flags & RESULT), arena, offset, slot)
+
+
+def failed(instance: int, verdict: bytes) -> bytes:
+    return _FAILED.pack(Kind.FAILED, instance) + verdict
+
+
+def parse_failed(data: bytes) -> tuple[int, bytes]:
+    """(instance, serialized verdict)."""
+    if len(data) < _FAILED.size:
+        raise Malformed(f"a failure of {len(data)} bytes")
+    return _FAILED.unpack_from(data)[1], data[_FAILED.size :]
+
+
+def arena(kind: Kind, number: int, size: int) -> bytes:
+    """ARENA (a descriptor rides along), ARENA_ASK (number unused) and ARENA_DROP (size unused)."""
+    return _ARENA.pack(kind, number, size)
+
+
+def parse_arena(data: bytes) -> tuple[int, int]:
+    """(number, size)."""
+    if len(data) != _ARENA.size:
+        raise Malformed(f"an arena message of {len(data)} bytes")
+    _, number, size = _ARENA.unpack(data)
+    return number, size
+
+
+def refused(code: int, text: str) -> bytes:
+    return bytes((Kind.REFUSED, code)) + text.encode()[: MAX_MESSAGE - 2]
+
+
+def parse_refused(data: bytes) -> tuple[int, str]:
+    """(canonical code, text)."""
+    if len(data) < 2:
+        raise Malformed("a refusal without a code")
+    return data[1], data[2:].decode(errors="replace")
+
+
+def kind_of(data: bytes) -> Kind:
+    """The kind of a message after the hello."""
+    try:
+        return Kind(data[0])
+    except (IndexError, ValueError):
+        raise Malformed(f"message of unknown kind {data[:1].hex() or 'nothing'}") from None

@@ -1,0 +1,43 @@
+"""Errors to and from gRPC statuses: one table each way, and the verdict in the status' details.
+
+An RPC fails with the canonical code, the message, and, where a group failed, a packed `collectived.v1.Verdict`.
+"""
+
+from __future__ import annotations
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import status_pb2
+from grpc_status import rpc_status
+
+from collectived_proto.codec import verdict_from_proto, verdict_to_proto
+from collectived_proto.errors import Code, CollectiveError, UnavailableError, error_class, error_from_verdict
+from collectived_proto.v1 import common_pb2
+
+
+def to_status(error: CollectiveError) -> grpc.Status:
+    """What a servicer aborts with."""
+    message = status_pb2.Status(code=error.code, message=str(error))
+    if error.verdict is not None:
+        packed = any_pb2.Any()
+        packed.Pack(verdict_to_proto(error.verdict))
+        message.details.append(packed)
+    status: grpc.Status = rpc_status.to_status(message)
+    return status
+
+
+def from_rpc_error(error: grpc.RpcError, target: str) -> CollectiveError:
+    """The exception that a failed call to `target` is raised as."""
+    if not isinstance(error, grpc.Call):
+        return UnavailableError(f"{target} cannot be reached: {error}")
+    status = rpc_status.from_call(error)
+    if status is not None:
+        verdict = common_pb2.Verdict()
+        for detail in status.details:
+            if detail.Unpack(verdict):
+                return error_from_verdict(verdict_from_proto(verdict))
+    code = Code(error.code().value[0])
+    details = error.details() or code.name
+    if code in (Code.UNAVAILABLE, Code.UNKNOWN) and status is None:
+        return UnavailableError(f"{target} cannot be reached: {details}")
+    return error_class(code)(details)

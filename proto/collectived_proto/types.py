@@ -1,0 +1,324 @@
+"""The words of the contract as frozen values: what travels between client, worker and coordinator.
+
+A *collective* is one operation on one value; a *leaf* is one array of that value; a *pack* is a run of leaves of one
+type that travels as one vector; a *layout* says where each leaf lies in its pack. An operation is one class here and
+one `case` where it is carried out; it is never a method on several backends.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+
+PROTOCOL_LOWEST = 1
+PROTOCOL_HIGHEST = 1
+RELEASE = "0.1.0"
+
+
+class DType(enum.IntEnum):
+    """Element types, numbered as on the wire."""
+
+    BOOL = 1
+    INT8 = 2
+    INT16 = 3
+    INT32 = 4
+    INT64 = 5
+    UINT8 = 6
+    UINT16 = 7
+    UINT32 = 8
+    UINT64 = 9
+    FLOAT16 = 10
+    BFLOAT16 = 11
+    FLOAT32 = 12
+    FLOAT64 = 13
+    COMPLEX64 = 14
+    COMPLEX128 = 15
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _ITEMSIZE[self]
+
+    @property
+    def label(self) -> str:
+        """The name as NumPy spells it: `float32`."""
+        return self.name.lower()
+
+    @property
+    def is_integer(self) -> bool:
+        return DType.INT8 <= self <= DType.UINT64
+
+    @property
+    def is_floating(self) -> bool:
+        return DType.FLOAT16 <= self <= DType.FLOAT64
+
+    @property
+    def is_complex(self) -> bool:
+        return self >= DType.COMPLEX64
+
+
+_ITEMSIZE = dict(zip(DType, (1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16), strict=True))
+
+
+class ReduceOp(enum.Enum):
+    """How the contributions of all ranks are combined, element by element."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    MIN = "min"
+    MAX = "max"
+    PRODUCT = "product"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
+
+    @classmethod
+    def of(cls, value: ReduceOp | str) -> ReduceOp:
+        """The operation of that name in any case; `prod`, `avg` and `average` are understood too.
+
+        Raises:
+            ValueError: the name is not one of the above.
+            TypeError: neither a `ReduceOp` nor a string.
+        """
+        if isinstance(value, ReduceOp):
+            return value
+        if not isinstance(value, str):
+            raise TypeError(
+                f"expected a reduce op such as 'sum' or ReduceOp.MEAN, got {type(value).__name__}; "
+                'the reduce op comes first: all_reduce("sum", tensor)'
+            )
+        name = value.lower()
+        try:
+            return cls(_SPELLINGS.get(name, name))
+        except ValueError:
+            raise ValueError(
+                f"unknown reduce op {value!r}: expected one of {', '.join(op.value for op in cls)}"
+            ) from None
+
+
+_SPELLINGS = {"prod": "product", "avg": "mean", "average": "mean"}
+
+
+class CommunicationImplementation(enum.Enum):
+    """A hint: which family of algorithms carries a collective."""
+
+    AUTO = "AUTO"
+    RING = "RING"
+    NCCL = "NCCL"
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    reduce_op: ReduceOp
+
+    def __str__(self) -> str:
+        return f"all_reduce({self.reduce_op.value})"
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    reduce_op: ReduceOp
+    root: int = 0
+
+    def __str__(self) -> str:
+        return f"reduce({self.reduce_op.value}, root={self.root})"
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    root: int = 0
+
+    def __str__(self) -> str:
+        return f"broadcast(root={self.root})"
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    def __str__(self) -> str:
+        return "barrier()"
+
+
+Operation = AllReduce | Reduce | Broadcast | Barrier
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array of a value: where it sits in the nest, and what it is."""
+
+    path: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype.label}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective, described once; all but `site` is the contract that every rank must agree on."""
+
+    operation: Operation
+    structure: str
+    leaves: tuple[Leaf, ...]
+    bytes_per_pack: int = 0
+    implementation: CommunicationImplementation = CommunicationImplementation.AUTO
+    site: str = ""
+
+    def contract(self) -> str:
+        """The canonical text that ranks compare (as a digest): equal texts, equal collectives."""
+        leaves = ";".join(f"{leaf.path}={leaf}" for leaf in self.leaves)
+        return (
+            f"{self.operation}|{self.structure}|{leaves}"
+            f"|bytes_per_pack={self.bytes_per_pack}|implementation={self.implementation.value}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Leaves that travel together as one vector of one type."""
+
+    dtype: DType
+    result_dtype: DType
+    count: int
+    staging_offset: int
+    result_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a leaf lies: `offset` elements into pack number `pack`."""
+
+    pack: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Packs in the order in which they start (last leaves first), and a place for every leaf in leaf order."""
+
+    packs: tuple[Pack, ...]
+    places: tuple[Place, ...]
+    staging_bytes: int
+    result_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One participant of a group. `last_*` is what it is known to have finished, or done last."""
+
+    rank: int
+    device: str
+    worker: int
+    host: str
+    pid: int
+    label: str = ""
+    last_instance: int = -1
+    last_op: str = ""
+    last_site: str = ""
+    idle_seconds: float = 0.0
+
+    def __str__(self) -> str:
+        where = f"{self.label}, " if self.label else ""
+        return f"rank {self.rank} ({where}host {self.host}, pid {self.pid}, {self.device})"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """One complete generation of a group; `members[r]` is rank r."""
+
+    name: str
+    key: int
+    generation: int
+    members: tuple[Member, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A worker of a generation as its peers must know it; `ranks` ascend."""
+
+    task: int
+    incarnation: str
+    host: str
+    link_address: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was decided about a generation, the same for every rank of it.
+
+    Instances from `from_instance` on fail with it. `successor` is the generation in which the group goes on without a
+    new join (0: join again). `members` tells for every rank the last instance it is known to have finished.
+    """
+
+    group: str
+    key: int
+    generation: int
+    code: int
+    message: str
+    from_instance: int
+    instance: int = -1
+    op: str = ""
+    missing: tuple[Member, ...] = ()
+    differing: tuple[Member, ...] = ()
+    successor: int = 0
+    decided_by: str = "coordinator"
+    members: tuple[Member, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class RankPosition:
+    """Where one rank stands in a generation; the last four tell of the instance asked about, if it arrived there."""
+
+    rank: int
+    submitted: int = -1
+    finished: int = -1
+    last_op: str = ""
+    last_site: str = ""
+    idle_seconds: float = 0.0
+    arrived: bool = False
+    op: str = ""
+    site: str = ""
+    contract: bytes = b""
+    collective: Collective | None = None
+
+
+class ReportKind(enum.IntEnum):
+    """What a lane tells the coordinator about a generation; see coordinator.proto."""
+
+    PENDING = 1
+    EXPIRED = 2
+    MISMATCH = 3
+    LOST = 4
+    ABORT = 5
+    LINK = 6
+    LEFT = 7
+    EXHAUSTED = 8
+    RESUMED = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    key: int
+    generation: int
+    kind: ReportKind
+    instance: int = -1
+    rank: int = 0
+    worker: int = 0
+    text: str = ""
+    timeout_seconds: float = 0.0
+    ranks: tuple[RankPosition, ...] = ()

@@ -1,0 +1,245 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DataType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DATA_TYPE_UNSPECIFIED: _ClassVar[DataType]
+    BOOL: _ClassVar[DataType]
+    INT8: _ClassVar[DataType]
+    INT16: _ClassVar[DataType]
+    INT32: _ClassVar[DataType]
+    INT64: _ClassVar[DataType]
+    UINT8: _ClassVar[DataType]
+    UINT16: _ClassVar[DataType]
+    UINT32: _ClassVar[DataType]
+    UINT64: _ClassVar[DataType]
+    FLOAT16: _ClassVar[DataType]
+    BFLOAT16: _ClassVar[DataType]
+    FLOAT32: _ClassVar[DataType]
+    FLOAT64: _ClassVar[DataType]
+    COMPLEX64: _ClassVar[DataType]
+    COMPLEX128: _ClassVar[DataType]
+
+class ReduceOp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REDUCE_OP_UNSPECIFIED: _ClassVar[ReduceOp]
+    SUM: _ClassVar[ReduceOp]
+    MEAN: _ClassVar[ReduceOp]
+    MIN: _ClassVar[ReduceOp]
+    MAX: _ClassVar[ReduceOp]
+    PRODUCT: _ClassVar[ReduceOp]
+    BAND: _ClassVar[ReduceOp]
+    BOR: _ClassVar[ReduceOp]
+    BXOR: _ClassVar[ReduceOp]
+
+class Implementation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AUTO: _ClassVar[Implementation]
+    RING: _ClassVar[Implementation]
+    NCCL: _ClassVar[Implementation]
+DATA_TYPE_UNSPECIFIED: DataType
+BOOL: DataType
+INT8: DataType
+INT16: DataType
+INT32: DataType
+INT64: DataType
+UINT8: DataType
+UINT16: DataType
+UINT32: DataType
+UINT64: DataType
+FLOAT16: DataType
+BFLOAT16: DataType
+FLOAT32: DataType
+FLOAT64: DataType
+COMPLEX64: DataType
+COMPLEX128: DataType
+REDUCE_OP_UNSPECIFIED: ReduceOp
+SUM: ReduceOp
+MEAN: ReduceOp
+MIN: ReduceOp
+MAX: ReduceOp
+PRODUCT: ReduceOp
+BAND: ReduceOp
+BOR: ReduceOp
+BXOR: ReduceOp
+AUTO: Implementation
+RING: Implementation
+NCCL: Implementation
+
+class CommunicationOptions(_message.Message):
+    __slots__ = ("bytes_per_pack", "implementation")
+    BYTES_PER_PACK_FIELD_NUMBER: _ClassVar[int]
+    IMPLEMENTATION_FIELD_NUMBER: _ClassVar[int]
+    bytes_per_pack: int
+    implementation: Implementation
+    def __init__(self, bytes_per_pack: _Optional[int] = ..., implementation: _Optional[_Union[Implementation, str]] = ...) -> None: ...
+
+class Leaf(_message.Message):
+    __slots__ = ("path", "dtype", "shape")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    dtype: DataType
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, path: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Collective(_message.Message):
+    __slots__ = ("all_reduce", "reduce", "broadcast", "barrier", "structure", "leaves", "options", "site")
+    ALL_REDUCE_FIELD_NUMBER: _ClassVar[int]
+    REDUCE_FIELD_NUMBER: _ClassVar[int]
+    BROADCAST_FIELD_NUMBER: _ClassVar[int]
+    BARRIER_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    all_reduce: AllReduce
+    reduce: Reduce
+    broadcast: Broadcast
+    barrier: Barrier
+    structure: str
+    leaves: _containers.RepeatedCompositeFieldContainer[Leaf]
+    options: CommunicationOptions
+    site: str
+    def __init__(self, all_reduce: _Optional[_Union[AllReduce, _Mapping]] = ..., reduce: _Optional[_Union[Reduce, _Mapping]] = ..., broadcast: _Optional[_Union[Broadcast, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., structure: _Optional[str] = ..., leaves: _Optional[_Iterable[_Union[Leaf, _Mapping]]] = ..., options: _Optional[_Union[CommunicationOptions, _Mapping]] = ..., site: _Optional[str] = ...) -> None: ...
+
+class AllReduce(_message.Message):
+    __slots__ = ("reduce_op",)
+    REDUCE_OP_FIELD_NUMBER: _ClassVar[int]
+    reduce_op: ReduceOp
+    def __init__(self, reduce_op: _Optional[_Union[ReduceOp, str]] = ...) -> None: ...
+
+class Reduce(_message.Message):
+    __slots__ = ("reduce_op", "root")
+    REDUCE_OP_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    reduce_op: ReduceOp
+    root: int
+    def __init__(self, reduce_op: _Optional[_Union[ReduceOp, str]] = ..., root: _Optional[int] = ...) -> None: ...
+
+class Broadcast(_message.Message):
+    __slots__ = ("root",)
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    root: int
+    def __init__(self, root: _Optional[int] = ...) -> None: ...
+
+class Barrier(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Pack(_message.Message):
+    __slots__ = ("dtype", "result_dtype", "count", "staging_offset", "result_offset")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    RESULT_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    STAGING_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RESULT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    dtype: DataType
+    result_dtype: DataType
+    count: int
+    staging_offset: int
+    result_offset: int
+    def __init__(self, dtype: _Optional[_Union[DataType, str]] = ..., result_dtype: _Optional[_Union[DataType, str]] = ..., count: _Optional[int] = ..., staging_offset: _Optional[int] = ..., result_offset: _Optional[int] = ...) -> None: ...
+
+class Place(_message.Message):
+    __slots__ = ("pack", "offset")
+    PACK_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    pack: int
+    offset: int
+    def __init__(self, pack: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class Layout(_message.Message):
+    __slots__ = ("packs", "places", "staging_bytes", "result_bytes")
+    PACKS_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESULT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    packs: _containers.RepeatedCompositeFieldContainer[Pack]
+    places: _containers.RepeatedCompositeFieldContainer[Place]
+    staging_bytes: int
+    result_bytes: int
+    def __init__(self, packs: _Optional[_Iterable[_Union[Pack, _Mapping]]] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., staging_bytes: _Optional[int] = ..., result_bytes: _Optional[int] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("rank", "device", "worker", "host", "pid", "label", "last_instance", "last_op", "last_site", "idle_seconds")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    LAST_INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    LAST_OP_FIELD_NUMBER: _ClassVar[int]
+    LAST_SITE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    device: str
+    worker: int
+    host: str
+    pid: int
+    label: str
+    last_instance: int
+    last_op: str
+    last_site: str
+    idle_seconds: float
+    def __init__(self, rank: _Optional[int] = ..., device: _Optional[str] = ..., worker: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., label: _Optional[str] = ..., last_instance: _Optional[int] = ..., last_op: _Optional[str] = ..., last_site: _Optional[str] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("name", "key", "generation", "members")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    key: int
+    generation: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, name: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("group", "key", "generation", "code", "message", "from_instance", "instance", "op", "missing", "differing", "successor", "decided_by", "members")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FROM_INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    DIFFERING_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSOR_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_BY_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    key: int
+    generation: int
+    code: int
+    message: str
+    from_instance: int
+    instance: int
+    op: str
+    missing: _containers.RepeatedCompositeFieldContainer[Member]
+    differing: _containers.RepeatedCompositeFieldContainer[Member]
+    successor: int
+    decided_by: str
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, group: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., from_instance: _Optional[int] = ..., instance: _Optional[int] = ..., op: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., differing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., successor: _Optional[int] = ..., decided_by: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class Protocol(_message.Message):
+    __slots__ = ("lowest", "highest", "release")
+    LOWEST_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    lowest: int
+    highest: int
+    release: str
+    def __init__(self, lowest: _Optional[int] = ..., highest: _Optional[int] = ..., release: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,290 @@
+from collectived_proto.v1 import common_pb2 as _common_pb2
+from collectived_proto.v1 import status_pb2 as _status_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerMessage(_message.Message):
+    __slots__ = ("hello", "heartbeat", "join", "join_cancel", "report", "position", "inspection", "goodbye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    JOIN_CANCEL_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    INSPECTION_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    heartbeat: Heartbeat
+    join: JoinAsk
+    join_cancel: JoinCancel
+    report: Report
+    position: Position
+    inspection: Inspection
+    goodbye: Goodbye
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[JoinAsk, _Mapping]] = ..., join_cancel: _Optional[_Union[JoinCancel, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., inspection: _Optional[_Union[Inspection, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class CoordinatorMessage(_message.Message):
+    __slots__ = ("welcome", "join_update", "join_done", "join_refused", "verdict", "query", "inspect")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    JOIN_UPDATE_FIELD_NUMBER: _ClassVar[int]
+    JOIN_DONE_FIELD_NUMBER: _ClassVar[int]
+    JOIN_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    INSPECT_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    join_update: JoinUpdate
+    join_done: JoinDone
+    join_refused: JoinRefused
+    verdict: _common_pb2.Verdict
+    query: Query
+    inspect: Inspect
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., join_update: _Optional[_Union[JoinUpdate, _Mapping]] = ..., join_done: _Optional[_Union[JoinDone, _Mapping]] = ..., join_refused: _Optional[_Union[JoinRefused, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., inspect: _Optional[_Union[Inspect, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol", "task", "incarnation", "host", "pid", "devices", "address", "link_address", "highest_epoch", "groups")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    protocol: _common_pb2.Protocol
+    task: int
+    incarnation: str
+    host: str
+    pid: int
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    address: str
+    link_address: str
+    highest_epoch: int
+    groups: _containers.RepeatedCompositeFieldContainer[Attached]
+    def __init__(self, protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., task: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Attached, _Mapping]]] = ...) -> None: ...
+
+class Attached(_message.Message):
+    __slots__ = ("group", "ranks", "verdicts")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    group: _common_pb2.Group
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    verdicts: _containers.RepeatedCompositeFieldContainer[_common_pb2.Verdict]
+    def __init__(self, group: _Optional[_Union[_common_pb2.Group, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., verdicts: _Optional[_Iterable[_Union[_common_pb2.Verdict, _Mapping]]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("epoch", "heartbeat_seconds", "stall_seconds")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    heartbeat_seconds: float
+    stall_seconds: float
+    def __init__(self, epoch: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., stall_seconds: _Optional[float] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class JoinAsk(_message.Message):
+    __slots__ = ("request", "name", "min_size", "max_size", "settle_seconds", "rank", "device", "host", "pid", "label")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MIN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    name: str
+    min_size: int
+    max_size: int
+    settle_seconds: float
+    rank: int
+    device: str
+    host: str
+    pid: int
+    label: str
+    def __init__(self, request: _Optional[str] = ..., name: _Optional[str] = ..., min_size: _Optional[int] = ..., max_size: _Optional[int] = ..., settle_seconds: _Optional[float] = ..., rank: _Optional[int] = ..., device: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., label: _Optional[str] = ...) -> None: ...
+
+class JoinCancel(_message.Message):
+    __slots__ = ("request", "reason")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    reason: str
+    def __init__(self, request: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class JoinUpdate(_message.Message):
+    __slots__ = ("request", "present", "expected", "text")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    present: int
+    expected: int
+    text: str
+    def __init__(self, request: _Optional[str] = ..., present: _Optional[int] = ..., expected: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class JoinDone(_message.Message):
+    __slots__ = ("request", "group", "rank", "peers")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    group: _common_pb2.Group
+    rank: int
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, request: _Optional[str] = ..., group: _Optional[_Union[_common_pb2.Group, _Mapping]] = ..., rank: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("task", "incarnation", "host", "link_address", "ranks")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    incarnation: str
+    host: str
+    link_address: str
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, task: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., link_address: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class JoinRefused(_message.Message):
+    __slots__ = ("request", "code", "message")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    code: int
+    message: str
+    def __init__(self, request: _Optional[str] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("key", "generation", "kind", "instance", "rank", "worker", "text", "timeout_seconds", "ranks")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[Report.Kind]
+        PENDING: _ClassVar[Report.Kind]
+        EXPIRED: _ClassVar[Report.Kind]
+        MISMATCH: _ClassVar[Report.Kind]
+        LOST: _ClassVar[Report.Kind]
+        ABORT: _ClassVar[Report.Kind]
+        LINK: _ClassVar[Report.Kind]
+        LEFT: _ClassVar[Report.Kind]
+        EXHAUSTED: _ClassVar[Report.Kind]
+        RESUMED: _ClassVar[Report.Kind]
+    KIND_UNSPECIFIED: Report.Kind
+    PENDING: Report.Kind
+    EXPIRED: Report.Kind
+    MISMATCH: Report.Kind
+    LOST: Report.Kind
+    ABORT: Report.Kind
+    LINK: Report.Kind
+    LEFT: Report.Kind
+    EXHAUSTED: Report.Kind
+    RESUMED: Report.Kind
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    generation: int
+    kind: Report.Kind
+    instance: int
+    rank: int
+    worker: int
+    text: str
+    timeout_seconds: float
+    ranks: _containers.RepeatedCompositeFieldContainer[RankPosition]
+    def __init__(self, key: _Optional[int] = ..., generation: _Optional[int] = ..., kind: _Optional[_Union[Report.Kind, str]] = ..., instance: _Optional[int] = ..., rank: _Optional[int] = ..., worker: _Optional[int] = ..., text: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankPosition, _Mapping]]] = ...) -> None: ...
+
+class RankPosition(_message.Message):
+    __slots__ = ("rank", "submitted", "finished", "last_op", "last_site", "arrived", "op", "site", "contract", "collective", "idle_seconds")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    LAST_OP_FIELD_NUMBER: _ClassVar[int]
+    LAST_SITE_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    submitted: int
+    finished: int
+    last_op: str
+    last_site: str
+    arrived: bool
+    op: str
+    site: str
+    contract: bytes
+    collective: _common_pb2.Collective
+    idle_seconds: float
+    def __init__(self, rank: _Optional[int] = ..., submitted: _Optional[int] = ..., finished: _Optional[int] = ..., last_op: _Optional[str] = ..., last_site: _Optional[str] = ..., arrived: bool = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., contract: _Optional[bytes] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
+
+class Query(_message.Message):
+    __slots__ = ("key", "generation", "instance", "query")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    generation: int
+    instance: int
+    query: int
+    def __init__(self, key: _Optional[int] = ..., generation: _Optional[int] = ..., instance: _Optional[int] = ..., query: _Optional[int] = ...) -> None: ...
+
+class Position(_message.Message):
+    __slots__ = ("key", "generation", "instance", "query", "ranks")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    generation: int
+    instance: int
+    query: int
+    ranks: _containers.RepeatedCompositeFieldContainer[RankPosition]
+    def __init__(self, key: _Optional[int] = ..., generation: _Optional[int] = ..., instance: _Optional[int] = ..., query: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankPosition, _Mapping]]] = ...) -> None: ...
+
+class Inspect(_message.Message):
+    __slots__ = ("inspect",)
+    INSPECT_FIELD_NUMBER: _ClassVar[int]
+    inspect: int
+    def __init__(self, inspect: _Optional[int] = ...) -> None: ...
+
+class Inspection(_message.Message):
+    __slots__ = ("inspect", "status")
+    INSPECT_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    inspect: int
+    status: _status_pb2.WorkerStatus
+    def __init__(self, inspect: _Optional[int] = ..., status: _Optional[_Union[_status_pb2.WorkerStatus, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,164 @@
+from collectived_proto.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StatusRequest(_message.Message):
+    __slots__ = ("local_only",)
+    LOCAL_ONLY_FIELD_NUMBER: _ClassVar[int]
+    local_only: bool
+    def __init__(self, local_only: bool = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("unix_time", "coordinator", "workers", "groups", "failures", "warnings")
+    UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    unix_time: float
+    coordinator: CoordinatorStatus
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
+    failures: _containers.RepeatedCompositeFieldContainer[Failure]
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, unix_time: _Optional[float] = ..., coordinator: _Optional[_Union[CoordinatorStatus, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CoordinatorStatus(_message.Message):
+    __slots__ = ("address", "epoch", "pid", "uptime_seconds", "release", "job")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    epoch: int
+    pid: int
+    uptime_seconds: float
+    release: str
+    job: str
+    def __init__(self, address: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., release: _Optional[str] = ..., job: _Optional[str] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("task", "host", "pid", "incarnation", "release", "uptime_seconds", "devices", "address", "link_address", "connected", "last_heartbeat_seconds", "sessions", "arena_bytes", "resident_bytes", "threads", "descriptors", "lanes")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    LAST_HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    host: str
+    pid: int
+    incarnation: str
+    release: str
+    uptime_seconds: float
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    address: str
+    link_address: str
+    connected: bool
+    last_heartbeat_seconds: float
+    sessions: int
+    arena_bytes: int
+    resident_bytes: int
+    threads: int
+    descriptors: int
+    lanes: _containers.RepeatedCompositeFieldContainer[LaneStatus]
+    def __init__(self, task: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[str] = ..., release: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., connected: bool = ..., last_heartbeat_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., descriptors: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ...) -> None: ...
+
+class LaneStatus(_message.Message):
+    __slots__ = ("group", "key", "generation", "ranks", "collectives_done", "collectives_failed", "bytes_reduced", "bytes_sent", "bytes_received", "in_flight", "members")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVES_DONE_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVES_FAILED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_REDUCED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    key: int
+    generation: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    collectives_done: int
+    collectives_failed: int
+    bytes_reduced: int
+    bytes_sent: int
+    bytes_received: int
+    in_flight: _containers.RepeatedCompositeFieldContainer[InFlight]
+    members: _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]
+    def __init__(self, group: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., collectives_done: _Optional[int] = ..., collectives_failed: _Optional[int] = ..., bytes_reduced: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ...) -> None: ...
+
+class InFlight(_message.Message):
+    __slots__ = ("instance", "op", "site", "seconds", "arrived", "missing", "bytes", "algorithm")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    instance: int
+    op: str
+    site: str
+    seconds: float
+    arrived: _containers.RepeatedScalarFieldContainer[int]
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    bytes: int
+    algorithm: str
+    def __init__(self, instance: _Optional[int] = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[int]] = ..., missing: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ..., algorithm: _Optional[str] = ...) -> None: ...
+
+class GroupStatus(_message.Message):
+    __slots__ = ("name", "key", "generation", "state", "size", "members", "left", "collectives_done", "bytes_reduced", "in_flight", "waiting_for")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVES_DONE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_REDUCED_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    key: int
+    generation: int
+    state: str
+    size: int
+    members: _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]
+    left: _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]
+    collectives_done: int
+    bytes_reduced: int
+    in_flight: _containers.RepeatedCompositeFieldContainer[InFlight]
+    waiting_for: str
+    def __init__(self, name: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[str] = ..., size: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., collectives_done: _Optional[int] = ..., bytes_reduced: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("unix_time", "verdict")
+    UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    unix_time: float
+    verdict: _common_pb2.Verdict
+    def __init__(self, unix_time: _Optional[float] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ...) -> None: ...

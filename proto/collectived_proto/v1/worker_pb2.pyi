@@ -1,0 +1,117 @@
+from collectived_proto.v1 import common_pb2 as _common_pb2
+from collectived_proto.v1 import status_pb2 as _status_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class OpenSessionRequest(_message.Message):
+    __slots__ = ("protocol", "host", "pid", "label", "job", "local")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    protocol: _common_pb2.Protocol
+    host: str
+    pid: int
+    label: str
+    job: str
+    local: bool
+    def __init__(self, protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., label: _Optional[str] = ..., job: _Optional[str] = ..., local: bool = ...) -> None: ...
+
+class SessionEvent(_message.Message):
+    __slots__ = ("opened",)
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    opened: SessionOpened
+    def __init__(self, opened: _Optional[_Union[SessionOpened, _Mapping]] = ...) -> None: ...
+
+class SessionOpened(_message.Message):
+    __slots__ = ("session", "protocol", "worker", "devices", "door", "token")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    DOOR_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    protocol: _common_pb2.Protocol
+    worker: str
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    door: str
+    token: bytes
+    def __init__(self, session: _Optional[bytes] = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., worker: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., door: _Optional[str] = ..., token: _Optional[bytes] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("session", "name", "min_size", "max_size", "settle_seconds", "rank", "device", "timeout_seconds")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MIN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    name: str
+    min_size: int
+    max_size: int
+    settle_seconds: float
+    rank: int
+    device: str
+    timeout_seconds: float
+    def __init__(self, session: _Optional[bytes] = ..., name: _Optional[str] = ..., min_size: _Optional[int] = ..., max_size: _Optional[int] = ..., settle_seconds: _Optional[float] = ..., rank: _Optional[int] = ..., device: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class JoinEvent(_message.Message):
+    __slots__ = ("progress", "joined")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    progress: JoinProgress
+    joined: Joined
+    def __init__(self, progress: _Optional[_Union[JoinProgress, _Mapping]] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ...) -> None: ...
+
+class JoinProgress(_message.Message):
+    __slots__ = ("present", "expected", "text")
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    present: int
+    expected: int
+    text: str
+    def __init__(self, present: _Optional[int] = ..., expected: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Joined(_message.Message):
+    __slots__ = ("group", "rank", "door", "token")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    DOOR_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    group: _common_pb2.Group
+    rank: int
+    door: str
+    token: bytes
+    def __init__(self, group: _Optional[_Union[_common_pb2.Group, _Mapping]] = ..., rank: _Optional[int] = ..., door: _Optional[str] = ..., token: _Optional[bytes] = ...) -> None: ...
+
+class PrepareRequest(_message.Message):
+    __slots__ = ("session", "key", "rank", "collective")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    key: int
+    rank: int
+    collective: _common_pb2.Collective
+    def __init__(self, session: _Optional[bytes] = ..., key: _Optional[int] = ..., rank: _Optional[int] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ...) -> None: ...
+
+class PrepareReply(_message.Message):
+    __slots__ = ("id", "layout")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    layout: _common_pb2.Layout
+    def __init__(self, id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ...) -> None: ...
