@@ -1,0 +1,98 @@
+"""Packs: which leaves travel together, and where each of them lies.
+
+A *pack* holds leaves of one type, one behind the other, as one vector. Leaves are taken last to first, because the
+last layers' gradients are there first. A pack takes leaves until it holds more than `bytes_per_pack`; a leaf is never
+split. The grouping rule is that of tf.distribute's collective all-reduce, applied per type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from collectived_proto.types import AllReduce, Collective, DType, Layout, Leaf, Pack, Place, Reduce, ReduceOp
+
+ALIGNMENT = 64
+
+_MEAN_OF = {
+    DType.INT8: DType.FLOAT32,
+    DType.INT16: DType.FLOAT32,
+    DType.UINT8: DType.FLOAT32,
+    DType.UINT16: DType.FLOAT32,
+    DType.INT32: DType.FLOAT64,
+    DType.INT64: DType.FLOAT64,
+    DType.UINT32: DType.FLOAT64,
+    DType.UINT64: DType.FLOAT64,
+}
+
+
+def result_dtype(dtype: DType, reduce_op: ReduceOp | None) -> DType:
+    """The type of a result: a mean of integers is floating, for any number of ranks; all else keeps its type."""
+    return _MEAN_OF.get(dtype, dtype) if reduce_op is ReduceOp.MEAN else dtype
+
+
+def reduce_op_of(collective: Collective) -> ReduceOp | None:
+    """The reduce op of a collective that folds, None for one that only moves."""
+    operation = collective.operation
+    return operation.reduce_op if isinstance(operation, (AllReduce, Reduce)) else None
+
+
+def receives_result(collective: Collective, rank: int) -> bool:
+    """Whether this rank gets a result: for `reduce` only the root does."""
+    operation = collective.operation
+    return not isinstance(operation, Reduce) or operation.root == rank
+
+
+def layout(collective: Collective, rank: int, automatic: int = 0) -> Layout:
+    """The packs of a collective and the place of every leaf, the same on all ranks but for `result_bytes`.
+
+    Args:
+        collective: the description; no leaves (a barrier), no packs.
+        rank: whose layout; a rank that receives no result has `result_bytes` 0.
+        automatic: the pack size in bytes where the collective leaves it open; 0 is one pack per type.
+    """
+    groups = group(collective.leaves, collective.bytes_per_pack or automatic)
+    reduce_op = reduce_op_of(collective)
+    packs, places = [], [Place(0, 0)] * len(collective.leaves)
+    staging_bytes = result_bytes = 0
+    for number, opened in enumerate(groups):
+        for index, offset in zip(opened.leaves, opened.offsets, strict=True):
+            places[index] = Place(number, offset)
+        result = result_dtype(opened.dtype, reduce_op)
+        packs.append(Pack(opened.dtype, result, opened.count, staging_bytes, result_bytes))
+        staging_bytes += _aligned(opened.count * opened.dtype.itemsize)
+        result_bytes += _aligned(opened.count * result.itemsize)
+    received = result_bytes if receives_result(collective, rank) else 0
+    return Layout(tuple(packs), tuple(places), staging_bytes, received)
+
+
+@dataclass(slots=True)
+class Group:
+    """Leaves of one pack, by index, with their offsets in elements; `count` elements in all."""
+
+    dtype: DType
+    leaves: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    count: int = 0
+
+    def append(self, index: int, count: int) -> None:
+        self.leaves.append(index)
+        self.offsets.append(self.count)
+        self.count += count
+
+
+def group(leaves: Sequence[Leaf], bytes_per_pack: int) -> tuple[Group, ...]:
+    """Leaves, last first, in groups of one type; 0 bytes per pack is one group per type. In order of opening."""
+    groups: list[Group] = []
+    latest: dict[DType, Group] = {}
+    for index, leaf in reversed(tuple(enumerate(leaves))):
+        into = latest.get(leaf.dtype)
+        if into is None or 0 < bytes_per_pack < into.count * into.dtype.itemsize:
+            into = latest[leaf.dtype] = Group(leaf.dtype)
+            groups.append(into)
+        into.append(index, leaf.count)
+    return tuple(groups)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

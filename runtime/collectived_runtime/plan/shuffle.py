@@ -1,0 +1,77 @@
+"""Shuffle onto parameter servers: everybody sends each server its piece, the servers fold and send it to everybody.
+
+A *server* owns one piece of the span. Servers may be members or not; one that is not contributes nothing and keeps
+its own piece only. With one server this is a *star*; with all members as servers it is a direct reduce-scatter and
+all-gather, in which everybody talks to everybody.
+
+The participants stand in a circle; in round k of the reduce phase each sends to the k-th after it, so that a server
+folds one contribution per round and no two arrive together. In the gather phase nothing is folded, so that one round
+does. With S servers and P members: up to P rounds, S P pieces each way. Source: M. Li et al., "Scaling distributed
+machine learning with the parameter server", OSDI 2014.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from collectived_runtime.plan.moves import Buffer, Finish, Fold, Move, Plan, Recv, Round, Send, Span
+from collectived_runtime.plan.spans import finishing, pieces
+
+
+def all_reduce(members: Sequence[int], me: int, span: Span, servers: Sequence[int] = ()) -> Plan:
+    """Every member ends with the fold of all contributions; `me` may also be a server. No servers: all members."""
+    return tuple(all_reduce_rounds(members, me, span, servers))
+
+
+def all_reduce_rounds(members: Sequence[int], me: int, span: Span, servers: Sequence[int] = ()) -> Iterator[Round]:
+    servers = servers or members
+    finish = None
+    if me in servers:
+        finish = Finish(pieces(span, len(servers))[servers.index(me)], holder(members, me))
+    gather = pass_back(members, me, span, servers)
+    return chain(fold_onto(members, me, span, servers), finishing(finish, gather))
+
+
+def holder(members: Sequence[int], server: int) -> Buffer:
+    """Where a server has its piece after the reduce phase."""
+    return Buffer.INPUT if tuple(members) == (server,) else Buffer.SCRATCH
+
+
+def fold_onto(members: Sequence[int], me: int, span: Span, servers: Sequence[int]) -> Iterator[Round]:
+    """The reduce phase, after which every server holds its piece of all."""
+    share = dict(zip(servers, pieces(span, len(servers)), strict=True))
+    contributes = frozenset(members)
+    circle = _circle(members, servers)
+    position = circle.index(me)
+    lowest, source = (me, Buffer.INPUT) if me in contributes else (None, Buffer.SCRATCH)
+    for step in range(1, len(circle)):
+        after, before = circle[(position + step) % len(circle)], circle[position - step]
+        moves: list[Move] = []
+        if after in share and me in contributes:
+            moves.append(Send(after, share[after], Buffer.INPUT))
+        if me in share and before in contributes:
+            fold = None if lowest is None else Fold(source, received_left=before < lowest)
+            moves.append(Recv(before, share[me], Buffer.SCRATCH, fold))
+            lowest, source = before if lowest is None else min(lowest, before), Buffer.SCRATCH
+        yield tuple(moves)
+
+
+def pass_back(members: Sequence[int], me: int, span: Span, servers: Sequence[int]) -> Iterator[Round]:
+    """The gather phase, before which every server has its piece in OUTPUT: one round, or none for one participant."""
+    share = dict(zip(servers, pieces(span, len(servers)), strict=True))
+    circle = _circle(members, servers)
+    position = circle.index(me)
+    others = (*circle[position + 1 :], *circle[:position])
+    moves: list[Move] = []
+    if me in share:
+        receivers = frozenset(members)
+        moves += [Send(other, share[me], Buffer.OUTPUT) for other in others if other in receivers]
+    if me in members:
+        moves += [Recv(other, share[other], Buffer.OUTPUT) for other in others if other in share]
+    if others:
+        yield tuple(moves)
+
+
+def _circle(members: Sequence[int], servers: Sequence[int]) -> tuple[int, ...]:
+    return (*members, *(server for server in servers if server not in members))

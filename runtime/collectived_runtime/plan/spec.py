@@ -1,0 +1,83 @@
+"""`all_reduce_spec`: which algorithm carries tensors of which size.
+
+A *tier* is (algorithm, shards, limit): tensors of at most `limit` bytes that no earlier tier took; -1 takes the rest.
+A specification is one algorithm, one tier, or a list of tiers in order of size, as in tf.contrib.distribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ALGORITHMS = ("nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu", "xring", "pscpu", "psgpu", "pscpu/pscpu")
+"""What a specification may name; `named` has their plans."""
+
+REST = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """`shards` parallel collectives by `algorithm` for tensors of up to `limit` bytes; REST: of any size."""
+
+    algorithm: str
+    shards: int = 1
+    limit: int = REST
+
+
+def parse(spec: object) -> tuple[Tier, ...]:
+    """The tiers of an `all_reduce_spec`: a string, a tuple of one to three entries, or a list of such tuples.
+
+    Raises:
+        TypeError: neither of these, or an entry of the wrong type; the text names the entry.
+        ValueError: an unknown algorithm, shards below 1, limits that do not increase or do not end with -1.
+    """
+    match spec:
+        case str():
+            return (_tier((spec,), "all_reduce_spec"),)
+        case tuple():
+            entries = {"all_reduce_spec": spec}
+        case list():
+            entries = {f"all_reduce_spec[{number}]": entry for number, entry in enumerate(spec)}
+        case _:
+            raise TypeError(f"all_reduce_spec must be a string, a tuple or a list of tuples, got {spec!r}")
+    tiers = {name: _tier(entry, name) for name, entry in entries.items()}
+    _must_increase(tiers)
+    return tuple(tiers.values())
+
+
+def tier_of(tiers: Sequence[Tier], nbytes: int) -> int:
+    """The number of the tier that takes a tensor of that size, before packing."""
+    return next(number for number, tier in enumerate(tiers) if tier.limit == REST or nbytes <= tier.limit)
+
+
+def _tier(entry: object, name: str) -> Tier:
+    if not isinstance(entry, tuple):
+        raise TypeError(f"{name} must be a tuple (algorithm, shards, limit), got {entry!r}")
+    if not 1 <= len(entry) <= 3:
+        raise ValueError(f"{name} = {entry!r} must have one to three entries: algorithm, shards, limit")
+    values: list[Any] = [*entry, *(1, REST)[len(entry) - 1 :]]
+    algorithm, shards, limit = values
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"{name} = {entry!r}: unknown algorithm {algorithm!r}, expected {', '.join(ALGORITHMS)}")
+    for what, value in (("shards", shards), ("limit", limit)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} = {entry!r}: {what} must be an int, got {value!r}")
+    if shards < 1:
+        raise ValueError(f"{name} = {entry!r}: shards must be at least 1, got {shards}")
+    if limit < REST:
+        raise ValueError(f"{name} = {entry!r}: limit must be bytes, or -1 for the rest, got {limit}")
+    return Tier(algorithm, shards, limit)
+
+
+def _must_increase(tiers: dict[str, Tier]) -> None:
+    if not tiers:
+        raise ValueError("all_reduce_spec is empty: at least one (algorithm, shards, limit) is needed")
+    before = REST
+    for number, (name, tier) in enumerate(tiers.items(), 1):
+        last = number == len(tiers)
+        if last != (tier.limit == REST):
+            raise ValueError(f"{name}: the last limit, and no other, must be -1, got {tier.limit}")
+        if not last and tier.limit <= before:
+            raise ValueError(f"{name}: limits must increase, got {tier.limit} after {before}")
+        before = tier.limit

@@ -1,0 +1,66 @@
+"""What an all_reduce_spec may look like, and which tier takes which tensor."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from collectived_runtime.plan.spec import ALGORITHMS, Tier, parse, tier_of
+
+
+class AllReduceSpecTuple(NamedTuple):
+    alg: str
+    shards: int
+    limit: int
+
+
+def test_a_string_is_one_shard_without_limit() -> None:
+    assert parse("nccl/xring") == (Tier("nccl/xring", 1, -1),)
+
+
+@pytest.mark.parametrize("spec", (("xring",), ("xring", 1), ("xring", 1, -1), AllReduceSpecTuple("xring", 1, -1)))
+def test_a_tuple_may_leave_out_shards_and_limit(spec: object) -> None:
+    assert parse(spec) == (Tier("xring", 1, -1),)
+
+
+def test_a_list_is_tiers_in_order_of_size() -> None:
+    spec = [("pscpu", 2, 1024), AllReduceSpecTuple("nccl/rechd", 1, 4096), ("xring",)]
+    assert parse(spec) == (Tier("pscpu", 2, 1024), Tier("nccl/rechd", 1, 4096), Tier("xring"))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_of_the_seeds_is_known(name: str) -> None:
+    assert parse(name)[0].algorithm == name
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "text"),
+    (
+        (None, TypeError, "must be a string, a tuple or a list"),
+        (7, TypeError, "must be a string, a tuple or a list"),
+        ("ring", ValueError, r"all_reduce_spec = .*unknown algorithm 'ring'"),
+        ((), ValueError, "one to three entries"),
+        (("xring", 1, -1, 0), ValueError, "one to three entries"),
+        ([], ValueError, "is empty"),
+        (["xring"], TypeError, r"all_reduce_spec\[0\] must be a tuple"),
+        ([("xring", 1, 10), ("what",)], ValueError, r"all_reduce_spec\[1\].*unknown algorithm 'what'"),
+        (("xring", 0), ValueError, "shards must be at least 1, got 0"),
+        (("xring", "2"), TypeError, "shards must be an int"),
+        (("xring", True), TypeError, "shards must be an int"),
+        (("xring", 1, 2.5), TypeError, "limit must be an int"),
+        (("xring", 1, -2), ValueError, "limit must be bytes, or -1"),
+        (("xring", 1, 100), ValueError, "the last limit, and no other, must be -1"),
+        ([("xring", 1, 10), ("pscpu", 1, 20)], ValueError, r"all_reduce_spec\[1\]: the last limit"),
+        ([("xring",), ("pscpu",)], ValueError, r"all_reduce_spec\[0\]: the last limit, and no other"),
+        ([("xring", 1, 10), ("xring", 1, 10), ("xring",)], ValueError, r"\[1\]: limits must increase, got 10 after 10"),
+        ([("xring", 1, 10), ("xring", 1, 9), ("xring",)], ValueError, r"\[1\]: limits must increase, got 9 after 10"),
+    ),
+)
+def test_what_is_wrong_is_an_error_that_names_the_entry(spec: object, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        parse(spec)
+
+
+def test_limits_are_bytes_and_inclusive() -> None:
+    tiers = parse([("pscpu", 1, 0), ("xring", 1, 100), ("nccl",)])
+    assert [tier_of(tiers, nbytes) for nbytes in (0, 1, 100, 101, 1 << 40)] == [0, 1, 1, 2, 2]
