@@ -1,0 +1,94 @@
+"""Admission: who may call a server of this job.
+
+A caller on a Unix socket has passed the mode of the socket's directory. Everybody else shows the job's *secret*, as
+`authorization: Bearer <secret>` in the metadata of every call.
+"""
+
+from __future__ import annotations
+
+import hmac
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+_KEY = "authorization"
+_SCHEME = "Bearer "
+_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+_MAKERS = {
+    "unary_unary": grpc.unary_unary_rpc_method_handler,
+    "unary_stream": grpc.unary_stream_rpc_method_handler,
+    "stream_unary": grpc.stream_unary_rpc_method_handler,
+    "stream_stream": grpc.stream_stream_rpc_method_handler,
+}
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def is_local(address: str) -> bool:
+    """Whether an address to dial, or the peer of a call, is a Unix socket."""
+    return address.startswith("unix:")
+
+
+def client_metadata(address: str, secret: str) -> tuple[tuple[str, str], ...]:
+    """What a client of this job sends along with every call to `address`; nothing on a Unix socket."""
+    return () if is_local(address) or not secret else ((_KEY, f"{_SCHEME}{secret}"),)
+
+
+class Admission(grpc.aio.ServerInterceptor):
+    """Refuses callers that have not shown the secret.
+
+    Args:
+        secret: the job's secret; where it is empty, callers over TCP are all refused.
+        insecure: let everybody pass.
+    """
+
+    def __init__(self, secret: str, insecure: bool = False) -> None:
+        self._expected = f"{_SCHEME}{secret}".encode() if secret else b""
+        self._insecure = insecure
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or self._insecure or self._shown(handler_call_details.invocation_metadata):
+            return handler
+        # Only the call itself knows from where it comes.
+        return _guarded(handler)
+
+    def _shown(self, metadata: Any) -> bool:
+        values = [value for key, value in metadata or () if key == _KEY]
+        given = values[0].encode() if values and isinstance(values[0], str) else b""
+        return bool(self._expected) and hmac.compare_digest(given, self._expected)
+
+
+async def _admit_local(context: Context) -> None:
+    if not is_local(context.peer()):
+        await context.abort(
+            grpc.StatusCode.UNAUTHENTICATED,
+            "this address needs the job's secret as metadata 'authorization: Bearer <secret>', and the call brought "
+            "none or another: use the worker's Unix socket, or the secret of the job's file",
+        )
+
+
+def _guarded(handler: Handler) -> Handler:
+    kind = next(kind for kind in _KINDS if getattr(handler, kind))
+    behavior = getattr(handler, kind)
+
+    async def answers(request: Any, context: Context) -> Any:
+        await _admit_local(context)
+        return await behavior(request, context)
+
+    async def streams(request: Any, context: Context) -> Any:
+        await _admit_local(context)
+        async for response in behavior(request, context):
+            yield response
+
+    guarded = streams if inspect.isasyncgenfunction(behavior) else answers
+    made: Handler = _MAKERS[kind](guarded, handler.request_deserializer, handler.response_serializer)
+    return made

@@ -1,0 +1,199 @@
+"""What the coordinator's mind hears and what it wants done, as frozen values.
+
+An *event* is something that happened: a worker came, went or spoke, or time passed. An *effect* is something the shell
+is to do about it: send a *message* to a worker, write a log line, break a stream, end the process. Messages are values
+of the contract (`Verdict`) or of this file; `wire.py` turns them to protobuf and back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from collectived_proto.errors import Code
+from collectived_proto.types import GroupInfo, Peer, RankPosition, Report, Verdict
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A group that runs on a worker as it (re-)attaches: its local ranks and the verdicts that it has received."""
+
+    group: GroupInfo
+    ranks: tuple[int, ...]
+    verdicts: tuple[Verdict, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """ "I am task 3 of this cluster." """
+
+    task: int
+    incarnation: str
+    host: str
+    pid: int
+    devices: tuple[str, ...] = ()
+    address: str = ""
+    link_address: str = ""
+    highest_epoch: int = 0
+    groups: tuple[Attached, ...] = ()
+
+    def __str__(self) -> str:
+        return f"worker /job:worker/task:{self.task} (host {self.host}, pid {self.pid}, incarnation {self.incarnation})"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAsk:
+    """One rank-to-be. `name` is scoped (`job/name` or `/name`); a repeated `request` is the same ask."""
+
+    request: str
+    name: str
+    min_size: int
+    max_size: int
+    settle_seconds: float = 0.0
+    rank: int | None = None
+    device: str = ""
+    host: str = ""
+    pid: int = 0
+    label: str = ""
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAttached:
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGone:
+    """A worker's stream has ended; `orderly` when it said goodbye before."""
+
+    task: int
+    incarnation: str
+    why: str
+    orderly: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAsked:
+    task: int
+    ask: JoinAsk
+
+
+@dataclass(frozen=True, slots=True)
+class JoinCancelled:
+    task: int
+    request: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    task: int
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Positioned:
+    """The answer to a `Query`."""
+
+    task: int
+    query: int
+    positions: tuple[RankPosition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time named by `next_wakeup` has come."""
+
+
+Event = WorkerAttached | WorkerGone | Beat | JoinAsked | JoinCancelled | Reported | Positioned | Tick
+
+
+# Messages to workers
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    epoch: int
+    heartbeat_seconds: float
+    stall_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class JoinUpdate:
+    request: str
+    present: int
+    expected: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinDone:
+    request: str
+    group: GroupInfo
+    rank: int
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRefused:
+    request: str
+    code: Code
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """ "How far are your ranks at this instance?" """
+
+    key: int
+    generation: int
+    instance: int
+    query: int
+
+
+Message = Welcome | JoinUpdate | JoinDone | JoinRefused | Query | Verdict
+
+
+# Effects
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    task: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    level: Level
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Break the stream of this incarnation of a worker; as the answer to an attach: refuse it."""
+
+    task: int
+    incarnation: str
+    code: Code
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """This coordinator must end itself: a later one is obeyed."""
+
+    why: str
+
+
+Effect = Send | Log | Drop | End

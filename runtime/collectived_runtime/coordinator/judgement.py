@@ -1,0 +1,194 @@
+"""Judgement: from what is known about a generation to the verdict, as pure values.
+
+*Silent* workers did not answer or are not connected; of their ranks only old news is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from collectived_proto.errors import Code
+from collectived_proto.types import GroupInfo, Member, RankPosition, ReportKind, Verdict
+
+from collectived_runtime.coordinator.registry import Generation, Inquiry
+from collectived_runtime.coordinator.wording import (
+    be,
+    expired_text,
+    last_did,
+    majority,
+    members_text,
+    mismatch_text,
+    not_come,
+    pending_text,
+    subject,
+    unfinished_text,
+)
+
+
+def verdict(
+    generation: Generation,
+    code: Code,
+    text: str,
+    from_instance: int,
+    now: float,
+    *,
+    instance: int | None = None,
+    missing: Iterable[int] = (),
+    differing: Iterable[int] = (),
+) -> Verdict:
+    """A verdict with every member's last position; `instance` is by default the first one running that it ends."""
+    info = generation.info
+    failing = first_running(generation, from_instance) if instance is None else instance
+    return Verdict(
+        info.name,
+        info.key,
+        info.generation,
+        code,
+        text,
+        from_instance,
+        instance=failing,
+        op=operation(generation, failing),
+        missing=generation.members(now, missing),
+        differing=generation.members(now, differing),
+        members=generation.members(now),
+    )
+
+
+def first_running(generation: Generation, from_instance: int) -> int:
+    """The first instance from there on that some rank is known to have submitted and not finished; -1: none."""
+    ranks = range(generation.info.size)
+    starts = {rank: max(from_instance, generation.finished(rank) + 1) for rank in ranks}
+    return min((start for rank, start in starts.items() if start <= generation.submitted(rank)), default=-1)
+
+
+def operation(generation: Generation, instance: int) -> str:
+    """What an instance is, where anybody who submitted it has told: `all_reduce(sum)`."""
+    evidence = generation.evidence.get(instance)
+    told = (position.op for position in evidence.positions.values() if position.arrived) if evidence else iter(())
+    last = (s.position.last_op for s in generation.standing.values() if s.position.submitted == instance >= 0)
+    return next(filter(None, told), "") or next(filter(None, last), "")
+
+
+def judge(generation: Generation, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict | None:
+    """What follows from the answers; None where nothing has failed.
+
+    Contracts that differ are the cause wherever they are known, for then waiting longer does not help.
+    """
+    if inquiry.kind is ReportKind.LINK:
+        return _link(generation, inquiry, now)
+    mismatch = _mismatch(generation, inquiry, now)
+    if mismatch is not None or inquiry.kind is not ReportKind.EXPIRED:
+        return mismatch
+    return _expired(generation, inquiry, silent, now)
+
+
+def _link(generation: Generation, inquiry: Inquiry, now: float) -> Verdict | None:
+    ranks = generation.present(inquiry.peer)
+    if not ranks:
+        return None
+    text = lost_text(generation, ranks, inquiry.text, now)
+    return verdict(generation, Code.UNAVAILABLE, text, max(inquiry.instance, 0), now, missing=ranks)
+
+
+def _mismatch(generation: Generation, inquiry: Inquiry, now: float) -> Verdict | None:
+    instance = inquiry.instance
+    evidence = generation.evidence[instance]
+    arrived = {rank: known for rank, known in evidence.positions.items() if known.arrived and known.contract}
+    us, others = majority(arrived) if arrived else ([], [])
+    op = arrived[us[0]].op if us else operation(generation, instance)
+    what = subject(instance, op, generation.info.name)
+    if others:
+        text = mismatch_text(what, arrived, us, others)
+    elif inquiry.kind is ReportKind.MISMATCH:
+        text = f"{what}: {inquiry.text or 'the ranks differ in what they submitted'}"
+    else:
+        return None
+    differing = sorted(rank for side in others for rank in side)
+    decision = verdict(generation, Code.INVALID_ARGUMENT, text, instance, now, instance=instance, differing=differing)
+    return replace(decision, op=op)
+
+
+def _expired(generation: Generation, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict | None:
+    instance = inquiry.instance
+    ranks = range(generation.info.size)
+    missing = [rank for rank in ranks if not generation.arrived(rank, instance)]
+    unfinished = [rank for rank in ranks if generation.finished(rank) < instance]
+    if not unfinished:
+        return None  # it was complete before the answers came
+    what, sites = _subject(generation, instance), _sites(generation, instance)
+    if missing:
+        text = expired_text(what, inquiry.timeout_seconds, _absent(generation, missing, silent, now), sites)
+    else:
+        text = unfinished_text(what, inquiry.timeout_seconds, unfinished, sites)
+    return verdict(generation, Code.DEADLINE_EXCEEDED, text, instance, now, instance=instance, missing=missing)
+
+
+def pending(generation: Generation, instance: int, silent: Mapping[int, str], stall_seconds: float, now: float) -> str:
+    """The warning that an instance waits for ranks; '' where all have come."""
+    missing = [rank for rank in range(generation.info.size) if not generation.arrived(rank, instance)]
+    if not missing:
+        return ""
+    waited = stall_seconds + max(0.0, now - generation.evidence[instance].since)
+    absent = _absent(generation, missing, silent, now)
+    return pending_text(_subject(generation, instance), waited, absent, _sites(generation, instance))
+
+
+def lost_text(generation: Generation, ranks: Sequence[int], why: str, now: float) -> str:
+    """`rank 2 (…) is lost: its process ended (last finished #16, last did all_reduce(sum) #17 at train.py:88)`"""
+    text = f"{members_text(generation.members(now, ranks))} {be(len(ranks))} lost: {why}"
+    return f"{text} ({_history(generation, ranks[0])})" if len(ranks) == 1 else text
+
+
+def _history(generation: Generation, rank: int) -> str:
+    standing = generation.standing.get(rank)
+    did = last_did(standing.position if standing else None)
+    if standing is None or not did:
+        return "it had not submitted anything"
+    finished = standing.position.finished
+    return f"last finished {f'#{finished}' if finished >= 0 else 'nothing'}, last did {did}"
+
+
+def with_successor(decision: Verdict, successor: int) -> Verdict:
+    return replace(decision, successor=successor)
+
+
+def successor_info(generation: Generation, number: int) -> GroupInfo:
+    """The same members in a new generation, in which nothing has been submitted."""
+    return replace(generation.info, generation=number, members=tuple(map(_fresh, generation.info.members)))
+
+
+def _fresh(member: Member) -> Member:
+    return replace(member, last_instance=-1, last_op="", last_site="", idle_seconds=0.0)
+
+
+def _subject(generation: Generation, instance: int) -> str:
+    return subject(instance, operation(generation, instance), generation.info.name)
+
+
+def _absent(generation: Generation, missing: Sequence[int], silent: Mapping[int, str], now: float) -> list[str]:
+    sentences = []
+    for rank in missing:
+        member = generation.member(rank, now)
+        standing = generation.standing.get(rank)
+        sentences.append(not_come(member, standing.position if standing else None, silent.get(member.worker, "")))
+    return sentences
+
+
+def _sites(generation: Generation, instance: int) -> dict[int, str]:
+    """Rank -> source line, of those that wait in this instance."""
+    evidence = generation.evidence.get(instance)
+    sites = {}
+    for rank in range(generation.info.size):
+        if generation.arrived(rank, instance) and generation.finished(rank) < instance:
+            known = evidence.positions.get(rank) if evidence else None
+            sites[rank] = _site(
+                known, generation.standing[rank].position if rank in generation.standing else None, instance
+            )
+    return sites
+
+
+def _site(asked: RankPosition | None, last: RankPosition | None, instance: int) -> str:
+    if asked is not None and asked.arrived and asked.site:
+        return asked.site
+    return last.last_site if last is not None and last.submitted == instance else ""

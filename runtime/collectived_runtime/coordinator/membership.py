@@ -1,0 +1,232 @@
+"""Membership: workers come, fall silent, come back, and go.
+
+A worker is *connected* while its stream stands. A broken stream is no loss: a worker that comes back within two
+heartbeat intervals goes on where it was. One that says goodbye has gone at once. After a restart of the coordinator
+the groups that workers bring are *adopted*; nothing is decided about one until all its workers are back, or until two
+heartbeat intervals have passed, for any of them may bring a verdict that was given before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from collectived_proto.errors import Code
+from collectived_proto.types import RankPosition, Verdict
+
+from collectived_runtime.coordinator import faults, joins
+from collectived_runtime.coordinator.events import (
+    Attached,
+    Drop,
+    Effect,
+    End,
+    Hello,
+    Log,
+    Send,
+    Welcome,
+    WorkerGone,
+)
+from collectived_runtime.coordinator.registry import (
+    Departure,
+    Failure,
+    Generation,
+    NoReturn,
+    Registry,
+    Silence,
+    Standing,
+    Worker,
+)
+from collectived_runtime.coordinator.wording import seconds
+
+
+def attached(book: Registry, hello: Hello, now: float) -> Iterator[Effect]:
+    """A worker comes, or comes back."""
+    if hello.highest_epoch > book.epoch:
+        yield End(
+            f"{hello} obeys a coordinator of epoch {hello.highest_epoch}, later than this one's {book.epoch}: "
+            "two coordinators must not run for the same job, and the later one is obeyed"
+        )
+        return
+    old = book.workers.get(hello.task)
+    if old and old.hello.incarnation != hello.incarnation:
+        if old.connected:
+            why = (
+                f"{hello} is refused: {old.hello} is attached and was heard {seconds(now - old.heard_at)} ago; "
+                "give each worker its own task number, or wait until the other one has ended"
+            )
+            yield Drop(hello.task, hello.incarnation, Code.ALREADY_EXISTS, why)
+            yield Log("warning", why)
+            return
+        yield from lost(book, hello.task, f"worker {hello.task} ended, and {hello} has taken its place", now)
+    back = hello.task in book.workers
+    book.workers[hello.task] = Worker(hello, now)
+    if not back:  # else its timer runs already
+        book.arm(now + book.patience, Silence(hello.task, hello.incarnation))
+    yield Send(hello.task, Welcome(book.epoch, book.heartbeat_seconds, book.stall_seconds))
+    yield Log("info", f"{hello} {'is back' if back else 'is here'}")
+    yield from _adopt_all(book, hello, now)
+    if back:
+        yield from _remind(book, hello)
+
+
+def gone(book: Registry, event: WorkerGone, now: float) -> Iterator[Effect]:
+    """A worker's stream has ended."""
+    worker = book.workers.get(event.task)
+    if worker is None or worker.hello.incarnation != event.incarnation:
+        return
+    worker.connected = False
+    if event.orderly:
+        yield from lost(book, event.task, f"worker {event.task} went away in order", now, orderly=True)
+        return
+    worker.heard_at = now  # so much longer it may stay away
+    yield Log(
+        "info", f"{worker.hello} is disconnected ({event.why}); lost in {seconds(book.patience)} unless it is back"
+    )
+
+
+def silent(book: Registry, timer: Silence, now: float) -> Iterator[Effect]:
+    """A worker was to be heard by now."""
+    worker = book.workers.get(timer.task)
+    if worker is None or worker.hello.incarnation != timer.incarnation:
+        return
+    due = worker.heard_at + book.patience
+    if due > now:
+        book.arm(due, timer)
+    else:
+        how = "not been heard" if worker.connected else "been disconnected"
+        yield from lost(book, timer.task, f"worker {timer.task} has {how} for {seconds(book.patience)}", now)
+
+
+def lost(book: Registry, task: int, why: str, now: float, orderly: bool = False) -> Iterator[Effect]:
+    """A worker is gone for good, and with it its joins and ranks."""
+    worker = book.workers.pop(task)
+    yield Log("info" if orderly else "warning", f"{worker.hello} is {'gone' if orderly else 'lost'}: {why}")
+    if worker.connected:
+        text = f"{worker.hello} was given up: {why}; attach again"
+        yield Drop(task, worker.hello.incarnation, Code.UNAVAILABLE, text)
+    yield from joins.worker_gone(book, task, now)
+    for generation in list(book.generations.values()):
+        if task in generation.ranks_of and generation.awaited:
+            generation.absent.add(task)
+        elif task in generation.ranks_of:
+            yield from faults.worker_lost(book, generation, [task], why, 0, now)
+
+
+def slept(book: Registry, late: float, now: float) -> None:
+    """After this process itself was stopped for a while no worker is judged: what they sent is still unread."""
+    if late > book.heartbeat_seconds / 2:
+        for worker in book.workers.values():
+            worker.heard_at = max(worker.heard_at, now - book.heartbeat_seconds)
+
+
+# Coming back
+
+
+def _adopt_all(book: Registry, hello: Hello, now: float) -> Iterator[Effect]:
+    listed = {item.group.generation for item in hello.groups}
+    for item in hello.groups:
+        yield from _adopt(book, hello, item, now)
+        for verdict in item.verdicts:
+            if verdict.successor and verdict.successor not in listed:
+                info = replace(item.group, generation=verdict.successor)
+                yield from _adopt(book, hello, Attached(info, item.ranks), now)
+    for generation in list(book.generations.values()):
+        if hello.task in generation.awaited and generation.info.generation not in listed:
+            generation.awaited.discard(hello.task)
+            generation.absent.add(hello.task)
+            yield from _resume(book, generation, now)
+
+
+def _remind(book: Registry, hello: Hello) -> Iterator[Effect]:
+    """Answers to joins that were sent while nobody listened."""
+    listed = {item.group.generation for item in hello.groups}
+    for (task, request), number in list(book.joined.items()):
+        generation = book.generations[number]
+        if task != hello.task or number in listed or generation.over:
+            continue
+        if generation.requests[task, request] not in generation.departed:
+            yield from joins.answer_again(book, task, request)
+
+
+def _adopt(book: Registry, hello: Hello, item: Attached, now: float) -> Iterator[Effect]:
+    info = item.group
+    in_order = all(member.rank == rank for rank, member in enumerate(info.members))
+    if not in_order or not any(member.worker == hello.task for member in info.members):
+        yield Log("warning", f"{hello} brings group {info.name!r}, of which it is no part: ignored")
+        return
+    generation = book.generations.get(info.generation)
+    if generation is None:
+        generation = _take_over(book, item, now)
+    for member in info.members:
+        if member.worker == hello.task and member.rank not in generation.standing and member.last_instance >= 0:
+            last = member.last_instance
+            position = RankPosition(member.rank, last, last, member.last_op, member.last_site, member.idle_seconds)
+            generation.standing[member.rank] = Standing(position, now)
+    yield from _compare_verdicts(book, generation, hello.task, item.verdicts, now)
+    generation.awaited.discard(hello.task)
+    generation.absent.discard(hello.task)
+    yield from _resume(book, generation, now)
+
+
+def _take_over(book: Registry, item: Attached, now: float) -> Generation:
+    """A generation of an earlier coordinator; its workers that attached already and did not bring it are absent."""
+    info = item.group
+    generation = Generation(info)
+    generation.awaited = {task for task in generation.ranks_of if task not in book.workers}
+    generation.absent = {task for task in generation.ranks_of if task in book.workers}
+    book.generations[info.generation] = generation
+    book.keys.setdefault(info.name, info.key)
+    if info.generation > book.latest.get(info.name, 0):
+        book.latest[info.name] = info.generation
+    book.arm(now + book.patience, NoReturn(info.generation))
+    return generation
+
+
+def _compare_verdicts(
+    book: Registry, generation: Generation, task: int, brought: tuple[Verdict, ...], now: float
+) -> Iterator[Effect]:
+    """Adopts what the worker knows and we do not, and tells it what we know and it does not."""
+    known = list(generation.verdicts)
+    for verdict in sorted(brought, key=lambda verdict: -verdict.from_instance):
+        if generation.covering(verdict.from_instance) is not None:
+            continue
+        generation.verdicts.append(verdict)
+        departure = Departure.LEFT if verdict.code == Code.ABORTED else Departure.LOST
+        if verdict.code in (Code.ABORTED, Code.UNAVAILABLE):
+            generation.departed |= {m.rank: departure for m in verdict.missing if m.rank < generation.info.size}
+        generation.successor = generation.successor or verdict.successor
+        if verdict.code != Code.ABORTED or verdict.from_instance == 0:
+            generation.failed = True
+            book.failures.appendleft(Failure(now, verdict))
+        for other in generation.ranks_of:
+            if other != task and book.connected(other):
+                yield Send(other, verdict)
+    book.settle(generation)
+    for verdict in known:
+        if verdict not in brought:
+            yield Send(task, verdict)
+
+
+def not_returned(book: Registry, number: int, now: float) -> Iterator[Effect]:
+    """Two heartbeat intervals have passed since a generation was adopted: who is not back is lost."""
+    generation = book.generations.get(number)
+    if generation is not None and generation.awaited:
+        generation.absent |= generation.awaited
+        generation.awaited.clear()
+        yield from _resume(book, generation, now)
+
+
+def _resume(book: Registry, generation: Generation, now: float) -> Iterator[Effect]:
+    """Once everybody is back, or will not come: what was reported meanwhile is heard now."""
+    if generation.awaited:
+        return
+    if generation.absent:
+        # With a verdict at hand their absence is no news: they may have ended their part in order.
+        start = generation.verdicts[-1].from_instance if generation.verdicts else 0
+        names = ", ".join(map(str, sorted(generation.absent)))
+        why = f"worker {names} did not come back with this group after the coordinator was restarted"
+        yield from faults.worker_lost(book, generation, generation.absent, why, start, now)
+    generation.absent.clear()
+    held, generation.held = generation.held, []
+    for event in held:
+        yield from faults.reported(book, event, now)

@@ -1,0 +1,107 @@
+"""The answer to `Status`: what the coordinator knows, merged with what each worker told of itself.
+
+A *lane* is a group as one worker sees it; the lanes of a generation together are the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from collectived_proto import codec
+from collectived_proto.types import RELEASE
+from collectived_proto.v1 import status_pb2
+
+from collectived_runtime.coordinator.snapshot import GroupView, Snapshot, WorkerView
+
+
+def status_reply(
+    view: Snapshot, told: Mapping[int, status_pb2.WorkerStatus], unix_time: float, warnings: Iterable[str]
+) -> status_pb2.StatusReply:
+    """Everything but `coordinator`, which describes the process."""
+    lanes: dict[int, list[status_pb2.LaneStatus]] = {}
+    for task in sorted(told):
+        for lane in told[task].lanes:
+            lanes.setdefault(lane.generation, []).append(lane)
+    return status_pb2.StatusReply(
+        unix_time=unix_time,
+        workers=[worker_status(worker, told.get(worker.hello.task)) for worker in view.workers],
+        groups=[group_status(group, lanes.get(group.generation, [])) for group in view.groups],
+        failures=[
+            status_pb2.Failure(
+                unix_time=unix_time - failure.seconds_ago, verdict=codec.verdict_to_proto(failure.verdict)
+            )
+            for failure in view.failures
+        ],
+        warnings=warnings,
+    )
+
+
+def coordinator_status(
+    address: str, epoch: int, pid: int, uptime_seconds: float, job: str
+) -> status_pb2.CoordinatorStatus:
+    return status_pb2.CoordinatorStatus(
+        address=address, epoch=epoch, pid=pid, uptime_seconds=uptime_seconds, release=RELEASE, job=job
+    )
+
+
+def worker_status(worker: WorkerView, told: status_pb2.WorkerStatus | None) -> status_pb2.WorkerStatus:
+    """A worker by its own account, or by its hello where it gave none."""
+    status = status_pb2.WorkerStatus()
+    if told is not None:
+        status.CopyFrom(told)
+    hello = worker.hello
+    status.task, status.incarnation = hello.task, hello.incarnation
+    status.host, status.pid = status.host or hello.host, status.pid or hello.pid
+    status.address, status.link_address = status.address or hello.address, status.link_address or hello.link_address
+    if not status.devices:
+        status.devices.extend(hello.devices)
+    status.connected, status.last_heartbeat_seconds = worker.connected, worker.silent_seconds
+    return status
+
+
+def group_status(group: GroupView, lanes: list[status_pb2.LaneStatus]) -> status_pb2.GroupStatus:
+    """A group, with the counts and the members' last doings that its lanes tell."""
+    members = [codec.member_to_proto(member) for member in group.members]
+    if group.generation:
+        for member in (member for lane in lanes for member in lane.members):
+            if member.rank < len(members):
+                entry = members[member.rank]
+                entry.last_instance, entry.idle_seconds = member.last_instance, member.idle_seconds
+                entry.last_op, entry.last_site = member.last_op, member.last_site
+    return status_pb2.GroupStatus(
+        name=group.name,
+        key=group.key,
+        generation=group.generation,
+        state=group.state,
+        size=group.size,
+        members=members,
+        left=[codec.member_to_proto(member) for member in group.left],
+        collectives_done=max((lane.collectives_done for lane in lanes), default=0),
+        bytes_reduced=sum(lane.bytes_reduced for lane in lanes),
+        in_flight=_in_flight(group, lanes),
+        waiting_for=group.waiting_for,
+    )
+
+
+def _in_flight(group: GroupView, lanes: list[status_pb2.LaneStatus]) -> list[status_pb2.InFlight]:
+    """One entry per instance: who has arrived anywhere, since when, and who has not."""
+    merged: dict[int, status_pb2.InFlight] = {}
+    arrived: dict[int, set[int]] = {}
+    for pending in group.pending:
+        merged[pending.instance] = status_pb2.InFlight(
+            instance=pending.instance, op=pending.op, site=pending.site, seconds=pending.seconds
+        )
+        arrived[pending.instance] = set(pending.arrived)
+    for flight in (flight for lane in lanes for flight in lane.in_flight):
+        entry = merged.setdefault(flight.instance, status_pb2.InFlight(instance=flight.instance))
+        arrived.setdefault(flight.instance, set()).update(flight.arrived)
+        entry.op, entry.site = entry.op or flight.op, entry.site or flight.site
+        entry.algorithm = entry.algorithm or flight.algorithm
+        entry.seconds, entry.bytes = max(entry.seconds, flight.seconds), max(entry.bytes, flight.bytes)
+    # A rank that is through with an instance, such as a root that only sends, has arrived there too.
+    finished = {member.rank: member.last_instance for lane in lanes for member in lane.members}
+    for instance, entry in merged.items():
+        here = arrived[instance] | {rank for rank, last in finished.items() if last >= instance}
+        entry.arrived.extend(sorted(here))
+        entry.missing.extend(rank for rank in range(group.size) if rank not in here)
+    return [merged[instance] for instance in sorted(merged)]

@@ -1,0 +1,314 @@
+"""What the coordinator knows: workers, groups that form, generations that run, questions that are open.
+
+A *generation* is one complete incarnation of a group. A rank has *departed* when it left, was lost or joined again
+elsewhere. *Evidence* is what is known about the ranks at one instance that waits, expired or differs. A generation is
+*over* when it has failed or everybody has departed; the last of these are kept so that late reporters get their
+verdict. Everything here is data; what happens to it is decided in `membership`, `joins` and `faults`.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, ReportKind, Verdict
+
+from collectived_runtime.coordinator.events import Hello, JoinAsk, Reported
+
+KEPT_FAILURES = 64
+KEPT_GENERATIONS = 256
+KEPT_EVIDENCE = 64
+INQUIRY_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class Worker:
+    hello: Hello
+    heard_at: float
+    connected: bool = True
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A rank-to-be that waits for the others."""
+
+    task: int
+    ask: JoinAsk
+    arrival: int
+
+    @property
+    def identity(self) -> Identity:
+        return (self.task, self.ask.pid, self.ask.device)
+
+
+Identity = tuple[int, int, str]
+
+
+def identity(member: Member) -> Identity:
+    return (member.worker, member.pid, member.device)
+
+
+@dataclass(slots=True)
+class Forming:
+    """The generation of a name that is forming; all its ranks asked for the same size."""
+
+    name: str
+    min_size: int
+    max_size: int
+    settle_seconds: float
+    waiting: dict[tuple[int, str], Waiting] = field(default_factory=dict)
+    taken: dict[int, Waiting] = field(default_factory=dict)  # by the rank asked for
+    elsewhere: dict[Identity, int] = field(default_factory=dict)  # ranks of the previous generation not here yet
+    complete_at: float | None = None  # elastic: when the settling ends
+    told_at: float | None = None
+    telling: bool = False  # a timer for the next progress is armed
+
+
+class Departure(enum.Enum):
+    LEFT = "left"
+    LOST = "lost"
+    MOVED = "moved"
+
+
+@dataclass(slots=True)
+class Standing:
+    """Where a rank stands, and when that was heard."""
+
+    position: RankPosition
+    heard_at: float
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What is known about one instance; `warned` once people have been told that it waits."""
+
+    since: float
+    positions: dict[int, RankPosition] = field(default_factory=dict)
+    warned: bool = False
+
+
+@dataclass(slots=True)
+class Generation:
+    info: GroupInfo
+    peers: tuple[Peer, ...] = ()
+    requests: dict[tuple[int, str], int] = field(default_factory=dict)
+    ranks_of: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by task
+    standing: dict[int, Standing] = field(default_factory=dict)
+    departed: dict[int, Departure] = field(default_factory=dict)
+    verdicts: list[Verdict] = field(default_factory=list)  # invariant: from_instance falls strictly
+    failed: bool = False
+    successor: int = 0
+    predecessor: int = 0
+    evidence: dict[int, Evidence] = field(default_factory=dict)
+    # After a restart of the coordinator: workers that have not come back yet, those that came back without this
+    # generation, and what was reported meanwhile.
+    awaited: set[int] = field(default_factory=set)
+    absent: set[int] = field(default_factory=set)
+    held: list[Reported] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        ranks: dict[int, list[int]] = {}
+        for member in self.info.members:
+            ranks.setdefault(member.worker, []).append(member.rank)
+        self.ranks_of = {task: tuple(ranks[task]) for task in sorted(ranks)}
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.successor) or len(self.departed) == self.info.size
+
+    @property
+    def over(self) -> bool:
+        return self.failed or self.ended
+
+    def present(self, task: int) -> tuple[int, ...]:
+        """The ranks of a worker that have not departed."""
+        return tuple(rank for rank in self.ranks_of.get(task, ()) if rank not in self.departed)
+
+    def covering(self, instance: int) -> Verdict | None:
+        """The verdict with which an instance fails: the first one that covers it."""
+        return next((verdict for verdict in self.verdicts if verdict.from_instance <= instance), None)
+
+    def submitted(self, rank: int) -> int:
+        standing = self.standing.get(rank)
+        return standing.position.submitted if standing else -1
+
+    def finished(self, rank: int) -> int:
+        standing = self.standing.get(rank)
+        return standing.position.finished if standing else -1
+
+    def arrived(self, rank: int, instance: int) -> bool:
+        """Whether a rank is known to have submitted an instance."""
+        evidence = self.evidence.get(instance)
+        known = evidence.positions.get(rank) if evidence else None
+        return (known is not None and known.arrived) or self.submitted(rank) >= instance
+
+    def member(self, rank: int, now: float) -> Member:
+        """A member with what it is known to have done last."""
+        member = self.info.members[rank]
+        standing = self.standing.get(rank)
+        if standing is None:
+            return member
+        position = standing.position
+        return replace(
+            member,
+            last_instance=position.finished,
+            last_op=position.last_op,
+            last_site=position.last_site,
+            idle_seconds=position.idle_seconds + max(0.0, now - standing.heard_at),
+        )
+
+    def members(self, now: float, ranks: Iterable[int] | None = None) -> tuple[Member, ...]:
+        chosen = range(self.info.size) if ranks is None else ranks
+        return tuple(self.member(rank, now) for rank in chosen)
+
+    def learn(self, task: int, instance: int, positions: Iterable[RankPosition], now: float) -> None:
+        """Takes over what a worker says about its own ranks; what it says about others is not believed."""
+        own = self.ranks_of.get(task, ())
+        for position in positions:
+            if position.rank not in own:
+                continue
+            known = self.standing.get(position.rank)
+            if known is None or position.submitted >= known.position.submitted:
+                self.standing[position.rank] = Standing(position, now)
+            if instance in self.evidence:
+                self.evidence[instance].positions[position.rank] = position
+
+    def learn_last(self, rank: int, last: int, now: float) -> None:
+        """Takes over the last instance that a rank submitted, where its position has not been told."""
+        if self.submitted(rank) < last:
+            standing = self.standing.get(rank)
+            position = standing.position if standing else RankPosition(rank)
+            self.standing[rank] = Standing(replace(position, submitted=last, last_op="", last_site=""), now)
+
+
+@dataclass(slots=True)
+class Inquiry:
+    """A question to the workers of a generation about one instance; ends when all have answered, or in time."""
+
+    query: int
+    generation: int
+    instance: int
+    kind: ReportKind
+    asked: set[int]  # who has not answered
+    timeout_seconds: float = 0.0
+    text: str = ""
+    peer: int = -1  # LINK: the worker whose link broke
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    at: float
+    verdict: Verdict
+
+
+# Timers: what to look at when their time comes. One that no longer applies is passed over.
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    task: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    query: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoReturn:
+    generation: int
+
+
+Timer = Silence | Unanswered | Settled | Progress | NoReturn
+
+
+@dataclass(slots=True)
+class Registry:
+    epoch: int
+    heartbeat_seconds: float
+    stall_seconds: float
+    workers: dict[int, Worker] = field(default_factory=dict)
+    keys: dict[str, int] = field(default_factory=dict)
+    forming: dict[str, Forming] = field(default_factory=dict)
+    generations: dict[int, Generation] = field(default_factory=dict)
+    latest: dict[str, int] = field(default_factory=dict)  # name -> the generation that became complete last
+    joined: dict[tuple[int, str], int] = field(default_factory=dict)  # (task, request) -> generation
+    over: dict[int, None] = field(default_factory=dict)  # oldest first
+    inquiries: dict[int, Inquiry] = field(default_factory=dict)
+    failures: deque[Failure] = field(default_factory=lambda: deque(maxlen=KEPT_FAILURES))
+    counter: int = 0
+    arrivals: int = 0
+    timers: list[tuple[float, int, Timer]] = field(default_factory=list)
+    timers_made: int = 0
+
+    @property
+    def patience(self) -> float:
+        """How long a worker may be silent or away before it is lost."""
+        return 2 * self.heartbeat_seconds
+
+    def new_id(self) -> int:
+        """A key or generation that no coordinator has given before.
+
+        The epoch is milliseconds at start, so a later coordinator starts above all of these as long as this one makes
+        fewer than 2^22 of them per millisecond; below 2^63 until the year 2039.
+        """
+        self.counter += 1
+        return (self.epoch << 22) + self.counter
+
+    def arm(self, at: float, timer: Timer) -> None:
+        self.timers_made += 1
+        heapq.heappush(self.timers, (at, self.timers_made, timer))
+
+    def due(self, now: float) -> Iterator[tuple[float, Timer]]:
+        """Takes the timers whose time has come, earliest first."""
+        while self.timers and self.timers[0][0] <= now:
+            at, _, timer = heapq.heappop(self.timers)
+            yield at, timer
+
+    def key_of(self, name: str) -> int:
+        if name not in self.keys:
+            self.keys[name] = self.new_id()
+        return self.keys[name]
+
+    def connected(self, task: int) -> bool:
+        worker = self.workers.get(task)
+        return worker is not None and worker.connected
+
+    def successor(self, generation: Generation) -> Generation | None:
+        return self.generations.get(generation.successor) if generation.successor else None
+
+    def settle(self, generation: Generation) -> None:
+        """Notes that a generation may be over, and forgets the oldest of those."""
+        number = generation.info.generation
+        if generation.over and number in self.generations:
+            self.over[number] = None
+        while len(self.over) > KEPT_GENERATIONS:
+            oldest = next(iter(self.over))
+            del self.over[oldest]
+            self._forget(oldest)
+
+    def _forget(self, number: int) -> None:
+        generation = self.generations.pop(number)
+        name = generation.info.name
+        for request in generation.requests:
+            self.joined.pop(request, None)
+        for query in [inquiry.query for inquiry in self.inquiries.values() if inquiry.generation == number]:
+            del self.inquiries[query]
+        if self.latest.get(name) == number:
+            del self.latest[name]
+            if name not in self.forming:
+                self.keys.pop(name, None)

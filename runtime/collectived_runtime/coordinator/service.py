@@ -1,0 +1,270 @@
+"""The coordinator's shell: streams of workers in, events to the mind, effects out.
+
+It decides nothing. Every message of a worker becomes one event, stepped at once; effects are carried out in order, a
+`Send` into the queue of that worker's *line*. One timer of the event loop is set to the mind's next wake-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc
+import grpc.aio
+from collectived_proto.errors import Code, InvalidArgumentError
+from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE
+from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2
+
+from collectived_runtime.coordinator.events import (
+    Drop,
+    Effect,
+    End,
+    Event,
+    Hello,
+    Log,
+    Message,
+    Send,
+    Tick,
+    WorkerAttached,
+    WorkerGone,
+)
+from collectived_runtime.coordinator.overview import coordinator_status, status_reply
+from collectived_runtime.coordinator.state import Coordinator
+from collectived_runtime.coordinator.wire import Encoder, event_from_proto, hello_from_proto
+
+INSPECTION_SECONDS = 0.5
+
+_log = logging.getLogger("collectived.coordinator")
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_STATUS = {code.value[0]: code for code in grpc.StatusCode}
+
+Context = grpc.aio.ServicerContext[coordinator_pb2.WorkerMessage, coordinator_pb2.CoordinatorMessage]
+
+
+class _Line:
+    """The stream of one attached worker: what is still to be sent, and why it is to be broken."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.hello = hello
+        self.outgoing: asyncio.Queue[Message | coordinator_pb2.Inspect | None] = asyncio.Queue()
+        self.broken: tuple[Code, str] | None = None
+        self.goodbye = False
+
+    def break_off(self, code: Code, why: str) -> None:
+        """Ends the stream once everything queued before has been sent."""
+        if self.broken is None:
+            self.broken = (code, why)
+            self.outgoing.put_nowait(None)
+
+
+class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
+    """Serves `collectived.v1.Coordinator` around a mind.
+
+    Args:
+        mind: decides everything.
+        job: name of the job, for status.
+        address: where this coordinator is served, for status; may be set later.
+    """
+
+    def __init__(self, mind: Coordinator, job: str = "", address: str = "") -> None:
+        self.job = job
+        self.address = address
+        self._mind = mind
+        self._lines: dict[int, _Line] = {}
+        self._started = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._inspections: dict[int, dict[int, asyncio.Future[status_pb2.WorkerStatus]]] = {}
+        self._inspected = 0
+        self._stopping = False
+        self._encoder = Encoder()
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done, with the reason, when this coordinator must end itself."""
+
+    # Workers
+
+    async def Attach(self, requests: AsyncIterator[coordinator_pb2.WorkerMessage], context: Context) -> None:
+        line = await self._open(requests, context)
+        reading = asyncio.create_task(self._read(line, requests))
+        writing = asyncio.create_task(self._write(line, context))
+        why = "its stream was cancelled"
+        try:
+            await asyncio.wait((reading, writing), return_when=asyncio.FIRST_COMPLETED)
+            why = "its stream ended"
+        finally:
+            for task in (reading, writing):
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(reading, writing, return_exceptions=True)
+            self._closed(line, why)
+        if line.broken:
+            await context.abort(_STATUS[line.broken[0]], line.broken[1])
+
+    async def _open(self, requests: AsyncIterator[coordinator_pb2.WorkerMessage], context: Context) -> _Line:
+        """Hears the hello; the worker's line, or the call is refused."""
+        if self._stopping:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator is stopping")
+        message = await anext(aiter(requests), None)
+        if message is None or not message.HasField("hello"):
+            kind = message.WhichOneof("message") if message else "nothing"
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"a worker's first message must be its hello, got {kind}"
+            )
+        mismatch = protocol_mismatch(message.hello.protocol)
+        if mismatch:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, mismatch)
+        try:
+            hello = hello_from_proto(message.hello)
+        except InvalidArgumentError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"hello: {error}")
+        effects = self._mind.step(WorkerAttached(hello), self._now())
+        for effect in effects:
+            if isinstance(effect, End) or (isinstance(effect, Drop) and effect.incarnation == hello.incarnation):
+                self._perform(effects)
+                code = effect.code if isinstance(effect, Drop) else Code.UNAVAILABLE
+                await context.abort(_STATUS[code], effect.why)
+        line = _Line(hello)
+        old = self._lines.get(hello.task)
+        self._lines[hello.task] = line
+        if old:
+            old.break_off(Code.ABORTED, f"{hello} has attached again")
+        self._perform(effects)
+        return line
+
+    async def _read(self, line: _Line, requests: AsyncIterator[coordinator_pb2.WorkerMessage]) -> None:
+        async for message in requests:
+            if self._lines.get(line.hello.task) is not line:
+                return
+            self._hear(line, message)
+            if line.goodbye:
+                return
+
+    async def _write(self, line: _Line, context: Context) -> None:
+        # Encoded only here, so that what waits for a slow worker is shared with all others.
+        while (message := await line.outgoing.get()) is not None:
+            if isinstance(message, coordinator_pb2.Inspect):
+                await context.write(coordinator_pb2.CoordinatorMessage(inspect=message))
+            else:
+                await context.write(self._encoder.encode(message))
+
+    def _hear(self, line: _Line, message: coordinator_pb2.WorkerMessage) -> None:
+        task = line.hello.task
+        match message.WhichOneof("message"):
+            case "goodbye":
+                line.goodbye = True
+            case "inspection":
+                answer = self._inspections.get(message.inspection.inspect, {}).get(task)
+                if answer and not answer.done():
+                    answer.set_result(message.inspection.status)
+            case kind:
+                try:
+                    event = event_from_proto(task, message)
+                except InvalidArgumentError as error:
+                    _log.warning("worker %d sent a %s that is not understood and is ignored: %s", task, kind, error)
+                    return
+                if event is not None:
+                    self._step(event)
+
+    def _closed(self, line: _Line, why: str) -> None:
+        task = line.hello.task
+        if self._lines.get(task) is line:
+            del self._lines[task]
+            if not self._stopping:
+                self._step(WorkerGone(task, line.hello.incarnation, why, line.goodbye))
+
+    # The mind
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _step(self, event: Event) -> None:
+        self._perform(self._mind.step(event, self._now()))
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(task, message):
+                    if task in self._lines:
+                        self._lines[task].outgoing.put_nowait(message)
+                case Log(level, text):
+                    _log.log(_LEVELS[level], "%s", text)
+                case Drop(task, incarnation, code, why):
+                    line = self._lines.get(task)
+                    if line and line.hello.incarnation == incarnation:
+                        del self._lines[task]
+                        line.break_off(code, why)
+                case End(why):
+                    if not self.ended.done():
+                        self.ended.set_result(why)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due = self._mind.next_wakeup()
+        if self._timer is not None and self._timer.when() != due:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None and due is not None and not self._stopping:
+            self._timer = asyncio.get_running_loop().call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        due = self._timer.when() if self._timer else 0.0
+        self._timer = None
+        # The loop rounds: it may call a little before the time.
+        self._perform(self._mind.step(Tick(), max(self._now(), due)))
+
+    # People
+
+    async def Status(self, request: status_pb2.StatusRequest, context: Any) -> status_pb2.StatusReply:
+        told, warnings = ({}, []) if request.local_only else await self._inspect()
+        reply = status_reply(self._mind.snapshot(self._now()), told, time.time(), warnings)
+        uptime = time.monotonic() - self._started
+        reply.coordinator.CopyFrom(coordinator_status(self.address, self._mind.epoch, os.getpid(), uptime, self.job))
+        return reply
+
+    async def _inspect(self) -> tuple[dict[int, status_pb2.WorkerStatus], list[str]]:
+        """Asks every connected worker for its own account; who gave none in time is named."""
+        self._inspected += 1
+        number = self._inspected
+        loop = asyncio.get_running_loop()
+        answers = {task: loop.create_future() for task in self._lines}
+        self._inspections[number] = answers
+        question = coordinator_pb2.Inspect(inspect=number)
+        for line in self._lines.values():
+            line.outgoing.put_nowait(question)
+        try:
+            if answers:
+                await asyncio.wait(answers.values(), timeout=INSPECTION_SECONDS)
+        finally:
+            del self._inspections[number]
+        told = {task: answer.result() for task, answer in answers.items() if answer.done()}
+        warnings = [
+            f"worker {task} did not answer within {INSPECTION_SECONDS} s: what is shown of it is old"
+            for task in sorted(answers)
+            if task not in told
+        ]
+        return told, warnings
+
+    # The end
+
+    def stop(self) -> None:
+        """Ends all streams in order; workers will attach again where a coordinator is started again."""
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for line in self._lines.values():
+            line.break_off(Code.UNAVAILABLE, "the coordinator is stopping")
+
+
+def protocol_mismatch(theirs: common_pb2.Protocol) -> str:
+    """Why the two sides have no protocol version in common; '' where they have."""
+    if theirs.lowest <= PROTOCOL_HIGHEST and theirs.highest >= PROTOCOL_LOWEST:
+        return ""
+    return (
+        f"no common protocol version: the worker (release {theirs.release or 'unknown'}) speaks {theirs.lowest} to "
+        f"{theirs.highest}, this coordinator (release {RELEASE}) speaks {PROTOCOL_LOWEST} to {PROTOCOL_HIGHEST}: "
+        "install the same release on both"
+    )

@@ -1,0 +1,105 @@
+"""The coordinator's mind: events and the time in, effects out; no sockets, threads or clocks.
+
+The shell (`service.py`) calls `step` with everything that happens, carries out the effects in order, and calls it with
+a `Tick` at the time that `next_wakeup` names. All times are seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from collectived_runtime.coordinator import faults, joins, membership
+from collectived_runtime.coordinator.events import (
+    Beat,
+    Effect,
+    Event,
+    JoinAsked,
+    JoinCancelled,
+    Log,
+    Positioned,
+    Reported,
+    Tick,
+    WorkerAttached,
+    WorkerGone,
+)
+from collectived_runtime.coordinator.registry import NoReturn, Progress, Registry, Settled, Silence, Timer, Unanswered
+from collectived_runtime.coordinator.snapshot import Snapshot, snapshot
+
+
+class Coordinator:
+    """Groups, workers and verdicts of one coordinator process.
+
+    Args:
+        epoch: milliseconds since 1970 at start, larger than that of any coordinator before.
+        heartbeat_seconds: how often workers are to be heard; lost after two of these.
+        stall_seconds: after how long of waiting a lane reports an instance as pending.
+    """
+
+    def __init__(self, epoch: int, heartbeat_seconds: float = 5.0, stall_seconds: float = 1.0) -> None:
+        self._book = Registry(epoch, heartbeat_seconds, stall_seconds)
+
+    @property
+    def epoch(self) -> int:
+        return self._book.epoch
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Takes in one event; what is to be done about it, in order."""
+        return list(self._effects(event, now))
+
+    def next_wakeup(self) -> float | None:
+        """When the next `Tick` is due; None: not before another event."""
+        return self._book.timers[0][0] if self._book.timers else None
+
+    def snapshot(self, now: float) -> Snapshot:
+        """What everybody may know, as values."""
+        return snapshot(self._book, now)
+
+    def _effects(self, event: Event, now: float) -> Iterator[Effect]:
+        book = self._book
+        match event:
+            case WorkerAttached(hello):
+                yield from membership.attached(book, hello, now)
+            case WorkerGone():
+                yield from membership.gone(book, event, now)
+            case Tick():
+                yield from self._tick(now)
+            case _ if event.task not in book.workers:
+                yield Log("debug", f"worker {event.task} is not attached, its {type(event).__name__} is ignored")
+            case _:
+                book.workers[event.task].heard_at = now
+                yield from self._heard(event, now)
+
+    def _heard(self, event: Beat | JoinAsked | JoinCancelled | Reported | Positioned, now: float) -> Iterator[Effect]:
+        book = self._book
+        match event:
+            case Beat():
+                pass
+            case JoinAsked(task, ask):
+                yield from joins.asked(book, task, ask, now)
+            case JoinCancelled():
+                yield from joins.cancelled(book, event, now)
+            case Reported():
+                yield from faults.reported(book, event, now)
+            case Positioned():
+                yield from faults.positioned(book, event, now)
+
+    def _tick(self, now: float) -> Iterator[Effect]:
+        due = self.next_wakeup()
+        if due is not None:
+            membership.slept(self._book, now - due, now)
+        for _, timer in self._book.due(now):
+            yield from self._fire(timer, now)
+
+    def _fire(self, timer: Timer, now: float) -> Iterator[Effect]:
+        book = self._book
+        match timer:
+            case Silence():
+                yield from membership.silent(book, timer, now)
+            case Unanswered(query):
+                yield from faults.unanswered(book, query, now)
+            case Settled(name):
+                yield from joins.settled(book, name, now)
+            case Progress(name):
+                yield from joins.progress_due(book, name, now)
+            case NoReturn(number):
+                yield from membership.not_returned(book, number, now)

@@ -1,0 +1,117 @@
+"""What workers and the coordinator say to each other, from protobuf to values and back."""
+
+from __future__ import annotations
+
+from collectived_proto import codec
+from collectived_proto.types import GroupInfo, Verdict
+from collectived_proto.v1 import common_pb2
+from collectived_proto.v1 import coordinator_pb2 as pb
+
+from collectived_runtime.coordinator.events import (
+    Attached,
+    Beat,
+    Event,
+    Hello,
+    JoinAsk,
+    JoinAsked,
+    JoinCancelled,
+    JoinDone,
+    JoinRefused,
+    JoinUpdate,
+    Message,
+    Positioned,
+    Query,
+    Reported,
+    Welcome,
+)
+
+
+def hello_from_proto(message: pb.Hello) -> Hello:
+    return Hello(
+        message.task,
+        message.incarnation,
+        message.host,
+        message.pid,
+        tuple(message.devices),
+        message.address,
+        message.link_address,
+        message.highest_epoch,
+        tuple(
+            Attached(
+                codec.group_from_proto(item.group),
+                tuple(item.ranks),
+                tuple(codec.verdict_from_proto(verdict) for verdict in item.verdicts),
+            )
+            for item in message.groups
+        ),
+    )
+
+
+def event_from_proto(task: int, message: pb.WorkerMessage) -> Event | None:
+    """What a worker's message means to the mind; None for those that concern the shell alone, or are not known."""
+    match message.WhichOneof("message"):
+        case "heartbeat":
+            return Beat(task)
+        case "join":
+            return JoinAsked(task, _ask(message.join))
+        case "join_cancel":
+            return JoinCancelled(task, message.join_cancel.request, message.join_cancel.reason)
+        case "report":
+            return Reported(task, codec.report_from_proto(message.report))
+        case "position":
+            return Positioned(task, message.position.query, codec.positions_from_proto(message.position.ranks))
+        case _:
+            return None
+
+
+def _ask(message: pb.JoinAsk) -> JoinAsk:
+    return JoinAsk(
+        message.request,
+        message.name,
+        message.min_size,
+        message.max_size,
+        message.settle_seconds,
+        message.rank if message.HasField("rank") else None,
+        message.device,
+        message.host,
+        message.pid,
+        message.label,
+    )
+
+
+class Encoder:
+    """Messages to protobuf. What goes to many workers at once, a verdict or a group, is encoded once."""
+
+    def __init__(self) -> None:
+        self._verdict: tuple[Verdict, pb.CoordinatorMessage] | None = None
+        self._group: tuple[GroupInfo, common_pb2.Group] | None = None
+
+    def encode(self, message: Message) -> pb.CoordinatorMessage:
+        match message:
+            case Welcome(epoch, heartbeat, stall):
+                welcome = pb.Welcome(epoch=epoch, heartbeat_seconds=heartbeat, stall_seconds=stall)
+                return pb.CoordinatorMessage(welcome=welcome)
+            case JoinUpdate(request, present, expected, text):
+                update = pb.JoinUpdate(request=request, present=present, expected=expected, text=text)
+                return pb.CoordinatorMessage(join_update=update)
+            case JoinDone(request, group, rank, peers):
+                shown = [codec.peer_to_proto(peer) for peer in peers]
+                done = pb.JoinDone(request=request, group=self._encoded_group(group), rank=rank, peers=shown)
+                return pb.CoordinatorMessage(join_done=done)
+            case JoinRefused(request, code, text):
+                return pb.CoordinatorMessage(join_refused=pb.JoinRefused(request=request, code=code, message=text))
+            case Query(key, generation, instance, query):
+                asked = pb.Query(key=key, generation=generation, instance=instance, query=query)
+                return pb.CoordinatorMessage(query=asked)
+            case Verdict():
+                return self._encoded_verdict(message)
+
+    def _encoded_group(self, group: GroupInfo) -> common_pb2.Group:
+        if self._group is None or self._group[0] is not group:
+            self._group = (group, codec.group_to_proto(group))
+        return self._group[1]
+
+    def _encoded_verdict(self, verdict: Verdict) -> pb.CoordinatorMessage:
+        if self._verdict is None or self._verdict[0] is not verdict:
+            self._verdict = (verdict, pb.CoordinatorMessage(verdict=codec.verdict_to_proto(verdict)))
+        return self._verdict[1]

@@ -1,0 +1,131 @@
+"""Who may call: everybody on a Unix socket, over TCP only those who know the secret."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from collectived_runtime.admission import Admission, client_metadata
+
+SHAPES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+class Echo(grpc.GenericRpcHandler):
+    """One method of each shape; the names of its methods are those of the shapes. Answers with what it was sent."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        shape = handler_call_details.method.rpartition("/")[2]
+        maker = getattr(grpc, f"{shape}_rpc_method_handler", None)
+        return maker(getattr(self, shape)) if maker else None
+
+    async def unary_unary(self, request: bytes, context: Any) -> bytes:
+        return request
+
+    async def unary_stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield request
+
+    async def stream_unary(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
+        return b"".join([request async for request in requests])
+
+    async def stream_stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        # The other way to answer with a stream: by writing.
+        async for request in requests:
+            await context.write(request)
+
+
+async def called(
+    channel: grpc.aio.Channel, shape: str, metadata: tuple[tuple[str, str], ...], method: str = ""
+) -> bytes:
+    async def one() -> AsyncIterator[bytes]:
+        yield b"hello"
+
+    call = getattr(channel, shape)(method or f"/echo/{shape}")
+    argument = one() if shape.startswith("stream") else b"hello"
+    answer = call(argument, metadata=metadata)
+    if shape.endswith("stream"):
+        return b"".join([part async for part in answer])
+    result: bytes = await answer
+    return result
+
+
+def with_server(admission: Admission, unix: Path, story: Callable[[str, str], Awaitable[None]]) -> None:
+    """Runs a story that is given both addresses of a server."""
+
+    async def run() -> None:
+        server = grpc.aio.server(interceptors=[admission])
+        server.add_generic_rpc_handlers((Echo(),))
+        server.add_insecure_port(f"unix:{unix}")
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            await story(f"unix:{unix}", f"127.0.0.1:{port}")
+        finally:
+            await server.stop(0)
+
+    asyncio.run(run())
+
+
+def outcome(admission: Admission, unix: Path, shape: str, where: str, secret: str) -> bytes | tuple[Any, str]:
+    found: list[bytes | tuple[Any, str]] = []
+
+    async def story(local: str, remote: str) -> None:
+        address = local if where == "unix" else remote
+        metadata = (("authorization", f"Bearer {secret}"),) if secret else ()
+        async with grpc.aio.insecure_channel(address) as channel:
+            try:
+                found.append(await called(channel, shape, metadata))
+            except grpc.aio.AioRpcError as error:
+                found.append((error.code(), error.details() or ""))
+
+    with_server(admission, unix, story)
+    return found[0]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_unix_socket_needs_no_secret(shape: str, tmp_path: Path) -> None:
+    assert outcome(Admission("s3cret"), tmp_path / "a", shape, "unix", "") == b"hello"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tcp_passes_with_the_secret(shape: str, tmp_path: Path) -> None:
+    assert outcome(Admission("s3cret"), tmp_path / "a", shape, "tcp", "s3cret") == b"hello"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("secret", ["", "s3cre", "s3cret2", "S3CRET"])
+def test_tcp_is_refused_without_the_secret(shape: str, secret: str, tmp_path: Path) -> None:
+    refused = outcome(Admission("s3cret"), tmp_path / "a", shape, "tcp", secret)
+    assert isinstance(refused, tuple)
+    assert refused[0] is grpc.StatusCode.UNAUTHENTICATED
+    assert refused[1].startswith("this address needs the job's secret")
+    assert "s3cret" not in refused[1]
+
+
+def test_where_there_is_no_secret_nobody_knows_it(tmp_path: Path) -> None:
+    refused = outcome(Admission(""), tmp_path / "a", "unary_unary", "tcp", "")
+    assert isinstance(refused, tuple) and refused[0] is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_insecure_lets_everybody_in(tmp_path: Path) -> None:
+    assert outcome(Admission("s3cret", insecure=True), tmp_path / "a", "stream_stream", "tcp", "") == b"hello"
+
+
+def test_an_unknown_method_is_unimplemented(tmp_path: Path) -> None:
+    async def story(local: str, remote: str) -> None:
+        async with grpc.aio.insecure_channel(local) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await called(channel, "unary_unary", (), "/echo/nothing")
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    with_server(Admission("s3cret"), tmp_path / "a", story)
+
+
+def test_client_metadata() -> None:
+    assert client_metadata("unix:/run/x", "s3cret") == ()
+    assert client_metadata("host:7450", "s3cret") == (("authorization", "Bearer s3cret"),)
+    assert client_metadata("host:7450", "") == ()

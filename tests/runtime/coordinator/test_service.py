@@ -1,0 +1,382 @@
+"""The shell over real gRPC on a Unix socket, with workers that are nothing but streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from collectived_proto.errors import Code
+from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2
+from collectived_runtime.coordinator.service import CoordinatorService
+from collectived_runtime.coordinator.state import Coordinator
+
+PROTOCOL = common_pb2.Protocol(lowest=1, highest=1, release="test")
+
+
+class FakeWorker:
+    """A stream to the coordinator, and nothing behind it."""
+
+    def __init__(self, stub: Any, task: int) -> None:
+        self.task = task
+        self.call = stub.Attach()
+
+    async def send(self, **message: Any) -> None:
+        await self.call.write(coordinator_pb2.WorkerMessage(**message))
+
+    async def hear(self, kind: str) -> Any:
+        """The next message, which must be of this kind."""
+        message = await self.call.read()
+        assert message is not grpc.aio.EOF, f"{await self.call.code()}: {await self.call.details()}"
+        assert message.WhichOneof("message") == kind, message
+        return getattr(message, kind)
+
+    async def hello(self, **more: Any) -> Any:
+        fields: dict[str, Any] = {
+            "protocol": PROTOCOL,
+            "incarnation": f"i{self.task}",
+            "host": "h",
+            "pid": 100 + self.task,
+        } | more
+        await self.send(hello=coordinator_pb2.Hello(task=self.task, **fields))
+        return await self.hear("welcome")
+
+    async def refused(self) -> tuple[grpc.StatusCode, str]:
+        """How the stream ended."""
+        with contextlib.suppress(grpc.aio.AioRpcError):  # reading ends with the status, or raises it
+            assert await self.call.read() is grpc.aio.EOF
+        return await self.call.code(), await self.call.details()
+
+    async def ask(self, request: str, size: int = 2) -> None:
+        device = f"/job:worker/replica:0/task:{self.task}/device:CPU:0"
+        ask = coordinator_pb2.JoinAsk(
+            request=request, name="job/train", min_size=size, max_size=size, device=device, host="h", pid=self.task
+        )
+        await self.send(join=ask)
+
+
+class Stage:
+    def __init__(self, service: CoordinatorService, stub: Any) -> None:
+        self.service = service
+        self.stub = stub
+
+    def worker(self, task: int) -> FakeWorker:
+        return FakeWorker(self.stub, task)
+
+    async def pair(self) -> tuple[FakeWorker, FakeWorker, common_pb2.Group]:
+        """Two workers with one rank each in one group."""
+        one, two = self.worker(0), self.worker(1)
+        await one.hello()
+        await two.hello()
+        await one.ask("r0")
+        await one.hear("join_update")
+        await two.ask("r1")
+        done = await one.hear("join_done")
+        await two.hear("join_done")
+        return one, two, done.group
+
+    async def status(self, local_only: bool = False) -> Any:
+        return await self.stub.Status(status_pb2.StatusRequest(local_only=local_only))
+
+    async def until_absent(self, task: int) -> None:
+        """Asks until the coordinator does not show that worker as connected any more."""
+        while any(worker.task == task and worker.connected for worker in (await self.status(True)).workers):
+            pass
+
+
+@asynccontextmanager
+async def staged(path: Path, heartbeat: float = 5.0) -> AsyncIterator[Stage]:
+    service = CoordinatorService(Coordinator(1_000_000, heartbeat, 1.0), "job", f"unix:{path}")
+    server = grpc.aio.server()
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            yield Stage(service, coordinator_pb2_grpc.CoordinatorStub(channel))
+            service.stop()
+    finally:
+        await server.stop(1.0)
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., None]:
+    """Runs a story on a stage of its own."""
+
+    def run(story: Callable[[Stage], Awaitable[None]], heartbeat: float = 5.0) -> None:
+        async def staging() -> None:
+            async with staged(tmp_path / "coordinator.sock", heartbeat) as stage:
+                await story(stage)
+
+        asyncio.run(staging())
+
+    return run
+
+
+Play = Callable[..., None]
+
+
+def test_two_workers_form_a_group(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        one, two = stage.worker(0), stage.worker(1)
+        welcome = await one.hello(link_address="h:1")
+        assert (welcome.epoch, welcome.heartbeat_seconds, welcome.stall_seconds) == (1_000_000, 5.0, 1.0)
+        await two.hello(link_address="h:2")
+        await two.ask("r1")
+        update = await two.hear("join_update")
+        assert (update.present, update.expected) == (1, 2)
+        assert update.text == "1 of 2 ranks here, waiting for 1 more"
+        await one.ask("r0")
+        here, there = await one.hear("join_done"), await two.hear("join_done")
+        assert (here.request, here.rank, there.request, there.rank) == ("r0", 0, "r1", 1)
+        assert here.group == there.group and 0 < here.group.generation < 2**63
+        assert [(peer.task, peer.link_address, list(peer.ranks)) for peer in here.peers] == [
+            (0, "h:1", [0]),
+            (1, "h:2", [1]),
+        ]
+
+    play(story)
+
+
+def test_a_deadline_is_asked_about_and_judged(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        one, two, group = await stage.pair()
+        waiting = coordinator_pb2.RankPosition(
+            rank=0, submitted=3, finished=2, arrived=True, op="barrier()", last_op="barrier()", last_site="a.py:1"
+        )
+        report = coordinator_pb2.Report(
+            key=group.key,
+            generation=group.generation,
+            kind=coordinator_pb2.Report.EXPIRED,
+            instance=3,
+            timeout_seconds=0.5,
+            ranks=[waiting],
+        )
+        await one.send(report=report)
+        query = await two.hear("query")
+        assert (query.key, query.generation, query.instance) == (group.key, group.generation, 3)
+        idle = coordinator_pb2.RankPosition(rank=1, submitted=2, finished=2, last_op="barrier()", last_site="b.py:2")
+        await two.send(position=coordinator_pb2.Position(query=query.query, instance=3, ranks=[idle]))
+        verdicts = [await one.hear("verdict"), await two.hear("verdict")]
+        assert verdicts[0] == verdicts[1]
+        assert verdicts[0].code == Code.DEADLINE_EXCEEDED
+        assert [member.rank for member in verdicts[0].missing] == [1]
+        assert "it last did barrier() #2 at b.py:2; rank 0 is waiting at a.py:1" in verdicts[0].message
+
+    play(story)
+
+
+def test_an_unanswered_question_ends_by_the_clock(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        one, two, group = await stage.pair()
+        report = coordinator_pb2.Report(
+            key=group.key, generation=group.generation, kind=coordinator_pb2.Report.EXPIRED, instance=0
+        )
+        await one.send(report=report)
+        await two.hear("query")
+        verdict = await one.hear("verdict")
+        assert "worker 1 does not answer" in verdict.message
+
+    play(story)
+
+
+def test_a_silent_worker_is_dropped(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        worker = stage.worker(0)
+        await worker.hello()
+        code, details = await worker.refused()
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "worker 0 has not been heard for 0.1 s" in details
+        assert not (await stage.status(True)).workers
+
+    play(story, heartbeat=0.05)
+
+
+def test_a_goodbye_ends_the_stream_at_once(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        one, two, _ = await stage.pair()
+        await two.send(goodbye=coordinator_pb2.Goodbye())
+        verdict = await one.hear("verdict")
+        assert verdict.code == Code.UNAVAILABLE
+        assert "worker 1 went away in order" in verdict.message
+        assert (await two.refused())[0] is grpc.StatusCode.OK
+
+    play(story)
+
+
+def test_a_worker_whose_stream_broke_comes_back(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        _, two, group = await stage.pair()
+        two.call.cancel()
+        await stage.until_absent(1)
+        again = stage.worker(1)
+        await again.hello(groups=[coordinator_pb2.Attached(group=group, ranks=[1])])
+        assert all(worker.connected for worker in (await stage.status(True)).workers)
+
+    play(story)
+
+
+def test_a_second_stream_of_a_worker_replaces_the_first(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        first, second = stage.worker(0), stage.worker(0)
+        await first.hello()
+        await second.hello()
+        code, details = await first.refused()
+        assert code is grpc.StatusCode.ABORTED and "has attached again" in details
+        assert [worker.connected for worker in (await stage.status(True)).workers] == [True]
+
+    play(story)
+
+
+def test_a_second_worker_of_a_task_is_refused(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        first, second = stage.worker(0), stage.worker(0)
+        await first.hello()
+        await second.send(hello=coordinator_pb2.Hello(protocol=PROTOCOL, task=0, incarnation="j", host="other", pid=7))
+        code, details = await second.refused()
+        assert code is grpc.StatusCode.ALREADY_EXISTS
+        assert "incarnation j) is refused" in details and "incarnation i0) is attached" in details
+
+    play(story)
+
+
+def test_another_protocol_is_refused_naming_both(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        worker = stage.worker(0)
+        future = common_pb2.Protocol(lowest=7, highest=9, release="9.9")
+        await worker.send(hello=coordinator_pb2.Hello(protocol=future, task=0, incarnation="i"))
+        code, details = await worker.refused()
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "release 9.9) speaks 7 to 9" in details and "speaks 1 to 1" in details
+
+    play(story)
+
+
+def test_the_first_message_must_be_a_hello(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        worker = stage.worker(0)
+        await worker.send(heartbeat=coordinator_pb2.Heartbeat())
+        code, details = await worker.refused()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and "got heartbeat" in details
+
+    play(story)
+
+
+def test_what_is_not_understood_is_passed_over(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        worker = stage.worker(0)
+        await worker.hello()
+        await worker.send(report=coordinator_pb2.Report.FromString(bytes([3 << 3, 99])))
+        await worker.call.write(coordinator_pb2.WorkerMessage())
+        await worker.ask("r0", size=1)
+        await worker.hear("join_done")
+
+    play(story)
+
+
+def test_a_higher_epoch_ends_this_coordinator(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        worker = stage.worker(0)
+        hello = coordinator_pb2.Hello(protocol=PROTOCOL, task=0, incarnation="i", highest_epoch=1_000_001)
+        await worker.send(hello=hello)
+        assert "later than this one's 1000000" in await stage.service.ended
+        assert (await worker.refused())[0] is grpc.StatusCode.UNAVAILABLE
+
+    play(story)
+
+
+def test_stopping_tells_the_workers(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        worker = stage.worker(0)
+        await worker.hello()
+        stage.service.stop()
+        assert await worker.refused() == (grpc.StatusCode.UNAVAILABLE, "the coordinator is stopping")
+
+    play(story)
+
+
+def _lane(
+    group: common_pb2.Group, rank: int, done: int, last: int, flights: list[status_pb2.InFlight]
+) -> status_pb2.LaneStatus:
+    member = common_pb2.Member(rank=rank, last_instance=last, last_op="barrier()", last_site="a.py:1")
+    return status_pb2.LaneStatus(
+        group=group.name,
+        key=group.key,
+        generation=group.generation,
+        ranks=[rank],
+        collectives_done=done,
+        bytes_reduced=100,
+        in_flight=flights,
+        members=[member],
+    )
+
+
+def test_status_merges_what_workers_tell(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        one, two, group = await stage.pair()
+        asked = asyncio.ensure_future(stage.status())
+        flight = status_pb2.InFlight(instance=1, op="barrier()", site="a.py:2", seconds=0.5, arrived=[0], bytes=8)
+        for worker, lane in ((one, _lane(group, 0, 1, 0, [flight])), (two, _lane(group, 1, 1, 0, []))):
+            inspect = (await worker.hear("inspect")).inspect
+            account = status_pb2.WorkerStatus(sessions=3, threads=5, lanes=[lane])
+            await worker.send(inspection=coordinator_pb2.Inspection(inspect=inspect, status=account))
+        reply = await asked
+        assert reply.coordinator.job == "job" and reply.coordinator.epoch == 1_000_000
+        assert reply.coordinator.address.startswith("unix:")
+        assert [(w.task, w.host, w.sessions) for w in reply.workers] == [
+            (0, "h", 3),
+            (1, "h", 3),
+        ]
+        [shown] = reply.groups
+        assert (shown.name, shown.state, shown.size) == ("job/train", "ready", 2)
+        assert (shown.collectives_done, shown.bytes_reduced) == (1, 200)
+        assert [(m.rank, m.last_instance, m.last_site) for m in shown.members] == [(0, 0, "a.py:1"), (1, 0, "a.py:1")]
+        [merged] = shown.in_flight
+        assert (merged.instance, merged.op, merged.bytes) == (1, "barrier()", 8)
+        assert (list(merged.arrived), list(merged.missing)) == ([0], [1])
+        assert not reply.warnings
+
+    play(story)
+
+
+def test_status_names_the_worker_that_does_not_answer(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        one, two, _ = await stage.pair()
+        asked = asyncio.ensure_future(stage.status())
+        inspect = (await one.hear("inspect")).inspect
+        await one.send(inspection=coordinator_pb2.Inspection(inspect=inspect, status=status_pb2.WorkerStatus()))
+        await two.hear("inspect")
+        reply = await asked
+        assert list(reply.warnings) == ["worker 1 did not answer within 0.5 s: what is shown of it is old"]
+        assert [worker.task for worker in reply.workers] == [0, 1]
+
+    play(story)
+
+
+def test_status_shows_what_forms_and_what_failed(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        one, two, group = await stage.pair()
+        abort = coordinator_pb2.Report(
+            key=group.key, generation=group.generation, kind=coordinator_pb2.Report.ABORT, rank=1, text="enough"
+        )
+        await two.send(report=abort)
+        await one.hear("verdict")
+        await one.ask("r2")
+        await one.hear("join_update")
+        reply = await stage.status(local_only=True)
+        assert [(shown.name, shown.state) for shown in reply.groups] == [
+            ("job/train", "forming"),
+            ("job/train", "failed"),
+        ]
+        assert "still lives in the previous generation" in reply.groups[0].waiting_for
+        [failure] = reply.failures
+        assert failure.verdict.code == Code.ABORTED and "enough" in failure.verdict.message
+        assert abs(failure.unix_time - reply.unix_time) < 60
+
+    play(story)

@@ -1,0 +1,124 @@
+"""What no single story shows: numbers never repeat, memory is bounded, work does not grow with the square."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import collectived_runtime.coordinator
+import pytest
+from collectived_proto.types import Report, ReportKind
+from collectived_runtime.coordinator.events import (
+    Hello,
+    JoinAsk,
+    JoinAsked,
+    JoinDone,
+    JoinRefused,
+    JoinUpdate,
+    Message,
+    Reported,
+    Send,
+    Tick,
+    WorkerAttached,
+)
+from collectived_runtime.coordinator.registry import KEPT_FAILURES, KEPT_GENERATIONS, Registry
+from collectived_runtime.coordinator.state import Coordinator
+from collectived_runtime.coordinator.wording import ranks_text, seconds, shown
+
+THIS_YEAR = 1_790_000_000_000  # milliseconds
+
+
+def sent(mind: Coordinator, task: int, ask: JoinAsk, now: float = 0.0) -> list[Message]:
+    return [effect.message for effect in mind.step(JoinAsked(task, ask), now) if isinstance(effect, Send)]
+
+
+def test_numbers_never_repeat_and_fit_into_63_bits() -> None:
+    first, later = Registry(THIS_YEAR, 5.0, 1.0), Registry(THIS_YEAR + 1, 5.0, 1.0)
+    numbers = [first.new_id() for _ in range(1000)] + [later.new_id() for _ in range(1000)]
+    assert numbers == sorted(set(numbers))
+    assert numbers[0] > 0 and numbers[-1] < 2**63
+
+
+def test_a_name_keeps_its_key_over_generations() -> None:
+    mind = Coordinator(THIS_YEAR)
+    mind.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    done = [sent(mind, 0, JoinAsk(f"r{n}", "job/train", 1, 1, device="CPU:0"))[0] for n in range(3)]
+    groups = [message.group for message in done if isinstance(message, JoinDone)]
+    assert len({group.key for group in groups}) == 1
+    assert len({group.generation for group in groups}) == 3
+
+
+def test_generations_that_are_over_are_forgotten_and_verdicts_remembered_for_a_while() -> None:
+    mind = Coordinator(THIS_YEAR)
+    mind.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    groups = []
+    for number in range(KEPT_GENERATIONS + 10):
+        [done] = sent(mind, 0, JoinAsk(f"r{number}", f"job/{number}", 1, 1, device="CPU:0"))
+        assert isinstance(done, JoinDone)
+        groups.append(done.group)
+        mind.step(Reported(0, Report(done.group.key, done.group.generation, ReportKind.ABORT, text="x")), 0.0)
+    assert len(mind.snapshot(0.0).failures) == KEPT_FAILURES
+
+    def late(index: int) -> str:
+        report = Report(groups[index].key, groups[index].generation, ReportKind.EXPIRED, 0)
+        [message] = [effect.message for effect in mind.step(Reported(0, report), 0.0) if isinstance(effect, Send)]
+        return str(getattr(message, "message", ""))
+
+    assert late(-KEPT_GENERATIONS).endswith("aborted the group: x")
+    assert "is not known to this coordinator any more" in late(0)
+
+
+def test_many_waiting_are_told_together() -> None:
+    mind = Coordinator(THIS_YEAR)
+    mind.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    updates = 0
+    for number in range(200):
+        ask = JoinAsk(f"r{number}", "job/train", 201, 201, device="CPU:0", pid=number)
+        updates += len(sent(mind, 0, ask, now=0.1))
+    assert updates < 32 * 33 / 2 + 200
+    due = mind.next_wakeup()
+    assert due is not None
+    told = [e.message for e in mind.step(Tick(), due) if isinstance(e, Send)]
+    assert len(told) == 200
+    assert all(isinstance(message, JoinUpdate) and message.present == 200 for message in told)
+
+
+@pytest.mark.parametrize("settle", [-1.0, float("nan"), float("inf")])
+def test_a_settle_that_is_no_time_is_refused(settle: float) -> None:
+    mind = Coordinator(THIS_YEAR)
+    mind.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    [refused] = sent(mind, 0, JoinAsk("r", "job/train", 1, 2, settle, device="CPU:0"))
+    assert isinstance(refused, JoinRefused) and "settle must be a number of seconds" in refused.message
+
+
+def test_a_device_of_another_worker_is_refused() -> None:
+    mind = Coordinator(THIS_YEAR)
+    mind.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    [refused] = sent(mind, 0, JoinAsk("r", "job/train", 1, 1, device="/task:3/device:CPU:0"))
+    assert isinstance(refused, JoinRefused) and "is a device of worker 3" in refused.message
+
+
+def test_words() -> None:
+    assert ranks_text([2]) == "rank 2"
+    assert ranks_text([3, 0, 1]) == "ranks 0, 1, 3"
+    assert ranks_text([*range(8), 9]) == "ranks 0-7, 9"
+    assert [seconds(value) for value in (10, 0.05, 86400, 1 / 3)] == ["10.0 s", "0.05 s", "86400.0 s", "0.3333 s"]
+    assert [shown(name) for name in ("job/train", "/shared", "job/a/b", "bare")] == ["train", "/shared", "a/b", "bare"]
+
+
+SHELLS = {"service.py", "server.py", "journal.py", "wire.py", "overview.py"}
+WORLD = {"grpc", "socket", "threading", "asyncio", "time", "select", "os", "logging", "random", "google"}
+
+
+def test_the_mind_imports_nothing_of_the_world() -> None:
+    folder = Path(collectived_runtime.coordinator.__path__[0])
+    files = [path for path in folder.glob("*.py") if path.name not in SHELLS]
+    assert len(files) >= 8
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for name in names:
+                assert name.partition(".")[0] not in WORLD, f"{path.name} imports {name}"
+                assert f"{name.rpartition('.')[2]}.py" not in SHELLS, f"{path.name} imports {name}"
