@@ -1,0 +1,106 @@
+"""`python -m collectived_runtime coordinator | worker`: the daemons that `collectived …` starts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    secret = (
+        sys.stdin.buffer.readline().decode().strip() if options.attached else os.environ.get("COLLECTIVED_SECRET", "")
+    )
+    asyncio.run(_run(options, secret))
+
+
+async def _run(options: argparse.Namespace, secret: str) -> None:
+    lifeline = _end_of_input() if options.attached else None
+    if options.daemon == "coordinator":
+        from collectived_runtime.coordinator import server as coordinator
+
+        settings = coordinator.CoordinatorSettings(
+            job=options.job,
+            listen=tuple(options.listen),
+            secret=secret,
+            heartbeat_seconds=options.heartbeat,
+            stall_seconds=options.stall_after,
+            insecure=options.insecure,
+            journal=options.journal,
+        )
+        await coordinator.serve(settings, lifeline)
+    else:
+        from collectived_runtime.worker import server as worker
+
+        await worker.serve(
+            worker.WorkerSettings(
+                job=options.job,
+                task=options.task,
+                coordinator=options.coordinator,
+                folder=options.folder,
+                listen=options.listen,
+                link_listen=options.link_listen,
+                host=options.host_name or worker.default_host(),
+                secret=secret,
+                memory_limit=options.memory_limit,
+                insecure=options.insecure,
+            ),
+            lifeline,
+        )
+
+
+async def _end_of_input() -> None:
+    """Returns when standard input ends: whoever started us holds its other end for as long as it lives."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def readable() -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            ended.set()
+
+    loop.add_reader(sys.stdin.fileno(), readable)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m collectived_runtime", description=__doc__)
+    daemons = parser.add_subparsers(dest="daemon", required=True)
+    both = argparse.ArgumentParser(add_help=False)
+    both.add_argument("--job", default="default", help="name of the job")
+    both.add_argument(
+        "--attached",
+        action="store_true",
+        help="the first line of standard input is the job's secret, and its end means: end in order",
+    )
+    both.add_argument("--insecure", action="store_true", help="admit TCP connections without the job's secret")
+    both.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
+    coordinator = daemons.add_parser("coordinator", parents=[both], help="hands out group keys and ranks")
+    coordinator.add_argument("--listen", action="append", required=True, help="unix:/path or host:port; repeatable")
+    coordinator.add_argument("--heartbeat", type=float, default=5.0, help="seconds between signs of life of a worker")
+    coordinator.add_argument("--stall-after", type=float, default=1.0, help="seconds after which waiting is reported")
+    coordinator.add_argument("--journal", type=Path, default=None, help="file that keeps the epoch across restarts")
+    worker = daemons.add_parser("worker", parents=[both], help="owns this host's devices and runs collectives")
+    worker.add_argument("--task", type=int, required=True, help="number of this worker")
+    worker.add_argument("--coordinator", required=True, help="address of the coordinator")
+    worker.add_argument("--folder", type=Path, required=True, help="folder for sockets")
+    worker.add_argument("--listen", default="", help="gRPC address; default: unix:FOLDER/worker-TASK.sock")
+    worker.add_argument("--link-listen", default="127.0.0.1:0", help="host:port for links of other workers")
+    worker.add_argument("--host-name", default="", help="name of this host, for people")
+    worker.add_argument(
+        "--memory-limit", type=int, default=0, help="bytes of shared memory in all; 0: half of what there is"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""How numbers are combined: one reduce operation on one element type.
+
+A contribution is *widened* into partial sums, partial sums are *folded* pairwise, and the last result is *finished*:
+rounded to the result type, divided by the number of contributions for a mean. Partial sums are wide enough that only
+the last step rounds away from what the type promises:
+
+- float16 and bfloat16 fold in float32;
+- a mean of integers is exact until its one division: up to 32 bits fold in int64, 64-bit ones in two int64 per element
+  (the upper and the lower 32 bits), which cannot overflow below 2**31 contributions;
+- sums of integers wrap, as in NumPy, C and MPI.
+
+An element of a vector is one row of its array, so that a span of elements is a slice whatever the width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from collectived_proto.numpy_types import to_numpy
+from collectived_proto.types import DType, ReduceOp
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+BLOCK_BYTES = 128 << 10  # what is folded at a stretch when there are more than two sources: stays in the cache
+STRETCH_BYTES = 4 << 20  # what is folded between two looks at the world
+
+_UFUNCS: dict[ReduceOp, Callable[..., Any]] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MEAN: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
+}
+_BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+_HALVES = (DType.FLOAT16, DType.BFLOAT16)
+_LONG = (DType.INT64, DType.UINT64)
+
+
+def unsupported(operation: ReduceOp, dtype: DType) -> str:
+    """Why this operation is not defined on this type, or ''."""
+    if dtype is DType.BOOL:
+        return f"{operation.value} of bool is not defined; convert to uint8"
+    if operation in _BITWISE and not dtype.is_integer:
+        return f"{operation.value} needs integers, not {dtype.label}"
+    if operation in (ReduceOp.MIN, ReduceOp.MAX) and dtype.is_complex:
+        return f"{operation.value} is not defined on {dtype.label}: complex numbers have no order"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """`operation` on `dtype` over `contributions` ranks; results are of `result`."""
+
+    operation: ReduceOp
+    dtype: DType
+    result: DType
+    contributions: int
+
+    @property
+    def partial(self) -> np.dtype[Any]:
+        """The element type of partial sums (of each of the two halves of a split one)."""
+        if self.dtype in _HALVES:
+            return np.dtype(np.float32)
+        if self.operation is ReduceOp.MEAN and self.dtype.is_integer:
+            return np.dtype(np.int64)
+        return to_numpy(self.dtype)
+
+    @property
+    def split(self) -> bool:
+        """Whether a partial sum is two int64."""
+        return self.operation is ReduceOp.MEAN and self.dtype in _LONG
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of one partial sum."""
+        return self.partial.itemsize * (2 if self.split else 1)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether partial sums may live where the result will: same type, so finishing changes at most the value."""
+        return self.partial == to_numpy(self.result) and not self.split
+
+    def partials(self, memory: Array, count: int) -> Array:
+        """`count` partial sums at the start of `memory` (uint8)."""
+        flat = memory[: count * self.partial_bytes].view(self.partial)
+        return flat.reshape(count, 2) if self.split else flat
+
+    def widen(self, source: Array, target: Array) -> None:
+        """target = source, as partial sums."""
+        if self.split:
+            np.right_shift(source, 32, out=target[:, 0], casting="unsafe")
+            np.bitwise_and(source, 0xFFFFFFFF, out=target[:, 1], casting="unsafe")
+        else:
+            np.copyto(target, source, casting="same_kind")
+
+    def fold(self, left: Array, right: Array, out: Array) -> None:
+        """out = left ∘ right, all partial sums; `out` may be either of them."""
+        _UFUNCS[self.operation](left, right, out=out)
+
+    def finish(self, partial: Array, out: Array) -> None:
+        """out = the result of these partial sums; may be the same memory where `in_place`."""
+        if self.operation is not ReduceOp.MEAN:
+            if not self.in_place or _elsewhere(partial, out):
+                np.copyto(out, partial, casting="same_kind")
+        elif self.split:
+            upper = partial[:, 0].astype(np.float64) * 4294967296.0
+            np.true_divide(upper + partial[:, 1], self.contributions, out=out)
+        elif self.dtype.is_integer:
+            np.copyto(out, np.true_divide(partial, self.contributions), casting="same_kind")
+        elif self.in_place:
+            np.true_divide(partial, self.contributions, out=out)
+        else:
+            np.copyto(out, np.true_divide(partial, self.contributions), casting="same_kind")
+
+    def gather(self, sources: Sequence[Array], out: Array) -> Iterator[None]:
+        """out = sources[0] ∘ sources[1] ∘ …, widened, in that order; yields between stretches of a few milliseconds."""
+        direct = to_numpy(self.dtype) == self.partial and not self.split
+        stretch = max(1, STRETCH_BYTES // self.partial_bytes)
+        for start in range(0, len(out), stretch):
+            stop = min(start + stretch, len(out))
+            if direct and len(sources) == 2:
+                self.fold(sources[0][start:stop], sources[1][start:stop], out[start:stop])
+            elif len(sources) == 1:
+                self.widen(sources[0][start:stop], out[start:stop])
+            else:
+                self._gather_blocks([source[start:stop] for source in sources], out[start:stop], direct)
+            if stop < len(out):
+                yield
+
+    def _gather_blocks(self, sources: Sequence[Array], out: Array, direct: bool) -> None:
+        block = max(1, BLOCK_BYTES // self.partial_bytes)
+        spare = None if direct else np.empty_like(out[:block])
+        for start in range(0, len(out), block):
+            into = out[start : start + block]
+            pieces = [source[start : start + block] for source in sources]
+            if spare is None:
+                self.fold(pieces[0], pieces[1], into)
+                pieces = pieces[2:]
+            else:
+                self.widen(pieces[0], into)
+                pieces = pieces[1:]
+            for piece in pieces:
+                if spare is not None:
+                    self.widen(piece, spare[: len(piece)])
+                    piece = spare[: len(piece)]
+                self.fold(into, piece, into)
+
+
+def _elsewhere(one: Array, other: Array) -> bool:
+    return bool(one.__array_interface__["data"][0] != other.__array_interface__["data"][0])

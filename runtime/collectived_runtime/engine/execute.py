@@ -1,0 +1,224 @@
+"""Carries out one participant's plan over links: the one place where moves become bytes.
+
+A running plan is a generator. It yields what it waits for: pairs of a link and poll events, or nothing at all ("step me
+again; somebody else may want the thread first"). It never blocks and starts no thread, so that any number of them run
+side by side in one lane. Closing the generator stops the plan where it stands.
+
+Invariant: after the last round every receive has been folded and every send accepted by the system below.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived_runtime.plan.moves import Buffer, Finish, Fold, Plan, Recv, Send, Span
+from collectived_runtime.transport.frame import MAX_PAYLOAD, Stamp
+from collectived_runtime.transport.link import Link
+
+Array = NDArray[Any]
+Wait = Sequence[tuple[Link, int]]  # what a generator waits for; empty: ready to go on
+AGAIN: Wait = ()
+
+FOLD_BYTES = 256 << 10  # received between two folds: stays in the cache
+STEP_BYTES = 2 << 20  # received on one link between two looks at the world
+
+
+Judge = Callable[[Link, bytes, bytes], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """The memory of one pack and shard. Elements are rows; the three may be the same memory (see plan/moves.py).
+
+    `output` is None where this participant receives nothing. `fold(left, right, out)` and `finish(source, out)` are
+    arithmetic on such arrays; a plan that folds or finishes nothing needs neither.
+    """
+
+    input: Array
+    scratch: Array
+    output: Array | None
+    fold: Callable[[Array, Array, Array], None]
+    finish: Callable[[Array, Array], None]
+
+    def part(self, buffer: Buffer, span: Span) -> Array:
+        whole = self.input if buffer is Buffer.INPUT else self.scratch if buffer is Buffer.SCRATCH else self.output
+        assert whole is not None, "a plan wrote to the output of a participant that receives nothing"
+        return whole[span.start : span.stop]
+
+
+def execute(plan: Plan, buffers: Buffers, links: Mapping[int, Link], stamp: Stamp, judge: Judge) -> Iterator[Wait]:
+    """Runs `plan`.
+
+    Args:
+        links: the link to each peer that the plan names, for this plan alone until it ends.
+        judge: called with a link, the header expected and the one that came instead; returns True to leave the link
+            parked and wait for better news, or raises.
+
+    Raises:
+        LinkBroken: a peer is gone.
+    """
+    for number, moves in enumerate(plan):
+        under_way: list[_Sending | _Receiving] = []
+        for move in moves:
+            match move:
+                case Finish(span, source):
+                    assert buffers.output is not None
+                    buffers.finish(buffers.part(source, span), buffers.output[span.start : span.stop])
+                case Send(peer, span, source):
+                    under_way.append(_Sending(links[peer], _frames(buffers, source, span, stamp, number)))
+                case Recv(peer, span, target):
+                    frames = _frames(buffers, target, span, stamp, number)
+                    under_way.append(_Receiving(links[peer], buffers, move, frames, judge))
+        while under_way:
+            moved = False
+            for one in under_way:
+                moved |= one.advance()
+            under_way = [one for one in under_way if not one.done]
+            if under_way:
+                yield AGAIN if moved else [(one.link, one.events) for one in under_way]
+
+
+def _bytes(part: Array) -> memoryview:
+    return part.reshape(-1).view(np.uint8).data
+
+
+def _frames(buffers: Buffers, buffer: Buffer, span: Span, stamp: Stamp, number: int) -> list[tuple[bytes, memoryview]]:
+    """Header and payload of each frame of a move: one, or several where it is huge. An empty span is an empty frame."""
+    part = buffers.part(buffer, span)
+    data = _bytes(part)
+    row = part.itemsize * (part.size // len(part)) if len(part) else 0
+    limit = MAX_PAYLOAD // row * row if row else 1
+    return [
+        (stamp.header(number, span.start * row + at, min(limit, len(data) - at)), data[at : at + limit])
+        for at in range(0, max(1, len(data)), limit)
+    ]
+
+
+class _Sending:
+    """A send under way: header and payload leave together."""
+
+    events = select.POLLOUT
+
+    def __init__(self, link: Link, frames: list[tuple[bytes, memoryview]]) -> None:
+        self.link = link
+        self.done = False
+        self._parts: list[bytes | memoryview] = [part for frame in frames for part in frame if len(part)]
+
+    def advance(self) -> bool:
+        """Sends what fits; whether anything did."""
+        taken = self.link.send(self._parts)
+        self.link.midway_out = True
+        left = taken
+        while self._parts and left >= len(self._parts[0]):
+            left -= len(self._parts.pop(0))
+        if self._parts and left:
+            self._parts[0] = memoryview(self._parts[0])[left:]
+        if not self._parts:
+            self.done = True
+            self.link.midway_out = False
+        return taken > 0
+
+
+class _Receiving:
+    """A receive under way: each header is checked before its payload is read; a fold happens block by block."""
+
+    events = select.POLLIN
+
+    def __init__(
+        self, link: Link, buffers: Buffers, move: Recv, frames: list[tuple[bytes, memoryview]], judge: Judge
+    ) -> None:
+        self.link = link
+        self.done = False
+        self._frames = frames
+        self._judge = judge
+        self._left = -1  # bytes of the current frame still to come; -1: its header has not been accepted
+        self._target: _Place | _FoldPlace
+        if move.fold is None:
+            self._target = _Place(_bytes(buffers.part(move.target, move.span)))
+        else:
+            self._target = _FoldPlace(buffers, move, move.fold)
+
+    def advance(self) -> bool:
+        """Receives what is there, up to a stretch; whether anything was."""
+        moved = False
+        budget = STEP_BYTES
+        while budget > 0 and not self.done:
+            if self._left < 0:
+                if not self._begin():
+                    return moved
+            else:
+                received = self.link.recv_into(self._target.room(self._left))
+                if not received:
+                    return moved
+                self._target.received(received)
+                self._left -= received
+                budget -= received
+            moved = True
+            if self._left == 0:
+                self._left = -1
+                self._frames.pop(0)
+                self.done = not self._frames
+        return moved
+
+    def _begin(self) -> bool:
+        """Whether the expected header is there; takes it."""
+        header = self.link.header()
+        if header is None:
+            return False
+        expected, payload = self._frames[0]
+        if header != expected and self._judge(self.link, expected, header):
+            return False
+        self.link.take_header()
+        self._left = len(payload)
+        return True
+
+
+class _Place:
+    """Received bytes stay where they arrive."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+
+    def room(self, limit: int) -> memoryview:
+        return self._data[self._at : self._at + limit]
+
+    def received(self, count: int) -> None:
+        self._at += count
+
+
+class _FoldPlace:
+    """Received bytes pass through a block that stays in the cache, and are folded into the target from there."""
+
+    def __init__(self, buffers: Buffers, move: Recv, fold: Fold) -> None:
+        self._fold = buffers.fold
+        self._left = fold.received_left
+        self._mine = buffers.part(fold.mine, move.span)
+        self._target = buffers.part(move.target, move.span)
+        rows = len(self._target)
+        self._row = self._target[:1].nbytes
+        self._block = np.empty_like(self._target[: max(1, min(rows, FOLD_BYTES // max(1, self._row)))])
+        self._bytes = _bytes(self._block)
+        self._fill = 0
+        self._done = 0
+
+    def room(self, limit: int) -> memoryview:
+        return self._bytes[self._fill : self._fill + limit]
+
+    def received(self, count: int) -> None:
+        self._fill += count
+        start = self._done
+        if self._fill < len(self._bytes) and start * self._row + self._fill < self._target.nbytes:
+            return
+        rows = self._fill // self._row
+        here = slice(start, start + rows)
+        theirs, mine = self._block[:rows], self._mine[here]
+        self._fold(*((theirs, mine) if self._left else (mine, theirs)), self._target[here])
+        self._done += rows
+        self._fill = 0

@@ -1,0 +1,219 @@
+"""The ledger of a lane: which local rank has submitted which instance, what is due, and what has been decided.
+
+Pure: arrivals, losses, verdicts and the time go in; what to start, to report and to fail comes out. The lane acts on
+it.
+
+Instances of a generation are numbered from 0 and run one after another. An instance *arrives* rank by rank, is
+*started* when all local ranks are there with the same contract, and *finishes* or *fails* for each rank once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from collectived_proto.types import Collective, Layout, RankPosition, Report, ReportKind, Verdict
+
+KEPT = 64  # finished instances that are remembered, to answer what they were
+STALL_BACKOFF = 2.0  # a stall is reported again after twice the time
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A collective that a rank has described: what its rings refer to."""
+
+    collective: Collective
+    contract: bytes
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One rank's submission of one instance: where its value lies, and when it came."""
+
+    prepared: Prepared
+    addresses: tuple[tuple[int, int], ...]
+    staged: bool
+    at: float
+
+
+@dataclass(slots=True)
+class Instance:
+    number: int
+    arrivals: dict[int, Arrival] = field(default_factory=dict)
+    deadline: float = math.inf
+    timeout: float = 0.0  # what the rank with the earliest deadline asked for, in seconds
+    stall_at: float = math.inf
+    stalled: bool = False  # reported as pending
+    expired: bool = False  # reported as expired
+    disputed: bool = False  # contracts differ: wait for the verdict
+    started: bool = False
+    finished: bool = False
+
+    @property
+    def first(self) -> Arrival:
+        return next(iter(self.arrivals.values()))
+
+    @property
+    def collective(self) -> Collective:
+        return self.first.prepared.collective
+
+    @property
+    def contract(self) -> bytes:
+        return self.first.prepared.contract
+
+
+@dataclass(slots=True)
+class Standing:
+    """How far one local rank is."""
+
+    submitted: int = -1
+    finished: int = -1
+    op: str = ""
+    site: str = ""
+    active_at: float = 0.0
+    gone: bool = False  # lost or left: submits nothing more
+
+
+class OutOfTurn(Exception):
+    """A rank submitted something that it must not submit now; says what."""
+
+
+class Ledger:
+    """One generation of one group, as seen by one worker. `ranks` are the local ones."""
+
+    def __init__(self, key: int, generation: int, ranks: Iterable[int], stall_after: float, now: float) -> None:
+        self.key = key
+        self.generation = generation
+        self.stall_after = stall_after
+        self.standings = {rank: Standing(active_at=now) for rank in ranks}
+        self.instances: dict[int, Instance] = {}
+        self.verdicts: list[Verdict] = []  # in order of arrival; the first that covers an instance counts
+        self.next = 0  # the instance that starts next
+
+    # What happens
+
+    def arrive(self, rank: int, number: int, arrival: Arrival, remaining: float) -> Report | None:
+        """A rank submits an instance; `remaining` seconds until its deadline, 0 for none.
+
+        Returns a report where its contract differs from that of the ranks before it.
+
+        Raises:
+            OutOfTurn: it skips a number, or has left.
+        """
+        standing = self.standings[rank]
+        if standing.gone or number != standing.submitted + 1:
+            raise OutOfTurn(
+                f"rank {rank} submitted instance {number} after instance {standing.submitted}"
+                + (" and after it had left" if standing.gone else "")
+            )
+        collective = arrival.prepared.collective
+        standing.submitted = number
+        standing.op, standing.site = str(collective.operation), collective.site
+        standing.active_at = arrival.at
+        instance = self.instances.get(number)
+        if instance is None:
+            instance = self.instances[number] = Instance(number, stall_at=arrival.at + self.stall_after)
+        if remaining and arrival.at + remaining < instance.deadline:
+            instance.deadline, instance.timeout = arrival.at + remaining, remaining
+        instance.arrivals[rank] = arrival
+        if instance.contract != arrival.prepared.contract and not instance.disputed:
+            instance.disputed = True
+            return self.report(ReportKind.MISMATCH, number)
+        return None
+
+    def startable(self) -> Instance | None:
+        """The next instance, once every local rank has submitted it, they agree, and nothing was decided against it."""
+        instance = self.instances.get(self.next)
+        if instance is None or instance.started or instance.disputed or len(instance.arrivals) < len(self.standings):
+            return None
+        return None if self.verdict_on(self.next) else instance
+
+    def finish(self, instance: Instance, now: float) -> Report | None:
+        """All local ranks have their outcome. Returns a report where it had been reported as pending."""
+        instance.finished = True
+        self.next = instance.number + 1
+        for rank in instance.arrivals:
+            self.standings[rank].finished = instance.number
+            self.standings[rank].active_at = now
+        self.instances.pop(instance.number - KEPT, None)
+        return self.report(ReportKind.RESUMED, instance.number) if instance.stalled else None
+
+    def rule(self, verdict: Verdict) -> list[Instance]:
+        """Takes a verdict; returns the instances that fail by it now."""
+        covered = [i for i in self.pending() if self.verdict_on(i.number) is None and i.number >= verdict.from_instance]
+        self.verdicts.append(verdict)
+        return covered
+
+    # What follows
+
+    def verdict_on(self, number: int) -> Verdict | None:
+        """The verdict by which this instance fails, if any."""
+        return next((verdict for verdict in self.verdicts if number >= verdict.from_instance), None)
+
+    def pending(self) -> list[Instance]:
+        """Instances that somebody waits for."""
+        return [instance for instance in self.instances.values() if not instance.finished]
+
+    def open(self) -> list[Instance]:
+        """Pending instances about which nothing has been decided."""
+        return [instance for instance in self.pending() if self.verdict_on(instance.number) is None]
+
+    def due(self, now: float) -> list[Report]:
+        """What has to be reported at this time; each thing once, stalls again with back-off."""
+        reports = []
+        for instance in self.open():
+            if instance.deadline <= now and not instance.expired:
+                instance.expired = True
+                reports.append(self.report(ReportKind.EXPIRED, instance.number, timeout=instance.timeout))
+            elif instance.stall_at <= now:
+                waited = now - instance.first.at
+                instance.stall_at = now + max(self.stall_after, waited * (STALL_BACKOFF - 1))
+                instance.stalled = True
+                reports.append(self.report(ReportKind.PENDING, instance.number))
+        return reports
+
+    def wakeup(self) -> float:
+        """When `due` next has something to say; inf where never."""
+        times = [math.inf]
+        for instance in self.open():
+            times.append(instance.stall_at)
+            if not instance.expired:
+                times.append(instance.deadline)
+        return min(times)
+
+    def missing(self, instance: Instance) -> list[int]:
+        """Local ranks that have not submitted it."""
+        return [rank for rank in self.standings if rank not in instance.arrivals]
+
+    def positions(self, number: int, now: float) -> tuple[RankPosition, ...]:
+        """Where every local rank stands, and what it submitted as instance `number`."""
+        instance = self.instances.get(number)
+        found = []
+        for rank, standing in self.standings.items():
+            arrival = instance.arrivals.get(rank) if instance else None
+            asked = arrival.prepared if arrival else None
+            found.append(
+                RankPosition(
+                    rank,
+                    standing.submitted,
+                    standing.finished,
+                    standing.op,
+                    standing.site,
+                    now - standing.active_at,
+                    arrived=standing.submitted >= number,
+                    op=str(asked.collective.operation) if asked else "",
+                    site=asked.collective.site if asked else "",
+                    contract=asked.contract if asked else b"",
+                    collective=asked.collective if asked else None,
+                )
+            )
+        return tuple(found)
+
+    def report(
+        self, kind: ReportKind, number: int, *, rank: int = 0, worker: int = 0, text: str = "", timeout: float = 0.0
+    ) -> Report:
+        """A report about this generation, with the positions of all local ranks as of their last activity."""
+        now = max(standing.active_at for standing in self.standings.values())
+        return Report(self.key, self.generation, kind, number, rank, worker, text, timeout, self.positions(number, now))

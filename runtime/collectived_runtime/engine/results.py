@@ -1,0 +1,160 @@
+"""Result arenas of a lane: written once by the worker, mapped read-only by every local rank, reused.
+
+A *slot* holds the results of one instance. It is *held* by the ranks that received it until each has released it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from collectived_proto.local import arena as arenas
+from collectived_proto.local.arena import Arena
+from collectived_proto.local.slots import Slots
+from numpy.typing import NDArray
+
+SMALLEST_ARENA = 64 << 20  # address space; pages exist only as far as they have been used
+ROOM = 4  # a new arena holds this many of the result that asked for it, so that a rank may keep one
+
+_numbers = count(1)  # arena numbers are unique in the worker
+
+
+class Exhausted(Exception):
+    """The worker's memory is used up; says how."""
+
+
+class Budget:
+    """Bytes of shared memory that the worker may use in all; shared by its threads."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """Raises Exhausted where this would be too much."""
+        with self._lock:
+            if self.used + size > self.limit:
+                raise Exhausted(
+                    f"{size} bytes more would exceed the worker's {self.limit} bytes of shared memory, "
+                    f"of which {self.used} are in use"
+                )
+            self.used += size
+
+    def give(self, size: int) -> None:
+        with self._lock:
+            self.used -= size
+
+
+def new_arena(size: int, *, readers_only: bool) -> Arena:
+    """An arena with a number of its own in this worker."""
+    return arenas.create(next(_numbers), size, readers_only=readers_only)
+
+
+@dataclass(slots=True)
+class Slot:
+    number: int
+    arena: Arena
+    offset: int
+    size: int
+    holders: set[int]
+    memory: NDArray[np.uint8]
+
+
+class Results:
+    """`announce` is called with each new arena before any slot of it is handed out."""
+
+    def __init__(self, budget: Budget, announce: Callable[[Arena], None]) -> None:
+        self._budget = budget
+        self._announce = announce
+        self._arenas: list[tuple[Arena, Slots]] = []
+        self._slots: dict[int, Slot] = {}
+        self._numbers = count(1)
+
+    @property
+    def arenas(self) -> list[Arena]:
+        return [arena for arena, _ in self._arenas]
+
+    def take(self, size: int, holders: Iterable[int]) -> Slot:
+        """A slot of `size` bytes that these ranks will hold.
+
+        Raises:
+            Exhausted: there is no memory for it.
+        """
+        for arena, slots in self._arenas:
+            offset = slots.take(size)
+            if offset is not None:
+                return self._slot(arena, slots, offset, size, holders)
+        arena = new_arena(_rounded(max(SMALLEST_ARENA, ROOM * size)), readers_only=True)
+        slots = Slots(arena.size)
+        self._arenas.append((arena, slots))
+        self._announce(arena)
+        offset = slots.take(size)
+        assert offset is not None
+        return self._slot(arena, slots, offset, size, holders)
+
+    def _slot(self, arena: Arena, slots: Slots, offset: int, size: int, holders: Iterable[int]) -> Slot:
+        need = offset + size - arena.committed
+        if need > 0:
+            try:
+                self._budget.take(need)
+            except Exhausted:
+                slots.give(offset)
+                raise
+            arena.commit(offset + size)
+        memory = np.frombuffer(arena.view(), np.uint8, size, offset)
+        slot = Slot(next(self._numbers), arena, offset, size, set(holders), memory)
+        self._slots[slot.number] = slot
+        return slot
+
+    def release(self, number: int, rank: int) -> None:
+        """This rank needs the slot no longer; releasing what one does not hold changes nothing."""
+        slot = self._slots.get(number)
+        if slot is None:
+            return
+        slot.holders.discard(rank)
+        if not slot.holders:
+            del self._slots[number]
+            next(slots for arena, slots in self._arenas if arena is slot.arena).give(slot.offset)
+
+    def drop(self, rank: int) -> None:
+        """Releases all that a rank holds."""
+        for number in [number for number, slot in self._slots.items() if rank in slot.holders]:
+            self.release(number, rank)
+
+    def held(self) -> dict[int, int]:
+        """Bytes held, by rank."""
+        bytes_by_rank: dict[int, int] = {}
+        for slot in self._slots.values():
+            for rank in slot.holders:
+                bytes_by_rank[rank] = bytes_by_rank.get(rank, 0) + slot.size
+        return bytes_by_rank
+
+    def close(self) -> None:
+        self._slots.clear()
+        for arena, _ in self._arenas:
+            self._budget.give(arena.committed)
+            arena.close()
+        self._arenas.clear()
+
+
+def _rounded(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+class Workspace:
+    """Scratch memory of a lane that never leaves the worker: numbered buffers that grow and are reused."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[Any, NDArray[np.uint8]] = {}
+
+    def buffer(self, name: Any, size: int) -> NDArray[np.uint8]:
+        """`size` bytes under this name; what they held before is undefined."""
+        have = self._buffers.get(name)
+        if have is None or len(have) < size:
+            have = self._buffers[name] = np.empty(_rounded(max(4096, size)), np.uint8)
+        return have[:size]

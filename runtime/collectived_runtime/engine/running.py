@@ -1,0 +1,84 @@
+"""An instance under way: its strands by channel, stepped whenever what they wait for is there."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from collectived_runtime.engine.execute import Wait
+from collectived_runtime.engine.ledger import Instance
+from collectived_runtime.engine.links import Links
+from collectived_runtime.engine.program import Program, Strand
+from collectived_runtime.engine.results import Slot
+from collectived_runtime.transport.link import Link
+
+Start = Callable[[Strand, dict[int, Link]], Iterator[Wait]]
+
+
+@dataclass(slots=True)
+class _Active:
+    strand: Strand
+    generator: Iterator[Wait]
+    links: frozenset[Link]  # its own as long as it runs: nobody else reads or writes them
+    wait: Wait = ()
+
+
+class Running:
+    """`start` makes the generator of a strand once its links are there."""
+
+    def __init__(self, instance: Instance, program: Program, slot: Slot | None, start: Start) -> None:
+        self.instance = instance
+        self.program = program
+        self.slot = slot
+        self.left = len(program.strands)
+        self._start = start
+        self._queues: dict[int, deque[Strand]] = {}
+        for strand in program.strands:
+            self._queues.setdefault(strand.channel, deque()).append(strand)
+        self._active: dict[int, _Active] = {}
+
+    def step(self, links: Links, ready: Collection[int]) -> tuple[list[Strand], bool]:
+        """Steps what can go on; `ready` are descriptors with news.
+
+        Returns the strands that ended, and whether anything wants to be stepped again at once.
+
+        Raises:
+            LinkBroken: a peer is gone.
+        """
+        ended: list[Strand] = []
+        again = False
+        for channel, queue in self._queues.items():
+            active = self._active.get(channel)
+            if active is None:
+                if not queue or (found := links.get(queue[0].peers, channel)) is None:
+                    continue
+                strand = queue.popleft()
+                active = self._active[channel] = _Active(strand, self._start(strand, found), frozenset(found.values()))
+            elif active.wait and not any(link.stream.fileno() in ready for link, _ in active.wait):
+                continue
+            try:
+                active.wait = next(active.generator)
+            except StopIteration:
+                del self._active[channel]
+                self.left -= 1
+                ended.append(active.strand)
+                again |= bool(queue)
+            else:
+                again |= not active.wait
+        return ended, again
+
+    def uses(self) -> dict[Link, int]:
+        """The links of the strands that run, with the poll events that each is waited for with (0: none now)."""
+        events: dict[Link, int] = {}
+        for active in self._active.values():
+            events.update(dict.fromkeys(active.links, 0))
+            for link, event in active.wait:
+                events[link] |= event
+        return events
+
+    def stop(self) -> None:
+        for active in self._active.values():
+            active.generator.close()  # type: ignore[attr-defined]
+        self._active.clear()
+        self._queues.clear()

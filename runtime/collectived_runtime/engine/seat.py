@@ -1,0 +1,157 @@
+"""A seat: one local rank in a lane, with its doorbell, its view of the client's memory, and what it has been told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from collectived_proto.local import wire
+from collectived_proto.types import Member
+from numpy.typing import NDArray
+
+from collectived_runtime.engine.ledger import Prepared
+
+log = logging.getLogger("collectived.lane")
+
+OUTBOX = 1024  # messages that may wait for a client that does not read
+
+# (arena, offset, length in bytes) -> that memory; raises wire.Malformed where it is not the client's
+Memory = Callable[[int, int, int], NDArray[np.uint8]]
+
+
+class NotReading(Exception):
+    """A client has let too many messages pile up."""
+
+
+class Seat:
+    """One local rank.
+
+    Args:
+        memory: resolves addresses in the client's arenas, checked.
+        pidfd: becomes readable when the client's process ends; taken over. -1: none.
+    """
+
+    def __init__(self, rank: int, member: Member, memory: Memory, pidfd: int) -> None:
+        self.rank = rank
+        self.member = member
+        self.memory = memory
+        self.pidfd = pidfd
+        self.bell: socket.socket | None = None
+        self.prepared: dict[int, Prepared] = {}  # filled by the service's thread, read by the lane
+        self.gone = False  # lost, left or hung up
+        self._outbox: deque[tuple[bytes, int]] = deque()  # message, descriptor to pass along or -1
+        self._outcomes: dict[int, list[bytes]] = {}
+
+    def sources(self, prepared: Prepared, addresses: Sequence[tuple[int, int]], staged: bool) -> Sources:
+        """The memory of a submission; raises wire.Malformed where it is out of bounds."""
+        return Sources(self.memory, prepared, addresses, staged)
+
+    def connect(self, bell: socket.socket) -> None:
+        """The client's end of the doorbell has arrived."""
+        bell.setblocking(False)
+        self.bell = bell
+
+    def tell(self, message: bytes, descriptor: int = -1) -> bool:
+        """Sends a message, or keeps it until the client reads; True where it is kept.
+
+        Raises:
+            NotReading: there is no room left.
+        """
+        if self.bell is None and self.gone:
+            return False
+        self._outbox.append((message, descriptor))
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Sends what is waiting; True where something still does."""
+        while self._outbox and self.bell is not None:
+            message, descriptor = self._outbox[0]
+            try:
+                if descriptor >= 0:
+                    socket.send_fds(self.bell, [message], [descriptor])
+                else:
+                    self.bell.send(message)
+            except BlockingIOError:
+                break
+            except OSError:  # the client has hung up: its end of file is on its way
+                self._outbox.clear()
+                return False
+            self._outbox.popleft()
+        if len(self._outbox) > OUTBOX:
+            raise NotReading(f"rank {self.rank} has left {len(self._outbox)} messages unread")
+        return bool(self._outbox)
+
+    def record(self, instance: int, message: bytes) -> None:
+        """Remembers what this rank was told about an instance, so that a repeated submission hears it again."""
+        self._outcomes.setdefault(instance, []).append(message)
+        self._outcomes.pop(instance - wire.MAX_OUTSTANDING, None)
+
+    def outcome(self, instance: int) -> list[bytes]:
+        return self._outcomes.get(instance, [])
+
+    def forget(self) -> None:
+        """A new generation begins."""
+        self._outcomes.clear()
+
+    def close(self) -> None:
+        self.gone = True
+        self._outbox.clear()
+        if self.bell is not None:
+            self.bell.close()
+            self.bell = None
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class Sources:
+    """Where a submission's value lies. Bounds are checked at once; arrays are made when they are asked for."""
+
+    def __init__(self, memory: Memory, prepared: Prepared, addresses: Sequence[tuple[int, int]], staged: bool) -> None:
+        self.prepared = prepared
+        self.staged = staged
+        if staged:
+            if len(addresses) != 1:
+                raise wire.Malformed(f"a staged ring with {len(addresses)} addresses instead of 1")
+            arena, offset = addresses[0]
+            self._parts = [memory(arena, offset, prepared.layout.staging_bytes)]
+        else:
+            leaves = prepared.collective.leaves
+            if len(addresses) != len(leaves):
+                raise wire.Malformed(f"a ring with {len(addresses)} addresses for {len(leaves)} leaves")
+            self._parts = [
+                memory(arena, offset, leaf.nbytes) for leaf, (arena, offset) in zip(leaves, addresses, strict=True)
+            ]
+
+    def whole(self, pack_number: int) -> NDArray[np.uint8] | None:
+        """The bytes of a pack where they lie side by side, else None."""
+        layout = self.prepared.layout
+        pack = layout.packs[pack_number]
+        size = pack.count * pack.dtype.itemsize
+        if self.staged:
+            return self._parts[0][pack.staging_offset : pack.staging_offset + size]
+        members = [leaf for leaf, place in enumerate(layout.places) if place.pack == pack_number]
+        return self._parts[members[0]] if len(members) == 1 else None
+
+    def leaves(self, pack_number: int) -> list[tuple[int, NDArray[np.uint8]]]:
+        """(offset in the pack in elements, bytes) of every leaf of a pack."""
+        layout = self.prepared.layout
+        pack = layout.packs[pack_number]
+        itemsize = pack.dtype.itemsize
+        found: list[tuple[int, NDArray[np.uint8]]] = []
+        for leaf, place in enumerate(layout.places):
+            if place.pack != pack_number:
+                continue
+            if self.staged:
+                start = pack.staging_offset + place.offset * itemsize
+                found.append((place.offset, self._parts[0][start : start + self._size(leaf)]))
+            else:
+                found.append((place.offset, self._parts[leaf]))
+        return found
+
+    def _size(self, leaf: int) -> int:
+        return self.prepared.collective.leaves[leaf].nbytes

@@ -1,0 +1,134 @@
+"""A link: one connection to one peer worker, serving one group generation on one channel.
+
+The promise that every stream below a link keeps (`tests/runtime/transport/test_streams.py` holds each to it):
+
+- nothing blocks: `send` takes what fits and says how much, `recv_into` gives what is there; 0 means "not now";
+- bytes arrive in order, once, or the stream breaks with `LinkBroken`, on both sides, never silently;
+- a zero-byte read of the system below is a lost peer, and therefore `LinkBroken`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Protocol
+
+from collectived_runtime.transport.frame import HEADER_BYTES
+
+Part = bytes | bytearray | memoryview
+
+
+class LinkBroken(Exception):
+    """The connection to a peer is gone. `peer` is its task, -1 where only the stream below knows."""
+
+    peer = -1
+
+
+class Stream(Protocol):
+    """Bytes both ways, never blocking."""
+
+    def fileno(self) -> int:
+        """What to poll; -1 where there is nothing to poll."""
+
+    def send(self, parts: Sequence[Part]) -> int:
+        """Takes a prefix of the concatenated parts; its length, 0 when full."""
+
+    def recv_into(self, view: memoryview) -> int:
+        """Fills a prefix of a view that is not empty; its length, 0 when nothing is there."""
+
+    def close(self) -> None: ...
+
+
+class TcpStream:
+    """A connected TCP socket."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connected
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, parts: Sequence[Part]) -> int:
+        try:
+            return self._socket.sendmsg(parts)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise LinkBroken(error.strerror or str(error)) from error
+
+    def recv_into(self, view: memoryview) -> int:
+        try:
+            received = self._socket.recv_into(view)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise LinkBroken(error.strerror or str(error)) from error
+        if not received:
+            raise LinkBroken("the peer closed the connection")
+        return received
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Link:
+    """A stream with the state of its framing.
+
+    `midway_out` is True while a frame has been sent in part: such a link can only be closed. A header that has been
+    read but belongs to a later instance stays in `header`: the link is *parked*, and nothing behind it is read.
+    """
+
+    def __init__(self, peer: int, channel: int, stream: Stream) -> None:
+        self.peer = peer
+        self.channel = channel
+        self.stream = stream
+        self.midway_out = False
+        self.sent = 0
+        self.received = 0
+        self._header = bytearray(HEADER_BYTES)
+        self._view = memoryview(self._header)
+        self._got = 0
+
+    def header(self) -> bytes | None:
+        """The next header, read as far as it is there; None until it is whole. Stays until `take_header`."""
+        while self._got < HEADER_BYTES:
+            received = self._receive(self._view[self._got :])
+            if not received:
+                return None
+            self._got += received
+        return bytes(self._header)
+
+    @property
+    def parked(self) -> bool:
+        """Whether a whole header is waiting."""
+        return self._got == HEADER_BYTES
+
+    def take_header(self) -> None:
+        self._got = 0
+        self.received += HEADER_BYTES
+
+    def send(self, parts: Sequence[Part]) -> int:
+        try:
+            taken = self.stream.send(parts)
+        except LinkBroken as error:
+            error.peer = self.peer
+            raise
+        self.sent += taken
+        return taken
+
+    def recv_into(self, view: memoryview) -> int:
+        received = self._receive(view)
+        self.received += received
+        return received
+
+    def _receive(self, view: memoryview) -> int:
+        try:
+            return self.stream.recv_into(view)
+        except LinkBroken as error:
+            error.peer = self.peer
+            raise
+
+    def close(self) -> None:
+        self.stream.close()

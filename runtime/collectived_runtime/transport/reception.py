@@ -1,0 +1,318 @@
+"""The reception: one thread where connections come in and go out, until they are who they should be.
+
+It listens on the worker's TCP port for links of other workers and on a Unix socket for session sockets and doorbells,
+and dials links to others. Each handshake is a generator that yields the poll events it waits for and ends with what it
+hands on; a slow or silent guest therefore holds no thread, and after `HANDSHAKE_SECONDS` it is shown out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from collectived_proto.local import wire
+
+from collectived_runtime.transport import hello as hello_
+from collectived_runtime.transport.hello import Hello, Refused
+from collectived_runtime.transport.link import Link, TcpStream
+
+log = logging.getLogger("collectived.reception")
+
+HANDSHAKE_SECONDS = 10.0
+TOKEN_SECONDS = 10.0
+DIAL_SECONDS = 5.0
+DIAL_PAUSE_SECONDS = 0.1
+LINK_BUFFER_BYTES = 4 << 20
+
+Handshake = Generator[int, None, None]
+LinkKey = tuple[int, int, int, int]  # group key, generation, peer, channel
+
+
+@dataclass(slots=True)
+class _Guest:
+    connection: socket.socket
+    handshake: Handshake
+    expires: float
+
+
+@dataclass(slots=True)
+class Call:
+    """A link to be dialled. Exactly one of the two is called, in the reception's thread."""
+
+    address: tuple[str, int]
+    hello: Hello
+    arrived: Callable[[Link], None]
+    failed: Callable[[int, str], None]  # peer, why
+    give_up: float = field(default_factory=lambda: time.monotonic() + DIAL_SECONDS)
+    not_before: float = 0.0
+
+
+class Reception:
+    """See the module. Methods may be called from any thread.
+
+    Args:
+        task: this worker's number; links for others are refused.
+        secret: the job's secret.
+        door: path of the Unix socket for clients, which must not exist.
+        link_address: (host, port) to listen on for links; port 0 is chosen by the system.
+
+    Raises:
+        OSError: an address is in use or not ours.
+    """
+
+    def __init__(self, task: int, secret: str, door: str, link_address: tuple[str, int]) -> None:
+        self._task = task
+        self._secret = secret
+        self._door_path = door
+        self._links = socket.create_server(link_address, backlog=128)
+        self._links.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LINK_BUFFER_BYTES)
+        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._door.bind(door)
+            self._door.listen(128)
+        except OSError:
+            self._links.close()
+            self._door.close()
+            raise
+        for listener in (self._links, self._door):
+            listener.setblocking(False)
+        self.link_port: int = self._links.getsockname()[1]
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._asked: deque[Callable[[], None]] = deque()
+        self._tokens: dict[bytes, tuple[float, Callable[[socket.socket], None]]] = {}
+        self._expected: dict[LinkKey, Callable[[Link], None]] = {}
+        self._early: dict[LinkKey, tuple[float, Link]] = {}
+        self._calls: list[Call] = []
+        self._guests: dict[int, _Guest] = {}
+        self._poll = select.poll()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="reception", daemon=True)
+        self._thread.start()
+
+    # What others ask for
+
+    def admit(self, token: bytes, arrived: Callable[[socket.socket], None]) -> None:
+        """Admits one Unix connection that shows `token` within `TOKEN_SECONDS`; `arrived` runs in this thread."""
+        self._ask(lambda: self._tokens.__setitem__(token, (time.monotonic() + TOKEN_SECONDS, arrived)))
+
+    def expect(self, key: LinkKey, arrived: Callable[[Link], None]) -> None:
+        """Hands the link that a peer dials for `key` to `arrived`, at once if it is here already."""
+
+        def enter() -> None:
+            early = self._early.pop(key, None)
+            if early is not None:
+                arrived(early[1])
+            else:
+                self._expected[key] = arrived
+
+        self._ask(enter)
+
+    def forget(self, key: int, generation: int) -> None:
+        """Links of this generation are no longer wanted."""
+
+        def enter() -> None:
+            for known in [k for k in self._expected if k[:2] == (key, generation)]:
+                del self._expected[known]
+            for known in [k for k in self._early if k[:2] == (key, generation)]:
+                self._early.pop(known)[1].close()
+            self._calls = [c for c in self._calls if (c.hello.key, c.hello.generation) != (key, generation)]
+
+        self._ask(enter)
+
+    def dial(self, call: Call) -> None:
+        self._ask(lambda: self._calls.append(call))
+
+    def close(self) -> None:
+        """Ends the thread and closes what it holds; connections that were handed on stay."""
+        if self._stopping:
+            return
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+
+    def _ask(self, what: Callable[[], None]) -> None:
+        self._asked.append(what)
+        if not self._stopping:
+            os.eventfd_write(self._wake, 1)
+
+    # The thread
+
+    def _run(self) -> None:
+        for listener in (self._links.fileno(), self._door.fileno(), self._wake):
+            self._poll.register(listener, select.POLLIN)
+        while not self._stopping:
+            for descriptor, _ in self._poll.poll(self._patience()):
+                if descriptor == self._wake:
+                    os.eventfd_read(self._wake)
+                elif descriptor == self._links.fileno():
+                    self._accept(self._links, self._accept_link)
+                elif descriptor == self._door.fileno():
+                    self._accept(self._door, self._accept_client)
+                elif descriptor in self._guests:
+                    self._step(self._guests[descriptor])
+            while self._asked:
+                self._asked.popleft()()
+            self._start_calls()
+            self._show_out()
+        for guest in list(self._guests.values()):
+            self._dismiss(guest)
+            guest.connection.close()
+        for _, link in self._early.values():
+            link.close()
+        self._links.close()
+        self._door.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._door_path)
+        os.close(self._wake)
+
+    def _patience(self) -> float | None:
+        """Milliseconds until something expires."""
+        times = [guest.expires for guest in self._guests.values()]
+        times += [expires for expires, _ in self._tokens.values()]
+        times += [expires for expires, _ in self._early.values()]
+        times += [call.not_before for call in self._calls]
+        return max(0.0, (min(times) - time.monotonic()) * 1000 + 1) if times else None
+
+    def _show_out(self) -> None:
+        now = time.monotonic()
+        for guest in [guest for guest in self._guests.values() if guest.expires <= now]:
+            guest.handshake.close()
+            self._dismiss(guest)
+            guest.connection.close()
+        for token in [token for token, (expires, _) in self._tokens.items() if expires <= now]:
+            del self._tokens[token]
+        for key in [key for key, (expires, _) in self._early.items() if expires <= now]:
+            self._early.pop(key)[1].close()
+
+    def _accept(self, listener: socket.socket, greet: Callable[[socket.socket], Handshake]) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:  # the guest has gone again, or we are out of descriptors: the next may fare better
+            if error.errno not in (errno.EAGAIN, errno.ECONNABORTED):
+                log.warning("a connection could not be accepted: %s", error)
+            return
+        self._receive(connection, greet(connection), HANDSHAKE_SECONDS)
+
+    def _receive(self, connection: socket.socket, handshake: Handshake, patience: float) -> None:
+        connection.setblocking(False)
+        guest = _Guest(connection, handshake, time.monotonic() + patience)
+        self._guests[connection.fileno()] = guest
+        self._poll.register(connection.fileno(), 0)
+        self._step(guest)
+
+    def _step(self, guest: _Guest) -> None:
+        """Lets a handshake go on until it waits again. Whoever ends it has handed the connection on, or closed it."""
+        descriptor = guest.connection.fileno()
+        try:
+            self._poll.modify(descriptor, next(guest.handshake))
+        except StopIteration:
+            self._dismiss(guest, descriptor)
+        except (OSError, Refused, wire.Malformed) as error:
+            self._dismiss(guest, descriptor)
+            guest.connection.close()
+            log.warning("a connection was refused: %s", error)
+
+    def _dismiss(self, guest: _Guest, descriptor: int | None = None) -> None:
+        descriptor = guest.connection.fileno() if descriptor is None else descriptor
+        if self._guests.pop(descriptor, None) is not None:
+            self._poll.unregister(descriptor)
+
+    def _accept_client(self, connection: socket.socket) -> Handshake:
+        yield select.POLLIN
+        token = wire.parse_hello(connection.recv(256))
+        known = self._tokens.pop(token, None)
+        if known is None:
+            raise Refused("a client showed a token that is unknown, used or older than 10 s")
+        self._dismiss(self._guests[connection.fileno()])
+        known[1](connection)
+
+    def _accept_link(self, connection: socket.socket) -> Handshake:
+        said = yield from _read(connection, hello_.HELLO_BYTES)
+        hello = hello_.parse(said)
+        if hello.acceptor != self._task:
+            raise Refused(f"worker {hello.dialler} dialled worker {hello.acceptor}, this is worker {self._task}")
+        nonce = os.urandom(hello_.NONCE_BYTES)
+        yield from _write(connection, nonce + hello_.proof(self._secret, "accept", said, nonce))
+        shown = yield from _read(connection, hello_.PROOF_BYTES)
+        hello_.check(self._secret, "dial", said, nonce, shown)
+        self._dismiss(self._guests[connection.fileno()])
+        key = (hello.key, hello.generation, hello.dialler, hello.channel)
+        link = Link(hello.dialler, hello.channel, TcpStream(connection))
+        arrived = self._expected.pop(key, None)
+        if arrived is not None:
+            arrived(link)
+        else:
+            self._early[key] = (time.monotonic() + HANDSHAKE_SECONDS, link)
+
+    def _start_calls(self) -> None:
+        now = time.monotonic()
+        due = [call for call in self._calls if call.not_before <= now]
+        self._calls = [call for call in self._calls if call.not_before > now]
+        for call in due:
+            family = socket.AF_INET6 if ":" in call.address[0] else socket.AF_INET
+            connection = socket.socket(family, socket.SOCK_STREAM)
+            self._receive(connection, self._dial(connection, call), max(0.1, call.give_up - now))
+
+    def _dial(self, connection: socket.socket, call: Call) -> Handshake:
+        """Dials, proves, hands the link on; tries again after a pause until `give_up`."""
+        try:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LINK_BUFFER_BYTES)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LINK_BUFFER_BYTES)
+            status = connection.connect_ex(call.address)
+            if status == errno.EINPROGRESS:
+                yield select.POLLOUT
+                status = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if status:
+                raise OSError(status, os.strerror(status))
+            said = call.hello.encode()
+            yield from _write(connection, said)
+            answer = yield from _read(connection, hello_.ANSWER_BYTES)
+            nonce, shown = answer[: hello_.NONCE_BYTES], answer[hello_.NONCE_BYTES :]
+            hello_.check(self._secret, "accept", said, nonce, shown)
+            yield from _write(connection, hello_.proof(self._secret, "dial", said, nonce))
+        except Refused as error:
+            call.failed(call.hello.acceptor, str(error))
+            raise
+        except OSError as error:
+            self._again(call, error)
+            raise
+        except GeneratorExit:
+            call.failed(call.hello.acceptor, f"no answer from {call.address[0]}:{call.address[1]}")
+            raise
+        self._dismiss(self._guests[connection.fileno()])
+        call.arrived(Link(call.hello.acceptor, call.hello.channel, TcpStream(connection)))
+
+    def _again(self, call: Call, error: OSError) -> None:
+        now = time.monotonic()
+        if now < call.give_up:
+            call.not_before = now + DIAL_PAUSE_SECONDS
+            self._calls.append(call)
+        else:
+            call.failed(call.hello.acceptor, f"{call.address[0]}:{call.address[1]}: {error.strerror or error}")
+
+
+def _read(connection: socket.socket, count: int) -> Generator[int, None, bytes]:
+    data = b""
+    while len(data) < count:
+        yield select.POLLIN
+        piece = connection.recv(count - len(data))
+        if not piece:
+            raise Refused("the connection ended within the handshake")
+        data += piece
+    return data
+
+
+def _write(connection: socket.socket, data: bytes) -> Generator[int, None, None]:
+    while data:
+        data = data[connection.send(data) :]
+        if data:
+            yield select.POLLOUT

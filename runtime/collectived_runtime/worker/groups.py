@@ -1,0 +1,270 @@
+"""Groups as this worker takes part in them: joins under way, lanes, and what the coordinator says about either."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from collectived_proto.codec import (
+    group_from_proto,
+    group_to_proto,
+    peer_from_proto,
+    positions_to_proto,
+    report_to_proto,
+    verdict_from_proto,
+    verdict_to_proto,
+)
+from collectived_proto.devices import DeviceName
+from collectived_proto.errors import InvalidArgumentError, NotFoundError, error_class
+from collectived_proto.types import RankPosition, Report
+from collectived_proto.v1 import coordinator_pb2 as pb
+from collectived_proto.v1 import worker_pb2
+
+from collectived_runtime.engine.lane import Lane, Surroundings
+from collectived_runtime.engine.program import Topology
+from collectived_runtime.engine.results import Budget
+from collectived_runtime.engine.seat import Seat
+from collectived_runtime.transport.reception import Reception
+from collectived_runtime.worker.sessions import SESSION_BYTES, Session
+
+log = logging.getLogger("collectived.worker")
+
+Answer = worker_pb2.JoinEvent | pb.JoinRefused
+
+
+@dataclass(slots=True)
+class _Join:
+    ask: pb.JoinAsk
+    session: Session
+    answers: asyncio.Queue[Answer] = field(default_factory=asyncio.Queue)
+
+
+class Groups:
+    """Runs in the worker's event loop; lanes call back from their threads.
+
+    Args:
+        say: sends a message to the coordinator, from any thread.
+    """
+
+    def __init__(
+        self,
+        task: int,
+        host: str,
+        devices: tuple[DeviceName, ...],
+        reception: Reception,
+        door: str,
+        budget: Budget,
+        say: Callable[[pb.WorkerMessage], None],
+    ) -> None:
+        self._task = task
+        self._host = host
+        self._devices = devices
+        self._reception = reception
+        self._door = door
+        self._budget = budget
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+        self._joins: dict[str, _Join] = {}
+        self._lanes: dict[tuple[int, int], Lane] = {}  # group key, the generation in which the lane began
+        self.stall_after = 1.0
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return list(self._lanes.values())
+
+    # For clients
+
+    async def join(self, session: Session, request: worker_pb2.JoinRequest) -> AsyncIterator[worker_pb2.JoinEvent]:
+        """Progress, then Joined.
+
+        Raises:
+            CollectiveError: refused, by this worker or by the coordinator.
+        """
+        join = _Join(self._ask(session, request), session)
+        self._joins[join.ask.request] = join
+        self._say(pb.WorkerMessage(join=join.ask))
+        ended = asyncio.ensure_future(session.ended.wait())
+        try:
+            while True:
+                answer = asyncio.ensure_future(join.answers.get())
+                await asyncio.wait({answer, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if not answer.done():
+                    answer.cancel()
+                    raise NotFoundError("the session ended while it was joining")
+                event = answer.result()
+                if isinstance(event, pb.JoinRefused):
+                    raise error_class(event.code)(event.message)
+                yield event
+                if event.HasField("joined"):
+                    return
+        finally:
+            ended.cancel()
+            if self._joins.pop(join.ask.request, None) is not None:
+                self._say(
+                    pb.WorkerMessage(
+                        join_cancel=pb.JoinCancel(request=join.ask.request, reason="the client has withdrawn")
+                    )
+                )
+
+    def seat(self, session: Session, key: int, rank: int) -> tuple[Lane, Seat]:
+        """The seat that a session holds; raises NotFoundError where it does not."""
+        for holding in reversed(session.holdings):
+            if holding.rank == rank and holding.lane.topology.group.key == key:
+                return holding.lane, holding.lane.seats[rank]
+        raise NotFoundError(f"this session is not rank {rank} of a group with key {key}; join it first")
+
+    def _ask(self, session: Session, request: worker_pb2.JoinRequest) -> pb.JoinAsk:
+        if not request.name:
+            raise InvalidArgumentError("a group needs a name")
+        if not 1 <= request.min_size <= request.max_size:
+            raise InvalidArgumentError(
+                f"a group's size must be at least 1 and its minimum at most its maximum, "
+                f"got {request.min_size} to {request.max_size}"
+            )
+        client = session.client
+        scoped = request.name if request.name.startswith("/") else f"{client.job}/{request.name}"
+        ask = pb.JoinAsk(
+            request=f"{self._task}-{secrets.token_hex(8)}",
+            name=scoped,
+            min_size=request.min_size,
+            max_size=request.max_size,
+            settle_seconds=request.settle_seconds,
+            device=str(self._device(request.device)),
+            host=self._host,
+            pid=client.pid,
+            label=client.label,
+        )
+        if request.HasField("rank"):
+            ask.rank = request.rank
+        return ask
+
+    def _device(self, text: str) -> DeviceName:
+        if not text:
+            return self._devices[0]
+        try:
+            device = DeviceName.parse(text, self._task)
+        except ValueError as error:
+            raise InvalidArgumentError(str(error)) from None
+        if device not in self._devices:
+            offered = ", ".join(known.short for known in self._devices)
+            raise NotFoundError(f"{text!r} is not a device of worker {self._task}, which has {offered}")
+        return device
+
+    # From the coordinator
+
+    def heard(self, message: pb.CoordinatorMessage) -> None:
+        match message.WhichOneof("message"):
+            case "join_update":
+                update = message.join_update
+                progress = worker_pb2.JoinProgress(present=update.present, expected=update.expected, text=update.text)
+                self._answer(update.request, worker_pb2.JoinEvent(progress=progress))
+            case "join_refused":
+                self._answer(message.join_refused.request, message.join_refused)
+            case "join_done":
+                self._seated(message.join_done)
+            case "verdict":
+                verdict = verdict_from_proto(message.verdict)
+                for (key, _), lane in list(self._lanes.items()):
+                    if key == verdict.key:
+                        lane.rule(verdict)
+            case "query":
+                self._query(message.query)
+            case other:
+                log.warning("a message of kind %s from the coordinator is not known to this release", other)
+
+    def ask_again(self) -> None:
+        """The coordinator may have forgotten the joins under way: it knows them by their request."""
+        for join in self._joins.values():
+            self._say(pb.WorkerMessage(join=join.ask))
+
+    def attached(self) -> list[pb.Attached]:
+        """The running groups, for a coordinator that may not know them."""
+        return [
+            pb.Attached(
+                group=group_to_proto(lane.group),
+                ranks=lane.topology.ranks,
+                verdicts=[verdict_to_proto(verdict) for verdict in lane.ledger.verdicts],
+            )
+            for lane in self._lanes.values()
+        ]
+
+    def _answer(self, request: str, answer: Answer) -> None:
+        join = self._joins.get(request)
+        if join is not None:
+            join.answers.put_nowait(answer)
+
+    def _seated(self, done: pb.JoinDone) -> None:
+        group = group_from_proto(done.group)
+        join = self._joins.pop(done.request, None)
+        lane = self._lanes.get((group.key, group.generation))
+        if lane is None:
+            peers = tuple(peer_from_proto(peer) for peer in done.peers)
+            lane = Lane(Topology.of(group, peers, self._task), self._surroundings())
+            self._lanes[group.key, group.generation] = lane
+        if done.rank in lane.seats:  # said twice, for a coordinator that came back does not know what was heard
+            return
+        if join is None:
+            lane.absent(done.rank, "it withdrew while joining")
+            return
+        session = join.session
+        seat = Seat(
+            done.rank,
+            group.members[done.rank],
+            session.memory,
+            os.dup(session.pidfd) if session.pidfd >= 0 else -1,
+        )
+        lane.take_seat(seat)
+        session.hold(lane, done.rank)
+        token = secrets.token_bytes(SESSION_BYTES)
+        self._reception.admit(token, functools.partial(lane.connect, done.rank))
+        join.answers.put_nowait(
+            worker_pb2.JoinEvent(
+                joined=worker_pb2.Joined(group=done.group, rank=done.rank, door=self._door, token=token)
+            )
+        )
+
+    def _query(self, query: pb.Query) -> None:
+        for (key, _), lane in list(self._lanes.items()):
+            if key == query.key:
+                lane.query(query.instance, lambda generation, ranks: self._position(query, generation, ranks))
+
+    # From lanes, in their threads
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
+            f"/job:worker/task:{self._task}",
+            self._reception,
+            self._budget,
+            self.stall_after,
+            self._report,
+            self._lane_ended,
+        )
+
+    def _report(self, report: Report) -> None:
+        self._say(pb.WorkerMessage(report=report_to_proto(report)))
+
+    def _position(self, query: pb.Query, generation: int, ranks: tuple[RankPosition, ...]) -> None:
+        if generation == query.generation:
+            position = pb.Position(
+                key=query.key,
+                generation=query.generation,
+                instance=query.instance,
+                query=query.query,
+                ranks=positions_to_proto(ranks),
+            )
+            self._say(pb.WorkerMessage(position=position))
+
+    def _lane_ended(self, lane: Lane) -> None:
+        group = lane.topology.group
+        self._loop.call_soon_threadsafe(self._lanes.pop, (group.key, group.generation), None)
+
+    def close(self) -> None:
+        for lane in self.lanes:
+            lane.stop()
+        for lane in self.lanes:
+            lane.join()

@@ -1,0 +1,163 @@
+"""Membership: this worker's stream to the coordinator, kept up as long as the worker lives.
+
+When the coordinator cannot be reached, running groups go on, what is to be said waits, and the stream is made again
+with growing pauses. Everything runs in the worker's event loop, except `say`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+import grpc.aio
+from collectived_proto.errors import UnavailableError
+from collectived_proto.v1 import coordinator_pb2 as pb
+from collectived_proto.v1 import coordinator_pb2_grpc as rpc
+from collectived_proto.v1 import status_pb2
+
+from collectived_runtime.admission import client_metadata
+
+log = logging.getLogger("collectived.worker")
+
+FIRST_PAUSE_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 1.0
+WAITING_MESSAGES = 10_000  # kept while the coordinator is away; older ones are dropped first
+
+OPTIONS = [("grpc.max_receive_message_length", 16 << 20), ("grpc.max_send_message_length", 16 << 20)]
+
+
+class Membership:
+    """Args:
+    address: of the coordinator, `unix:/path` or `host:port`.
+    hello: makes the first message of each stream.
+    heard: called with each message of the coordinator.
+    rejoin: called after each Welcome, to say again what may have been lost.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        secret: str,
+        hello: Callable[[int], pb.Hello],
+        heard: Callable[[pb.CoordinatorMessage], None],
+        rejoin: Callable[[], None],
+    ) -> None:
+        self.address = address
+        self.epoch = 0
+        self.stall_seconds = 1.0
+        self.connected = asyncio.Event()
+        self._metadata = client_metadata(address, secret)
+        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._stub = rpc.CoordinatorStub(self._channel)
+        self._hello = hello
+        self._heard = heard
+        self._rejoin = rejoin
+        self._heartbeat = 5.0
+        self._waiting: deque[pb.WorkerMessage] = deque(maxlen=WAITING_MESSAGES)
+        self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._closing = False
+        self._task = asyncio.create_task(self._keep_up())
+
+    async def joined(self, timeout: float) -> None:
+        """Waits until the coordinator has welcomed this worker.
+
+        Raises:
+            UnavailableError: it has not within `timeout` seconds, or has refused.
+        """
+        waiter = asyncio.ensure_future(self.connected.wait())
+        done, _ = await asyncio.wait({waiter, self._task}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        waiter.cancel()
+        if self._task in done:
+            await self._task
+        if not self.connected.is_set():
+            raise UnavailableError(
+                f"the coordinator at {self.address} did not answer within {timeout:g} s; "
+                "is it running, and is this its address?"
+            )
+
+    def say(self, message: pb.WorkerMessage) -> None:
+        """Sends a message now or when the coordinator is back; from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed: the worker is ending
+            self._loop.call_soon_threadsafe(self._enqueue, message)
+
+    def _enqueue(self, message: pb.WorkerMessage) -> None:
+        self._waiting.append(message)
+        self._news.set()
+
+    async def status(self, request: status_pb2.StatusRequest, timeout: float) -> status_pb2.StatusReply:
+        """Asks the coordinator; raises grpc.aio.AioRpcError where it does not answer."""
+        call: Awaitable[status_pb2.StatusReply] = self._stub.Status(request, timeout=timeout, metadata=self._metadata)
+        return await call
+
+    async def close(self) -> None:
+        """Says goodbye, so that the coordinator does not look for this worker."""
+        self._closing = True
+        if self.connected.is_set():
+            self._enqueue(pb.WorkerMessage(goodbye=pb.Goodbye()))
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._task), 1.0)
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, UnavailableError):
+            await self._task
+        await self._channel.close()
+
+    async def _keep_up(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while not self._closing:
+            try:
+                await self._stream()
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in (
+                    grpc.StatusCode.UNAVAILABLE,
+                    grpc.StatusCode.UNKNOWN,
+                    grpc.StatusCode.CANCELLED,
+                ):
+                    raise UnavailableError(
+                        f"the coordinator at {self.address} refuses this worker: {error.details()}"
+                    ) from error
+                log.log(
+                    logging.WARNING if self.connected.is_set() else logging.DEBUG,
+                    "the coordinator at %s is away: %s",
+                    self.address,
+                    error.details(),
+                )
+            pause = FIRST_PAUSE_SECONDS if self.connected.is_set() else min(2 * pause, LONGEST_PAUSE_SECONDS)
+            self.connected.clear()
+            if not self._closing:
+                await asyncio.sleep(pause)
+
+    async def _stream(self) -> None:
+        call = self._stub.Attach(self._outgoing(), metadata=self._metadata)
+        async for message in call:
+            if message.HasField("welcome"):
+                self._welcomed(message.welcome)
+            else:
+                self._heard(message)
+
+    def _welcomed(self, welcome: pb.Welcome) -> None:
+        self.epoch = max(self.epoch, welcome.epoch)
+        self._heartbeat = welcome.heartbeat_seconds
+        self.stall_seconds = welcome.stall_seconds
+        self.connected.set()
+        self._rejoin()
+        self._news.set()
+
+    async def _outgoing(self) -> AsyncIterator[pb.WorkerMessage]:
+        yield pb.WorkerMessage(hello=self._hello(self.epoch))
+        while True:
+            if self.connected.is_set():
+                while self._waiting:
+                    message = self._waiting.popleft()
+                    yield message
+                    if message.HasField("goodbye"):
+                        return
+            try:
+                await asyncio.wait_for(self._news.wait(), self._heartbeat)
+            except TimeoutError:
+                yield pb.WorkerMessage(heartbeat=pb.Heartbeat())
+            self._news.clear()

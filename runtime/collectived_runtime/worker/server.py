@@ -1,0 +1,219 @@
+"""The worker daemon: composes concrete parts, serves, ends in order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from collectived_proto.devices import DeviceName
+from collectived_proto.errors import CollectiveError
+from collectived_proto.local.jobs import check_socket_path
+from collectived_proto.v1 import coordinator_pb2 as pb
+from collectived_proto.v1 import status_pb2, worker_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from collectived_runtime.admission import Admission
+from collectived_runtime.engine.links import address_of
+from collectived_runtime.engine.results import Budget
+from collectived_runtime.transport.reception import Reception
+from collectived_runtime.worker.groups import Groups
+from collectived_runtime.worker.membership import OPTIONS, Membership
+from collectived_runtime.worker.service import PROTOCOL, WorkerService
+from collectived_runtime.worker.sessions import Sessions
+from collectived_runtime.worker.status import Identity, worker_status
+
+COORDINATOR_SECONDS = 10.0  # how long a new worker looks for its coordinator
+STATUS_SECONDS = 0.8
+SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
+CPU_DEVICES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What a worker is told at its start.
+
+    job: the job's name. task: this worker's number. coordinator: its address. folder: for sockets, 0700.
+    listen: gRPC address, `unix:/path` or `host:port`. link_listen: `host:port` for other workers; port 0 is chosen.
+    host: this host's name for people. secret: the job's. memory_limit: bytes of shared memory in all; 0: half of what
+    this machine (or its cgroup) has.
+    """
+
+    job: str
+    task: int
+    coordinator: str
+    folder: Path
+    listen: str
+    link_listen: str
+    host: str
+    secret: str
+    memory_limit: int = 0
+    insecure: bool = False
+
+
+async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = None) -> None:
+    """Runs a worker until SIGTERM, SIGINT, or the lifeline ends.
+
+    Raises:
+        SystemExit: it cannot start; the reason has been printed.
+    """
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        worker = _Worker(settings)
+        await worker.start()
+    except (OSError, ValueError, CollectiveError) as error:
+        print(f"worker {settings.task}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    waiters: set[asyncio.Future[object]] = {asyncio.ensure_future(stop.wait())}
+    if lifeline is not None:
+        waiters.add(asyncio.ensure_future(lifeline))
+    print("ready " + json.dumps(worker.announcement()), flush=True)
+    await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+    for waiter in waiters:
+        waiter.cancel()
+    await worker.close()
+
+
+class _Worker:
+    """The parts of one worker, in the order in which they start; they end in the reverse order."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        task = settings.task
+        folder = settings.folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.door = check_socket_path(folder / f"door-{task}.sock")
+        self.listen = settings.listen or f"unix:{check_socket_path(folder / f'worker-{task}.sock')}"
+        devices = tuple(DeviceName(task, "CPU", index) for index in range(CPU_DEVICES))
+        self.budget = Budget(settings.memory_limit or default_memory_limit())
+        link_host, link_port = address_of(settings.link_listen)
+        self.reception = Reception(task, settings.secret, self.door, (link_host, link_port))
+        self.identity = Identity(
+            task,
+            settings.host,
+            f"{int(time.time() * 1000):x}-{secrets.token_hex(4)}",
+            tuple(str(device) for device in devices),
+            self.listen,
+            f"{link_host}:{self.reception.link_port}",
+        )
+        self.sessions = Sessions(self.budget)
+        self.groups = Groups(
+            task, settings.host, devices, self.reception, self.door, self.budget, lambda m: self.membership.say(m)
+        )
+        self.membership = Membership(settings.coordinator, settings.secret, self._hello, self._heard, self._welcomed)
+        self.server = grpc.aio.server(interceptors=[Admission(settings.secret, settings.insecure)], options=OPTIONS)
+        service = WorkerService(
+            f"/job:worker/task:{task}",
+            self.identity.devices,
+            self.door,
+            self.sessions,
+            self.groups,
+            self.reception,
+            self._status,
+        )
+        worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)
+        self.health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+
+    async def start(self) -> None:
+        await self.membership.joined(COORDINATOR_SECONDS)
+        port = self.server.add_insecure_port(self.listen)
+        if not self.listen.startswith("unix:"):
+            self.listen = f"{address_of(self.listen)[0]}:{port}"
+        await self.server.start()
+        await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    def announcement(self) -> dict[str, object]:
+        return {
+            "address": self.listen,
+            "link_address": self.identity.link_address,
+            "task": self.identity.task,
+            "pid": os.getpid(),
+        }
+
+    async def close(self) -> None:
+        await self.health.enter_graceful_shutdown()
+        self.sessions.close_all("its worker is ending")
+        await self.membership.close()
+        await self.server.stop(0.2)
+        await asyncio.to_thread(self.groups.close)
+        await asyncio.to_thread(self.reception.close)
+        if self.listen.startswith("unix:"):
+            Path(self.listen.removeprefix("unix:")).unlink(missing_ok=True)
+
+    def _hello(self, epoch: int) -> pb.Hello:
+        identity = self.identity
+        return pb.Hello(
+            protocol=PROTOCOL,
+            task=identity.task,
+            incarnation=identity.incarnation,
+            host=identity.host,
+            pid=os.getpid(),
+            devices=identity.devices,
+            address=self.listen,
+            link_address=identity.link_address,
+            highest_epoch=epoch,
+            groups=self.groups.attached(),
+        )
+
+    def _heard(self, message: pb.CoordinatorMessage) -> None:
+        if message.HasField("inspect"):
+            inspection = pb.Inspection(inspect=message.inspect.inspect, status=self._own_status())
+            self.membership.say(pb.WorkerMessage(inspection=inspection))
+        else:
+            self.groups.heard(message)
+
+    def _welcomed(self) -> None:
+        self.groups.stall_after = self.membership.stall_seconds
+        self.groups.ask_again()
+
+    def _own_status(self) -> status_pb2.WorkerStatus:
+        return worker_status(
+            self.identity,
+            self.groups.lanes,
+            connected=self.membership.connected.is_set(),
+            sessions=len(self.sessions),
+            arena_bytes=self.budget.used,
+        )
+
+    async def _status(self, request: status_pb2.StatusRequest) -> status_pb2.StatusReply:
+        reason = ""
+        if not request.local_only:
+            try:
+                return await self.membership.status(request, STATUS_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                reason = f"the coordinator at {self.membership.address} does not answer ({error.details()}): "
+                reason += "this is what one worker knows"
+        return status_pb2.StatusReply(
+            unix_time=time.time(), workers=[self._own_status()], warnings=[reason] if reason else []
+        )
+
+
+def default_memory_limit() -> int:
+    """Half of the memory that this process may use."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limits.append(int(Path(path).read_text()))
+        except (OSError, ValueError):  # no such controller here, or no limit ("max")
+            continue
+    return min(limits) // 2
+
+
+def default_host() -> str:
+    return socket.gethostname()

@@ -1,0 +1,224 @@
+"""Sessions: the clients of this worker, their memory, and the ranks they hold.
+
+A session lives as long as its `OpenSession` stream; its socket's end and its process' end are the same thing, whichever
+is noticed first. Everything here runs in the worker's event loop, except `Session.memory`, which lanes call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+from collectived_proto.errors import Code, NotFoundError
+from collectived_proto.local import wire
+from collectived_proto.local.arena import Arena
+from numpy.typing import NDArray
+
+from collectived_runtime.engine.lane import Lane
+from collectived_runtime.engine.results import Budget, Exhausted, new_arena
+
+log = logging.getLogger("collectived.worker")
+
+SESSION_BYTES = 16
+_SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who opened a session, in its own words; the kernel's word on pid and uid is taken where there is a socket."""
+
+    host: str
+    pid: int
+    label: str
+    job: str
+
+
+@dataclass(slots=True)
+class Holding:
+    """A rank that a session holds."""
+
+    lane: Lane
+    rank: int
+
+
+@dataclass(slots=True)
+class Session:
+    client: Client
+    budget: Budget
+    identity: bytes = field(default_factory=lambda: secrets.token_bytes(SESSION_BYTES))
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    holdings: list[Holding] = field(default_factory=list)
+    pidfd: int = -1
+    _socket: socket.socket | None = None
+    _arenas: dict[int, Arena] = field(default_factory=dict)
+    _why: str = "its session ended"
+
+    def memory(self, arena: int, offset: int, length: int) -> NDArray[np.uint8]:
+        """Those bytes of the client's memory; raises wire.Malformed where they are not all its own."""
+        known = self._arenas.get(arena)
+        if known is None:
+            raise wire.Malformed(f"an address in arena {arena}, which is not of this session")
+        if offset + length > known.size:
+            raise wire.Malformed(f"bytes {offset} to {offset + length} of arena {arena}, which has {known.size}")
+        return np.frombuffer(known.view(), np.uint8, length, offset)
+
+    @property
+    def arena_bytes(self) -> int:
+        return sum(arena.size for arena in self._arenas.values())
+
+    def attach(self, connected: socket.socket) -> None:
+        """The session socket has arrived: watch it, and the process behind it."""
+        loop = asyncio.get_running_loop()
+        if self.ended.is_set() or self._socket is not None:
+            connected.close()
+            return
+        connected.setblocking(False)
+        pid, uid, _ = _CREDENTIALS.unpack(
+            connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        if uid != os.getuid():
+            log.warning(
+                "a session socket of uid %d, pid %d, was refused: this worker serves uid %d", uid, pid, os.getuid()
+            )
+            connected.close()
+            self.end("it belongs to another user")
+            return
+        self._socket = connected
+        self.pidfd = _pidfd(connected, pid)
+        loop.add_reader(connected.fileno(), self._read)
+        if self.pidfd >= 0:
+            loop.add_reader(self.pidfd, self.end, "its process ended")
+
+    def end(self, why: str) -> None:
+        """Ends the session once; its ranks are lost to their groups."""
+        if self.ended.is_set():
+            return
+        self._why = why
+        self.ended.set()
+        for holding in self.holdings:
+            holding.lane.hang_up(holding.rank, why)
+        loop = asyncio.get_running_loop()
+        if self._socket is not None:
+            loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+        if self.pidfd >= 0:
+            loop.remove_reader(self.pidfd)
+            os.close(self.pidfd)
+            self.pidfd = -1
+        for number in list(self._arenas):
+            self._drop(number)
+
+    def hold(self, lane: Lane, rank: int) -> None:
+        """The session has become a rank; if it has ended meanwhile, the others hear of it at once."""
+        self.holdings = [known for known in self.holdings if known.lane.seats]
+        self.holdings.append(Holding(lane, rank))
+        if self.ended.is_set():
+            lane.hang_up(rank, self._why)
+
+    def _read(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(wire.MAX_MESSAGE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.end("its process ended or closed its session")
+            return
+        try:
+            match wire.kind_of(data):
+                case wire.Kind.ARENA_ASK:
+                    self._grant(wire.parse_arena(data)[1])
+                case wire.Kind.ARENA_DROP:
+                    self._drop(wire.parse_arena(data)[0])
+                case kind:
+                    raise wire.Malformed(f"a session socket does not carry {kind.name}")
+        except wire.Malformed as error:
+            self.end(f"it sent something malformed: {error}")
+
+    def _grant(self, size: int) -> None:
+        assert self._socket is not None
+        try:
+            self.budget.take(size)
+        except Exhausted as error:
+            self._send(wire.refused(Code.RESOURCE_EXHAUSTED, str(error)))
+            return
+        try:
+            arena = new_arena(size, readers_only=False)
+            arena.commit(size)
+        except (OSError, ValueError, OverflowError) as error:
+            self.budget.give(size)
+            self._send(wire.refused(Code.RESOURCE_EXHAUSTED, f"{size} bytes of shared memory: {error}"))
+            return
+        self._arenas[arena.number] = arena
+        self._send(wire.arena(wire.Kind.ARENA, arena.number, size), arena.descriptor)
+
+    def _send(self, message: bytes, descriptor: int = -1) -> None:
+        assert self._socket is not None
+        try:
+            if descriptor >= 0:
+                socket.send_fds(self._socket, [message], [descriptor])
+            else:
+                self._socket.send(message)
+        except OSError as error:  # it asks for more than it reads, or has gone
+            self.end(f"its session socket takes nothing more: {error}")
+
+    def _drop(self, number: int) -> None:
+        arena = self._arenas.pop(number, None)
+        if arena is not None:
+            self.budget.give(arena.size)
+            arena.close()
+
+
+def _pidfd(connected: socket.socket, pid: int) -> int:
+    """A descriptor of the process at the other end; -1 where the kernel gives none."""
+    try:
+        return connected.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:
+        with contextlib.suppress(OSError):
+            return os.pidfd_open(pid)
+    return -1
+
+
+class Sessions:
+    """All sessions of the worker, by their secret names."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._sessions: dict[bytes, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def arena_bytes(self) -> int:
+        return sum(session.arena_bytes for session in self._sessions.values())
+
+    def open(self, client: Client) -> Session:
+        session = Session(client, self._budget)
+        self._sessions[session.identity] = session
+        return session
+
+    def find(self, identity: bytes) -> Session:
+        """Raises NotFoundError where there is none of that name, or it has ended."""
+        session = self._sessions.get(identity)
+        if session is None or session.ended.is_set():
+            raise NotFoundError("this session has ended, or is not one of this worker; connect again")
+        return session
+
+    def close(self, session: Session, why: str) -> None:
+        session.end(why)
+        self._sessions.pop(session.identity, None)
+
+    def close_all(self, why: str) -> None:
+        for session in list(self._sessions.values()):
+            self.close(session, why)

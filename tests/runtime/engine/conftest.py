@@ -1,0 +1,262 @@
+"""Lanes with real sockets but without daemons: doorbells are socket pairs, links are TCP pairs made on demand."""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from collectived_proto.codec import verdict_from_proto
+from collectived_proto.local import wire
+from collectived_proto.numpy_types import from_numpy
+from collectived_proto.types import (
+    AllReduce,
+    Collective,
+    GroupInfo,
+    Leaf,
+    Member,
+    Operation,
+    Peer,
+    ReduceOp,
+    Report,
+    ReportKind,
+    Verdict,
+)
+from collectived_proto.v1 import common_pb2
+from collectived_runtime.engine.lane import Lane, Surroundings
+from collectived_runtime.engine.ledger import Prepared
+from collectived_runtime.engine.program import Topology, digest
+from collectived_runtime.engine.results import Budget
+from collectived_runtime.engine.seat import Seat
+from collectived_runtime.plan.packs import layout
+from collectived_runtime.transport.link import Link, TcpStream
+from collectived_runtime.transport.reception import Call, LinkKey
+from numpy.typing import NDArray
+
+SLOT = 1 << 20  # bytes of client memory per rank
+
+
+class Switchboard:
+    """Connects lanes of one process: a dial of one worker meets the expectation of the other."""
+
+    def __init__(self) -> None:
+        self.expected: dict[tuple[int, LinkKey], Callable[[Link], None]] = {}
+        self.dialled: dict[tuple[int, LinkKey], socket.socket] = {}  # by the worker that was dialled
+        self.connections: list[socket.socket] = []
+        self.lock = threading.Lock()  # lanes dial and expect from their threads
+
+
+class Exchange:
+    """The switchboard as one worker uses it."""
+
+    def __init__(self, task: int, board: Switchboard) -> None:
+        self._task = task
+        self._board = board
+
+    def dial(self, call: Call) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            mine = socket.create_connection(listener.getsockname())
+            theirs, _ = listener.accept()
+        hello, board = call.hello, self._board
+        key = (hello.acceptor, (hello.key, hello.generation, hello.dialler, hello.channel))
+        with board.lock:
+            board.connections += [mine, theirs]
+            arrived = board.expected.pop(key, None)
+            if arrived is None:
+                board.dialled[key] = theirs
+        if arrived is not None:
+            arrived(Link(hello.dialler, hello.channel, TcpStream(theirs)))
+        call.arrived(Link(hello.acceptor, hello.channel, TcpStream(mine)))
+
+    def expect(self, key: LinkKey, arrived: Callable[[Link], None]) -> None:
+        with self._board.lock:
+            early = self._board.dialled.pop((self._task, key), None)
+            if early is None:
+                self._board.expected[self._task, key] = arrived
+        if early is not None:
+            arrived(Link(key[2], key[3], TcpStream(early)))
+
+    def forget(self, key: int, generation: int) -> None:
+        pass
+
+
+class Rank:
+    """The client's end of one rank."""
+
+    def __init__(self, world: World, rank: int, bell: socket.socket, seat: Seat, memory: NDArray[np.uint8]) -> None:
+        self.world = world
+        self.rank = rank
+        self.bell = bell
+        self.seat = seat
+        self.memory = memory
+        self.next = 0
+
+    def submit(
+        self,
+        values: NDArray[Any] | None = None,
+        *,
+        operation: Operation | None = None,
+        remaining: float = 0.0,
+        instance: int | None = None,
+        generation: int | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> None:
+        values = np.ones(4, np.float32) if values is None else values
+        raw = values.tobytes()
+        self.memory[: len(raw)] = np.frombuffer(raw, np.uint8)
+        collective = Collective(
+            operation or AllReduce(ReduceOp.SUM),
+            "*",
+            (Leaf("", _kind(values), shape or values.shape),),
+            site="test.py:1",
+        )
+        contract = digest(collective.contract())
+        number = int.from_bytes(contract, "little") >> 1
+        self.seat.prepared[number] = Prepared(collective, contract, layout(collective, self.rank))
+        instance = self.next if instance is None else instance
+        self.next = instance + 1
+        generation = self.world.group.generation if generation is None else generation
+        self.bell.send(wire.Ring(generation, number, instance, remaining, True, ((1, 0),)).encode())
+
+    def hear(self, timeout: float = 10.0) -> wire.Done | tuple[int, Verdict]:
+        """The next completion or failure; arenas are taken in passing."""
+        while True:
+            assert select.select([self.bell], [], [], timeout)[0], f"rank {self.rank} heard nothing for {timeout} s"
+            data, descriptors, _, _ = socket.recv_fds(self.bell, wire.MAX_MESSAGE, 1)
+            kind = wire.kind_of(data)
+            if kind is wire.Kind.ARENA:
+                self.world.arenas[wire.parse_arena(data)[0]] = descriptors[0]
+            elif kind is wire.Kind.DONE:
+                return wire.parse_done(data)
+            else:
+                assert kind is wire.Kind.FAILED, kind
+                instance, raw = wire.parse_failed(data)
+                return instance, verdict_from_proto(common_pb2.Verdict.FromString(raw))
+
+    def done(self) -> wire.Done:
+        heard = self.hear()
+        assert isinstance(heard, wire.Done), heard
+        return heard
+
+    def failed(self) -> tuple[int, Verdict]:
+        heard = self.hear()
+        assert not isinstance(heard, wire.Done), heard
+        return heard
+
+    def result(self, done: wire.Done, dtype: Any = np.float32, count: int = 4) -> NDArray[Any]:
+        lane = self.world.lane_of(self.rank)
+        slot = lane._results._slots[done.slot]
+        return slot.memory.view(dtype)[:count].copy()
+
+
+class World:
+    """A group over lanes in this process. `hosts` are numbers of ranks per worker."""
+
+    def __init__(self, hosts: tuple[int, ...], stall_after: float = 60.0) -> None:
+        size = sum(hosts)
+        ranks = iter(range(size))
+        self.layout = [tuple(next(ranks) for _ in range(count)) for count in hosts]
+        members = tuple(
+            Member(rank, f"/job:worker/replica:0/task:{task}/device:CPU:0", task, f"host{task}", 1000 + rank)
+            for task, local in enumerate(self.layout)
+            for rank in local
+        )
+        self.group = GroupInfo("world", 7, 100, members)
+        peers = tuple(Peer(task, "i", f"host{task}", "127.0.0.1:1", local) for task, local in enumerate(self.layout))
+        self.board = Switchboard()
+        self.reports: queue.Queue[Report] = queue.Queue()
+        self.ended: queue.Queue[Lane] = queue.Queue()
+        self.arenas: dict[int, int] = {}
+        self.lanes: list[Lane] = []
+        self.ranks: list[Rank] = []
+        for task, local in enumerate(self.layout):
+            around = Surroundings(
+                f"worker {task}",
+                Exchange(task, self.board),
+                Budget(1 << 30),
+                stall_after,
+                self.reports.put,
+                self.ended.put,
+            )
+            lane = Lane(Topology.of(self.group, peers, task), around)
+            self.lanes.append(lane)
+            self.ranks += [self._rank(lane, members[rank]) for rank in local]
+
+    def _rank(self, lane: Lane, member: Member) -> Rank:
+        theirs, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        memory = np.zeros(SLOT, np.uint8)
+
+        def resolve(arena: int, offset: int, length: int) -> NDArray[np.uint8]:
+            if arena != 1 or offset + length > SLOT:
+                raise wire.Malformed(f"bytes {offset} to {offset + length} of arena {arena}")
+            return memory[offset : offset + length]
+
+        seat = Seat(member.rank, member, resolve, -1)
+        lane.take_seat(seat)
+        lane.connect(member.rank, theirs)
+        return Rank(self, member.rank, mine, seat, memory)
+
+    def lane_of(self, rank: int) -> Lane:
+        return next(lane for lane in self.lanes if rank in lane.topology.ranks)
+
+    def report(self, *kinds: ReportKind) -> Report:
+        """The next report of one of these kinds; others are passed over."""
+        while True:
+            report = self.reports.get(timeout=10)
+            if report.kind in kinds:
+                return report
+
+    def rule(self, verdict: Verdict) -> None:
+        for lane in self.lanes:
+            lane.rule(verdict)
+
+    def verdict(self, code: int, from_instance: int = 0, successor: int = 0, message: str = "decided") -> Verdict:
+        group = self.group
+        return Verdict(
+            group.name,
+            group.key,
+            group.generation,
+            code,
+            message,
+            from_instance,
+            successor=successor,
+            members=group.members,
+        )
+
+    def close(self) -> None:
+        for lane in self.lanes:
+            lane.stop()
+        for lane in self.lanes:
+            lane.join()
+        for rank in self.ranks:
+            rank.bell.close()
+        for connection in self.board.connections:
+            connection.close()
+        for descriptor in self.arenas.values():
+            os.close(descriptor)
+
+
+def _kind(values: NDArray[Any]) -> Any:
+    kind = from_numpy(values.dtype)
+    assert kind is not None
+    return kind
+
+
+@pytest.fixture
+def world() -> Iterator[Callable[..., World]]:
+    """Makes worlds and closes them."""
+    made: list[World] = []
+
+    def make(*hosts: int, stall_after: float = 60.0) -> World:
+        made.append(World(hosts, stall_after))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

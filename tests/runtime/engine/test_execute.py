@@ -1,0 +1,128 @@
+"""Plans over the in-memory network, through the real executor: right sums, the same bits, nobody blocked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from collectived_proto.types import DType, ReduceOp
+from collectived_runtime.device.arithmetic import Arithmetic
+from collectived_runtime.engine.execute import Buffers, Wait, execute
+from collectived_runtime.plan import ring, tree
+from collectived_runtime.plan.moves import Plan, Span
+from collectived_runtime.transport.frame import Stamp, parse
+from collectived_runtime.transport.link import Link, LinkBroken
+from collectived_runtime.transport.loopback import Network
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Algorithm = Callable[[Sequence[int], int, Span], Plan]
+
+STAMP = Stamp(key=1, generation=2, instance=3, pack=0, shard=0, plan=b"planplan", chain=b"chainchn")
+SUM = Arithmetic(ReduceOp.SUM, DType.FLOAT32, DType.FLOAT32, 1)
+
+
+def never(link: Link, expected: bytes, got: bytes) -> bool:
+    raise AssertionError(f"{parse(expected)} expected, {parse(got)} came")
+
+
+def run_all(generators: dict[int, Iterator[Wait]]) -> None:
+    """Steps everybody in turn until all have ended; fails where nobody can go on."""
+    idle = 0
+    while generators:
+        for name, generator in list(generators.items()):
+            try:
+                idle = 0 if not next(generator) else idle + 1
+            except StopIteration:
+                del generators[name]
+                idle = 0
+        assert idle <= 2 * len(generators) + 2, f"stuck: {sorted(generators)} wait for ever"
+
+
+def all_reduce(algorithm: Algorithm, inputs: list[Array], capacity: int = 1 << 16) -> list[Array]:
+    members = range(len(inputs))
+    links = Network(capacity).links(members)
+    outputs = [np.full_like(one, np.nan) for one in inputs]
+    generators = {}
+    for me in members:
+        plan = algorithm(members, me, Span(0, len(inputs[me])))
+        buffers = Buffers(inputs[me], outputs[me], outputs[me], SUM.fold, SUM.finish)
+        generators[me] = execute(plan, buffers, links[me], STAMP, never)
+    run_all(generators)
+    return outputs
+
+
+@pytest.mark.parametrize("algorithm", [ring.all_reduce, tree.all_reduce], ids=["ring", "tree"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("count", [0, 1, 5, 1001, 70_003])
+def test_every_participant_ends_with_the_same_bits_of_the_right_sum(
+    algorithm: Algorithm, size: int, count: int
+) -> None:
+    random = np.random.default_rng(size * 7 + count)
+    inputs = [random.standard_normal(count, np.float32) for _ in range(size)]
+    kept = [one.copy() for one in inputs]
+    outputs = all_reduce(algorithm, inputs)
+    exact = np.sum([one.astype(np.float64) for one in inputs], axis=0)
+    bound = 1e-6 * np.sum([np.abs(one) for one in inputs], axis=0) + 1e-30
+    assert np.all(np.abs(outputs[0] - exact) <= bound)
+    for output in outputs[1:]:
+        assert output.tobytes() == outputs[0].tobytes()
+    for before, after in zip(kept, inputs, strict=True):
+        assert before.tobytes() == after.tobytes()
+
+
+def test_buffers_of_a_few_bytes_in_between_do_not_dead_lock_full_duplex() -> None:
+    inputs = [np.arange(10_000, dtype=np.float32) for _ in range(3)]
+    outputs = all_reduce(ring.all_reduce, inputs, capacity=100)
+    assert np.array_equal(outputs[2], 3 * inputs[0])
+
+
+def test_a_missing_partner_is_waited_for_without_spinning() -> None:
+    links = Network().links(range(2))
+    data = np.ones(4, np.float32)
+    plan = ring.all_reduce(range(2), 0, Span(0, 4))
+    generator = execute(plan, Buffers(data, data.copy(), data.copy(), SUM.fold, SUM.finish), links[0], STAMP, never)
+    waits = [next(generator) for _ in range(4)]
+    assert [link.peer for link, _ in waits[-1]] == [1]
+
+
+def test_a_peer_that_ends_breaks_the_plan_and_is_named() -> None:
+    links = Network().links(range(2))
+    links[1][0].close()
+    data = np.ones(4, np.float32)
+    plan = tree.all_reduce(range(2), 0, Span(0, 4))
+    generator = execute(plan, Buffers(data, data.copy(), data.copy(), SUM.fold, SUM.finish), links[0], STAMP, never)
+    with pytest.raises(LinkBroken) as caught:
+        list(generator)
+    assert caught.value.peer == 1
+
+
+def test_a_frame_of_another_contract_is_judged_before_anything_is_folded() -> None:
+    links = Network().links(range(2))
+    data = np.ones(4, np.float32)
+    output = np.zeros(4, np.float32)
+    other = Stamp(1, 2, 3, 0, 0, b"planplan", b"DIFFERS!")
+    links[1][0].send([other.header(0, 0, 16), data.tobytes()])
+    seen = []
+
+    def judge(link: Link, expected: bytes, got: bytes) -> bool:
+        seen.append((parse(expected).chain, parse(got).chain))
+        return True
+
+    plan = tree.all_reduce(range(2), 0, Span(0, 4))
+    generator = execute(plan, Buffers(data, output, output, SUM.fold, SUM.finish), links[0], STAMP, judge)
+    wait = next(generator)
+    assert [link.peer for link, _ in wait] == [1]
+    assert seen == [(b"chainchn", b"DIFFERS!")]
+    assert not output.any()
+
+
+def test_a_send_that_stands_midway_marks_its_link() -> None:
+    links = Network(capacity=80).links(range(2))
+    data = np.ones(100, np.float32)
+    plan = tree.all_reduce(range(2), 1, Span(0, 100))
+    generator = execute(plan, Buffers(data, data.copy(), data.copy(), SUM.fold, SUM.finish), links[1], STAMP, never)
+    next(generator)
+    assert links[1][0].midway_out

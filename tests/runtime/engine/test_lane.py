@@ -1,0 +1,262 @@
+"""The lane: matches, runs, delivers, and is never deaf in its one wait."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from collectived_proto.errors import Code
+from collectived_proto.local import wire
+from collectived_proto.types import Barrier, Broadcast, Reduce, ReduceOp, ReportKind
+from collectived_runtime.transport.frame import Stamp
+from collectived_runtime.transport.link import Link, TcpStream
+
+
+@pytest.mark.parametrize("hosts", [(1,), (2,), (4,), (1, 1), (2, 2), (3, 1), (1, 1, 1, 1)], ids=str)
+def test_everybody_receives_the_sum(world: Any, hosts: tuple[int, ...]) -> None:
+    here = world(*hosts)
+    for rank in here.ranks:
+        rank.submit(np.full(1000, rank.rank + 1, np.float32))
+    expected = np.full(1000, sum(r.rank + 1 for r in here.ranks), np.float32)
+    for rank in here.ranks:
+        done = rank.done()
+        assert done.last and done.result
+        assert np.array_equal(rank.result(done, count=1000), expected)
+
+
+@pytest.mark.parametrize("hosts", [(3,), (2, 2)], ids=str)
+def test_a_reduce_reaches_its_root_alone(world: Any, hosts: tuple[int, ...]) -> None:
+    here = world(*hosts)
+    for rank in here.ranks:
+        rank.submit(operation=Reduce(ReduceOp.SUM, 1))
+    dones = [rank.done() for rank in here.ranks]
+    assert [done.result for done in dones] == [rank.rank == 1 for rank in here.ranks]
+    assert here.ranks[1].result(dones[1]).tolist() == [len(here.ranks)] * 4
+
+
+@pytest.mark.parametrize("hosts", [(3,), (1, 2), (2, 2)], ids=str)
+def test_a_broadcast_brings_the_value_of_the_root(world: Any, hosts: tuple[int, ...]) -> None:
+    here = world(*hosts)
+    for rank in here.ranks:
+        rank.submit(np.full(4, rank.rank, np.float32), operation=Broadcast(2))
+    for rank in here.ranks:
+        assert rank.result(rank.done()).tolist() == [2] * 4
+
+
+def test_a_barrier_completes_when_the_last_rank_arrives(world: Any) -> None:
+    here = world(1, 1, 1)
+    empty = np.empty(0, np.float32)
+    for rank in here.ranks:
+        rank.submit(empty, operation=Barrier())
+    for rank in here.ranks:
+        assert rank.done().last
+
+
+def test_results_of_one_instance_are_the_same_memory_for_all_local_ranks(world: Any) -> None:
+    here = world(2)
+    for rank in here.ranks:
+        rank.submit()
+    first, second = (rank.done() for rank in here.ranks)
+    assert (first.arena, first.offset) == (second.arena, second.offset)
+
+
+def test_a_slot_is_free_again_when_every_holder_has_released_it(world: Any) -> None:
+    here = world(2)
+    offsets = set()
+    for _ in range(50):
+        for rank in here.ranks:
+            rank.submit()
+        for rank in here.ranks:
+            done = rank.done()
+            offsets.add(done.offset)
+            rank.bell.send(wire.release((done.slot,)))
+    assert len(offsets) <= 2
+
+
+def test_several_instances_may_be_outstanding(world: Any) -> None:
+    here = world(1, 1)
+    for rank in here.ranks:
+        for _ in range(10):
+            rank.submit()
+    for rank in here.ranks:
+        assert [rank.done().instance for _ in range(10)] == list(range(10))
+
+
+def test_a_repeated_instance_hears_its_recorded_outcome(world: Any) -> None:
+    here = world(1)
+    here.ranks[0].submit()
+    first = here.ranks[0].done()
+    here.ranks[0].submit(instance=0)
+    assert here.ranks[0].done() == first
+
+
+def test_an_address_out_of_bounds_is_that_clients_fault_alone(world: Any) -> None:
+    here = world(2)
+    rank = here.ranks[0]
+    rank.submit()
+    rank.bell.send(wire.Ring(100, next(iter(rank.seat.prepared)), 1, 0, True, ((1, 1 << 40),)).encode())
+    report = here.report(ReportKind.LOST)
+    assert report.rank == 0 and "malformed" in report.text and report.instance == 0
+
+
+def test_ranks_of_one_worker_that_differ_are_reported_at_once_with_both_contracts(world: Any) -> None:
+    here = world(2)
+    here.ranks[0].submit(np.ones(4, np.float32))
+    here.ranks[1].submit(np.ones(5, np.float32))
+    report = here.report(ReportKind.MISMATCH)
+    assert report.instance == 0
+    assert [str(position.collective.leaves[0]) for position in report.ranks] == ["float32[4]", "float32[5]"]
+
+
+def test_workers_that_differ_find_out_at_the_first_frame(world: Any) -> None:
+    here = world(1, 1)
+    here.ranks[0].submit(np.ones(4, np.float32))
+    here.ranks[1].submit(np.ones(5, np.float32))
+    assert here.report(ReportKind.MISMATCH).instance == 0
+
+
+def test_after_a_mismatch_the_group_goes_on_in_the_successor_generation(world: Any) -> None:
+    here = world(1, 1)
+    here.ranks[0].submit(np.ones(4, np.float32))
+    here.ranks[1].submit(np.ones(5, np.float32))
+    here.report(ReportKind.MISMATCH)
+    here.rule(here.verdict(Code.INVALID_ARGUMENT, successor=101))
+    for rank in here.ranks:
+        instance, verdict = rank.failed()
+        assert (instance, verdict.code, verdict.successor) == (0, Code.INVALID_ARGUMENT, 101)
+    for rank in here.ranks:
+        rank.submit(generation=101, instance=0)
+    for rank in here.ranks:
+        assert rank.result(rank.done()).tolist() == [2] * 4
+
+
+def test_a_deadline_is_reported_once_and_decided_alone_when_nobody_answers(world: Any) -> None:
+    here = world(2)
+    here.ranks[0].submit(remaining=0.05)
+    report = here.report(ReportKind.EXPIRED)
+    assert [(p.rank, p.arrived) for p in report.ranks] == [(0, True), (1, False)]
+    instance, verdict = here.ranks[0].failed()
+    assert instance == 0 and verdict.code == Code.DEADLINE_EXCEEDED and verdict.decided_by == "worker 0"
+    assert [member.rank for member in verdict.missing] == [1]
+
+
+def test_a_rank_that_submits_after_the_verdict_gets_it_at_once(world: Any) -> None:
+    here = world(2)
+    here.ranks[0].submit()
+    here.rule(here.verdict(Code.DEADLINE_EXCEEDED))
+    here.ranks[0].failed()
+    here.ranks[1].submit()
+    assert here.ranks[1].failed()[1].message == "decided"
+    here.ranks[1].submit()
+    assert here.ranks[1].failed()[0] == 1
+
+
+def test_waiting_is_reported_after_a_while_and_when_it_ends(world: Any) -> None:
+    here = world(2, stall_after=0.05)
+    here.ranks[0].submit()
+    report = here.report(ReportKind.PENDING)
+    assert [p.arrived for p in report.ranks] == [True, False]
+    here.ranks[1].submit()
+    here.report(ReportKind.RESUMED)
+    assert here.ranks[0].done().last
+
+
+def test_a_client_that_hangs_up_is_reported_with_its_last_instance(world: Any) -> None:
+    here = world(2)
+    here.ranks[0].submit()
+    here.ranks[1].bell.close()
+    report = here.report(ReportKind.LOST)
+    assert (report.rank, report.instance) == (1, -1)
+
+
+def test_what_a_lost_client_had_fully_submitted_completes(world: Any) -> None:
+    here = world(2)
+    here.ranks[1].submit(np.full(4, 5, np.float32))
+    here.ranks[1].bell.close()
+    assert here.report(ReportKind.LOST).instance == 0
+    here.rule(here.verdict(Code.UNAVAILABLE, from_instance=1))
+    here.ranks[0].submit()
+    assert here.ranks[0].result(here.ranks[0].done()).tolist() == [6] * 4
+    here.ranks[0].submit()
+    assert here.ranks[0].failed()[0] == 1
+
+
+def test_a_lane_ends_when_its_last_member_has_gone(world: Any) -> None:
+    here = world(2)
+    for rank in here.ranks:
+        rank.submit()
+    for rank in here.ranks:
+        rank.done()
+        rank.bell.send(wire.bare(wire.Kind.LEAVE))
+        rank.bell.close()
+    assert here.ended.get(timeout=10) is here.lanes[0]
+    kinds = [here.reports.get_nowait().kind for _ in range(here.reports.qsize())]
+    assert kinds == [ReportKind.LEFT, ReportKind.LEFT]
+
+
+def test_leaving_in_order_alarms_no_peer(world: Any) -> None:
+    here = world(1, 1)
+    for rank in here.ranks:
+        rank.submit()
+    for rank in here.ranks:
+        rank.done()
+        rank.bell.send(wire.bare(wire.Kind.LEAVE))
+        rank.bell.close()
+        here.ended.get(timeout=10)
+    assert {here.reports.get_nowait().kind for _ in range(here.reports.qsize())} == {ReportKind.LEFT}
+
+
+class Stalled:
+    """Worker 0 with one rank, waiting in the middle of a frame whose payload never comes; worker 1 is the test."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = here = world(1, 1)
+        here.lanes[1].stop()
+        here.lanes[1].join()
+        here.ended.get(timeout=10)
+        here.ranks[0].submit(np.ones(100_000, np.float32))
+        lane = here.lanes[0]
+        wait_for(lambda: lane.running is not None and here.board.dialled)
+        self.link = next(iter(here.board.dialled.values()))
+        assert lane.running is not None
+        strand = lane.running.program.strands[0]
+        stamp = Stamp(7, 100, 0, 0, 0, strand.plan_hash, lane._chain)
+        self.link.sendall(stamp.header(0, 0, 200_000) + bytes(1000))
+        wait_for(lambda: any(link.received > 1000 for link in lane._links))
+
+
+def wait_for(fact: Callable[[], object]) -> None:
+    """Looks until the fact holds; the test's own time limit ends it otherwise."""
+    while not fact():
+        threading.Event().wait(0.001)
+
+
+def test_a_verdict_ends_the_wait_for_a_peer_stalled_in_the_middle_of_a_frame(world: Any) -> None:
+    stalled = Stalled(world)
+    stalled.world.lanes[0].rule(stalled.world.verdict(Code.ABORTED))
+    assert stalled.world.ranks[0].failed()[1].code == Code.ABORTED
+
+
+def test_a_clients_death_is_noticed_while_a_peer_is_stalled_in_the_middle_of_a_frame(world: Any) -> None:
+    stalled = Stalled(world)
+    stalled.world.ranks[0].bell.close()
+    assert stalled.world.report(ReportKind.LOST).rank == 0
+
+
+def test_a_stray_frame_on_another_link_is_noticed_while_a_peer_is_stalled_in_the_middle_of_a_frame(
+    world: Any,
+) -> None:
+    stalled = Stalled(world)
+    lane = stalled.world.lanes[0]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        mine, _ = listener.accept()
+    with theirs:
+        lane._ask(lambda: lane._link_arrived(100, Link(1, 3, TcpStream(mine))))
+        theirs.sendall(b"garbage!" * 8)
+        report = stalled.world.report(ReportKind.LINK)
+    assert report.worker == 1 and "frame" in report.text

@@ -1,0 +1,120 @@
+"""One conformance suite that every stream below a link passes: TCP, and the in-memory network of the other tests."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+from collectived_runtime.transport.frame import HEADER_BYTES, Frame, FrameKind, parse
+from collectived_runtime.transport.link import Link, LinkBroken, Stream, TcpStream
+from collectived_runtime.transport.loopback import Network
+
+Pair = tuple[Stream, Stream]
+
+
+def tcp_pair() -> Pair:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    return TcpStream(one), TcpStream(other)
+
+
+@pytest.fixture(params=["tcp", "loopback"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    streams = tcp_pair() if request.param == "tcp" else Network().streams()
+    yield streams
+    for stream in streams:
+        stream.close()
+
+
+def until_readable(stream: Stream) -> None:
+    if stream.fileno() >= 0:
+        assert select.select([stream], [], [], 10)[0]
+
+
+def receive(stream: Stream, count: int) -> bytes:
+    data = bytearray(count)
+    got = 0
+    while got < count:
+        until_readable(stream)
+        got += stream.recv_into(memoryview(data)[got:])
+    return bytes(data)
+
+
+def test_parts_arrive_as_one_sequence(pair: Pair) -> None:
+    assert pair[0].send([b"head", memoryview(b"payload")]) == 11
+    assert receive(pair[1], 11) == b"headpayload"
+
+
+def test_nothing_there_is_zero_and_does_not_block(pair: Pair) -> None:
+    assert pair[0].recv_into(memoryview(bytearray(8))) == 0
+
+
+def test_a_full_stream_takes_nothing_until_it_is_read(pair: Pair) -> None:
+    block = bytes(1 << 20)
+    sent = 0
+    while taken := pair[0].send([block]):
+        sent += taken
+    assert pair[0].send([b"more"]) == 0
+    receive(pair[1], sent)
+    until_writable = select.select([], [pair[0]], [], 10)[1] if pair[0].fileno() >= 0 else [pair[0]]
+    assert until_writable
+    assert pair[0].send([b"more"]) > 0
+
+
+def test_both_directions_are_apart(pair: Pair) -> None:
+    pair[0].send([b"there"])
+    pair[1].send([b"back"])
+    assert receive(pair[0], 4) == b"back"
+    assert receive(pair[1], 5) == b"there"
+
+
+def test_what_was_sent_before_the_end_still_arrives_and_then_the_end_is_an_error(pair: Pair) -> None:
+    pair[0].send([b"last"])
+    pair[0].close()
+    assert receive(pair[1], 4) == b"last"
+    until_readable(pair[1])
+    with pytest.raises(LinkBroken):
+        pair[1].recv_into(memoryview(bytearray(1)))
+
+
+def test_sending_to_a_peer_that_is_gone_is_an_error_before_long(pair: Pair) -> None:
+    pair[1].close()
+    with pytest.raises(LinkBroken):
+        for _ in range(1000):
+            pair[0].send([bytes(1 << 16)])
+            with contextlib.suppress(BlockingIOError):
+                until_writable(pair[0])
+
+
+def until_writable(stream: Stream) -> None:
+    if stream.fileno() >= 0:
+        select.select([], [stream], [], 10)
+
+
+def test_a_header_is_whole_or_not_there() -> None:
+    one, other = Network().streams()
+    link = Link(1, 0, other)
+    frame = Frame(FrameKind.DATA, 1, 2, 3, 2**62, 5, 2**40, b"planhash", b"thechain", 2**40, 8)
+    data = frame.encode()
+    assert len(data) == HEADER_BYTES == 64
+    one.send([data[:10]])
+    assert link.header() is None and not link.parked
+    one.send([data[10:]])
+    header = link.header()
+    assert header is not None and parse(header) == frame
+    assert link.parked
+    link.take_header()
+    assert link.header() is None and not link.parked
+
+
+def test_a_broken_link_names_its_peer() -> None:
+    one, other = Network().streams()
+    link = Link(7, 0, other)
+    one.close()
+    with pytest.raises(LinkBroken) as caught:
+        link.header()
+    assert caught.value.peer == 7
