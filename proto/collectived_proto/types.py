@@ -232,6 +232,11 @@ class Member:
         return f"rank {self.rank} ({where}host {self.host}, pid {self.pid}, {self.device})"
 
 
+def shown_name(name: str) -> str:
+    """A group's name as its users know it: without the job that scopes it on the wire."""
+    return name if name.startswith("/") else name.partition("/")[2] or name
+
+
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
     """One complete generation of a group; `members[r]` is rank r."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from collectived_proto.errors import Code
-from collectived_proto.types import Report, ReportKind, Verdict
-
+from collectived_proto.types import Report, ReportKind, Verdict, shown_name
 from collectived_runtime.coordinator import judgement
 from collectived_runtime.coordinator.events import Effect, Log, Positioned, Query, Reported, Send
 from collectived_runtime.coordinator.registry import (
@@ -25,7 +24,6 @@ from collectived_runtime.coordinator.registry import (
     Registry,
     Unanswered,
 )
-from collectived_runtime.coordinator.wording import shown
 
 _OF_A_RANK = (ReportKind.LOST, ReportKind.ABORT, ReportKind.LEFT, ReportKind.EXHAUSTED)
 _OF_AN_INSTANCE = (ReportKind.PENDING, ReportKind.EXPIRED, ReportKind.MISMATCH, ReportKind.LINK)
@@ -48,7 +46,7 @@ def reported(book: Registry, event: Reported, now: float) -> Iterator[Effect]:
         yield Log(
             "warning",
             f"worker {task} reports {report.kind.name} of rank {report.rank} of group "
-            f"{shown(generation.info.name)!r}, which is not its own: ignored",
+            f"{shown_name(generation.info.name)!r}, which is not its own: ignored",
         )
     else:
         generation.learn(task, -1, report.ranks, now)
@@ -114,7 +112,7 @@ def _left(book: Registry, generation: Generation, rank: int, last: int, now: flo
         after = f"after instance {last}" if last >= 0 else "before its first instance"
         text = f"{generation.member(rank, now)} left the group {after}"
         generation.departed[rank] = Departure.LEFT
-        yield Log("debug", f"group {shown(generation.info.name)!r}: {text}")
+        yield Log("debug", f"group {shown_name(generation.info.name)!r}: {text}")
         others = [other for other in range(generation.info.size) if other not in generation.departed]
         if others:
             waiting = any(generation.submitted(other) > last for other in others)
@@ -285,7 +283,7 @@ def _all_left(generation: Generation, task: int) -> bool:
 
 def _record(book: Registry, generation: Generation, verdict: Verdict, now: float) -> Iterator[Effect]:
     """The first fault of a generation is what people want to read; its echoes are not."""
-    group = shown(generation.info.name)
+    group = shown_name(generation.info.name)
     if generation.failed:
         yield Log("debug", f"group {group!r}, failed already: {verdict.message}")
         return

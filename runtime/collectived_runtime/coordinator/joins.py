@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import Code
-from collectived_proto.types import GroupInfo, Member, Peer
-
+from collectived_proto.types import GroupInfo, Member, Peer, shown_name
 from collectived_runtime.coordinator import faults
 from collectived_runtime.coordinator.events import (
     Effect,
@@ -39,7 +38,6 @@ from collectived_runtime.coordinator.wording import (
     members_text,
     progress_text,
     ranks_text,
-    shown,
 )
 
 # While few wait, everybody hears of every arrival at once; among many that would be quadratic, so then at most this
@@ -60,7 +58,7 @@ def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effec
     refusal = _refusal(ask, task, forming)
     if refusal:
         yield Send(task, JoinRefused(ask.request, Code.INVALID_ARGUMENT, refusal))
-        yield Log("info", f"join of group {shown(ask.name)!r} refused: {refusal}")
+        yield Log("info", f"join of group {shown_name(ask.name)!r} refused: {refusal}")
         return
     if forming is None:
         forming = _open(book, ask)
@@ -146,12 +144,12 @@ def _refusal(ask: JoinAsk, task: int, forming: Forming | None) -> str:
     if (forming.min_size, forming.max_size) != (low, high):
         return (
             f"size {_size(low, high)} was asked for, but size {_size(forming.min_size, forming.max_size)} by "
-            f"the {len(forming.waiting)} waiting in group {shown(ask.name)!r} ({', '.join(here)}{more}): "
+            f"the {len(forming.waiting)} waiting in group {shown_name(ask.name)!r} ({', '.join(here)}{more}): "
             "all ranks must name the same size"
         )
     if ask.rank is not None and ask.rank in forming.taken:
         return (
-            f"rank {ask.rank} of group {shown(ask.name)!r} is taken by {_candidate(forming.taken[ask.rank])}: "
+            f"rank {ask.rank} of group {shown_name(ask.name)!r} is taken by {_candidate(forming.taken[ask.rank])}: "
             "give every process its own rank, or none"
         )
     return ""
@@ -264,7 +262,7 @@ def _complete(book: Registry, forming: Forming, now: float) -> Iterator[Effect]:
     book.latest[forming.name] = info.generation
     for (task, request), rank in generation.requests.items():
         yield Send(task, JoinDone(request, info, rank, generation.peers))
-    yield Log("info", f"group {shown(info.name)!r} is complete: {info.size} ranks: {members_text(members)}")
+    yield Log("info", f"group {shown_name(info.name)!r} is complete: {info.size} ranks: {members_text(members)}")
 
 
 def _peers(book: Registry, members: tuple[Member, ...]) -> tuple[Peer, ...]:

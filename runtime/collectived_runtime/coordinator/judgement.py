@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from collectived_proto.errors import Code
 from collectived_proto.types import GroupInfo, Member, RankPosition, ReportKind, Verdict
-
 from collectived_runtime.coordinator.registry import Generation, Inquiry
 from collectived_runtime.coordinator.wording import (
     be,

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from collectived_proto.errors import Code
 from collectived_proto.types import RankPosition, Verdict
-
 from collectived_runtime.coordinator import faults, joins
 from collectived_runtime.coordinator.events import (
     Attached,

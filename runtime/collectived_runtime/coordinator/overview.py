@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from collectived_proto import codec
 from collectived_proto.types import RELEASE
 from collectived_proto.v1 import status_pb2
-
 from collectived_runtime.coordinator.snapshot import GroupView, Snapshot, WorkerView
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, ReportKind, Verdict
-
 from collectived_runtime.coordinator.events import Hello, JoinAsk, Reported
 
 KEPT_FAILURES = 64

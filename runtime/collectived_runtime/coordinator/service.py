@@ -16,10 +16,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
+
 from collectived_proto.errors import Code, InvalidArgumentError
 from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE
 from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2
-
 from collectived_runtime.coordinator.events import (
     Drop,
     Effect,

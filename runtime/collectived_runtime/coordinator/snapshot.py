@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 from collectived_proto.types import Member, Verdict
-
 from collectived_runtime.coordinator import joins, judgement
 from collectived_runtime.coordinator.events import Hello
 from collectived_runtime.coordinator.registry import Departure, Forming, Generation, Registry

@@ -6,7 +6,6 @@ from collectived_proto import codec
 from collectived_proto.types import GroupInfo, Verdict
 from collectived_proto.v1 import common_pb2
 from collectived_proto.v1 import coordinator_pb2 as pb
-
 from collectived_runtime.coordinator.events import (
     Attached,
     Beat,

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from collectived_proto.types import Member, RankPosition
-
+from collectived_proto.types import Member, RankPosition, shown_name
 from collectived_runtime.coordinator.differences import describe, difference
 
 NAMED = 4  # this many are named in full; of more, the number
-
-
-def shown(name: str) -> str:
-    """A scoped group name as its users write it: `train` for `job/train`, `/shared` as it is."""
-    return name if name.startswith("/") else name.partition("/")[2] or name
 
 
 def seconds(value: float) -> str:
@@ -46,7 +40,7 @@ def be(count: int) -> str:
 
 def subject(instance: int, op: str, name: str) -> str:
     """`all_reduce(sum) #17 of group 'train'`"""
-    return f"{op or 'collective'} #{instance} of group {shown(name)!r}"
+    return f"{op or 'collective'} #{instance} of group {shown_name(name)!r}"
 
 
 def last_did(position: RankPosition | None) -> str:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import DType, ReduceOp
-from numpy.typing import NDArray
 
 Array = NDArray[Any]
 

@@ -1,14 +1,17 @@
-"""A lane's links: one per peer place and channel, made at first use, for one generation."""
+"""A lane's links: one per peer place and channel, made at first use, for one generation, watched while they live."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
+import select
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from collectived_runtime.engine.program import Topology
-from collectived_runtime.transport.frame import bye
+from collectived_runtime.engine.watch import ENDED, Watch
+from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.hello import NONCE_BYTES, Hello
 from collectived_runtime.transport.link import Link, LinkBroken
 from collectived_runtime.transport.reception import Call, LinkKey
@@ -33,8 +36,11 @@ def address_of(text: str) -> tuple[str, int]:
 class Links:
     """Of two workers the one with the lower task dials, so that there is never a pair of links for one purpose.
 
+    A link belongs to the strand that runs over it. Between strands it is *idle*: the next header, or the end, is read
+    here.
+
     Args:
-        arrived, failed: called in whatever thread the exchange runs in.
+        broken: called in the lane's thread when an idle link ends, or a link cannot be had.
     """
 
     def __init__(
@@ -42,18 +48,31 @@ class Links:
         topology: Topology,
         generation: int,
         exchange: Exchange,
-        arrived: Callable[[int, Link], None],
-        failed: Callable[[int, str], None],
+        watch: Watch,
+        broken: Callable[[LinkBroken], None],
     ) -> None:
         self._topology = topology
         self._generation = generation
         self._exchange = exchange
-        self._arrived = arrived
-        self._failed = failed
+        self._watch = watch
+        self._broken = broken
         self._links: dict[tuple[int, int], Link | None] = {}  # (place, channel); None: on its way
+        self._watched: dict[Link, int] = {}  # links and the events asked for
+        self._used: Mapping[Link, int] = {}
+        self._past_sent = self._past_received = 0
+        self.ready: set[Link] = set()  # links with news since `ready` was cleared
+        self.closed = False
 
     def __iter__(self) -> Iterator[Link]:
         return iter([link for link in self._links.values() if link is not None])
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received in this generation, headers included."""
+        links = list(self)
+        return (
+            self._past_sent + sum(link.sent for link in links),
+            self._past_received + sum(link.received for link in links),
+        )
 
     def get(self, places: Iterable[int], channel: int) -> dict[int, Link] | None:
         """The links to these places, or None while one of them is on its way; asks for what nobody has asked for."""
@@ -74,36 +93,76 @@ class Links:
         place = next(p for p, peer in enumerate(self._topology.peers) if peer.task == link.peer)
         self._links[place, link.channel] = link
 
+    def use(self, used: Mapping[Link, int]) -> None:
+        """Watches links of running strands for what they wait for, idle ones for their end, parked ones for nothing."""
+        self._used = used
+        for link in self:
+            events = used.get(link, 0 if link.parked else select.POLLIN)
+            known = self._watched.get(link)
+            if known is None:
+                self._watch.add(link.stream.fileno(), events, functools.partial(self._event, link))
+            elif known != events:
+                self._watch.change(link.stream.fileno(), events)
+            self._watched[link] = events
+
     def drop(self, link: Link) -> None:
         """This link has ended; the next use asks for another."""
         self._links = {key: known for key, known in self._links.items() if known is not link}
+        self._past_sent += link.sent
+        self._past_received += link.received
+        if self._watched.pop(link, None) is not None:
+            self._watch.remove(link.stream.fileno())
+        link.close()
 
-    def close(self, *, orderly: bool) -> None:
-        """Closes all; an orderly end says so to the peers, for whom it is then no fault."""
+    def drop_peer(self, task: int) -> None:
         for link in self:
-            if orderly and not link.midway_out:
+            if link.peer == task:
+                self.drop(link)
+
+    def close(self) -> None:
+        """Closes all and says so to the peers, for whom it is then no fault."""
+        self.closed = True
+        for link in self:
+            if not link.midway_out:
                 with contextlib.suppress(LinkBroken):
-                    link.send([bye(self._topology.group.key, self._generation)])
-            link.close()
+                    link.send([frames.bye(self._topology.group.key, self._generation)])
+            self.drop(link)
         self._links.clear()
         self._exchange.forget(self._topology.group.key, self._generation)
+
+    def _event(self, link: Link, events: int) -> None:
+        self.ready.add(link)
+        if link in self._used:
+            return
+        try:
+            header = link.header()
+            if header is not None and frames.parse(header).kind is frames.FrameKind.BYE:
+                self.drop(link)
+            elif header is not None and events & ENDED:
+                raise LinkBroken("the connection was reset")
+        except (LinkBroken, frames.BadFrame) as error:
+            self.drop(link)
+            self._lost(link.peer, str(error))
+
+    def _lost(self, task: int, why: str) -> None:
+        error = LinkBroken(why)
+        error.peer = task
+        self._broken(error)
 
     def _ask(self, place: int, channel: int) -> None:
         self._links[place, channel] = None
         me = self._topology.peers[self._topology.place].task
         peer = self._topology.peers[place]
         key = self._topology.group.key
-        generation = self._generation
-        arrived, failed = self._arrived, self._failed
+
+        def arrived(link: Link) -> None:  # in the exchange's thread
+            self._watch.ask(lambda: link.close() if self.closed else self.add(link))
+
+        def failed(task: int, why: str) -> None:
+            self._watch.ask(lambda: None if self.closed else self._lost(task, f"it cannot be reached: {why}"))
+
         if me < peer.task:
-            hello = Hello(me, peer.task, key, generation, channel, os.urandom(NONCE_BYTES))
-            self._exchange.dial(
-                Call(
-                    address_of(peer.link_address),
-                    hello,
-                    lambda link: arrived(generation, link),
-                    lambda task, why: failed(task, why),
-                )
-            )
+            hello = Hello(me, peer.task, key, self._generation, channel, os.urandom(NONCE_BYTES))
+            self._exchange.dial(Call(address_of(peer.link_address), hello, arrived, failed))
         else:
-            self._exchange.expect((key, generation, peer.task, channel), lambda link: arrived(generation, link))
+            self._exchange.expect((key, self._generation, peer.task, channel), arrived)

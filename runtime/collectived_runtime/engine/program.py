@@ -27,7 +27,6 @@ from collectived_proto.types import (
     Reduce,
     ReduceOp,
 )
-
 from collectived_runtime.device.arithmetic import Arithmetic, unsupported
 from collectived_runtime.plan import ring, tree
 from collectived_runtime.plan.moves import Plan, Recv, Send, Span

@@ -12,10 +12,11 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from collectived_proto.local import arena as arenas
 from collectived_proto.local.arena import Arena
 from collectived_proto.local.slots import Slots
-from numpy.typing import NDArray
 
 SMALLEST_ARENA = 64 << 20  # address space; pages exist only as far as they have been used
 ROOM = 4  # a new arena holds this many of the result that asked for it, so that a rank may keep one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from collectived_runtime.engine.execute import Wait
@@ -38,8 +38,8 @@ class Running:
             self._queues.setdefault(strand.channel, deque()).append(strand)
         self._active: dict[int, _Active] = {}
 
-    def step(self, links: Links, ready: Collection[int]) -> tuple[list[Strand], bool]:
-        """Steps what can go on; `ready` are descriptors with news.
+    def step(self, links: Links) -> tuple[list[Strand], bool]:
+        """Steps what can go on.
 
         Returns the strands that ended, and whether anything wants to be stepped again at once.
 
@@ -55,7 +55,7 @@ class Running:
                     continue
                 strand = queue.popleft()
                 active = self._active[channel] = _Active(strand, self._start(strand, found), frozenset(found.values()))
-            elif active.wait and not any(link.stream.fileno() in ready for link, _ in active.wait):
+            elif active.wait and not any(link in links.ready for link, _ in active.wait):
                 continue
             try:
                 active.wait = next(active.generator)

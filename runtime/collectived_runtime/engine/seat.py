@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from collectived_proto.local import wire
-from collectived_proto.types import Member
 from numpy.typing import NDArray
 
+from collectived_proto.local import wire
+from collectived_proto.types import Member
 from collectived_runtime.engine.ledger import Prepared
 
 log = logging.getLogger("collectived.lane")

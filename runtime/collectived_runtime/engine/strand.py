@@ -9,9 +9,9 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from collectived_proto.numpy_types import to_numpy
 from numpy.typing import NDArray
 
+from collectived_proto.numpy_types import to_numpy
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.engine.execute import AGAIN, Buffers, Judge, Wait, execute
 from collectived_runtime.engine.program import Program, Strand

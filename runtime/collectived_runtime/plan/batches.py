@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from collectived_proto.types import DType, Leaf
-
 from collectived_runtime.plan.moves import Span
 
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from collectived_proto.local import wire
-
 from collectived_runtime.transport import hello as hello_
 from collectived_runtime.transport.hello import Hello, Refused
 from collectived_runtime.transport.link import Link, TcpStream

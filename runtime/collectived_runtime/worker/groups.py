@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from collectived_proto.codec import (
     group_from_proto,
@@ -21,10 +21,9 @@ from collectived_proto.codec import (
 )
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import InvalidArgumentError, NotFoundError, error_class
-from collectived_proto.types import RankPosition, Report
+from collectived_proto.types import RankPosition, Report, shown_name
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import worker_pb2
-
 from collectived_runtime.engine.lane import Lane, Surroundings
 from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.results import Budget
@@ -169,6 +168,7 @@ class Groups:
                 self._seated(message.join_done)
             case "verdict":
                 verdict = verdict_from_proto(message.verdict)
+                verdict = replace(verdict, group=shown_name(verdict.group))
                 for (key, _), lane in list(self._lanes.items()):
                     if key == verdict.key:
                         lane.rule(verdict)
@@ -221,6 +221,7 @@ class Groups:
         lane.take_seat(seat)
         session.hold(lane, done.rank)
         token = secrets.token_bytes(SESSION_BYTES)
+        done.group.name = lane.name
         self._reception.admit(token, functools.partial(lane.connect, done.rank))
         join.answers.put_nowait(
             worker_pb2.JoinEvent(

@@ -14,20 +14,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import grpc.aio
+
 from collectived_proto.errors import UnavailableError
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import coordinator_pb2_grpc as rpc
 from collectived_proto.v1 import status_pb2
-
 from collectived_runtime.admission import client_metadata
+from collectived_runtime.daemon import OPTIONS
 
 log = logging.getLogger("collectived.worker")
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
 WAITING_MESSAGES = 10_000  # kept while the coordinator is away; older ones are dropped first
-
-OPTIONS = [("grpc.max_receive_message_length", 16 << 20), ("grpc.max_send_message_length", 16 << 20)]
 
 
 class Membership:

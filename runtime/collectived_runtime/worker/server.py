@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
-import signal
 import socket
 import sys
 import time
@@ -16,20 +14,21 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import CollectiveError
 from collectived_proto.local.jobs import check_socket_path
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2, worker_pb2_grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
-
 from collectived_runtime.admission import Admission
+from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove_sockets, signals, until_stopped
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.worker.groups import Groups
-from collectived_runtime.worker.membership import OPTIONS, Membership
+from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.service import PROTOCOL, WorkerService
 from collectived_runtime.worker.sessions import Sessions
 from collectived_runtime.worker.status import Identity, worker_status
@@ -69,24 +68,16 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
         SystemExit: it cannot start; the reason has been printed.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        worker = _Worker(settings)
-        await worker.start()
-    except (OSError, ValueError, CollectiveError) as error:
-        print(f"worker {settings.task}: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    waiters: set[asyncio.Future[object]] = {asyncio.ensure_future(stop.wait())}
-    if lifeline is not None:
-        waiters.add(asyncio.ensure_future(lifeline))
-    print("ready " + json.dumps(worker.announcement()), flush=True)
-    await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
-    for waiter in waiters:
-        waiter.cancel()
-    await worker.close()
+    with signals() as signalled:
+        try:
+            worker = _Worker(settings)
+            await worker.start()
+        except (OSError, ValueError, CollectiveError, CannotStart) as error:
+            print(f"collectived worker {settings.task}: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(1) from None
+        ready(worker.announcement())
+        await until_stopped(signalled, lifeline)
+        await worker.close()
 
 
 class _Worker:
@@ -132,9 +123,7 @@ class _Worker:
 
     async def start(self) -> None:
         await self.membership.joined(COORDINATOR_SECONDS)
-        port = self.server.add_insecure_port(self.listen)
-        if not self.listen.startswith("unix:"):
-            self.listen = f"{address_of(self.listen)[0]}:{port}"
+        self.listen = bind(self.server, self.listen)
         await self.server.start()
         await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
 
@@ -153,8 +142,7 @@ class _Worker:
         await self.server.stop(0.2)
         await asyncio.to_thread(self.groups.close)
         await asyncio.to_thread(self.reception.close)
-        if self.listen.startswith("unix:"):
-            Path(self.listen.removeprefix("unix:")).unlink(missing_ok=True)
+        remove_sockets([self.listen])
 
     def _hello(self, epoch: int) -> pb.Hello:
         identity = self.identity

@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc
 import grpc.aio
+
 from collectived_proto.codec import collective_from_proto, layout_to_proto
 from collectived_proto.errors import CollectiveError, FailedPreconditionError, ResourceExhaustedError
 from collectived_proto.local.wire import TOKEN_BYTES
 from collectived_proto.status import to_status
 from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
-
 from collectived_runtime.engine.ledger import Prepared
 from collectived_runtime.engine.program import check, digest
 from collectived_runtime.plan.packs import layout

@@ -16,11 +16,11 @@ import struct
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
+
 from collectived_proto.errors import Code, NotFoundError
 from collectived_proto.local import wire
 from collectived_proto.local.arena import Arena
-from numpy.typing import NDArray
-
 from collectived_runtime.engine.lane import Lane
 from collectived_runtime.engine.results import Budget, Exhausted, new_arena
 

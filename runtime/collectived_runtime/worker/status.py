@@ -15,7 +15,6 @@ from pathlib import Path
 from collectived_proto.codec import member_to_proto
 from collectived_proto.types import RELEASE
 from collectived_proto.v1 import status_pb2 as pb
-
 from collectived_runtime.engine.lane import Lane
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+
 from collectived_runtime.admission import Admission, client_metadata
 
 SHAPES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from collectived_proto.types import AllReduce, Collective, DType, Leaf, ReduceOp
 from collectived_runtime.coordinator.differences import Difference, describe, difference, spots
 

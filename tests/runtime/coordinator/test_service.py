@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+
 from collectived_proto.errors import Code
 from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2
 from collectived_runtime.coordinator.service import CoordinatorService

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import collectived_runtime.coordinator
 import pytest
-from collectived_proto.types import Report, ReportKind
+
+import collectived_runtime.coordinator
+from collectived_proto.types import Report, ReportKind, shown_name
 from collectived_runtime.coordinator.events import (
     Hello,
     JoinAsk,
@@ -23,7 +24,7 @@ from collectived_runtime.coordinator.events import (
 )
 from collectived_runtime.coordinator.registry import KEPT_FAILURES, KEPT_GENERATIONS, Registry
 from collectived_runtime.coordinator.state import Coordinator
-from collectived_runtime.coordinator.wording import ranks_text, seconds, shown
+from collectived_runtime.coordinator.wording import ranks_text, seconds
 
 THIS_YEAR = 1_790_000_000_000  # milliseconds
 
@@ -103,7 +104,8 @@ def test_words() -> None:
     assert ranks_text([3, 0, 1]) == "ranks 0, 1, 3"
     assert ranks_text([*range(8), 9]) == "ranks 0-7, 9"
     assert [seconds(value) for value in (10, 0.05, 86400, 1 / 3)] == ["10.0 s", "0.05 s", "86400.0 s", "0.3333 s"]
-    assert [shown(name) for name in ("job/train", "/shared", "job/a/b", "bare")] == ["train", "/shared", "a/b", "bare"]
+    scoped = ("job/train", "/shared", "job/a/b", "bare")
+    assert [shown_name(name) for name in scoped] == ["train", "/shared", "a/b", "bare"]
 
 
 SHELLS = {"service.py", "server.py", "journal.py", "wire.py", "overview.py"}

@@ -7,11 +7,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import DType, ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic, unsupported
 from collectived_runtime.plan.packs import result_dtype
-from numpy.typing import NDArray
 
 Array = NDArray[Any]
 

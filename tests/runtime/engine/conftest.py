@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from collectived_proto.codec import verdict_from_proto
 from collectived_proto.local import wire
 from collectived_proto.numpy_types import from_numpy
@@ -37,7 +39,6 @@ from collectived_runtime.engine.seat import Seat
 from collectived_runtime.plan.packs import layout
 from collectived_runtime.transport.link import Link, TcpStream
 from collectived_runtime.transport.reception import Call, LinkKey
-from numpy.typing import NDArray
 
 SLOT = 1 << 20  # bytes of client memory per rank
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from collectived_proto.types import DType, ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.engine.execute import Buffers, Wait, execute
@@ -15,7 +17,6 @@ from collectived_runtime.plan.moves import Plan, Span
 from collectived_runtime.transport.frame import Stamp, parse
 from collectived_runtime.transport.link import Link, LinkBroken
 from collectived_runtime.transport.loopback import Network
-from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Algorithm = Callable[[Sequence[int], int, Span], Plan]

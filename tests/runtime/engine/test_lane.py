@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from collectived_proto.errors import Code
 from collectived_proto.local import wire
 from collectived_proto.types import Barrier, Broadcast, Reduce, ReduceOp, ReportKind
@@ -256,7 +257,7 @@ def test_a_stray_frame_on_another_link_is_noticed_while_a_peer_is_stalled_in_the
         theirs = socket.create_connection(listener.getsockname())
         mine, _ = listener.accept()
     with theirs:
-        lane._ask(lambda: lane._link_arrived(100, Link(1, 3, TcpStream(mine))))
+        lane._watch.ask(lambda: lane._links.add(Link(1, 3, TcpStream(mine))))
         theirs.sendall(b"garbage!" * 8)
         report = stalled.world.report(ReportKind.LINK)
     assert report.worker == 1 and "frame" in report.text

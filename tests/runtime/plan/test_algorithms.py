@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import pytest
+
 from collectived_runtime.plan import (
     double_tree,
     exchange,

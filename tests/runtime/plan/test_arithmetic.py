@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from collectived_runtime.plan import named
 from collectived_runtime.plan.collect import Collect, Kind, Native, WidePlan, WideRound
 from collectived_runtime.plan.moves import Buffer, Finish, Recv, Send, Span
 from collectived_runtime.plan.spec import ALGORITHMS
-from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
 Memory = dict[Buffer, Array]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from collectived_proto.types import DType, Leaf
 from collectived_runtime.plan.batches import batches, cut
 from collectived_runtime.plan.moves import Span
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def leaf(count: int, dtype: DType = DType.FLOAT32) -> Leaf:

@@ -6,6 +6,7 @@ import time
 import tracemalloc
 
 import pytest
+
 from collectived_runtime.plan import goals, halving_doubling, ring, tree
 from collectived_runtime.plan.check import check
 from collectived_runtime.plan.faults import Divergent, Miscounted, Misordered, Overwritten, Stuck

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from collectived_runtime.plan import double_tree, goals, halving_doubling, one_shot, ring, shuffle, tree
 from collectived_runtime.plan.check import check
 from collectived_runtime.plan.faults import Stuck
 from collectived_runtime.plan.hierarchical import Flat, Inside, all_reduce
 from collectived_runtime.plan.moves import Send, Span
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 ACROSS: dict[str, Flat] = {
     "ring": ring.all_reduce,

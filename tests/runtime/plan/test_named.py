@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from collectived_runtime.plan import goals
 from collectived_runtime.plan.check import check
 from collectived_runtime.plan.moves import Span

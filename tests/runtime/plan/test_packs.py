@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from collectived_proto.types import (
     AllReduce,
     Barrier,
@@ -16,8 +19,6 @@ from collectived_proto.types import (
     ReduceOp,
 )
 from collectived_runtime.plan.packs import ALIGNMENT, group, layout, result_dtype
-from hypothesis import given
-from hypothesis import strategies as st
 
 SUM = AllReduce(ReduceOp.SUM)
 

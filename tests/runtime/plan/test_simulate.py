@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
+
 from collectived_runtime.plan import hierarchical, ring
 from collectived_runtime.plan.choose import REST, Row, Topology, choose, digest, pick
 from collectived_runtime.plan.model import Link, Model, lower_bound

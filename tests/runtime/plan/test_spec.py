@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
+
 from collectived_runtime.plan.spec import ALGORITHMS, Tier, parse, tier_of
 
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+
 from collectived_runtime.transport.frame import HEADER_BYTES, Frame, FrameKind, parse
 from collectived_runtime.transport.link import Link, LinkBroken, Stream, TcpStream
 from collectived_runtime.transport.loopback import Network

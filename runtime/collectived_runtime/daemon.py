@@ -1,0 +1,124 @@
+"""What every daemon does alike: listen where nobody else does, say `ready`, and stop in order when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from typing import Any
+
+import grpc.aio
+
+from collectived_proto.local.jobs import check_socket_path
+
+_LARGEST_MESSAGE = 64 << 20
+OPTIONS = (
+    ("grpc.so_reuseport", 0),  # else a second server on the same port would silently share it
+    ("grpc.max_receive_message_length", _LARGEST_MESSAGE),
+    ("grpc.max_send_message_length", _LARGEST_MESSAGE),
+)
+
+
+class CannotStart(Exception):
+    """Why a daemon cannot start, for people."""
+
+
+def ready(announcement: Mapping[str, object]) -> None:
+    """Tells whoever started this daemon that it serves, and where."""
+    print(f"ready {json.dumps(announcement)}", flush=True)
+
+
+def bind(server: grpc.aio.Server, address: str) -> str:
+    """Adds a port to a server; the address with its real port.
+
+    Raises:
+        CannotStart: nobody can listen there.
+    """
+    local = address.startswith("unix:")
+    # Asked first of the system itself: gRPC takes a socket away from whoever serves it, and gives no reasons.
+    reason = _unix_refusal(address.removeprefix("unix:")) if local else _tcp_refusal(address)
+    if reason:
+        raise CannotStart(
+            f"cannot listen at {address}: {reason}; stop whoever uses it, or listen at another "
+            f"{'path' if local else 'address (port 0 is one that is free)'}"
+        )
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise CannotStart(f"cannot listen at {address}: {error}") from None
+    return address if local else f"{address.rpartition(':')[0]}:{port}"
+
+
+def _unix_refusal(path: str) -> str:
+    """Why no socket can be served at a path; '' where it can."""
+    try:
+        check_socket_path(path)
+    except ValueError as error:
+        return str(error)
+    folder = os.path.dirname(path) or "."
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"the directory {folder} does not exist or may not be written"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return ""  # nobody there, or only the file that a killed process left
+        return "it is in use by another process"
+
+
+def _tcp_refusal(address: str) -> str:
+    """Why no port can be opened at an address; '' where it can."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        return "expected host:port or unix:/path"
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, where in found[:1]:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(where)
+                probe.listen()  # only now two that both may reuse an address are told apart
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return ""
+
+
+def remove_sockets(addresses: Iterable[str]) -> None:
+    for address in addresses:
+        path = address.removeprefix("unix:")
+        if path != address:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[asyncio.Event]:
+    """An event that SIGTERM and SIGINT set."""
+    loop = asyncio.get_running_loop()
+    signalled = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled.set)
+    try:
+        yield signalled
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def until_stopped(
+    signalled: asyncio.Event, lifeline: Awaitable[None] | None, *others: asyncio.Future[Any]
+) -> None:
+    """Waits for a signal, for the end of the lifeline, or for any of the others, which are left as they are."""
+    waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(signalled.wait())]
+    if lifeline is not None:
+        waits.append(asyncio.ensure_future(lifeline))
+    try:
+        await asyncio.wait([*waits, *others], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)

@@ -1,0 +1,54 @@
+"""What a worker decides by itself when the coordinator says nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from collectived_proto.errors import Code
+from collectived_proto.types import Report, ReportKind, Verdict, shown_name
+from collectived_runtime.engine.program import Topology
+
+
+def verdict(topology: Topology, name: str, generation: int, first: int, op: str, report: Report) -> Verdict:
+    """The verdict of worker `name` from instance `first` on, given what one of its lanes reported.
+
+    Args:
+        op: the operation of that instance, '' where nobody has submitted it here.
+    """
+    group = replace(topology.group, name=shown_name(topology.group.name))
+    code, text, ranks = _judge(topology, report)
+    what = f"{op} #{first} of group {group.name!r}" if op else f"group {group.name!r}"
+    return Verdict(
+        group.name,
+        group.key,
+        generation,
+        code,
+        f"{what}: {text} (decided by {name} alone: the coordinator did not answer)",
+        first,
+        first if op else -1,
+        op,
+        tuple(group.members[rank] for rank in ranks),
+        decided_by=name,
+        members=group.members,
+    )
+
+
+def _judge(topology: Topology, report: Report) -> tuple[Code, str, list[int]]:
+    """Code, what happened, and the ranks that are missing by it."""
+    match report.kind:
+        case ReportKind.EXPIRED:
+            absent = [position.rank for position in report.ranks if not position.arrived]
+            named = f"; of this worker's ranks {absent} have not come" if absent else ""
+            return Code.DEADLINE_EXCEEDED, f"did not complete within {report.timeout_seconds:g} s{named}", absent
+        case ReportKind.LOST:
+            return Code.UNAVAILABLE, f"rank {report.rank} is lost: {report.text}", [report.rank]
+        case ReportKind.ABORT:
+            return Code.ABORTED, f"rank {report.rank} aborted the group: {report.text}", [report.rank]
+        case ReportKind.LINK:
+            ranks = [rank for peer in topology.peers if peer.task == report.worker for rank in peer.ranks]
+            return Code.UNAVAILABLE, f"worker {report.worker} is lost: {report.text}", ranks
+        case ReportKind.EXHAUSTED:
+            return Code.RESOURCE_EXHAUSTED, report.text, [report.rank]
+        case ReportKind.MISMATCH:
+            return Code.INVALID_ARGUMENT, "ranks submitted different collectives", []
+    return Code.INTERNAL, f"a lane decided about a report of kind {report.kind.name}", []

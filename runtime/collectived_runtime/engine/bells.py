@@ -1,0 +1,110 @@
+"""The doorbells of a lane's local ranks: read and written without ever waiting for a client."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Iterable
+
+from collectived_proto.local import wire
+from collectived_proto.local.arena import Arena
+from collectived_runtime.engine.ledger import OutOfTurn
+from collectived_runtime.engine.seat import NotReading, Seat
+from collectived_runtime.engine.watch import ENDED, Watch
+
+
+class Bells:
+    """Args:
+    message: takes one message of a client; may raise Malformed or OutOfTurn, which is then that client's fault.
+    lost: called once with the rank of a client that is gone, and why.
+    """
+
+    def __init__(self, watch: Watch, message: Callable[[Seat, bytes], None], lost: Callable[[int, str], None]) -> None:
+        self.seats: dict[int, Seat] = {}
+        self._watch = watch
+        self._message = message
+        self._lost = lost
+
+    def seat(self, seat: Seat) -> None:
+        """Watches the process of a rank that is about to connect its doorbell."""
+        self.seats[seat.rank] = seat
+        if seat.pidfd >= 0:
+            self._watch.add(seat.pidfd, select.POLLIN, lambda _: self.hang_up(seat, "its process ended"))
+
+    def connect(self, rank: int, bell: socket.socket, arenas: Iterable[Arena]) -> None:
+        """The doorbell has arrived; its client is told of the arenas in which results may lie."""
+        seat = self.seats[rank]
+        if seat.gone or seat.bell is not None:
+            bell.close()
+            return
+        seat.connect(bell)
+        self._watch.add(bell.fileno(), select.POLLIN, lambda events: self._event(seat, events))
+        for arena in arenas:
+            self._announce(seat, arena)
+        if seat.flush():
+            self._watch.change(bell.fileno(), select.POLLIN | select.POLLOUT)
+
+    def announce(self, arena: Arena) -> None:
+        for seat in self.seats.values():
+            if seat.bell is not None:
+                self._announce(seat, arena)
+
+    def tell(self, seat: Seat, message: bytes, descriptor: int = -1) -> None:
+        try:
+            kept = seat.tell(message, descriptor)
+        except NotReading as error:
+            self.lose(seat, f"it does not read: {error}")
+            return
+        if kept and seat.bell is not None:
+            self._watch.change(seat.bell.fileno(), select.POLLIN | select.POLLOUT)
+
+    def hang_up(self, seat: Seat, why: str) -> None:
+        """The client is gone; what it had fully submitted before counts."""
+        while self._read(seat):
+            pass
+        self.lose(seat, why)
+
+    def lose(self, seat: Seat, why: str) -> None:
+        if seat.gone:
+            return
+        for descriptor in (seat.bell.fileno() if seat.bell else -1, seat.pidfd):
+            self._watch.remove(descriptor)
+        seat.close()
+        self._lost(seat.rank, why)
+
+    @property
+    def deserted(self) -> bool:
+        return all(seat.gone for seat in self.seats.values())
+
+    def close(self) -> None:
+        for seat in self.seats.values():
+            seat.close()
+
+    def _announce(self, seat: Seat, arena: Arena) -> None:
+        self.tell(seat, wire.arena(wire.Kind.ARENA, arena.number, arena.size), arena.descriptor)
+
+    def _event(self, seat: Seat, events: int) -> None:
+        if events & select.POLLOUT and seat.bell is not None and not seat.flush():
+            self._watch.change(seat.bell.fileno(), select.POLLIN)
+        if events & (select.POLLIN | ENDED):
+            self._read(seat)
+
+    def _read(self, seat: Seat) -> bool:
+        """Takes one message; False where none was there."""
+        if seat.bell is None:
+            return False
+        try:
+            data = seat.bell.recv(wire.MAX_MESSAGE)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self.lose(seat, "its process ended or closed its doorbell")
+            return False
+        try:
+            self._message(seat, data)
+        except (wire.Malformed, OutOfTurn) as error:
+            self.lose(seat, f"it sent something malformed: {error}")
+            return False
+        return True

@@ -1,0 +1,61 @@
+"""The one place where a lane waits: a poll over descriptors with their handlers, and a mailbox for other threads."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+
+ENDED = select.POLLHUP | select.POLLERR | select.POLLNVAL
+
+Handler = Callable[[int], None]  # called with the poll events that came
+
+
+class Watch:
+    """`ask` may be called from any thread, everything else from the lane's."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._handlers: dict[int, Handler] = {}
+        self._asked: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.closed = False
+        self.add(self._wake, select.POLLIN, self._woken)
+
+    def ask(self, what: Callable[[], None]) -> None:
+        """Has `what` done in the lane's thread."""
+        self._asked.append(what)
+        if not self.closed:
+            os.eventfd_write(self._wake, 1)
+
+    def add(self, descriptor: int, events: int, handler: Handler) -> None:
+        self._poll.register(descriptor, events)
+        self._handlers[descriptor] = handler
+
+    def change(self, descriptor: int, events: int) -> None:
+        self._poll.modify(descriptor, events)
+
+    def remove(self, descriptor: int) -> None:
+        """Forgets a descriptor; one that is not watched is none of our business."""
+        if self._handlers.pop(descriptor, None) is not None:
+            self._poll.unregister(descriptor)
+
+    def wait(self, until: float) -> None:
+        """Waits until something happens or the monotonic clock shows `until` (inf: for ever), and handles it."""
+        patience = None if until == math.inf else max(0.0, math.ceil((until - time.monotonic()) * 1000))
+        for descriptor, events in self._poll.poll(patience):
+            handler = self._handlers.get(descriptor)  # an earlier one may have removed it
+            if handler is not None:
+                handler(events)
+
+    def close(self) -> None:
+        self.closed = True
+        os.close(self._wake)
+
+    def _woken(self, _: int) -> None:
+        os.eventfd_read(self._wake)
+        while self._asked:
+            self._asked.popleft()()
