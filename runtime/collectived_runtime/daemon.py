@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc.aio
 
-from collectived_proto.local.jobs import check_socket_path
+from collectived_proto.local.jobs import MAX_SOCKET_PATH
 
 _LARGEST_MESSAGE = 64 << 20
 OPTIONS = (
@@ -55,10 +55,8 @@ def bind(server: grpc.aio.Server, address: str) -> str:
 
 def _unix_refusal(path: str) -> str:
     """Why no socket can be served at a path; '' where it can."""
-    try:
-        check_socket_path(path)
-    except ValueError as error:
-        return str(error)
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        return f"the path is longer than {MAX_SOCKET_PATH} bytes"
     folder = os.path.dirname(path) or "."
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"the directory {folder} does not exist or may not be written"

@@ -20,7 +20,7 @@ MAX_OUTSTANDING = 64  # instances that one rank may have in flight
 
 _HELLO = struct.Struct("<4s16s")
 _MAGIC = b"CDL1"
-_RING = struct.Struct("<BBHHHQQQd")
+_RING = struct.Struct("<BBHHHQQQdd")
 _SLOT = struct.Struct("<Q")
 _ADDRESS = struct.Struct("<IQ")
 _DONE = struct.Struct("<BBHIQQQ")
@@ -73,7 +73,8 @@ class Ring:
     """Start instance `instance` of the prepared collective `prepared`.
 
     `addresses` are (arena, byte offset) per leaf, or the one of the staging slot where `staged`. `remaining` is the
-    time until the deadline in seconds, 0 for none. `released` are result slots that this rank needs no longer.
+    time until the deadline in seconds, 0 for none; `timeout` is what the caller had asked for, for messages.
+    `released` are result slots that this rank needs no longer.
     """
 
     generation: int
@@ -83,6 +84,7 @@ class Ring:
     staged: bool
     addresses: tuple[tuple[int, int], ...]
     released: tuple[int, ...] = ()
+    timeout: float = 0.0
 
     def encode(self) -> bytes:
         head = _RING.pack(
@@ -95,6 +97,7 @@ class Ring:
             self.prepared,
             self.instance,
             self.remaining,
+            self.timeout or self.remaining,
         )
         if not self.released and len(self.addresses) == 1:
             return head + _ADDRESS.pack(*self.addresses[0])
@@ -105,12 +108,14 @@ class Ring:
 def parse_ring(data: bytes) -> Ring:
     if len(data) < _RING.size:
         raise Malformed(f"a ring of {len(data)} bytes is too short")
-    _, flags, leaves, released, _, generation, prepared, instance, remaining = _RING.unpack_from(data)
+    _, flags, leaves, released, _, generation, prepared, instance, remaining, timeout = _RING.unpack_from(data)
     start = _RING.size + 8 * released
     if len(data) != start + _ADDRESS.size * leaves:
         raise Malformed(f"a ring of {len(data)} bytes announces {leaves} addresses and {released} releases")
     if not remaining >= 0.0:
         raise Malformed(f"a ring with a remaining time of {remaining}")
+    if not timeout >= remaining:
+        raise Malformed(f"a ring with a timeout of {timeout} of which {remaining} remain")
     return Ring(
         generation,
         prepared,
@@ -119,6 +124,7 @@ def parse_ring(data: bytes) -> Ring:
         bool(flags & STAGED),
         tuple(_ADDRESS.iter_unpack(data[start:])),
         struct.unpack_from(f"<{released}Q", data, _RING.size) if released else (),
+        timeout,
     )
 
 

@@ -97,6 +97,8 @@ class Bells:
             data = seat.bell.recv(wire.MAX_MESSAGE)
         except BlockingIOError:
             return False
+        except ConnectionResetError:  # it ended with messages unread; what it had sent before is still there
+            return self._read(seat)
         except OSError:
             data = b""
         if not data:

@@ -229,7 +229,7 @@ class Lane:
             raise wire.Malformed(f"a ring of collective {ring.prepared}, which was never prepared")
         seat.sources(prepared, ring.addresses, ring.staged)  # checks every bound
         arrival = Arrival(prepared, ring.addresses, ring.staged, time.monotonic())
-        dispute = ledger.arrive(seat.rank, ring.instance, arrival, ring.remaining)
+        dispute = ledger.arrive(seat.rank, ring.instance, arrival, ring.remaining, ring.timeout)
         verdict = ledger.verdict_on(ring.instance)
         if verdict is not None:
             self._fail(seat, ring.instance, verdict)
@@ -298,7 +298,8 @@ class Lane:
     def _strand_done(self, running: Running, strand: Strand) -> None:
         """Tells the ranks. Done means done: nothing of this strand is read or written any more."""
         instance, slot = running.instance, running.slot
-        last = running.left == 0
+        running.delivered += 1
+        last = running.delivered == len(running.program.strands)
         for rank in instance.arrivals:
             seat = self.seats[rank]
             receives = slot is not None and rank in running.program.receivers
@@ -415,6 +416,11 @@ class Lane:
                 self._stop_running()
             for rank in instance.arrivals:
                 self._fail(self.seats[rank], instance.number, verdict)
+        for rank, seat in self.seats.items():
+            # It had done its part and gone on: it hears of the failure at its next call.
+            submitted = self.ledger.standings[rank].submitted
+            if submitted >= verdict.from_instance and not any(rank in instance.arrivals for instance in failing):
+                self._fail(seat, submitted, verdict)
         if failing:
             log.warning("group %s: %s", self.name, verdict.message)
         self._succeed()

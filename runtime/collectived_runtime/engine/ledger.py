@@ -94,8 +94,8 @@ class Ledger:
 
     # What happens
 
-    def arrive(self, rank: int, number: int, arrival: Arrival, remaining: float) -> Report | None:
-        """A rank submits an instance; `remaining` seconds until its deadline, 0 for none.
+    def arrive(self, rank: int, number: int, arrival: Arrival, remaining: float, timeout: float = 0.0) -> Report | None:
+        """A rank submits an instance; `remaining` of its `timeout` in seconds, 0 for none.
 
         Returns a report where its contract differs from that of the ranks before it.
 
@@ -116,7 +116,7 @@ class Ledger:
         if instance is None:
             instance = self.instances[number] = Instance(number, stall_at=arrival.at + self.stall_after)
         if remaining and arrival.at + remaining < instance.deadline:
-            instance.deadline, instance.timeout = arrival.at + remaining, remaining
+            instance.deadline, instance.timeout = arrival.at + remaining, timeout or remaining
         instance.arrivals[rank] = arrival
         if instance.contract != arrival.prepared.contract and not instance.disputed:
             instance.disputed = True

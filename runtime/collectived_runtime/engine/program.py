@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from collectived_proto.errors import InvalidArgumentError, UnimplementedError
 from collectived_proto.types import (
     AllReduce,
-    Barrier,
     Broadcast,
     Collective,
     CommunicationImplementation,
@@ -118,8 +117,8 @@ def compose(collective: Collective, topology: Topology) -> Program:
         receivers = (operation.root,) if operation.root in local else ()
     elif isinstance(operation, Broadcast):
         sources = (operation.root,) if operation.root in local else ()
-    elif isinstance(operation, Barrier):
-        receivers = ()
+    if not packs.packs:
+        sources = receivers = ()
     carried = packs.packs or (_SIGNAL,)
     size = topology.group.size
     arithmetic = tuple(

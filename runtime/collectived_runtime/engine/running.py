@@ -31,7 +31,7 @@ class Running:
         self.instance = instance
         self.program = program
         self.slot = slot
-        self.left = len(program.strands)
+        self.delivered = 0  # strands whose ranks have been told
         self._start = start
         self._queues: dict[int, deque[Strand]] = {}
         for strand in program.strands:
@@ -61,7 +61,6 @@ class Running:
                 active.wait = next(active.generator)
             except StopIteration:
                 del self._active[channel]
-                self.left -= 1
                 ended.append(active.strand)
                 again |= bool(queue)
             else:

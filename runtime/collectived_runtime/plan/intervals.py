@@ -29,8 +29,7 @@ class Intervals:
         return start < stop and at < len(self._starts) and self._starts[at] < stop
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Intervals) and (self._starts, self._stops) == (other._starts, other._stops)
-        return same
+        return isinstance(other, Intervals) and (self._starts, self._stops) == (other._starts, other._stops)
 
     def covers(self, start: int, stop: int) -> bool:
         at = bisect_right(self._stops, start)

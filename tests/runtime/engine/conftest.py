@@ -153,7 +153,8 @@ class Rank:
     def result(self, done: wire.Done, dtype: Any = np.float32, count: int = 4) -> NDArray[Any]:
         lane = self.world.lane_of(self.rank)
         slot = lane._results._slots[done.slot]
-        return slot.memory.view(dtype)[:count].copy()
+        values: NDArray[Any] = slot.memory.view(dtype)[:count].copy()
+        return values
 
 
 class World:

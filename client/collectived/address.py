@@ -1,0 +1,81 @@
+"""Where the worker is: addresses, the search for one, and a first knock."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+from collectived.errors import InvalidArgumentError, UnavailableError
+from collectived_proto.local import jobs
+
+START = "collectived launch --clients 2 -- python train.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`unix:/path` or `host:port`, and who said so."""
+
+    text: str
+    source: str
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            host, _, port = self.text.rpartition(":")
+            if not host or not port.isdigit() or self.text.startswith("unix:"):
+                raise ValueError(
+                    f"{self.text!r} ({self.source}) is not a worker's address: expected unix:/path or host:port"
+                )
+
+    @property
+    def path(self) -> str:
+        """Path of the Unix socket; '' for TCP."""
+        return self.text.removeprefix("unix:").removeprefix("//") if self.text.startswith("unix:") else ""
+
+    def knock(self, timeout: float) -> object:
+        """Connects and hangs up; the name that the kernel gives the other side.
+
+        Raises:
+            UnavailableError: nobody listens there.
+        """
+        sock = socket.socket(socket.AF_UNIX) if self.path else None
+        try:
+            if sock is None:
+                host, _, port = self.text.rpartition(":")
+                sock = socket.create_connection((host.strip("[]"), int(port)), timeout)
+            else:
+                sock.settimeout(timeout)
+                sock.connect(self.path)
+            return sock.getpeername()
+        except (OSError, OverflowError) as error:
+            raise UnavailableError(
+                f"no worker answers at {self.text} ({self.source}): {error}; correct the address, "
+                f"or start a job: {START}"
+            ) from error
+        finally:
+            if sock is not None:
+                sock.close()
+
+
+def find(worker: str | None) -> Address:
+    """The worker to connect to: the argument, COLLECTIVED_WORKER, or the one job that is running.
+
+    Raises:
+        ValueError: not an address.
+        InvalidArgumentError: several jobs are running.
+        UnavailableError: none is.
+    """
+    if worker is not None:
+        return Address(worker, "given to connect()")
+    if named := os.environ.get("COLLECTIVED_WORKER"):
+        return Address(named, "from COLLECTIVED_WORKER")
+    found = [job for job in jobs.running() if job.workers]
+    if not found:
+        raise UnavailableError(
+            f"no job of yours is running (looked at COLLECTIVED_WORKER and in {jobs.runtime_folder()}); "
+            f"start one: {START}"
+        )
+    if len(found) > 1:
+        lines = "".join(f"\n  COLLECTIVED_WORKER={job.workers[0]}  # job {job.job}, {job.command}" for job in found)
+        raise InvalidArgumentError(f"{len(found)} jobs of yours are running; say which one you mean:{lines}")
+    return Address(found[0].workers[0], f"of the running job {found[0].job}")

@@ -1,0 +1,132 @@
+"""A call: one instance of a prepared collective, from its submission until its result is collected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from collectived import nest
+from collectived.leaves import Array
+from collectived.memory import Backing, Staging
+from collectived.prepare import Prepared
+from collectived.results import ResultSlot
+from collectived_proto.types import Verdict
+
+ALL = 1 << 30  # "wait for all packs"
+
+
+class Call:
+    """Written by the doorbell under its lock until `complete`, then read by whoever collects it.
+
+    Attributes:
+        packs: numbers of the packs that are complete, in order of completion.
+        cut: when a wait for it gives up by itself; inf where there is no deadline.
+    """
+
+    __slots__ = (
+        "_backing", "_leaves", "_shared", "arrays", "callbacks", "complete", "cut", "generation", "instance", "out",
+        "packs", "prepared", "slot", "staging", "verdict",
+    )  # fmt: skip
+
+    def __init__(self, prepared: Prepared, arrays: list[Array], located: list[tuple[int, int] | None] | None) -> None:
+        self.prepared = prepared
+        self.arrays = arrays  # keeps worker memory from being reused while the worker reads it
+        self.staging: Staging | None = None
+        self.out: list[Array] | None = None
+        self.cut = math.inf
+        self.generation = 0
+        self.instance = -1
+        self.packs: list[int] = []
+        self.complete = False
+        self.verdict: Verdict | None = None
+        self.slot: ResultSlot | None = None
+        self.callbacks: list[Callable[[], object]] | None = None
+        self._shared = located  # which leaves lay in worker memory, so that their results may too
+        self._leaves: dict[int, Any] = {}
+        self._backing: Backing | None = None
+
+    def start(self, generation: int, instance: int) -> None:
+        """It has its number and is about to be sent."""
+        self.generation = generation
+        self.instance = instance
+
+    def ready(self, packs: int = ALL) -> bool:
+        """Whether that many packs are complete, or the call has ended."""
+        return self.complete or len(self.packs) >= packs
+
+    def end(self, verdict: Verdict | None = None) -> None:
+        """The last message about this call has come."""
+        self.verdict = verdict
+        if verdict is not None or self.slot is not None or not self.prepared.receives:
+            self.let_go()
+        self.complete = True
+
+    def let_go(self) -> None:
+        """The inputs are needed no more."""
+        if self.staging is not None:
+            self.prepared.memory.keep(self.prepared, self.staging)
+            self.staging = None
+        self.arrays = []
+
+    def value(self) -> Any:
+        """The result in the structure of the value; None where this rank receives nothing. Call it once."""
+        prepared = self.prepared
+        if not prepared.receives:
+            return None
+        leaves = self._all()
+        self.slot = self._backing = None  # views hold the slot; without any, it is released here
+        self.let_go()
+        return nest.unflatten(prepared.spec, leaves)
+
+    def _all(self) -> list[Any]:
+        kinds = self.prepared.kinds
+        if self.slot is None or self._shared is not None or self.out is not None or self._leaves:
+            return [self._taken(index) for index in range(len(kinds))]
+        # The common case, quick: every leaf becomes a copy.
+        views = self.prepared.views(self.slot)
+        return [kind.restore(view.copy()) for kind, view in zip(kinds, views, strict=True)]
+
+    def leaves_of(self, pack: int) -> list[tuple[str, Any]]:
+        """(path, result) of the leaves of a complete pack; nothing where this rank receives nothing."""
+        prepared = self.prepared
+        if not prepared.receives:
+            return []
+        return [(prepared.paths[index], self._taken(index)) for index in prepared.leaves_of(pack)]
+
+    def _taken(self, index: int) -> Any:
+        leaves = self._leaves
+        if index not in leaves:
+            leaves[index] = self._take(index)
+        return leaves[index]
+
+    def _take(self, index: int) -> Any:
+        view = self._view(index)
+        if self.out is not None:
+            np.copyto(self.out[index], view)
+            return self.out[index]
+        kind = self.prepared.kinds[index]
+        if kind.shares and self._shared is not None and self._shared[index] is not None:
+            shared = self._share(index)
+            if shared is not None:
+                return shared
+        return kind.restore(view.copy())
+
+    def _view(self, index: int) -> Array:
+        if self.slot is not None:
+            return self.prepared.views(self.slot)[index]
+        # The worker returned nothing because this rank has the result already: the root of a broadcast.
+        return self.staging.views[index] if self.staging is not None else self.arrays[index]
+
+    def _share(self, index: int) -> Array | None:
+        if self.slot is None:
+            return None
+        if self._backing is None:
+            self._backing = self.slot.share(self.prepared.layout.result_bytes)
+            if self._backing is None:
+                self._shared = None  # too much is held: copies, for all leaves of this call
+                return None
+        offset, dtype, shape = self.prepared.result_places[index]
+        return np.ndarray(shape, dtype, self._backing, offset)

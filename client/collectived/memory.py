@@ -1,0 +1,236 @@
+"""Worker memory that this client writes: input arenas, and slots in them for arrays and for staging.
+
+An *arena* is a sealed memfd of the worker, mapped here once. A *slot* is a range of it. A slot is given back when the
+last array that looks into it is collected; finalizers run anywhere, so they only append to a deque.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import select
+import socket
+import sys
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from collectived import door
+from collectived.errors import InternalError, ResourceExhaustedError, UnavailableError
+from collectived.leaves import Array
+from collectived_proto.errors import error_class
+from collectived_proto.local import wire
+from collectived_proto.local.slots import Slots
+
+if sys.platform == "linux":
+    from collectived_proto.local import arena as shared
+if TYPE_CHECKING:
+    from collectived.prepare import Prepared
+
+FIRST = 16 << 20  # bytes of the first arena; later ones are as large as all before together,
+LARGEST = 256 << 20  # but not larger than this, unless one slot needs it
+_PAGES = 2 << 20
+_PATIENCE = 30.0  # seconds in which a worker hands over an arena: it must fill its pages first
+
+
+class Backing(np.ndarray[Any, np.dtype[np.uint8]]):
+    """The bytes of a slot, as the base of the arrays in it: whoever holds one of those holds the slot.
+
+    It is a subclass because NumPy lets a view of a view skip bases of its own type.
+    """
+
+    slot: object = None
+
+
+@dataclass(slots=True, eq=False)
+class InputArena:
+    number: int
+    memory: mmap.mmap
+    base: int  # address
+    slots: Slots
+
+    @property
+    def size(self) -> int:
+        return self.slots.size
+
+
+class Slot:
+    """A range of an input arena, given back when collected."""
+
+    __slots__ = ("address", "arena", "offset", "returned")
+
+    def __init__(self, arena: InputArena, offset: int, returned: deque[tuple[InputArena, int]]) -> None:
+        self.arena = arena
+        self.offset = offset
+        self.address = (arena.number, offset)
+        self.returned = returned
+
+    def __del__(self) -> None:
+        self.returned.append((self.arena, self.offset))
+
+
+class Staging:
+    """A slot for the leaves of one collective, laid out as Prepare said."""
+
+    __slots__ = ("address", "slot", "views")
+
+    def __init__(self, slot: Slot, places: Sequence[tuple[int, np.dtype[Any], tuple[int, ...]]]) -> None:
+        self.slot = slot
+        self.address = (slot.address,)
+        memory = slot.arena.memory
+        self.views: list[Array] = [
+            np.ndarray(shape, dtype, memory, slot.offset + offset) for offset, dtype, shape in places
+        ]
+
+
+class SessionSocket:
+    """The socket over which input arenas are asked for. Not thread-safe; its owner has a lock."""
+
+    def __init__(self, sock: socket.socket, worker: str) -> None:
+        self.socket = sock
+        self._worker = worker
+        self._buffer = bytearray(wire.MAX_MESSAGE)
+
+    def ask(self, size: int) -> shared.Arena:
+        """An arena of at least `size` bytes, mapped.
+
+        Raises:
+            CollectiveError: as the worker refused it, or because it is lost.
+        """
+        if not door.send(self.socket, wire.arena(wire.Kind.ARENA_ASK, 0, size), _PATIENCE):
+            raise UnavailableError(f"{self._worker} is lost: it does not take messages any more; connect again")
+        while True:
+            found = self._answer()
+            if found.size >= size:
+                return found
+
+    def _answer(self) -> shared.Arena:
+        waiting = select.poll()
+        waiting.register(self.socket, select.POLLIN)
+        if not waiting.poll(_PATIENCE * 1000):
+            raise UnavailableError(f"{self._worker} has not answered a request for memory in {_PATIENCE:.0f} s")
+        message, descriptor = door.receive(self.socket, self._buffer)
+        if not message:
+            raise UnavailableError(f"{self._worker} is lost: it has closed the session; connect again")
+        if wire.kind_of(message) is wire.Kind.REFUSED:
+            code, text = wire.parse_refused(message)
+            raise error_class(code)(text)
+        if wire.kind_of(message) is not wire.Kind.ARENA or descriptor < 0:
+            raise InternalError(f"{self._worker} answered a request for memory with {wire.kind_of(message).name}")
+        number, size = wire.parse_arena(message)
+        return shared.attach(number, size, descriptor, writable=True)
+
+    def drop(self, number: int) -> None:
+        """Gives an arena back."""
+        door.send(self.socket, wire.arena(wire.Kind.ARENA_DROP, number, 0), _PATIENCE)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Memory:
+    """All input arenas of a session. Thread-safe."""
+
+    def __init__(self, source: SessionSocket) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._map: tuple[tuple[int, ...], tuple[InputArena, ...]] = ((), ())  # by address; replaced, never changed
+        self._returned: deque[tuple[InputArena, int]] = deque()
+        self._spares: dict[Prepared, Staging] = {}
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array in worker memory, row-major."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        slot = self._take(nbytes)
+        backing = Backing((max(1, nbytes),), np.uint8, slot.arena.memory, slot.offset)
+        backing.slot = slot
+        return np.ndarray(shape, dtype, backing)
+
+    def locate(self, array: Array) -> tuple[int, int] | None:
+        """(arena, byte offset) of an array whose elements lie in worker memory side by side, else None."""
+        base = array.base
+        if type(base) is Backing and array.nbytes == base.nbytes:  # it is the whole of an array that `empty` made
+            slot = base.slot
+            if type(slot) is Slot and slot.returned is self._returned:
+                return slot.address
+        flags = array.flags
+        if flags.owndata or not (flags.c_contiguous and flags.aligned):
+            return None
+        bases, arenas = self._map
+        address: int = array.__array_interface__["data"][0]
+        index = bisect_right(bases, address) - 1
+        if index < 0:
+            return None
+        arena = arenas[index]
+        offset = address - arena.base
+        return (arena.number, offset) if offset + array.nbytes <= arena.size else None
+
+    def stage(self, prepared: Prepared) -> Staging:
+        """A staging slot for a collective: the one that it used last, or a new one."""
+        staging = self._spares.pop(prepared, None)
+        if staging is None:
+            staging = Staging(self._take(prepared.layout.staging_bytes), prepared.staging_places)
+        return staging
+
+    def keep(self, prepared: Prepared, staging: Staging) -> None:
+        """The worker has read this slot; it waits for the next collective of its kind, or until memory is short."""
+        self._spares[prepared] = staging
+
+    def _take(self, nbytes: int) -> Slot:
+        with self._lock:
+            slot = self._fit(nbytes)
+            if slot is None and self._spares:
+                self._spares.clear()
+                slot = self._fit(nbytes)
+            if slot is None:
+                self._grow(nbytes)
+                slot = self._fit(nbytes)
+            if slot is None:
+                raise InternalError(f"{nbytes} bytes do not fit into an arena made for them")
+            return slot
+
+    def _fit(self, nbytes: int) -> Slot | None:
+        while self._returned:
+            arena, offset = self._returned.popleft()
+            arena.slots.give(offset)
+        for arena in self._map[1]:
+            taken = arena.slots.take(nbytes)
+            if taken is not None:
+                return Slot(arena, taken, self._returned)
+        return None
+
+    def _grow(self, nbytes: int) -> None:
+        least = max(1, -(-nbytes // _PAGES)) * _PAGES
+        total = sum(arena.size for arena in self._map[1])
+        try:
+            self._add(self._source.ask(max(least, FIRST, min(total, LARGEST))))
+        except ResourceExhaustedError:
+            self._drop_unused()
+            self._add(self._source.ask(least))
+
+    def _add(self, mapped: shared.Arena) -> None:
+        if mapped.memory is None:
+            raise InternalError(f"arena {mapped.number} came without memory")
+        base = np.ndarray((mapped.size,), np.uint8, mapped.memory).__array_interface__["data"][0]
+        self._arrange([*self._map[1], InputArena(mapped.number, mapped.memory, base, Slots(mapped.size))])
+
+    def _drop_unused(self) -> None:
+        for arena in self._map[1]:
+            if not arena.slots.used:
+                self._source.drop(arena.number)
+        self._arrange([arena for arena in self._map[1] if arena.slots.used])
+
+    def _arrange(self, arenas: list[InputArena]) -> None:
+        arenas.sort(key=lambda arena: arena.base)
+        self._map = (tuple(arena.base for arena in arenas), tuple(arenas))
+
+    def forget(self) -> None:
+        """Lets go of every arena; a mapping ends with the last array that looks into it."""
+        self._map = ((), ())
+        self._spares.clear()
+        self._returned.clear()

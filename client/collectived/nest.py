@@ -1,0 +1,121 @@
+"""Nests: lists, tuples, namedtuples and dicts of leaves.
+
+A *spec* is the shape of a nest without its leaves: `LEAF`, `NONE`, or a `Node`. Specs are hashable and compare by
+value, so that what was prepared for one is found again. Dicts are walked by sorted key, which every rank does alike,
+and are rebuilt in the caller's order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+LEAF = "*"
+NONE = "None"
+
+
+class Node(NamedTuple):
+    """A container. `keys` are a dict's keys as the caller ordered them, `order` the same sorted; else both are ()."""
+
+    kind: type[Any]
+    children: tuple[Spec, ...]
+    keys: tuple[Hashable, ...] = ()
+    order: tuple[Hashable, ...] = ()
+    key_types: tuple[type[Any], ...] = ()  # 1, 1.0 and True are equal, but not the same key to a reader
+
+
+Spec = Node | str
+
+
+def flatten(value: object) -> tuple[Spec, list[Any]]:
+    """The spec of `value` and its leaves, dicts by sorted key. Whatever is no container and not None is a leaf.
+
+    Raises:
+        TypeError: keys of a dict cannot be sorted.
+        ValueError: nested too deeply, which is what a value that contains itself looks like.
+    """
+    leaves: list[Any] = []
+    try:
+        return _flatten(value, leaves), leaves
+    except RecursionError:
+        raise ValueError("the value is nested too deeply; does a list or dict in it contain itself?") from None
+
+
+def _flatten(value: object, leaves: list[Any]) -> Spec:
+    if value is None:
+        return NONE
+    if isinstance(value, dict):
+        kind = type(value)
+        keys = tuple(value)
+        order = _sorted(keys)
+        children = tuple([_flatten(value[key], leaves) for key in order])
+        return Node(kind, children, keys, keys if keys == order else order, tuple(map(type, order)))
+    if isinstance(value, (list, tuple)):
+        return Node(type(value), tuple([_flatten(child, leaves) for child in value]))
+    leaves.append(value)
+    return LEAF
+
+
+def _sorted(keys: tuple[Any, ...]) -> tuple[Any, ...]:
+    try:
+        return tuple(sorted(keys))
+    except TypeError:
+        shown = ", ".join(f"{key!r} ({type(key).__name__})" for key in keys[:4]) + (", …" if len(keys) > 4 else "")
+        raise TypeError(
+            f"the keys of a dict must sort, for all ranks go through them in one order; these do not: {shown}; "
+            "use keys of one type"
+        ) from None
+
+
+def unflatten(spec: Spec, leaves: Sequence[Any]) -> Any:
+    """The nest of that spec over `leaves`, which are in the order in which `flatten` gave them."""
+    return leaves[0] if spec == LEAF else _unflatten(spec, iter(leaves))
+
+
+def _unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
+    if not isinstance(spec, Node):
+        return next(leaves) if spec == LEAF else None
+    kind = spec.kind
+    children = [next(leaves) if child == LEAF else _unflatten(child, leaves) for child in spec.children]
+    if issubclass(kind, dict):
+        return _dict(spec, children)
+    if kind is list:
+        return children
+    return kind._make(children) if hasattr(kind, "_make") else kind(children)
+
+
+def _dict(spec: Node, children: list[Any]) -> Any:
+    items = dict(zip(spec.order, children, strict=True))
+    if spec.keys is not spec.order:
+        items = {key: items[key] for key in spec.keys}
+    if spec.kind is dict:
+        return items
+    return defaultdict(None, items) if issubclass(spec.kind, defaultdict) else spec.kind(items)
+
+
+def structure(spec: Spec) -> str:
+    """The canonical text that ranks compare: leaves as `*`, None as `None`, dicts by sorted key."""
+    if not isinstance(spec, Node):
+        return spec
+    parts = [structure(child) for child in spec.children]
+    if issubclass(spec.kind, dict):
+        return "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(spec.order, parts, strict=True)) + "}"
+    if fields := getattr(spec.kind, "_fields", None):
+        return f"{spec.kind.__name__}(" + ", ".join(f"{n}={p}" for n, p in zip(fields, parts, strict=True)) + ")"
+    if issubclass(spec.kind, tuple):
+        return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+    return f"[{', '.join(parts)}]"
+
+
+def paths(spec: Spec, prefix: str = "") -> tuple[str, ...]:
+    """For every leaf how a user would index it: `['layer1'][0]`; '' for a value that is itself the leaf."""
+    if not isinstance(spec, Node):
+        return (prefix,) if spec == LEAF else ()
+    if issubclass(spec.kind, dict):
+        steps = [f"[{key!r}]" for key in spec.order]
+    elif fields := getattr(spec.kind, "_fields", None):
+        steps = [f".{name}" for name in fields]
+    else:
+        steps = [f"[{index}]" for index in range(len(spec.children))]
+    return tuple(path for step, child in zip(steps, spec.children, strict=True) for path in paths(child, prefix + step))

@@ -1,0 +1,107 @@
+"""Results: slots of the worker's result arenas, mapped read-only here, and released when nobody looks into them.
+
+All local ranks of a group see the same slot. A rank holds at most a quarter of an arena as views; beyond that it gets
+copies, so that a caller who collects results cannot starve the group.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from collectived.memory import Backing
+from collectived_proto.local import wire
+
+if sys.platform == "linux":
+    from collectived_proto.local import arena as shared
+
+_SHARE = 4  # one part in so many of an arena may be held as views
+_MOST_RELEASES = 1024  # in one message
+
+
+@dataclass(slots=True, eq=False)
+class ResultArena:
+    number: int
+    memory: mmap.mmap
+    size: int
+    held: int = 0  # bytes that views of ours keep
+    lock: threading.Lock = field(default_factory=threading.Lock)  # over `held`
+
+
+class ResultSlot:
+    """The results of one instance; released when collected."""
+
+    __slots__ = ("_released", "arena", "backing", "held", "number", "offset")
+
+    def __init__(
+        self, number: int, arena: ResultArena, offset: int, released: deque[tuple[int, ResultArena, int]]
+    ) -> None:
+        self.number = number
+        self.arena = arena
+        self.offset = offset
+        self.held = 0
+        self._released = released
+
+    def __del__(self) -> None:
+        self._released.append((self.number, self.arena, self.held))
+
+    def share(self, nbytes: int) -> Backing | None:
+        """The slot as a base of views that hold it, asked for once; None where this rank holds too much already."""
+        arena = self.arena
+        with arena.lock:
+            if arena.held + nbytes > arena.size // _SHARE:
+                return None
+            self.held = nbytes
+            arena.held += nbytes
+        backing = Backing((nbytes,), np.uint8, arena.memory, self.offset)
+        backing.slot = self
+        return backing
+
+
+class Results:
+    """The result arenas of one group and the slots that are to be released; its owner has a lock."""
+
+    def __init__(self) -> None:
+        self._arenas: dict[int, ResultArena] = {}
+        self._released: deque[tuple[int, ResultArena, int]] = deque()
+
+    def add(self, message: bytes, descriptor: int) -> None:
+        """Maps an arena that the worker handed over."""
+        number, size = wire.parse_arena(message)
+        mapped = shared.attach(number, size, descriptor, writable=False)
+        if mapped.memory is not None:
+            self._arenas[number] = ResultArena(number, mapped.memory, size)
+
+    def slot(self, done: wire.Done) -> ResultSlot:
+        """The slot that a completion speaks of.
+
+        Raises:
+            wire.Malformed: it lies in an arena that was never handed over.
+        """
+        arena = self._arenas.get(done.arena)
+        if arena is None or done.offset >= arena.size:
+            raise wire.Malformed(f"a result at {done.offset} of arena {done.arena}, which is not known")
+        return ResultSlot(done.slot, arena, done.offset, self._released)
+
+    def released(self) -> tuple[int, ...]:
+        """Slots that have become free since this was asked last; the worker must be told."""
+        if not self._released:
+            return ()
+        numbers: list[int] = []
+        while self._released and len(numbers) < _MOST_RELEASES:
+            number, arena, held = self._released.popleft()
+            if held:
+                with arena.lock:
+                    arena.held -= held
+            numbers.append(number)
+        return tuple(numbers)
+
+    def forget(self) -> None:
+        """Lets go of every arena; a mapping ends with the last view of it."""
+        self._arenas.clear()
+        self._released.clear()

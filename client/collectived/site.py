@@ -1,0 +1,39 @@
+"""The caller's file and line: the first frame outside this package, found by walking frames, without tracebacks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
+_short: dict[str, str] = {}
+
+
+def _name(filename: str) -> str:
+    short = _short.get(filename)
+    if short is None:
+        short = _short[filename] = os.path.basename(filename)
+    return short
+
+
+def caller() -> str:
+    """Where the code is that called into this package: `train.py:88`; '' where nobody did."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename.startswith(_PACKAGE):
+        if frame.f_back is None:
+            return ""
+        frame = frame.f_back
+    return f"{_name(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def describe(error: BaseException, traceback: TracebackType | None) -> str:
+    """An exception in one line, with where the caller's own code raised it: `ValueError: loss is NaN (train.py:88)`."""
+    place = ""
+    while traceback is not None:
+        filename = traceback.tb_frame.f_code.co_filename
+        if not filename.startswith(_PACKAGE):
+            place = f" ({_name(filename)}:{traceback.tb_lineno})"
+        traceback = traceback.tb_next
+    message = str(error)
+    return f"{type(error).__name__}{': ' if message else ''}{message}{place}"

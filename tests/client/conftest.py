@@ -1,0 +1,369 @@
+"""A scripted far end: plays a worker for one rank over real sockets and real shared memory.
+
+It answers as a group would in which every other rank gives the same value as this one, or as a test scripts it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from collectived.doorbell import Doorbell
+from collectived.group import Group
+from collectived.memory import Memory, SessionSocket
+from collectived.prepare import Signatures
+from collectived_proto import codec
+from collectived_proto.deadline import Deadline
+from collectived_proto.errors import Code
+from collectived_proto.local import arena, wire
+from collectived_proto.local.slots import Slots
+from collectived_proto.numpy_types import to_numpy
+from collectived_proto.options import CommunicationOptions
+from collectived_proto.types import (
+    AllReduce,
+    Collective,
+    DType,
+    GroupInfo,
+    Layout,
+    Member,
+    Pack,
+    Place,
+    Reduce,
+    ReduceOp,
+    Verdict,
+)
+from collectived_proto.v1 import worker_pb2, worker_pb2_grpc
+
+KEY = 7
+GENERATION = 100
+PER_PACK = 2  # leaves
+
+
+class FarEnd:
+    """The worker's side. `answer` says what a ring is answered with; None: as a healthy group would."""
+
+    def __init__(
+        self, size: int, rank: int, bell: socket.socket, session: socket.socket, result_bytes: int = 1 << 20
+    ) -> None:
+        self.size = size
+        self.rank = rank
+        self.rings: list[wire.Ring] = []
+        self.released: list[int] = []
+        self.texts: list[tuple[wire.Kind, str]] = []
+        self.prepared: dict[int, tuple[Collective, Layout]] = {}
+        self.refusals: deque[tuple[Code, str]] = deque()
+        self.asked: list[int] = []
+        self.answer: Callable[[wire.Ring], list[bytes] | None] = lambda ring: None
+        self.pong = True
+        self.changed = threading.Condition()
+        self.bell = bell
+        self.session = session
+        self.inputs: dict[int, arena.Arena] = {}
+        self.results = arena.create(1000, result_bytes, readers_only=True)
+        self.slots = Slots(result_bytes)
+        self.slot_at: dict[int, int] = {}
+        socket.send_fds(self.bell, [wire.arena(wire.Kind.ARENA, 1000, result_bytes)], [self.results.descriptor])
+        self.stop_reader, self.stop = socket.socketpair()
+        self.thread = threading.Thread(target=self.serve)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.stop.close()
+        self.thread.join()
+        for sock in (self.bell, self.session, self.stop_reader):
+            sock.close()
+        for mapped in (*self.inputs.values(), self.results):
+            mapped.close()
+
+    # What the client is told
+
+    def describe(self, collective: Collective, deadline: Deadline | None) -> tuple[int, Layout]:
+        """Packs of at most PER_PACK leaves of one type, last leaves first."""
+        packs: list[Pack] = []
+        places: dict[int, Place] = {}
+        staging = result = 0
+        mean = isinstance(collective.operation, (AllReduce, Reduce)) and (
+            collective.operation.reduce_op is ReduceOp.MEAN
+        )
+        for index in reversed(range(len(collective.leaves))):
+            leaf = collective.leaves[index]
+            got = DType.FLOAT64 if mean and leaf.dtype.is_integer else leaf.dtype
+            members = [place for place in places.values() if place.pack == len(packs) - 1]
+            if packs and packs[-1].dtype is leaf.dtype and len(members) < PER_PACK:
+                last = packs[-1]
+                places[index] = Place(len(packs) - 1, last.count)
+                packs[-1] = Pack(last.dtype, got, last.count + leaf.count, last.staging_offset, last.result_offset)
+            else:
+                places[index] = Place(len(packs), 0)
+                packs.append(Pack(leaf.dtype, got, leaf.count, staging, result))
+            staging = packs[-1].staging_offset + -(-packs[-1].count * leaf.dtype.itemsize // 64) * 64
+            result = packs[-1].result_offset + -(-packs[-1].count * got.itemsize // 64) * 64
+        ordered = tuple(places[index] for index in range(len(collective.leaves)))
+        layout = Layout(tuple(packs), ordered, staging, result)
+        self.prepared[len(self.prepared) + 1] = collective, layout
+        return len(self.prepared), layout
+
+    def verdict(self, code: Code, message: str, instance: int, **more: int) -> Verdict:
+        generation = more.pop("generation", GENERATION)
+        return Verdict("train", KEY, generation, code, message, instance, instance, "all_reduce(sum)", **more)  # type: ignore[arg-type]
+
+    def failed(self, instance: int, verdict: Verdict) -> bytes:
+        return wire.failed(instance, codec.verdict_to_proto(verdict).SerializeToString())
+
+    # What the worker does
+
+    def serve(self) -> None:
+        poll = select.poll()
+        for sock in (self.bell, self.session, self.stop_reader):
+            poll.register(sock, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self.stop_reader.fileno() in ready:
+                return
+            for sock, act in ((self.bell, self.on_bell), (self.session, self.on_session)):
+                if sock.fileno() in ready:
+                    message = sock.recv(wire.MAX_MESSAGE)
+                    if message:
+                        act(message)
+                    else:
+                        poll.unregister(sock)
+                    with self.changed:
+                        self.changed.notify_all()
+
+    def until(self, fact: Callable[[], bool]) -> None:
+        """Waits until `fact` holds, looking again after every message."""
+        with self.changed:
+            assert self.changed.wait_for(fact, 10)
+
+    def on_session(self, message: bytes) -> None:
+        kind = wire.kind_of(message)
+        number, size = wire.parse_arena(message)
+        if kind is wire.Kind.ARENA_DROP:
+            self.inputs.pop(number).close()
+            return
+        self.asked.append(size)
+        if self.refusals:
+            self.session.send(wire.refused(*self.refusals.popleft()))
+            return
+        made = arena.create(len(self.asked), size, readers_only=False)
+        self.inputs[made.number] = made
+        socket.send_fds(self.session, [wire.arena(wire.Kind.ARENA, made.number, size)], [made.descriptor])
+
+    def on_bell(self, message: bytes) -> None:
+        kind = wire.kind_of(message)
+        if kind is wire.Kind.RING:
+            ring = wire.parse_ring(message)
+            self.release(ring.released)
+            self.rings.append(ring)
+            scripted = self.answer(ring)
+            for answer in self.complete(ring) if scripted is None else scripted:
+                self.bell.send(answer)
+        elif kind is wire.Kind.RELEASE:
+            self.release(wire.parse_release(message))
+        elif kind is wire.Kind.PING:
+            if self.pong:
+                self.bell.send(wire.bare(wire.Kind.PONG))
+        else:
+            self.texts.append((kind, wire.text_of(message)))
+
+    def release(self, slots: tuple[int, ...]) -> None:
+        for slot in slots:
+            self.slots.give(self.slot_at.pop(slot))
+            self.released.append(slot)
+
+    def complete(self, ring: wire.Ring) -> list[bytes]:
+        """Carries a ring out; one completion per pack."""
+        collective, layout = self.prepared[ring.prepared]
+        operation = collective.operation
+        receives = bool(layout.packs) and (not isinstance(operation, Reduce) or operation.root == self.rank)
+        if not receives:
+            return [wire.Done(ring.instance, 0, True, False).encode()]
+        start = self.slots.take(layout.result_bytes)
+        assert start is not None, "the result arena is full"
+        slot = 5000 + ring.instance
+        self.slot_at[slot] = start
+        for index, (leaf, place) in enumerate(zip(collective.leaves, layout.places, strict=True)):
+            pack = layout.packs[place.pack]
+            arena_number, offset = ring.addresses[0 if ring.staged else index]
+            if ring.staged:
+                offset += pack.staging_offset + place.offset * pack.dtype.itemsize
+            given: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = np.ndarray(
+                leaf.shape, to_numpy(leaf.dtype), self.inputs[arena_number].view(), offset
+            )
+            at = start + pack.result_offset + place.offset * pack.result_dtype.itemsize
+            got: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = np.ndarray(
+                leaf.shape, to_numpy(pack.result_dtype), self.results.view(), at
+            )
+            summed = isinstance(operation, (AllReduce, Reduce)) and operation.reduce_op is ReduceOp.SUM
+            np.multiply(given, self.size if summed else 1, out=got, casting="unsafe")
+        last = len(layout.packs) - 1
+        return [
+            wire.Done(ring.instance, number, number == last, True, 1000, start, slot).encode()
+            for number in range(last + 1)
+        ]
+
+
+class Room:
+    """What a session would hold for a group."""
+
+    def __init__(self) -> None:
+        self._groups: list[Group] = []
+
+
+class Setting:
+    """A group of this process whose worker is a far end."""
+
+    def __init__(
+        self, size: int, rank: int, options: CommunicationOptions, timeout: float | None, result_bytes: int
+    ) -> None:
+        client_bell, bell = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client_session, session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.client_sockets = (client_bell, client_session)
+        self.far = FarEnd(size, rank, bell, session, result_bytes)
+        members = tuple(
+            Member(r, f"/job:worker/replica:0/task:{r // 2}/device:CPU:{r % 2}", r // 2, "here", 10 + r)
+            for r in range(size)
+        )
+        info = GroupInfo("train", KEY, GENERATION, members)
+        client_bell.setblocking(False)
+        self.memory = Memory(SessionSocket(client_session, "/job:worker/task:0"))
+        self.doorbell = Doorbell(client_bell, info, rank, "/job:worker/task:0")
+        room = Room()
+        self.group = Group(
+            room,  # type: ignore[arg-type]
+            info,
+            rank,
+            self.doorbell,
+            Signatures(self.far.describe, self.memory, rank),
+            options,
+            timeout,
+        )
+        room._groups.append(self.group)
+
+
+Make = Callable[..., Setting]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes a group of this process with a far end; `make(size=2, rank=0, options=…, timeout=…)`."""
+    made: list[Setting] = []
+
+    def build(
+        size: int = 2,
+        rank: int = 0,
+        options: CommunicationOptions | None = None,
+        timeout: float | None = None,
+        result_bytes: int = 1 << 20,
+    ) -> Setting:
+        made.append(Setting(size, rank, options or CommunicationOptions(), timeout, result_bytes))
+        return made[-1]
+
+    yield build
+    for setting in made:
+        setting.far.close()
+        for sock in setting.client_sockets:
+            sock.close()
+
+
+class FarWorker(worker_pb2_grpc.WorkerServicer):
+    """A worker of one rank, over real gRPC and a real door. The other ranks of a group exist only on paper."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = f"{folder}/w"
+        self.address = f"unix:{self.path}"
+        self.far: FarEnd | None = None
+        self.joins: list[worker_pb2.JoinRequest] = []
+        self.progress: list[str] = []
+        self.seated = threading.Event()
+        self.mute = False  # whether collectives are never answered
+        self.never = False  # whether joins stay incomplete
+        self.sessions_ended = threading.Semaphore(0)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(f"{folder}/d")
+        self.listener.listen()
+        self.server = grpc.server(ThreadPoolExecutor(8))
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self.server)
+        self.server.add_insecure_port(self.address)
+        self.server.start()
+        self.accepting = threading.Thread(target=self.accept)
+        self.accepting.start()
+
+    def close(self) -> None:
+        self.server.stop(None).wait()
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.accepting.join()
+        self.listener.close()
+        if self.far is not None:
+            self.far.close()
+
+    def accept(self) -> None:
+        found: list[socket.socket] = []
+        while True:
+            try:
+                sock, _ = self.listener.accept()
+            except OSError:
+                break
+            if wire.parse_hello(sock.recv(100)) == b"s" * 16:
+                found.append(sock)
+            else:
+                self.far = FarEnd(self.joins[-1].max_size, self.joins[-1].rank, sock, found.pop())
+                self.seated.set()
+        for sock in found:
+            sock.close()
+
+    def OpenSession(
+        self, request: worker_pb2.OpenSessionRequest, context: grpc.ServicerContext
+    ) -> Iterator[worker_pb2.SessionEvent]:
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        opened = worker_pb2.SessionOpened(
+            session=b"secret", worker="/job:worker/task:3", door=f"{self.path[:-1]}d", token=b"s" * 16
+        )
+        yield worker_pb2.SessionEvent(opened=opened)
+        ended.wait()
+        self.sessions_ended.release()
+
+    def Join(self, request: worker_pb2.JoinRequest, context: grpc.ServicerContext) -> Iterator[worker_pb2.JoinEvent]:
+        self.joins.append(request)
+        self.seated.clear()
+        for text in self.progress:
+            yield worker_pb2.JoinEvent(progress=worker_pb2.JoinProgress(text=text))
+        if self.never:
+            ended = threading.Event()
+            context.add_callback(ended.set)
+            ended.wait()
+        members = tuple(
+            Member(r, f"/job:worker/replica:0/task:3/device:CPU:{r}", 3, "here", 10 + r)
+            for r in range(request.max_size)
+        )
+        group = codec.group_to_proto(GroupInfo(request.name, KEY, GENERATION, members))
+        joined = worker_pb2.Joined(group=group, rank=request.rank, door=f"{self.path[:-1]}d", token=b"b" * 16)
+        yield worker_pb2.JoinEvent(joined=joined)
+
+    def Prepare(self, request: worker_pb2.PrepareRequest, context: grpc.ServicerContext) -> worker_pb2.PrepareReply:
+        if self.mute:
+            ended = threading.Event()
+            context.add_callback(ended.set)
+            ended.wait()
+        assert self.seated.wait(10)
+        assert self.far is not None
+        number, layout = self.far.describe(codec.collective_from_proto(request.collective), None)
+        return worker_pb2.PrepareReply(id=number, layout=codec.layout_to_proto(layout))
+
+
+@pytest.fixture
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FarWorker]:
+    """A worker of one rank, over real gRPC."""
+    far = FarWorker(tmp_path_factory.mktemp("w"))
+    yield far
+    far.close()

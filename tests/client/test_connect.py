@@ -1,0 +1,277 @@
+"""Connecting and joining: where a worker is looked for, what goes wrong, and what a forked child may do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectived as cd
+from collectived import rpc
+from collectived_proto.local import jobs, wire
+
+VARIABLES = "COLLECTIVED_WORKER COLLECTIVED_GROUP COLLECTIVED_JOB COLLECTIVED_LABEL COLLECTIVED_TIMEOUT WORLD_SIZE RANK"
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment that says nothing, and a runtime folder without jobs."""
+    for name in VARIABLES.split():
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def publish(name: str, *workers: str) -> None:
+    jobs.publish(jobs.JobFile(name, os.getpid(), "unix:/nowhere", workers, f"python {name}.py"))
+
+
+def test_the_argument_comes_before_the_environment_and_that_before_the_running_job(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish("job1", "unix:/nowhere/job")
+    with pytest.raises(cd.errors.UnavailableError, match="at unix:/nowhere/job .of the running job job1"):
+        cd.connect()
+    monkeypatch.setenv("COLLECTIVED_WORKER", "unix:/nowhere/env")
+    with pytest.raises(cd.errors.UnavailableError, match="at unix:/nowhere/env .from COLLECTIVED_WORKER"):
+        cd.connect()
+    with cd.connect(worker.address) as session:
+        assert (session.worker, session.transport) == ("/job:worker/task:3", "shared memory")
+
+
+def test_the_one_running_job_is_found(worker: Any) -> None:
+    publish("job1", worker.address)
+    cd.connect().close()
+
+
+def test_several_running_jobs_are_listed() -> None:
+    publish("job1", "unix:/a")
+    publish("job2", "unix:/b")
+    with pytest.raises(cd.errors.InvalidArgumentError, match="2 jobs") as caught:
+        cd.connect()
+    assert "COLLECTIVED_WORKER=unix:/a  # job job1, python job1.py" in str(caught.value)
+    assert "COLLECTIVED_WORKER=unix:/b" in str(caught.value)
+
+
+def test_where_nothing_runs_the_line_to_type_is_shown() -> None:
+    with pytest.raises(cd.errors.UnavailableError, match="collectived launch --clients 2 -- python train.py"):
+        cd.connect()
+
+
+def test_an_address_where_nobody_listens_is_named_at_once(tmp_path: Path) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        for address in (f"unix:{tmp_path}/none", f"127.0.0.1:{bound.getsockname()[1]}"):
+            began = time.monotonic()
+            with pytest.raises(cd.errors.UnavailableError, match=f"no worker answers at {address}.*start a job"):
+                cd.connect(address)
+            assert time.monotonic() - began < 2
+
+
+def test_something_that_listens_but_never_answers_is_given_up_in_time(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{tmp_path}/s")
+        listening.listen()
+        began = time.monotonic()
+        with pytest.raises(cd.errors.UnavailableError, match="has not answered within 0.3 s"):
+            cd.connect(f"unix:{tmp_path}/s", timeout=0.3)
+        assert 0.3 <= time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("address", ["", "here", "unix:", "host:", ":7", "host:port"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="expected unix:/path or host:port"):
+        cd.connect(address)
+
+
+@pytest.mark.parametrize("timeout", [-1.0, float("nan")])
+def test_a_timeout_that_is_none_is_refused(timeout: float) -> None:
+    with pytest.raises(ValueError, match="timeout must not be negative or NaN"):
+        cd.connect("unix:/nowhere", timeout=timeout)
+
+
+def test_a_group_is_joined_from_the_environment(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"COLLECTIVED_GROUP": "train", "WORLD_SIZE": "4", "RANK": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with cd.connect(worker.address) as session, session.join() as group:
+        assert (group.name, group.size, group.rank) == ("train", 4, 2)
+        assert (group.local_size, group.local_rank) == (4, 2)
+        assert group.device == "/job:worker/replica:0/task:3/device:CPU:2"
+        assert group.all_reduce("sum", np.ones(2)).tolist() == [4, 4]
+    request = worker.joins[0]
+    assert (request.min_size, request.max_size, request.rank, request.session) == (4, 4, 2, b"secret")
+
+
+def test_what_the_environment_lacks_is_named(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with cd.connect(worker.address) as session:
+        with pytest.raises(ValueError, match="COLLECTIVED_GROUP"):
+            session.join()
+        with pytest.raises(ValueError, match="WORLD_SIZE"):
+            session.join("train")
+        monkeypatch.setenv("WORLD_SIZE", "two")
+        with pytest.raises(ValueError, match="WORLD_SIZE must be a whole number, it is 'two'"):
+            session.join("train")
+        monkeypatch.setenv("COLLECTIVED_TIMEOUT", "-3")
+        with pytest.raises(ValueError, match="COLLECTIVED_TIMEOUT must be seconds, not negative: it is '-3'"):
+            session.join("train", 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"name": ""}, "name must be a text"),
+        ({"size": 0}, "size must be a whole number from 1"),
+        ({"size": (3, 2)}, "size must be"),
+        ({"size": 2.0}, "size must be"),
+        ({"rank": 2}, "rank must be from 0 to 1 in a group of 2, got 2"),
+        ({"rank": -1}, "rank must be"),
+        ({"device": "TPU:0"}, "not a device name"),
+        ({"settle": -1}, "settle must be"),
+        ({"timeout": -1}, "timeout must not be negative"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_of_join_are_refused(worker: Any, arguments: dict[str, Any], says: str) -> None:
+    with cd.connect(worker.address) as session:
+        with pytest.raises(ValueError, match=says):
+            session.join(**{"name": "train", "size": 2, **arguments})
+        assert worker.joins == []
+
+
+def test_an_elastic_size_and_a_short_device_name_are_sent_in_full(worker: Any) -> None:
+    with cd.connect(worker.address) as session:
+        session.join("train", (2, 5), rank=0, device="cpu:1", settle=1.5)
+    request = worker.joins[0]
+    assert (request.min_size, request.max_size, request.settle_seconds) == (2, 5, 1.5)
+    assert request.device == "/job:worker/replica:0/task:3/device:CPU:1"
+
+
+def test_a_join_that_stays_incomplete_says_who_is_here_and_ends_in_time(
+    worker: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rpc, "PROGRESS_EVERY", 0.05)
+    worker.never = True
+    worker.progress = ["1 of 2 ranks are here: rank 0; missing: rank 1"]
+    with cd.connect(worker.address) as session, pytest.raises(cd.errors.DeadlineExceededError, match="missing: rank 1"):
+        session.join("train", 2, timeout=0.2)
+    assert "joining group 'train': 1 of 2 ranks are here: rank 0; missing: rank 1" in caplog.messages
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+def test_ctrl_c_ends_a_join(worker: Any) -> None:
+    worker.never = True
+    worker.progress = ["1 of 2 ranks are here"]
+    with cd.connect(worker.address) as session:
+        pressing = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+        pressing.start()
+        with pytest.raises(KeyboardInterrupt):
+            session.join("train", 2)
+        pressing.join()
+        worker.never = False
+        session.join("train", 2, rank=0).barrier()
+
+
+def test_a_worker_that_is_stopped_before_a_collective_is_described_is_given_up_at_the_deadline(worker: Any) -> None:
+    with cd.connect(worker.address) as session, session.join("train", 2, rank=0) as group:
+        worker.mute = True
+        began = time.monotonic()
+        with pytest.raises(cd.errors.DeadlineExceededError, match="has not answered within"):
+            group.barrier(cd.CommunicationOptions(timeout_seconds=0.1))
+        assert time.monotonic() - began < 2
+
+
+def test_closing_a_session_leaves_its_groups_and_ends_it_on_the_worker(worker: Any) -> None:
+    session = cd.connect(worker.address)
+    group = session.join("train", 1, rank=0)
+    group.barrier()
+    session.close()
+    session.close()
+    assert worker.sessions_ended.acquire(timeout=10)
+    worker.far.until(lambda: worker.far.texts == [(wire.Kind.LEAVE, "")])
+    for use in (group.barrier, lambda: session.empty(3), lambda: session.join("train", 1)):
+        with pytest.raises(cd.errors.FailedPreconditionError, match="has left|is closed"):
+            use()
+
+
+def test_empty_makes_arrays_of_any_dtype_that_collectives_carry(worker: Any) -> None:
+    with cd.connect(worker.address) as session:
+        session.join("train", 2, rank=0)
+        assert session.empty(3).dtype == np.float32
+        assert session.empty((2, 0), "int8").shape == (2, 0)
+        assert session.empty((), np.float64, "CPU:1").shape == ()
+        with pytest.raises(TypeError, match="dtype object"):
+            session.empty(3, object)
+        with pytest.raises(ValueError, match=r"lengths must not be negative, got \(2, -1\)"):
+            session.empty((2, -1))
+        with pytest.raises(cd.errors.UnimplementedError, match="arrays on GPU:0"):
+            session.empty(3, device="GPU:0")
+
+
+def run(program: str, address: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLLECTIVED_WORKER": address}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], env=environment, capture_output=True, text=True, timeout=50
+    )
+
+
+FORK = """
+import os, collectived as cd, numpy as np
+session = cd.connect()
+group = session.join("train", 2, rank=0)
+before = group.all_reduce("sum", np.ones(3))
+sockets = lambda: sum("socket:" in os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")
+                      if os.path.lexists(f"/proc/self/fd/{n}"))
+assert sockets() == 3, sockets()
+child = os.fork()
+if child == 0:
+    assert sockets() == 0, sockets()
+    for use in (group.barrier, lambda: session.empty(3), lambda: session.join("other", 1), lambda: group.abort("x")):
+        try:
+            use()
+        except cd.errors.FailedPreconditionError as error:
+            assert "in the child itself" in str(error)
+        else:
+            raise AssertionError(use)
+    assert before.tolist() == [2, 2, 2]
+    cd.connect().close()
+    raise SystemExit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert group.all_reduce("sum", np.ones(3)).tolist() == [2, 2, 2]
+print("parent goes on")
+"""
+
+
+def test_a_forked_child_holds_no_sockets_and_connects_for_itself(worker: Any) -> None:
+    ended = run(FORK, worker.address)
+    assert (ended.returncode, ended.stdout) == (0, "parent goes on\n"), ended.stderr
+
+
+def test_a_process_that_simply_ends_leaves_its_groups(worker: Any) -> None:
+    program = "import collectived as cd; cd.connect().join('train', 2, rank=0).barrier()"
+    ended = run(program, worker.address)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    worker.far.until(lambda: worker.far.texts == [(wire.Kind.LEAVE, "")])
+
+
+def test_importing_brings_neither_grpc_nor_any_array_library_but_numpy() -> None:
+    heavy = ["grpc", "google.protobuf", "torch", "jax", "cupy", "asyncio"]
+    program = f"import sys, collectived; print([name for name in {heavy} if name in sys.modules])"
+    assert run(program, "").stdout == "[]\n"
+
+
+def test_the_public_names_are_these() -> None:
+    expected = (
+        "CollectiveCommunication CollectiveHints CommunicationImplementation CommunicationOptions Group Member "
+        "ReduceOp Session Work connect errors wait"
+    )
+    assert sorted(cd.__all__) == expected.split()
+    assert all(hasattr(cd, name) for name in cd.__all__)

@@ -1,0 +1,175 @@
+"""Real daemons on this machine, and clients as threads or as processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import collectived as cd
+
+_names = itertools.count()
+
+
+class Daemon:
+    """A coordinator or a worker, ended by the end of its standard input."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "collectived_runtime", *arguments, "--attached", "--job", "test"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdin and self.process.stdout and self.process.stderr
+        self.log: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.process.stdin.write("the-secret-of-these-tests\n")
+        self.process.stdin.flush()
+
+    def ready(self) -> dict[str, Any]:
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line.startswith("ready "), (line, "".join(self.log))
+        found: dict[str, Any] = json.loads(line.removeprefix("ready "))
+        return found
+
+    def _read(self) -> None:
+        assert self.process.stderr
+        self.log.extend(self.process.stderr)
+
+    def close(self) -> None:
+        assert self.process.stdin and self.process.stdout and self.process.stderr
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            self._reader.join()
+            self.process.stdout.close()
+            self.process.stderr.close()
+
+
+class Cluster:
+    """A coordinator and some workers on this machine, as if each were a host of its own."""
+
+    def __init__(self, workers: int) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
+        self.coordinator = Daemon("coordinator", "--listen", f"unix:{self.folder}/c.sock")
+        self.coordinator.ready()
+        self.workers = [
+            Daemon(
+                *("worker", "--task", str(task), "--folder", str(self.folder), "--host-name", f"host{task}"),
+                *("--coordinator", f"unix:{self.folder}/c.sock"),
+            )
+            for task in range(workers)
+        ]
+        self.addresses = [str(worker.ready()["address"]) for worker in self.workers]
+
+    @property
+    def log(self) -> str:
+        return "".join(line for daemon in (self.coordinator, *self.workers) for line in daemon.log)
+
+    def address_of(self, rank: int, size: int) -> str:
+        """Ranks are spread over the workers in blocks."""
+        per_worker = -(-size // len(self.addresses))
+        return self.addresses[rank // per_worker]
+
+    def run(self, size: int, body: Callable[[cd.Group], Any], **options: Any) -> list[Any]:
+        """Runs `body(group)` as every rank of a new group, each in a thread and session of its own; results by rank."""
+        return self.run_sessions(size, lambda _, group: body(group), **options)
+
+    def run_sessions(self, size: int, body: Callable[[cd.Session, cd.Group], Any], **options: Any) -> list[Any]:
+        """The same with `body(session, group)`."""
+        name = f"group-{next(_names)}"
+
+        def one(rank: int) -> Any:
+            with (
+                cd.connect(self.address_of(rank, size)) as session,
+                session.join(name, size, rank=rank, timeout=20, **options) as group,
+            ):
+                return body(session, group)
+
+        try:
+            with ThreadPoolExecutor(size) as pool:
+                return list(pool.map(one, range(size)))
+        except BaseException as error:
+            error.add_note(f"the daemons said:\n{self.log}")
+            raise
+
+    def client(self, rank: int, size: int, group: str, program: str) -> subprocess.Popen[str]:
+        """Starts a client process as that rank of a group; it prints, and its standard input is ours."""
+        environment = {
+            **os.environ,
+            "COLLECTIVED_WORKER": self.address_of(rank, size),
+            "COLLECTIVED_GROUP": group,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        return subprocess.Popen(
+            [sys.executable, "-u", "-c", program],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self) -> None:
+        for daemon in (*self.workers, self.coordinator):
+            daemon.close()
+        left = sorted(path.name for path in self.folder.iterdir())
+        assert left == [], f"daemons left files behind: {left}"
+        self.folder.rmdir()
+
+
+def _cluster(workers: int) -> Iterator[Cluster]:
+    cluster = Cluster(workers)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def one_worker() -> Iterator[Cluster]:
+    yield from _cluster(1)
+
+
+@pytest.fixture(scope="module")
+def two_workers() -> Iterator[Cluster]:
+    yield from _cluster(2)
+
+
+@pytest.fixture(scope="module")
+def three_workers() -> Iterator[Cluster]:
+    yield from _cluster(3)
+
+
+@pytest.fixture(scope="module")
+def four_workers() -> Iterator[Cluster]:
+    yield from _cluster(4)
+
+
+@pytest.fixture(params=[1, 2, 3, 4], ids=lambda count: f"{count} workers")
+def any_workers(request: pytest.FixtureRequest) -> Cluster:
+    names = {1: "one_worker", 2: "two_workers", 3: "three_workers", 4: "four_workers"}
+    cluster: Cluster = request.getfixturevalue(names[request.param])
+    return cluster
