@@ -14,6 +14,7 @@ from collectived_proto.types import Report, ReportKind, Verdict, shown_name
 from collectived_runtime.coordinator import judgement
 from collectived_runtime.coordinator.events import Effect, Log, Positioned, Query, Reported, Send
 from collectived_runtime.coordinator.registry import (
+    ASK_AGAIN_SECONDS,
     INQUIRY_SECONDS,
     KEPT_EVIDENCE,
     Departure,
@@ -23,6 +24,7 @@ from collectived_runtime.coordinator.registry import (
     Inquiry,
     Registry,
     Unanswered,
+    Undecided,
 )
 
 _OF_A_RANK = (ReportKind.LOST, ReportKind.ABORT, ReportKind.LEFT, ReportKind.EXHAUSTED)
@@ -160,8 +162,9 @@ def _of_an_instance(book: Registry, generation: Generation, task: int, report: R
     if inquiry is None:
         inquiry = Inquiry(book.new_id(), report.generation, report.instance, report.kind, set())
         inquiry.peer = report.worker if link else -1
+        inquiry.until = now + INQUIRY_SECONDS
         book.inquiries[inquiry.query] = inquiry
-        book.arm(now + INQUIRY_SECONDS, Unanswered(inquiry.query))
+        book.arm(inquiry.until, Unanswered(inquiry.query))
         yield from _ask(book, generation, inquiry, task)
     else:
         inquiry.asked.discard(task)
@@ -171,7 +174,7 @@ def _of_an_instance(book: Registry, generation: Generation, task: int, report: R
     if link:
         inquiry.text = f"the link of worker {task} to worker {report.worker} broke: {report.text or 'no details given'}"
     if not inquiry.asked:
-        yield from _judge(book, inquiry, now)
+        yield from _answered(book, inquiry, now)
 
 
 def _evidence(generation: Generation, instance: int, now: float) -> Evidence:
@@ -187,7 +190,7 @@ def _open_inquiry(book: Registry, generation: Generation, instance: int, peer: i
     return next((i for i in book.inquiries.values() if (i.generation, i.instance, i.peer) == wanted), None)
 
 
-def _ask(book: Registry, generation: Generation, inquiry: Inquiry, reporter: int) -> Iterator[Effect]:
+def _ask(book: Registry, generation: Generation, inquiry: Inquiry, reporter: int = -1) -> Iterator[Effect]:
     """Asks the other workers; about a broken link only the one at its other end.
 
     That one's word matters because it sends in order: had it left, its ranks' departure would arrive before its answer.
@@ -208,7 +211,24 @@ def positioned(book: Registry, event: Positioned, now: float) -> Iterator[Effect
     book.generations[inquiry.generation].learn(event.task, inquiry.instance, event.positions, now)
     inquiry.asked.discard(event.task)
     if not inquiry.asked:
+        yield from _answered(book, inquiry, now)
+
+
+def _answered(book: Registry, inquiry: Inquiry, now: float) -> Iterator[Effect]:
+    """All have answered: judged, unless ranks that are still to come decide who the majority is."""
+    if now < inquiry.until and judgement.majority_open(book.generations[inquiry.generation], inquiry.instance):
+        book.arm(min(inquiry.until, now + ASK_AGAIN_SECONDS), Undecided(inquiry.query))
+    else:
         yield from _judge(book, inquiry, now)
+
+
+def undecided(book: Registry, query: int, now: float) -> Iterator[Effect]:
+    """Asks everybody again, in case the missing ranks have come."""
+    inquiry = book.inquiries.get(query)
+    if inquiry is not None and not inquiry.asked:
+        yield from _ask(book, book.generations[inquiry.generation], inquiry)
+        if not inquiry.asked:
+            yield from _judge(book, inquiry, now)
 
 
 def unanswered(book: Registry, query: int, now: float) -> Iterator[Effect]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -80,6 +81,15 @@ def judge(generation: Generation, inquiry: Inquiry, silent: Mapping[int, str], n
     if mismatch is not None or inquiry.kind is not ReportKind.EXPIRED:
         return mismatch
     return _expired(generation, inquiry, silent, now)
+
+
+def majority_open(generation: Generation, instance: int) -> bool:
+    """Whether contracts differ, no side has most of the ranks yet, and some rank has not come."""
+    evidence = generation.evidence.get(instance)
+    known = [known for known in evidence.positions.values() if known.arrived and known.contract] if evidence else []
+    sides = Counter(position.contract for position in known)
+    size = generation.info.size
+    return len(sides) > 1 and len(known) < size and 2 * max(sides.values()) <= size
 
 
 def _link(generation: Generation, inquiry: Inquiry, now: float) -> Verdict | None:

@@ -21,6 +21,7 @@ KEPT_FAILURES = 64
 KEPT_GENERATIONS = 256
 KEPT_EVIDENCE = 64
 INQUIRY_SECONDS = 0.1
+ASK_AGAIN_SECONDS = 0.01  # while ranks that are still to come decide who the majority is
 
 
 @dataclass(slots=True)
@@ -195,6 +196,7 @@ class Inquiry:
     timeout_seconds: float = 0.0
     text: str = ""
     peer: int = -1  # LINK: the worker whose link broke
+    until: float = 0.0  # judged then, whatever is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,11 @@ class Unanswered:
 
 
 @dataclass(frozen=True, slots=True)
+class Undecided:
+    query: int
+
+
+@dataclass(frozen=True, slots=True)
 class Settled:
     name: str
 
@@ -232,7 +239,7 @@ class NoReturn:
     generation: int
 
 
-Timer = Silence | Unanswered | Settled | Progress | NoReturn
+Timer = Silence | Unanswered | Undecided | Settled | Progress | NoReturn
 
 
 @dataclass(slots=True)

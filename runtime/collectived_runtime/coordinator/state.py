@@ -22,7 +22,16 @@ from collectived_runtime.coordinator.events import (
     WorkerAttached,
     WorkerGone,
 )
-from collectived_runtime.coordinator.registry import NoReturn, Progress, Registry, Settled, Silence, Timer, Unanswered
+from collectived_runtime.coordinator.registry import (
+    NoReturn,
+    Progress,
+    Registry,
+    Settled,
+    Silence,
+    Timer,
+    Unanswered,
+    Undecided,
+)
 from collectived_runtime.coordinator.snapshot import Snapshot, snapshot
 
 
@@ -97,6 +106,8 @@ class Coordinator:
                 yield from membership.silent(book, timer, now)
             case Unanswered(query):
                 yield from faults.unanswered(book, query, now)
+            case Undecided(query):
+                yield from faults.undecided(book, query, now)
             case Settled(name):
                 yield from joins.settled(book, name, now)
             case Progress(name):

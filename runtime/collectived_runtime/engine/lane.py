@@ -227,11 +227,12 @@ class Lane:
         prepared = seat.prepared.get(ring.prepared)
         if prepared is None:
             raise wire.Malformed(f"a ring of collective {ring.prepared}, which was never prepared")
-        seat.sources(prepared, ring.addresses, ring.staged)  # checks every bound
-        arrival = Arrival(prepared, ring.addresses, ring.staged, time.monotonic())
+        sources = seat.sources(prepared, ring.addresses, ring.staged)  # checks every bound; outlives the session
+        arrival = Arrival(prepared, sources, time.monotonic())
         dispute = ledger.arrive(seat.rank, ring.instance, arrival, ring.remaining, ring.timeout)
         verdict = ledger.verdict_on(ring.instance)
         if verdict is not None:
+            arrival.sources = None
             self._fail(seat, ring.instance, verdict)
         elif dispute is not None:
             self._report_fault(dispute)
@@ -272,11 +273,7 @@ class Lane:
                 return
         instance.started = True
         chain = frames.next_chain(self._chain, instance.contract)
-        sources = [
-            self.seats[rank].sources(arrival.prepared, arrival.addresses, arrival.staged)
-            for rank in program.sources
-            for arrival in (instance.arrivals[rank],)
-        ]
+        sources = [instance.arrivals[rank].sources for rank in program.sources]
 
         def start(strand: Strand, links: dict[int, Link]) -> Iterator[Wait]:
             group = self.topology.group
@@ -473,6 +470,8 @@ class Lane:
         self._over = True
         if self.running is not None:
             self.running.stop()
+        self.running = None
+        self.ledger.instances.clear()  # nothing may look into an arena when it is closed
         self._links.close()
         self._bells.close()
         self._results.close()

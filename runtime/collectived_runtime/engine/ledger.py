@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from collectived_proto.types import Collective, Layout, RankPosition, Report, ReportKind, Verdict
 
@@ -28,13 +29,15 @@ class Prepared:
     layout: Layout
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Arrival:
-    """One rank's submission of one instance: where its value lies, and when it came."""
+    """One rank's submission of one instance: where its value lies (the ledger does not look), and when it came.
+
+    `sources` is None once nobody will read it any more, so that the client's memory is not held.
+    """
 
     prepared: Prepared
-    addresses: tuple[tuple[int, int], ...]
-    staged: bool
+    sources: Any
     at: float
 
 
@@ -133,6 +136,7 @@ class Ledger:
     def finish(self, instance: Instance, now: float) -> Report | None:
         """All local ranks have their outcome. Returns a report where it had been reported as pending."""
         instance.finished = True
+        _let_go(instance)
         self.next = instance.number + 1
         for rank in instance.arrivals:
             self.standings[rank].finished = instance.number
@@ -144,6 +148,8 @@ class Ledger:
         """Takes a verdict; returns the instances that fail by it now."""
         covered = [i for i in self.pending() if self.verdict_on(i.number) is None and i.number >= verdict.from_instance]
         self.verdicts.append(verdict)
+        for instance in covered:
+            _let_go(instance)
         return covered
 
     # What follows
@@ -217,3 +223,8 @@ class Ledger:
         """A report about this generation, with the positions of all local ranks as of their last activity."""
         now = max(standing.active_at for standing in self.standings.values())
         return Report(self.key, self.generation, kind, number, rank, worker, text, timeout, self.positions(number, now))
+
+
+def _let_go(instance: Instance) -> None:
+    for arrival in instance.arrivals.values():
+        arrival.sources = None

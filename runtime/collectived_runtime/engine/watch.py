@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import select
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,7 @@ class Watch:
         self._poll = select.poll()
         self._handlers: dict[int, Handler] = {}
         self._asked: deque[Callable[[], None]] = deque()
+        self._closing = threading.Lock()  # nobody writes to a descriptor that has been closed, and perhaps reused
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.closed = False
         self.add(self._wake, select.POLLIN, self._woken)
@@ -28,8 +30,9 @@ class Watch:
     def ask(self, what: Callable[[], None]) -> None:
         """Has `what` done in the lane's thread."""
         self._asked.append(what)
-        if not self.closed:
-            os.eventfd_write(self._wake, 1)
+        with self._closing:
+            if not self.closed:
+                os.eventfd_write(self._wake, 1)
 
     def add(self, descriptor: int, events: int, handler: Handler) -> None:
         self._poll.register(descriptor, events)
@@ -52,8 +55,9 @@ class Watch:
                 handler(events)
 
     def close(self) -> None:
-        self.closed = True
-        os.close(self._wake)
+        with self._closing:
+            self.closed = True
+            os.close(self._wake)
 
     def _woken(self, _: int) -> None:
         os.eventfd_read(self._wake)

@@ -87,6 +87,7 @@ class Reception:
         self.link_port: int = self._links.getsockname()[1]
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._asked: deque[Callable[[], None]] = deque()
+        self._closing = threading.Lock()  # nobody writes to a descriptor that has been closed, and perhaps reused
         self._tokens: dict[bytes, tuple[float, Callable[[socket.socket], None]]] = {}
         self._expected: dict[LinkKey, Callable[[Link], None]] = {}
         self._early: dict[LinkKey, tuple[float, Link]] = {}
@@ -132,16 +133,19 @@ class Reception:
 
     def close(self) -> None:
         """Ends the thread and closes what it holds; connections that were handed on stay."""
-        if self._stopping:
-            return
-        self._stopping = True
-        os.eventfd_write(self._wake, 1)
+        with self._closing:
+            if self._stopping:
+                return
+            self._stopping = True
+            os.eventfd_write(self._wake, 1)
         self._thread.join()
+        os.close(self._wake)
 
     def _ask(self, what: Callable[[], None]) -> None:
         self._asked.append(what)
-        if not self._stopping:
-            os.eventfd_write(self._wake, 1)
+        with self._closing:
+            if not self._stopping:
+                os.eventfd_write(self._wake, 1)
 
     # The thread
 
@@ -171,7 +175,6 @@ class Reception:
         self._door.close()
         with contextlib.suppress(OSError):
             os.unlink(self._door_path)
-        os.close(self._wake)
 
     def _patience(self) -> float | None:
         """Milliseconds until something expires."""
