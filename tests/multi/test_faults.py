@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -59,10 +60,11 @@ def descriptors(pid: int) -> list[str]:
     return sorted(found)
 
 
-def mapped(pid: int) -> int:
-    """Shared memory regions that a process has mapped."""
+def held(pid: int) -> Counter[str]:
+    """The same, counted, with the shared memory that it has mapped."""
     with open(f"/proc/{pid}/maps") as maps:
-        return sum("memfd" in line for line in maps)
+        regions = sum("memfd" in line for line in maps)
+    return Counter(descriptors(pid)) + Counter(mapped=regions)
 
 
 def settle(fact: Any, seconds: float = 10.0) -> None:
@@ -123,7 +125,7 @@ def test_a_killed_client_ends_the_others_within_a_second_and_leaves_nothing(
 ) -> None:
     cluster = request.getfixturevalue(workers)
     daemons = [worker.process.pid for worker in cluster.workers]
-    before = [(descriptors(pid), mapped(pid)) for pid in daemons]
+    before = [held(pid) for pid in daemons]
     name = f"killed-{forks}"
     victim = cluster.client(
         1,
@@ -171,7 +173,7 @@ except cd.errors.UnavailableError as error:
         _, at, missing, *text = out.split(maxsplit=3)
         assert status == 0 and float(at) - killed_at <= 1.0 and missing == "[1]"
         assert "rank 1" in text[0] and str(victim.pid) in text[0]
-        settle(lambda: [(descriptors(pid), mapped(pid)) for pid in daemons] == before)
+        settle(lambda: not any(held(pid) - then for pid, then in zip(daemons, before, strict=True)))
     finally:
         victim.kill()
         for child in children:

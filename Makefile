@@ -1,0 +1,86 @@
+# Verbs of this repository. `make` alone lists them. Each sets up what it needs: Python >= 3.11, make and pip are enough.
+
+PYTHON ?= python3
+PYTEST_OPTIONS ?= -n 2 --dist loadfile
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+LOCK := $(wildcard requirements-dev.lock)
+CONSTRAINTS := $(if $(LOCK),--constraint $(LOCK))
+
+PROTO_TOOLS := grpcio-tools==1.74.0
+PROTO_VENV := .venv-proto
+PROTO_STAMP := $(PROTO_VENV)/$(PROTO_TOOLS)
+PROTOC := $(PROTO_VENV)/bin/python -m grpc_tools.protoc
+PROTO_FILES := $(wildcard proto/collectived_proto/v1/*.proto)
+PROTO_OUT := proto
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format lint types layers proto proto-check clean
+
+help: ## list the verbs
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+setup: $(VENV)/installed-dev ## make .venv with everything for development
+
+demo: $(VENV)/installed-examples ## train a small network with four ranks on two workers
+	@PATH="$(CURDIR)/$(BIN):$$PATH" && set -x && \
+	collectived launch --workers 2 --clients 2 -- python examples/train_digits.py
+
+test: $(VENV)/installed-dev ## run all tests
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+
+check: lint types layers proto-check ## format, lint, strict types, import layers, generated code
+
+format: $(VENV)/installed-dev ## put the code into its form
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+lint: $(VENV)/installed-dev ## formatting and lint rules
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+
+types: $(VENV)/installed-dev ## strict type check
+	$(BIN)/mypy
+
+layers: $(VENV)/installed-dev ## who may import whom
+	$(BIN)/lint-imports
+
+proto: $(PROTO_STAMP) ## generate code from the .proto files
+	$(PROTOC) -I proto --python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) --grpc_python_out=$(PROTO_OUT) $(PROTO_FILES)
+
+proto-check: $(PROTO_STAMP) ## whether the generated code is what the .proto files say
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
+	$(MAKE) --no-print-directory --silent proto PROTO_OUT="$$fresh" && \
+	diff -r --brief --exclude='*.proto' --exclude='__init__.py' --exclude='__pycache__' \
+	    "$$fresh/collectived_proto/v1" proto/collectived_proto/v1 || \
+	{ echo 'generated code differs from the .proto files: run `make proto` and commit the result' >&2; exit 1; }
+
+clean: ## remove what was built or installed here
+	rm -rf $(VENV) $(PROTO_VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("collectived needs Python 3.11 or newer, \
+	$(PYTHON) is %d.%d: make PYTHON=python3.12" % sys.version_info[:2])'
+	@$(PYTHON) -m venv $(VENV)
+
+# Installed again only when what is wanted has changed.
+$(VENV)/installed-dev: pyproject.toml $(LOCK) | $(BIN)/python
+	@echo 'installing into $(VENV) (once) ...'
+	@$(PIP) install $(CONSTRAINTS) --editable '.[dev]'
+	@touch $@ $(VENV)/installed-examples
+
+$(VENV)/installed-examples: pyproject.toml $(LOCK) | $(BIN)/python
+	@echo 'installing into $(VENV) (once) ...'
+	@$(PIP) install $(CONSTRAINTS) --editable '.[examples]'
+	@touch $@
+
+# The generator needs an older setuptools than everything else, so it lives apart.
+$(PROTO_STAMP):
+	@echo 'installing the generator into $(PROTO_VENV) (once) ...'
+	@$(PYTHON) -m venv --clear $(PROTO_VENV)
+	@$(PROTO_VENV)/bin/python -m pip --disable-pip-version-check --quiet install '$(PROTO_TOOLS)' 'setuptools<80'
+	@echo '*' > $(PROTO_VENV)/.gitignore
+	@touch $@

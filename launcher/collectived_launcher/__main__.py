@@ -1,0 +1,50 @@
+"""The `collectived` command.
+
+Exit status: 0 done, 1 something failed, 2 wrong usage, 3 nobody to talk to, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import click
+
+from collectived_launcher.daemon import coordinator, worker
+from collectived_launcher.launch import launch
+from collectived_launcher.status import status
+
+FAILED, INTERRUPTED = 1, 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=__doc__.split("\n", 2)[2])
+@click.version_option(version("collectived"), prog_name="collectived")
+def collectived() -> None:
+    """Collective communication as a service: start it, use it, look at it."""
+
+
+for command in (launch, status, coordinator, worker):
+    collectived.add_command(command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    try:
+        result = collectived.main(list(arguments), prog_name="collectived", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    return result if isinstance(result, int) else 0
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

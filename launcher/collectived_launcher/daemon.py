@@ -1,0 +1,30 @@
+"""`collectived coordinator` and `collectived worker`: this process becomes the daemon."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import click
+
+from collectived_launcher.daemons import DAEMON
+
+_PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
+
+
+@click.command(context_settings=_PASS_THROUGH, add_help_option=False)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def coordinator(options: tuple[str, ...]) -> NoReturn:
+    """Run a coordinator: `collectived coordinator --help` shows its options."""
+    _become("coordinator", options)
+
+
+@click.command(context_settings=_PASS_THROUGH, add_help_option=False)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def worker(options: tuple[str, ...]) -> NoReturn:
+    """Run a worker: `collectived worker --help` shows its options."""
+    _become("worker", options)
+
+
+def _become(kind: str, options: tuple[str, ...]) -> NoReturn:
+    os.execv(DAEMON[0], [*DAEMON, kind, *options])

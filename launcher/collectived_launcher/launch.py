@@ -1,0 +1,109 @@
+"""`collectived launch`: daemons and clients of one job, started, watched and taken down together."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from pathlib import Path
+
+import click
+
+from collectived_launcher.daemons import DaemonCommand
+from collectived_launcher.job import Job, new_name
+from collectived_launcher.local import LocalJob
+from collectived_launcher.supervise import Policy
+from collectived_proto.local import jobs
+
+
+def seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Accepts a finite number of seconds that is not negative."""
+    if value is not None and not 0 <= value < math.inf:
+        raise click.BadParameter(f"{value!r} is not a number of seconds: expected 0 or more, such as 2.5")
+    return value
+
+
+@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Workers on this host.")
+@click.option(
+    "--clients",
+    "--nproc-per-node",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Clients (processes of your program) per worker.",
+)
+@click.option("--timeout", type=float, callback=seconds, metavar="SECONDS", help="Default for collectives; none if 0.")
+@click.option(
+    "--grace",
+    type=float,
+    callback=seconds,
+    metavar="SECONDS",
+    default=10.0,
+    show_default=True,
+    help="After the first failure the others have this long to see their error and end.",
+)
+@click.option("--log-dir", type=click.Path(path_type=Path, file_okay=False), help="Also write one file per process.")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Start a failed client again with its RANK, this often; COLLECTIVED_RESTART counts.",
+)
+@click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
+def launch(
+    workers: int,
+    clients: int,
+    timeout: float | None,
+    grace: float,
+    log_dir: Path | None,
+    max_restarts: int,
+    log_level: str | None,
+    program: tuple[str, ...],
+) -> int:
+    """Run PROGRAM as WORKERS x CLIENTS ranks on this host.
+
+    Starts a coordinator, the workers and one process of PROGRAM per rank, shows what they print, and takes everything
+    down when they have ended, when one fails, or on Ctrl-C.
+    """
+    _check_program(program[0])
+    _make_log_dir(log_dir)
+    name = new_name()
+    job = Job(name, choose_folder(name, workers), workers, clients, program, timeout)
+    command = DaemonCommand(options=("--log-level", log_level) if log_level else ())
+    return LocalJob(job, Policy(grace, max_restarts), log_dir=log_dir, command=command).run()
+
+
+def _check_program(program: str) -> None:
+    """Before anything is started."""
+    if shutil.which(program):
+        return
+    if os.path.dirname(program) and os.path.exists(program):
+        raise click.UsageError(f"program {program!r} cannot be run: expected an executable file (chmod +x?)")
+    where = "no such file" if os.path.dirname(program) else "not found in PATH"
+    raise click.UsageError(
+        f"program {program!r} does not exist ({where}); usage: collectived launch -- python train.py"
+    )
+
+
+def _make_log_dir(log_dir: Path | None) -> None:
+    if log_dir is None:
+        return
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.UsageError(f"--log-dir {str(log_dir)!r} cannot be made: {error.strerror}") from error
+    if not os.access(log_dir, os.W_OK):
+        raise click.UsageError(f"--log-dir {str(log_dir)!r} is not writable by you")
+
+
+def choose_folder(name: str, workers: int) -> Path:
+    """Where the job's sockets will lie."""
+    try:
+        folder = jobs.runtime_folder() / name
+        jobs.check_socket_path(folder / f"worker-{workers - 1}.sock")
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    return folder

@@ -1,0 +1,48 @@
+"""The public names of the client library: a name that appears or vanishes does so on purpose."""
+
+from __future__ import annotations
+
+import collectived as cd
+from collectived import errors
+
+
+def test_what_users_import() -> None:
+    assert sorted(cd.__all__) == [
+        "CollectiveCommunication",
+        "CollectiveHints",
+        "CommunicationImplementation",
+        "CommunicationOptions",
+        "Group",
+        "Member",
+        "ReduceOp",
+        "Session",
+        "Work",
+        "connect",
+        "errors",
+        "wait",
+    ]
+
+
+def test_the_errors() -> None:
+    assert sorted(errors.__all__) == [
+        "AbortedError",
+        "CancelledError",
+        "Code",
+        "CollectiveError",
+        "DeadlineExceededError",
+        "FailedPreconditionError",
+        "InternalError",
+        "InvalidArgumentError",
+        "NotFoundError",
+        "PermissionDeniedError",
+        "ResourceExhaustedError",
+        "UnauthenticatedError",
+        "UnavailableError",
+        "UnimplementedError",
+    ]
+
+
+def test_every_public_name_is_there_and_says_what_it_is() -> None:
+    for module in (cd, errors):
+        for name in module.__all__:
+            assert getattr(module, name).__doc__, name

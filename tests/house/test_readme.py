@@ -1,0 +1,55 @@
+"""What README.md promises a new user, done for real: these tests start daemons."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def block(language: str) -> str:
+    """The README's only block in this language."""
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+@pytest.fixture
+def environment() -> Iterator[dict[str, str]]:
+    """A user's environment: our commands on the path, a runtime directory of their own, which is empty afterwards."""
+    with tempfile.TemporaryDirectory(prefix="cd-", dir="/tmp") as folder:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        yield {**os.environ, "PATH": path, "XDG_RUNTIME_DIR": folder}
+        assert os.listdir(folder) == []
+
+
+def test_the_program_prints_what_is_printed_there(tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "mean.py").write_text(block("python"))
+    (line,) = re.findall(r"^collectived launch .*$", README, re.MULTILINE)
+    done = subprocess.run(
+        line.split(), cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    opening, *ranks = done.stdout.splitlines()
+    assert [opening, *sorted(ranks)] == block("text").splitlines()
+    assert done.stderr == ""
+
+
+@pytest.mark.timeout(120)
+def test_the_demo(environment: dict[str, str]) -> None:
+    (line,) = re.findall(r"collectived launch .*train_digits\.py", (ROOT / "Makefile").read_text())
+    done = subprocess.run(
+        line.split(), cwd=ROOT, env=environment, text=True, capture_output=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    for fact in (r"test accuracy 0\.9[3-9]", "same bits on 4 of 4 ranks", "after 100 steps", "all_reduce.mean. #200"):
+        assert re.search(fact, done.stdout), fact
+    assert done.stderr == ""

@@ -1,0 +1,81 @@
+"""Rules of the house that nobody should have to remember."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from collectived_launcher.__main__ import collectived as command
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = [
+    ROOT / "proto/collectived_proto",
+    ROOT / "client/collectived",
+    ROOT / "runtime/collectived_runtime",
+    ROOT / "launcher/collectived_launcher",
+]
+MODULES = [path for package in PACKAGES for path in sorted(package.rglob("*.py"))]
+WRITTEN = [path for path in MODULES if not re.search(r"_pb2(_grpc)?$", path.stem)]
+README = (ROOT / "README.md").read_text()
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_modules_are_named_after_what_they_do() -> None:
+    vague = re.compile(r"(^|_)(utils?|helpers?|managers?|misc|common)$")
+    assert not [name(path) for path in WRITTEN if any(vague.search(part) for part in path.with_suffix("").parts)]
+
+
+def test_nothing_is_ever_unpickled() -> None:
+    assert not [name(path) for path in WRITTEN if re.search(r"\b(pickle|marshal|shelve)\b", path.read_text())]
+
+
+def test_files_are_short() -> None:
+    lengths = {name(path): len(path.read_text().splitlines()) for path in WRITTEN}
+    assert not {path: length for path, length in lengths.items() if length > 500}
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [name(path) for path in WRITTEN if path.read_text().strip() and not path.read_text().startswith('"""')]
+    assert not silent
+
+
+def test_every_package_is_typed() -> None:
+    assert all((package / "py.typed").exists() for package in PACKAGES)
+
+
+@pytest.mark.parametrize("verb", sorted(command.commands))
+def test_every_command_is_documented(verb: str) -> None:
+    assert f"`collectived {verb}" in README
+
+
+@pytest.mark.parametrize(
+    ("verb", "option"),
+    [
+        (verb, option)
+        for verb in sorted(command.commands)
+        for parameter in command.commands[verb].params
+        if isinstance(parameter, click.Option)
+        for option in parameter.opts
+    ],
+)
+def test_every_option_is_documented(verb: str, option: str) -> None:
+    assert f"`{option}" in README, f"`collectived {verb}` has {option}, README.md does not say so"
+
+
+def test_every_verb_of_the_makefile_is_listed() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert phony is not None
+    listed = re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE)
+    assert sorted(phony[1].split()) == sorted(listed)
+
+
+def test_no_file_names_a_registry() -> None:
+    for file in ("Makefile", "requirements-dev.lock", "pyproject.toml", ".ci/run"):
+        assert not re.search(r"https?://|--index-url|--find-links|file:", (ROOT / file).read_text()), file

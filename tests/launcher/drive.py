@@ -1,0 +1,29 @@
+"""Runs a `LocalJob`: `drive.py '{"workers": 2, "fault": …}' PROGRAM ARGS…`; on real daemons if "real" is wished."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from collectived_launcher.daemons import DAEMON, DaemonCommand
+from collectived_launcher.job import Job, new_name
+from collectived_launcher.launch import choose_folder
+from collectived_launcher.local import LocalJob
+from collectived_launcher.supervise import Policy
+
+
+def main() -> int:
+    wish = json.loads(sys.argv[1])
+    name = new_name()
+    job = Job(name, choose_folder(name, 1), wish.get("workers", 2), wish.get("clients", 2), tuple(sys.argv[2:]), None)
+    policy = Policy(wish.get("grace", 10.0), wish.get("max_restarts", 0), wish.get("kill_after", 5.0))
+    standin = str(Path(__file__).with_name("standin.py"))
+    line = DAEMON if wish.get("real") else (sys.executable, standin, wish.get("fault", "none"))
+    command = DaemonCommand(line, (), wish.get("ready_within", 30.0), wish.get("ended_within", 5.0))
+    log_dir = Path(wish["log_dir"]) if "log_dir" in wish else None
+    return LocalJob(job, policy, log_dir=log_dir, command=command).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Ranks, their environment, and the words a job is introduced with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collectived_launcher.job import Addresses, Job, client_environment, new_name
+
+ADDRESSES = Addresses("unix:/r/j/coordinator.sock", ("unix:/r/j/worker-0.sock", "unix:/r/j/worker-1.sock"), 29500)
+
+
+def job(workers: int = 2, clients: int = 2, timeout: float | None = None) -> Job:
+    return Job("j", Path("/r/j"), workers, clients, ("true",), timeout)
+
+
+@pytest.mark.parametrize(
+    ("workers", "clients", "opening"),
+    [
+        (2, 2, "2 workers × 2 clients = 4 ranks on localhost (worker = daemon of a host, client = your process)"),
+        (1, 1, "1 worker × 1 client = 1 rank on localhost (worker = daemon of a host, client = your process)"),
+        (3, 1, "3 workers × 1 client = 3 ranks on localhost (worker = daemon of a host, client = your process)"),
+    ],
+)
+def test_the_opening_line(workers: int, clients: int, opening: str) -> None:
+    assert job(workers, clients).opening() == opening
+
+
+def test_ranks_are_numbered_worker_by_worker() -> None:
+    assert [job(2, 3).worker_of(rank) for rank in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert list(job(2, 3).ranks_of(1)) == [3, 4, 5]
+
+
+def test_a_client_finds_its_place_in_the_environment() -> None:
+    assert client_environment(job(), ADDRESSES, rank=3, restart=1) == {
+        "COLLECTIVED_WORKER": "unix:/r/j/worker-1.sock",
+        "COLLECTIVED_COORDINATOR": "unix:/r/j/coordinator.sock",
+        "COLLECTIVED_JOB": "j",
+        "COLLECTIVED_GROUP": "world",
+        "COLLECTIVED_RESTART": "1",
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+
+
+def test_a_default_timeout_is_told_only_when_it_was_asked_for() -> None:
+    assert client_environment(job(timeout=2.5), ADDRESSES, 0, 0)["COLLECTIVED_TIMEOUT"] == "2.5"
+
+
+def test_names_are_unique_and_short_enough_for_socket_paths() -> None:
+    names = {new_name() for _ in range(20)}
+    assert len(names) == 20
+    assert all(len(name) <= 32 and "/" not in name for name in names)

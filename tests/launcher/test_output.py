@@ -1,0 +1,38 @@
+"""Bytes from pipes become lines, however they are cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collectived_launcher.output import MAX_LINE, Lines
+
+
+def cut(*pieces: bytes) -> list[bytes]:
+    lines = Lines()
+    return [line for piece in pieces for line in lines.feed(piece)] + lines.end()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        ([b"a\nb\n"], [b"a", b"b"]),
+        ([b"a", b"b\nc"], [b"ab", b"c"]),
+        ([b"\n\n"], [b"", b""]),
+        ([b"10%\r20%\r", b"done\n"], [b"10%", b"20%", b"done"]),
+        ([b"dos\r", b"\nline\r\n"], [b"dos", b"line"]),
+        ([b""], []),
+    ],
+)
+def test_lines_are_found_across_pieces(pieces: list[bytes], expected: list[bytes]) -> None:
+    assert cut(*pieces) == expected
+
+
+def test_a_line_without_end_is_shown_in_pieces_and_not_kept() -> None:
+    assert cut(b"x" * (MAX_LINE + 1)) == [b"x" * MAX_LINE, b"x"]
+
+
+@given(st.lists(st.binary(max_size=8).map(lambda data: data.replace(b"\r", b"."))))
+def test_how_the_stream_is_cut_does_not_matter(pieces: list[bytes]) -> None:
+    assert cut(*pieces) == cut(b"".join(pieces))

@@ -1,0 +1,51 @@
+"""Wrong use is exit status 2, before anything is started, with what was wrong and what was expected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collectived_launcher.__main__ import run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["launch"], "PROGRAM"),
+        (["launch", "--", "no-such-program"], "program 'no-such-program' does not exist (not found in PATH)"),
+        (["launch", "--", "./no/such"], "program './no/such' does not exist (no such file)"),
+        (["launch", "--", "/etc/passwd"], "program '/etc/passwd' cannot be run: expected an executable file"),
+        (["launch", "--workers", "0", "--", "true"], "0 is not in the range"),
+        (["launch", "--clients", "-1", "--", "true"], "-1 is not in the range"),
+        (["launch", "--nproc-per-node", "two", "--", "true"], "'two' is not a valid integer"),
+        (["launch", "--timeout", "-1", "--", "true"], "-1.0 is not a number of seconds: expected 0 or more"),
+        (["launch", "--timeout", "nan", "--", "true"], "nan is not a number of seconds"),
+        (["launch", "--grace", "inf", "--", "true"], "inf is not a number of seconds"),
+        (["launch", "--max-restarts", "-1", "--", "true"], "-1 is not in the range"),
+        (["launch", "--log-dir", "/proc/logs", "--", "true"], "--log-dir '/proc/logs' cannot be made"),
+        (["launch", "--no-such-option", "--", "true"], "--no-such-option"),
+        (["no-such-command"], "no-such-command"),
+        (["status", "--watch", "-1"], "-1.0 is not a number of seconds"),
+    ],
+)
+def test_wrong_use(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_runtime_directory_that_is_too_long_for_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deep = tmp_path / ("x" * 90)
+    deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    assert run(["launch", "--", "true"]) == 1
+    assert "choose a shorter folder (XDG_RUNTIME_DIR)" in capsys.readouterr().err
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    assert run(["launch", "--help"]) == 0
+    assert run(["--version"]) == 0
+    assert "--max-restarts" in capsys.readouterr().out
