@@ -27,7 +27,7 @@ def environment() -> Iterator[dict[str, str]]:
     """A user's environment: our commands on the path, a runtime directory of their own, which is empty afterwards."""
     with tempfile.TemporaryDirectory(prefix="cd-", dir="/tmp") as folder:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        yield {**os.environ, "PATH": path, "XDG_RUNTIME_DIR": folder}
+        yield {**os.environ, "PATH": path, "XDG_RUNTIME_DIR": folder, "COLUMNS": "160"}
         assert os.listdir(folder) == []
 
 
@@ -51,5 +51,5 @@ def test_the_demo(environment: dict[str, str]) -> None:
     )
     assert done.returncode == 0, done.stderr + done.stdout
     for fact in (r"test accuracy 0\.9[3-9]", "same bits on 4 of 4 ranks", "after 100 steps", "all_reduce.mean. #200"):
-        assert re.search(fact, done.stdout), fact
+        assert re.search(fact, done.stdout), (fact, done.stdout)
     assert done.stderr == ""
