@@ -9,7 +9,6 @@ stray frame, whatever else it does. What a lane decides by thinking is in `ledge
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import threading
 import time
@@ -27,10 +26,10 @@ from collectived_proto.types import (
     Verdict,
     shown_name,
 )
-from collectived_runtime.engine import alone
 from collectived_runtime.engine import strand as strands
 from collectived_runtime.engine.bells import Bells
 from collectived_runtime.engine.execute import Wait
+from collectived_runtime.engine.faults import Faults
 from collectived_runtime.engine.ledger import Arrival, Instance, Ledger
 from collectived_runtime.engine.links import Exchange, Links
 from collectived_runtime.engine.program import Program, Strand, Topology, compose
@@ -42,8 +41,6 @@ from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken
 
 log = logging.getLogger("collectived.lane")
-
-DECIDE_ALONE_SECONDS = 0.15  # how long a lane waits for the coordinator's verdict before it decides for itself
 
 
 @dataclass(slots=True)
@@ -81,6 +78,7 @@ class Lane:
         self._programs: dict[bytes, Program] = {}
         self._past: dict[int, Verdict] = {}  # how earlier generations of this lane ended
         self._early: list[tuple[Seat, wire.Ring]] = []  # rings for a generation that has not begun here
+        self._early_verdicts: list[Verdict] = []  # and verdicts about one
         self._over = False
         self._begin_generation(topology.group.generation)
         self._thread = threading.Thread(target=self._run, name=f"lane {self.name}", daemon=True)
@@ -146,16 +144,12 @@ class Lane:
                     break
                 self._links.use(self.running.uses() if self.running else {})
                 self._links.ready.clear()
-                self._watch.wait(0.0 if again else self._wakeup())
-                self._report_due()
+                self._watch.wait(0.0 if again else self._faults.wakeup())
+                self._faults.due()
         except Exception:
             log.exception("lane of group %s: a defect of collectived ends it", self.name)
         finally:
             self._close()
-
-    def _wakeup(self) -> float:
-        """When something is due; inf: when something happens."""
-        return min([self.ledger.wakeup(), *(at for at, _ in self._alone_at.values())], default=math.inf)
 
     def _begin_generation(self, generation: int) -> None:
         self.ledger = Ledger(
@@ -166,8 +160,8 @@ class Lane:
             time.monotonic(),
         )
         self._links = Links(self.topology, generation, self._around.exchange, self._watch, self._link_broken)
+        self._faults = Faults(self.topology, self.ledger, self._around.name, self._around.report, self._rule)
         self._chain = bytes(8)
-        self._alone_at: dict[int, tuple[float, Report]] = {}  # instance -> when to decide it alone, and why
 
     # Members
 
@@ -191,13 +185,13 @@ class Lane:
         standing = self.ledger.standings[seat.rank]
         if not standing.gone:
             standing.gone = True
-            self._around.report(self.ledger.report(ReportKind.LEFT, standing.submitted, rank=seat.rank))
+            self._faults.note(ReportKind.LEFT, standing.submitted, rank=seat.rank)
 
     def _abort(self, seat: Seat, reason: str) -> None:
         standing = self.ledger.standings[seat.rank]
         if not standing.gone:
             standing.gone = True
-            self._report_fault(self.ledger.report(ReportKind.ABORT, self.ledger.next, rank=seat.rank, text=reason))
+            self._faults.fault(ReportKind.ABORT, self.ledger.next, rank=seat.rank, text=reason)
 
     def _lost(self, rank: int, why: str) -> None:
         self._results.drop(rank)
@@ -205,7 +199,7 @@ class Lane:
         if not standing.gone:
             standing.gone = True
             log.warning("group %s: rank %d is lost: %s", self.name, rank, why)
-            self._report_fault(self.ledger.report(ReportKind.LOST, standing.submitted, rank=rank, text=why))
+            self._faults.fault(ReportKind.LOST, standing.submitted, rank=rank, text=why)
 
     # Submissions
 
@@ -229,13 +223,13 @@ class Lane:
             raise wire.Malformed(f"a ring of collective {ring.prepared}, which was never prepared")
         sources = seat.sources(prepared, ring.addresses, ring.staged)  # checks every bound; outlives the session
         arrival = Arrival(prepared, sources, time.monotonic())
-        dispute = ledger.arrive(seat.rank, ring.instance, arrival, ring.remaining, ring.timeout)
+        agrees = ledger.arrive(seat.rank, ring.instance, arrival, ring.remaining, ring.timeout)
         verdict = ledger.verdict_on(ring.instance)
         if verdict is not None:
             arrival.sources = None
             self._fail(seat, ring.instance, verdict)
-        elif dispute is not None:
-            self._report_fault(dispute)
+        elif not agrees:
+            self._faults.fault(ReportKind.MISMATCH, ring.instance)
 
     def _advance(self) -> bool:
         """Starts and steps; whether something wants to go on at once."""
@@ -317,10 +311,10 @@ class Lane:
                 if self.seats[rank].gone:
                     self._results.release(slot.number, rank)
         self.running = None
-        self._alone_at.pop(instance.number, None)
-        resumed = self.ledger.finish(instance, time.monotonic())
-        if resumed is not None:
-            self._around.report(resumed)
+        self.ledger.finish(instance, time.monotonic())
+        self._faults.completed(instance.number)
+        if instance.stalled:
+            self._faults.note(ReportKind.RESUMED, instance.number)
         self._succeed()
 
     # Links
@@ -330,7 +324,7 @@ class Lane:
         if self.running is not None:
             self.running.stop()
         log.warning("group %s: link to worker %d: %s", self.name, error.peer, error)
-        self._report_fault(self.ledger.report(ReportKind.LINK, self.ledger.next, worker=error.peer, text=str(error)))
+        self._faults.fault(ReportKind.LINK, self.ledger.next, worker=error.peer, text=str(error))
 
     def _judge(self, link: Link, expected: bytes, got: bytes) -> bool:
         """A frame that is not the one expected: wait for better news, or raise LinkBroken for nonsense."""
@@ -349,50 +343,10 @@ class Lane:
             return True  # it has gone on or away: the coordinator will say what that means
         if not running.instance.disputed:
             running.instance.disputed = True
-            self._report_fault(self.ledger.report(ReportKind.MISMATCH, running.instance.number, worker=link.peer))
+            self._faults.fault(ReportKind.MISMATCH, running.instance.number, worker=link.peer)
         return True
 
     # Faults and verdicts
-
-    def _report_fault(self, report: Report) -> None:
-        """Reports what needs a verdict, and remembers to decide alone if none comes."""
-        first = report.instance + 1 if report.kind is ReportKind.LOST else max(0, report.instance)
-        if self.ledger.verdict_on(first) is None:
-            self._alone_at.setdefault(first, (time.monotonic() + DECIDE_ALONE_SECONDS, report))
-        self._around.report(report)
-
-    def _report_due(self) -> None:
-        now = time.monotonic()
-        if self.ledger.wakeup() <= now:
-            for report in self.ledger.due(now):
-                if report.kind is ReportKind.EXPIRED:
-                    self._report_fault(report)
-                else:
-                    self._warn_stalled(report, now)
-                    self._around.report(report)
-        for first, (at, report) in list(self._alone_at.items()):
-            if at <= now:
-                del self._alone_at[first]
-                if self.ledger.verdict_on(first) is None and any(i.number >= first for i in self.ledger.open()):
-                    self._decide_alone(first, report)
-
-    def _warn_stalled(self, report: Report, now: float) -> None:
-        instance = self.ledger.instances[report.instance]
-        missing = self.ledger.missing(instance)
-        log.warning(
-            "group %s: %s #%d has been waiting for %.1f s%s (submitted at %s)",
-            self.name,
-            instance.collective.operation,
-            instance.number,
-            now - instance.first.at,
-            f"; local ranks {missing} have not come" if missing else "",
-            instance.collective.site or "an unknown place",
-        )
-
-    def _decide_alone(self, first: int, report: Report) -> None:
-        instance = self.ledger.instances.get(first)
-        op = str(instance.collective.operation) if instance else ""
-        self._rule(alone.verdict(self.topology, self._around.name, self.ledger.generation, first, op, report))
 
     def _exhausted(self, instance: Instance, error: Exception) -> None:
         held = self._results.held()
@@ -401,10 +355,12 @@ class Lane:
         text = f"no memory for the results of {instance.collective.operation} #{instance.number}: {error}"
         if held:
             text += f"; rank {rank} holds {held[rank]} bytes of results: release them"
-        self._report_fault(self.ledger.report(ReportKind.EXHAUSTED, instance.number, rank=rank, text=text))
+        self._faults.fault(ReportKind.EXHAUSTED, instance.number, rank=rank, text=text)
 
     def _rule(self, verdict: Verdict) -> None:
         if verdict.generation != self.ledger.generation:
+            if verdict.generation not in self._past:
+                self._early_verdicts.append(verdict)
             return
         failing = self.ledger.rule(verdict)
         for instance in failing:
@@ -454,6 +410,9 @@ class Lane:
         early, self._early = self._early, []
         for seat, ring in early:
             self._ring(seat, ring)
+        verdicts, self._early_verdicts = self._early_verdicts, []
+        for known in verdicts:
+            self._rule(known)
 
     # The end
 

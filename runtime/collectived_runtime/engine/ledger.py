@@ -97,10 +97,10 @@ class Ledger:
 
     # What happens
 
-    def arrive(self, rank: int, number: int, arrival: Arrival, remaining: float, timeout: float = 0.0) -> Report | None:
+    def arrive(self, rank: int, number: int, arrival: Arrival, remaining: float, timeout: float = 0.0) -> bool:
         """A rank submits an instance; `remaining` of its `timeout` in seconds, 0 for none.
 
-        Returns a report where its contract differs from that of the ranks before it.
+        Returns False when it is the first whose contract differs from that of the ranks before it.
 
         Raises:
             OutOfTurn: it skips a number, or has left.
@@ -123,8 +123,8 @@ class Ledger:
         instance.arrivals[rank] = arrival
         if instance.contract != arrival.prepared.contract and not instance.disputed:
             instance.disputed = True
-            return self.report(ReportKind.MISMATCH, number)
-        return None
+            return False
+        return True
 
     def startable(self) -> Instance | None:
         """The next instance, once every local rank has submitted it, they agree, and nothing was decided against it."""
@@ -133,8 +133,8 @@ class Ledger:
             return None
         return None if self.verdict_on(self.next) else instance
 
-    def finish(self, instance: Instance, now: float) -> Report | None:
-        """All local ranks have their outcome. Returns a report where it had been reported as pending."""
+    def finish(self, instance: Instance, now: float) -> None:
+        """All local ranks have their outcome."""
         instance.finished = True
         _let_go(instance)
         self.next = instance.number + 1
@@ -142,7 +142,6 @@ class Ledger:
             self.standings[rank].finished = instance.number
             self.standings[rank].active_at = now
         self.instances.pop(instance.number - KEPT, None)
-        return self.report(ReportKind.RESUMED, instance.number) if instance.stalled else None
 
     def rule(self, verdict: Verdict) -> list[Instance]:
         """Takes a verdict; returns the instances that fail by it now."""

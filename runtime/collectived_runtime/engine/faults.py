@@ -1,0 +1,101 @@
+"""What a lane tells the coordinator when something is wrong, and what it does when nobody answers."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from collectived_proto.types import Report, ReportKind, Verdict, shown_name
+from collectived_runtime.engine import alone
+from collectived_runtime.engine.ledger import Ledger
+from collectived_runtime.engine.program import Topology
+
+log = logging.getLogger("collectived.lane")
+
+DECIDE_ALONE_SECONDS = 0.15  # how long a lane waits for the coordinator's verdict before it decides for itself
+
+
+class Faults:
+    """Of one generation.
+
+    Args:
+        worker: this worker's name, for what it decides alone.
+        report: sends a report to the coordinator.
+        rule: takes a verdict that this worker made alone.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        ledger: Ledger,
+        worker: str,
+        report: Callable[[Report], None],
+        rule: Callable[[Verdict], None],
+    ) -> None:
+        self._topology = topology
+        self._ledger = ledger
+        self._worker = worker
+        self._report = report
+        self._rule = rule
+        self._alone_at: dict[int, tuple[float, Report]] = {}  # first instance concerned -> when to decide it alone
+
+    def fault(self, kind: ReportKind, instance: int, *, rank: int = 0, worker: int = 0, text: str = "") -> None:
+        """Reports what needs a verdict."""
+        self._raise(self._ledger.report(kind, instance, rank=rank, worker=worker, text=text))
+
+    def note(self, kind: ReportKind, instance: int, *, rank: int = 0) -> None:
+        """Reports what needs none."""
+        self._report(self._ledger.report(kind, instance, rank=rank))
+
+    def completed(self, instance: int) -> None:
+        """An instance completed after all."""
+        if self._alone_at:
+            self._alone_at.pop(instance, None)
+
+    def wakeup(self) -> float:
+        """When `due` has something to do; inf where nothing is to come."""
+        return min([self._ledger.wakeup(), *(at for at, _ in self._alone_at.values())], default=math.inf)
+
+    def due(self) -> None:
+        """Reports deadlines and stalls that have come, and decides alone what nobody has answered."""
+        now = time.monotonic()
+        if self._ledger.wakeup() <= now:
+            for report in self._ledger.due(now):
+                if report.kind is ReportKind.EXPIRED:
+                    self._raise(report)
+                else:
+                    self._warn_stalled(report, now)
+                    self._report(report)
+        for first, (at, report) in list(self._alone_at.items()):
+            if at <= now:
+                del self._alone_at[first]
+                self._decide_alone(first, report)
+
+    def _raise(self, report: Report) -> None:
+        first = report.instance + 1 if report.kind is ReportKind.LOST else max(0, report.instance)
+        if self._ledger.verdict_on(first) is None:
+            self._alone_at.setdefault(first, (time.monotonic() + DECIDE_ALONE_SECONDS, report))
+        self._report(report)
+
+    def _decide_alone(self, first: int, report: Report) -> None:
+        ledger = self._ledger
+        if ledger.verdict_on(first) is not None or all(instance.number < first for instance in ledger.open()):
+            return
+        instance = ledger.instances.get(first)
+        op = str(instance.collective.operation) if instance else ""
+        self._rule(alone.verdict(self._topology, self._worker, ledger.generation, first, op, report))
+
+    def _warn_stalled(self, report: Report, now: float) -> None:
+        instance = self._ledger.instances[report.instance]
+        missing = self._ledger.missing(instance)
+        log.warning(
+            "group %s: %s #%d has been waiting for %.1f s%s (submitted at %s)",
+            shown_name(self._topology.group.name),
+            instance.collective.operation,
+            instance.number,
+            now - instance.first.at,
+            f"; local ranks {missing} have not come" if missing else "",
+            instance.collective.site or "an unknown place",
+        )
