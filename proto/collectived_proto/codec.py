@@ -28,6 +28,7 @@ from collectived_proto.types import (
     ReduceOp,
     Report,
     ReportKind,
+    Tier,
     Verdict,
 )
 from collectived_proto.v1 import common_pb2 as common
@@ -50,6 +51,17 @@ def _dtype(number: int) -> DType:
         raise InvalidArgumentError(f"data type number {number} is not known to this release") from None
 
 
+def tiers_to_proto(tiers: Iterable[Tier]) -> list[common.Tier]:
+    return [
+        common.Tier(algorithm=tier.algorithm, shards=tier.shards, limit=tier.limit, bytes_per_pack=tier.bytes_per_pack)
+        for tier in tiers
+    ]
+
+
+def tiers_from_proto(messages: Iterable[common.Tier]) -> tuple[Tier, ...]:
+    return tuple(Tier(tier.algorithm, tier.shards, tier.limit, tier.bytes_per_pack) for tier in messages)
+
+
 def collective_to_proto(value: Collective) -> common.Collective:
     message = common.Collective(
         structure=value.structure,
@@ -57,6 +69,7 @@ def collective_to_proto(value: Collective) -> common.Collective:
         options=common.CommunicationOptions(
             bytes_per_pack=value.bytes_per_pack,
             implementation=value.implementation.value,
+            all_reduce_spec=tiers_to_proto(value.all_reduce_spec),
         ),
         site=value.site,
     )
@@ -98,7 +111,15 @@ def collective_from_proto(message: common.Collective) -> Collective:
         raise InvalidArgumentError(
             f"implementation number {message.options.implementation} is not known to this release"
         ) from None
-    return Collective(operation, message.structure, tuple(leaves), message.options.bytes_per_pack, hint, message.site)
+    return Collective(
+        operation,
+        message.structure,
+        tuple(leaves),
+        message.options.bytes_per_pack,
+        hint,
+        message.site,
+        tiers_from_proto(message.options.all_reduce_spec),
+    )
 
 
 def layout_to_proto(layout: Layout) -> common.Layout:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 PROTOCOL_LOWEST = 1
@@ -164,6 +165,28 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
+class Tier:
+    """`shards` parallel collectives by `algorithm` for vectors of up to `limit` bytes; -1: of any size.
+
+    In a generation's table `bytes_per_pack` is the pack size where a call leaves it open; 0: one pack per type.
+    """
+
+    algorithm: str
+    shards: int = 1
+    limit: int = -1
+    bytes_per_pack: int = 0
+
+    def __str__(self) -> str:
+        size = "more" if self.limit < 0 else f"up to {self.limit} bytes"
+        return f"{size}: {self.algorithm}" + (f" in {self.shards} shards" if self.shards > 1 else "")
+
+
+def tier_of(tiers: Sequence[Tier], nbytes: int) -> Tier:
+    """The first tier that takes a vector of that size; the last one takes all."""
+    return next(tier for tier in tiers if tier.limit < 0 or nbytes <= tier.limit)
+
+
+@dataclass(frozen=True, slots=True)
 class Collective:
     """One collective, described once; all but `site` is the contract that every rank must agree on."""
 
@@ -173,6 +196,7 @@ class Collective:
     bytes_per_pack: int = 0
     implementation: CommunicationImplementation = CommunicationImplementation.AUTO
     site: str = ""
+    all_reduce_spec: tuple[Tier, ...] = ()
 
     def contract(self) -> str:
         """The canonical text that ranks compare (as a digest): equal texts, equal collectives."""
@@ -180,6 +204,7 @@ class Collective:
         return (
             f"{self.operation}|{self.structure}|{leaves}"
             f"|bytes_per_pack={self.bytes_per_pack}|implementation={self.implementation.value}"
+            f"|all_reduce_spec={'; '.join(map(str, self.all_reduce_spec))}"
         )
 
 

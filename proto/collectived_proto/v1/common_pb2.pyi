@@ -73,12 +73,26 @@ RING: Implementation
 NCCL: Implementation
 
 class CommunicationOptions(_message.Message):
-    __slots__ = ("bytes_per_pack", "implementation")
+    __slots__ = ("bytes_per_pack", "implementation", "all_reduce_spec")
     BYTES_PER_PACK_FIELD_NUMBER: _ClassVar[int]
     IMPLEMENTATION_FIELD_NUMBER: _ClassVar[int]
+    ALL_REDUCE_SPEC_FIELD_NUMBER: _ClassVar[int]
     bytes_per_pack: int
     implementation: Implementation
-    def __init__(self, bytes_per_pack: _Optional[int] = ..., implementation: _Optional[_Union[Implementation, str]] = ...) -> None: ...
+    all_reduce_spec: _containers.RepeatedCompositeFieldContainer[Tier]
+    def __init__(self, bytes_per_pack: _Optional[int] = ..., implementation: _Optional[_Union[Implementation, str]] = ..., all_reduce_spec: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ...) -> None: ...
+
+class Tier(_message.Message):
+    __slots__ = ("algorithm", "shards", "limit", "bytes_per_pack")
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_PACK_FIELD_NUMBER: _ClassVar[int]
+    algorithm: str
+    shards: int
+    limit: int
+    bytes_per_pack: int
+    def __init__(self, algorithm: _Optional[str] = ..., shards: _Optional[int] = ..., limit: _Optional[int] = ..., bytes_per_pack: _Optional[int] = ...) -> None: ...
 
 class Leaf(_message.Message):
     __slots__ = ("path", "dtype", "shape")

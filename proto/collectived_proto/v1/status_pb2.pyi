@@ -130,7 +130,7 @@ class InFlight(_message.Message):
     def __init__(self, instance: _Optional[int] = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[int]] = ..., missing: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ..., algorithm: _Optional[str] = ...) -> None: ...
 
 class GroupStatus(_message.Message):
-    __slots__ = ("name", "key", "generation", "state", "size", "members", "left", "collectives_done", "bytes_reduced", "in_flight", "waiting_for")
+    __slots__ = ("name", "key", "generation", "state", "size", "members", "left", "collectives_done", "bytes_reduced", "in_flight", "waiting_for", "table")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class GroupStatus(_message.Message):
     BYTES_REDUCED_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     key: int
     generation: int
@@ -153,7 +154,8 @@ class GroupStatus(_message.Message):
     bytes_reduced: int
     in_flight: _containers.RepeatedCompositeFieldContainer[InFlight]
     waiting_for: str
-    def __init__(self, name: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[str] = ..., size: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., collectives_done: _Optional[int] = ..., bytes_reduced: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    table: _containers.RepeatedCompositeFieldContainer[_common_pb2.Tier]
+    def __init__(self, name: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[str] = ..., size: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., collectives_done: _Optional[int] = ..., bytes_reduced: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., table: _Optional[_Iterable[_Union[_common_pb2.Tier, _Mapping]]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("unix_time", "verdict")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from collectived_proto.errors import Code
-from collectived_proto.types import GroupInfo, Peer, RankPosition, Report, Verdict
+from collectived_proto.types import GroupInfo, Peer, RankPosition, Report, Tier, Verdict
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -142,6 +142,7 @@ class JoinDone:
     group: GroupInfo
     rank: int
     peers: tuple[Peer, ...]
+    table: tuple[Tier, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

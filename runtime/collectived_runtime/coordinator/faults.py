@@ -315,7 +315,8 @@ def _record(book: Registry, generation: Generation, verdict: Verdict, now: float
 
 def _succeed(book: Registry, generation: Generation, verdict: Verdict) -> None:
     """The group goes on in the successor: same ranks, nothing submitted yet."""
-    successor = Generation(judgement.successor_info(generation, verdict.successor), generation.peers)
+    info = judgement.successor_info(generation, verdict.successor)
+    successor = Generation(info, generation.peers, generation.table)
     successor.predecessor = generation.info.generation
     successor.departed = dict(generation.departed)
     generation.successor = verdict.successor

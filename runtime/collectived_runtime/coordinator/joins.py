@@ -33,6 +33,7 @@ from collectived_runtime.coordinator.registry import (
     Waiting,
     identity,
 )
+from collectived_runtime.coordinator.tables import table
 from collectived_runtime.coordinator.wording import (
     elsewhere_text,
     members_text,
@@ -80,7 +81,9 @@ def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effec
 def answer_again(book: Registry, task: int, request: str) -> Iterator[Effect]:
     """The answer to a join that is done, and what has been decided about its generation since."""
     generation = book.generations[book.joined[task, request]]
-    yield Send(task, JoinDone(request, generation.info, generation.requests[task, request], generation.peers))
+    yield Send(
+        task, JoinDone(request, generation.info, generation.requests[task, request], generation.peers, generation.table)
+    )
     for verdict in generation.verdicts:
         yield Send(task, verdict)
 
@@ -254,14 +257,15 @@ def _complete(book: Registry, forming: Forming, now: float) -> Iterator[Effect]:
         Member(rank, w.ask.device, w.task, w.ask.host, w.ask.pid, w.ask.label) for rank, w in enumerate(order)
     )
     info = GroupInfo(forming.name, book.key_of(forming.name), book.new_id(), members)
-    generation = Generation(info, _peers(book, members))
+    peers = _peers(book, members)
+    generation = Generation(info, peers, table(peers))
     generation.requests = {(w.task, w.ask.request): rank for rank, w in enumerate(order)}
     book.joined |= dict.fromkeys(generation.requests, info.generation)
     _retire(book, members, forming.name)
     book.generations[info.generation] = generation
     book.latest[forming.name] = info.generation
     for (task, request), rank in generation.requests.items():
-        yield Send(task, JoinDone(request, info, rank, generation.peers))
+        yield Send(task, JoinDone(request, info, rank, peers, generation.table))
     yield Log("info", f"group {shown_name(info.name)!r} is complete: {info.size} ranks: {members_text(members)}")
 
 

@@ -79,6 +79,7 @@ def group_status(group: GroupView, lanes: list[status_pb2.LaneStatus]) -> status
         bytes_reduced=sum(lane.bytes_reduced for lane in lanes),
         in_flight=_in_flight(group, lanes),
         waiting_for=group.waiting_for,
+        table=codec.tiers_to_proto(group.table),
     )
 
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, ReportKind, Verdict
+from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, ReportKind, Tier, Verdict
 from collectived_runtime.coordinator.events import Hello, JoinAsk, Reported
 
 KEPT_FAILURES = 64
@@ -94,6 +94,7 @@ class Evidence:
 class Generation:
     info: GroupInfo
     peers: tuple[Peer, ...] = ()
+    table: tuple[Tier, ...] = ()  # what AUTO chooses
     requests: dict[tuple[int, str], int] = field(default_factory=dict)
     ranks_of: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by task
     standing: dict[int, Standing] = field(default_factory=dict)

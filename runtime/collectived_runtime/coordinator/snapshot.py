@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from collectived_proto.types import Member, Verdict
+from collectived_proto.types import Member, Tier, Verdict
 from collectived_runtime.coordinator import joins, judgement
 from collectived_runtime.coordinator.events import Hello
 from collectived_runtime.coordinator.registry import Departure, Forming, Generation, Registry
@@ -44,6 +44,7 @@ class GroupView:
     left: tuple[Member, ...] = ()
     pending: tuple[PendingView, ...] = ()
     waiting_for: str = ""
+    table: tuple[Tier, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ def _generation(book: Registry, generation: Generation, now: float) -> GroupView
         generation.members(now),
         generation.members(now, left),
         pending,
+        table=generation.table,
     )
 
 

@@ -93,9 +93,10 @@ class Encoder:
             case JoinUpdate(request, present, expected, text):
                 update = pb.JoinUpdate(request=request, present=present, expected=expected, text=text)
                 return pb.CoordinatorMessage(join_update=update)
-            case JoinDone(request, group, rank, peers):
+            case JoinDone(request, group, rank, peers, table):
                 shown = [codec.peer_to_proto(peer) for peer in peers]
                 done = pb.JoinDone(request=request, group=self._encoded_group(group), rank=rank, peers=shown)
+                done.table.extend(codec.tiers_to_proto(table))
                 return pb.CoordinatorMessage(join_done=done)
             case JoinRefused(request, code, text):
                 return pb.CoordinatorMessage(join_refused=pb.JoinRefused(request=request, code=code, message=text))

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived_runtime.plan.moves import Buffer, Finish, Fold, Plan, Recv, Send, Span
+from collectived_runtime.plan.collect import Collect, Native, WidePlan
+from collectived_runtime.plan.moves import Buffer, Finish, Fold, Recv, Send, Span
 from collectived_runtime.transport.frame import MAX_PAYLOAD, Stamp
 from collectived_runtime.transport.link import Link
 
@@ -52,7 +53,7 @@ class Buffers:
         return whole[span.start : span.stop]
 
 
-def execute(plan: Plan, buffers: Buffers, links: Mapping[int, Link], stamp: Stamp, judge: Judge) -> Iterator[Wait]:
+def execute(plan: WidePlan, buffers: Buffers, links: Mapping[int, Link], stamp: Stamp, judge: Judge) -> Iterator[Wait]:
     """Runs `plan`.
 
     Args:
@@ -65,16 +66,28 @@ def execute(plan: Plan, buffers: Buffers, links: Mapping[int, Link], stamp: Stam
     """
     for number, moves in enumerate(plan):
         under_way: list[_Sending | _Receiving] = []
+        collects: list[tuple[Span, list[Array]]] = []
         for move in moves:
             match move:
                 case Finish(span, source):
                     assert buffers.output is not None
                     buffers.finish(buffers.part(source, span), buffers.output[span.start : span.stop])
                 case Send(peer, span, source):
-                    under_way.append(_Sending(links[peer], _frames(buffers, source, span, stamp, number)))
-                case Recv(peer, span, target):
-                    frames = _frames(buffers, target, span, stamp, number)
-                    under_way.append(_Receiving(links[peer], buffers, move, frames, judge))
+                    part = buffers.part(source, span)
+                    under_way.append(_Sending(links[peer], _frames(part, span, stamp, number)))
+                case Recv(peer, span, target, fold):
+                    part = buffers.part(target, span)
+                    place = _Place(part) if fold is None else _FoldPlace(buffers, move, fold)
+                    under_way.append(_Receiving(links[peer], place, _frames(part, span, stamp, number), judge))
+                case Collect(order, span, mine):
+                    parts = _kept_apart(buffers, order, span, mine, links)
+                    collects.append((span, parts))
+                    for peer, part in zip(order, parts, strict=True):
+                        if peer in links:
+                            frames = _frames(part, span, stamp, number)
+                            under_way.append(_Receiving(links[peer], _Place(part), frames, judge))
+                case Native():
+                    raise AssertionError(f"{move.kind.value} by an engine on host memory")
         while under_way:
             moved = False
             for one in under_way:
@@ -82,15 +95,31 @@ def execute(plan: Plan, buffers: Buffers, links: Mapping[int, Link], stamp: Stam
             under_way = [one for one in under_way if not one.done]
             if under_way:
                 yield AGAIN if moved else [(one.link, one.events) for one in under_way]
+        for span, parts in collects:
+            _fold_in_order(buffers, span, parts)
+
+
+def _kept_apart(
+    buffers: Buffers, order: Sequence[int], span: Span, mine: Buffer, links: Mapping[int, Link]
+) -> list[Array]:
+    """Memory for what each of `order` contributes; mine is there already."""
+    part = buffers.part(mine, span)
+    return [np.empty_like(part) if peer in links else part for peer in order]
+
+
+def _fold_in_order(buffers: Buffers, span: Span, parts: Sequence[Array]) -> None:
+    total = parts[0].copy()  # SCRATCH may be the memory of a part that has not been folded yet
+    for part in parts[1:]:
+        buffers.fold(total, part, total)
+    np.copyto(buffers.part(Buffer.SCRATCH, span), total)
 
 
 def _bytes(part: Array) -> memoryview:
     return part.reshape(-1).view(np.uint8).data
 
 
-def _frames(buffers: Buffers, buffer: Buffer, span: Span, stamp: Stamp, number: int) -> list[tuple[bytes, memoryview]]:
+def _frames(part: Array, span: Span, stamp: Stamp, number: int) -> list[tuple[bytes, memoryview]]:
     """Header and payload of each frame of a move: one, or several where it is huge. An empty span is an empty frame."""
-    part = buffers.part(buffer, span)
     data = _bytes(part)
     row = part.itemsize * (part.size // len(part)) if len(part) else 0
     limit = MAX_PAYLOAD // row * row if row else 1
@@ -131,18 +160,14 @@ class _Receiving:
     events = select.POLLIN
 
     def __init__(
-        self, link: Link, buffers: Buffers, move: Recv, frames: list[tuple[bytes, memoryview]], judge: Judge
+        self, link: Link, target: _Place | _FoldPlace, frames: list[tuple[bytes, memoryview]], judge: Judge
     ) -> None:
         self.link = link
         self.done = False
         self._frames = frames
         self._judge = judge
         self._left = -1  # bytes of the current frame still to come; -1: its header has not been accepted
-        self._target: _Place | _FoldPlace
-        if move.fold is None:
-            self._target = _Place(_bytes(buffers.part(move.target, move.span)))
-        else:
-            self._target = _FoldPlace(buffers, move, move.fold)
+        self._target = target
 
     def advance(self) -> bool:
         """Receives what is there, up to a stretch; whether anything was."""
@@ -182,8 +207,8 @@ class _Receiving:
 class _Place:
     """Received bytes stay where they arrive."""
 
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
+    def __init__(self, part: Array) -> None:
+        self._data = _bytes(part)
         self._at = 0
 
     def room(self, limit: int) -> memoryview:

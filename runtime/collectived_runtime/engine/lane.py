@@ -287,10 +287,11 @@ class Lane:
         self.running = Running(instance, program, slot, start)
 
     def _strand_done(self, running: Running, strand: Strand) -> None:
-        """Tells the ranks. Done means done: nothing of this strand is read or written any more."""
+        """Tells the ranks of a complete pack. Done means done: nothing of it is read or written any more."""
         instance, slot = running.instance, running.slot
-        running.delivered += 1
-        last = running.delivered == len(running.program.strands)
+        complete, last = running.ended(strand)
+        if not complete:
+            return
         for rank in instance.arrivals:
             seat = self.seats[rank]
             receives = slot is not None and rank in running.program.receivers

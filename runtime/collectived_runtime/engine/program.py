@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from collectived_proto.devices import DeviceName
 from collectived_proto.errors import InvalidArgumentError, UnimplementedError
 from collectived_proto.types import (
     AllReduce,
@@ -25,14 +26,18 @@ from collectived_proto.types import (
     Peer,
     Reduce,
     ReduceOp,
+    Tier,
+    tier_of,
 )
 from collectived_runtime.device.arithmetic import Arithmetic, unsupported
-from collectived_runtime.plan import ring, tree
-from collectived_runtime.plan.moves import Plan, Recv, Send, Span
+from collectived_runtime.plan import ring, shuffle, tree
+from collectived_runtime.plan.collect import WidePlan
+from collectived_runtime.plan.hierarchical import Flat
+from collectived_runtime.plan.moves import Recv, Send, Span
+from collectived_runtime.plan.named import FLAT
 from collectived_runtime.plan.packs import layout as pack_layout
 
-CHANNELS = 4  # strands that run side by side
-TREE_BYTES = 32 << 10  # up to here a tree's few rounds beat a ring's small volume
+CHANNELS = 8  # strands that run side by side
 _SIGNAL = Pack(DType.UINT8, DType.UINT8, 1, 0, 0)  # what a collective without data sends, so that it still synchronises
 
 
@@ -43,16 +48,25 @@ def digest(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A generation as one worker sees it. `peers` are its workers in order of their lowest rank; `place` is mine."""
+    """A generation as one worker sees it. `peers` are its workers in order of their lowest rank; `place` is mine.
+
+    `table` is what AUTO chooses: made by the coordinator, the same for all.
+    """
 
     group: GroupInfo
     peers: tuple[Peer, ...]
     place: int
+    table: tuple[Tier, ...]
 
     @classmethod
-    def of(cls, group: GroupInfo, peers: tuple[Peer, ...], task: int) -> Topology:
+    def of(cls, group: GroupInfo, peers: tuple[Peer, ...], task: int, table: tuple[Tier, ...]) -> Topology:
         ordered = tuple(sorted(peers, key=lambda peer: peer.ranks[0]))
-        return cls(group, ordered, next(i for i, peer in enumerate(ordered) if peer.task == task))
+        return cls(group, ordered, next(i for i, peer in enumerate(ordered) if peer.task == task), table)
+
+    @property
+    def automatic_pack_bytes(self) -> int:
+        """The pack size where a call leaves it open; 0: one pack per type."""
+        return self.table[0].bytes_per_pack
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -69,7 +83,7 @@ class Strand:
     shard: int
     pack: Pack
     span: Span
-    plan: Plan
+    plan: WidePlan
     channel: int
     algorithm: str
     plan_hash: bytes
@@ -77,7 +91,8 @@ class Strand:
     @property
     def peers(self) -> frozenset[int]:
         """Places that the plan speaks to."""
-        return frozenset(move.peer for moves in self.plan for move in moves if isinstance(move, (Send, Recv)))
+        moves = [move for moves in self.plan for move in moves]
+        return frozenset(move.peer for move in moves if isinstance(move, (Send, Recv)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +120,11 @@ def compose(collective: Collective, topology: Topology) -> Program:
         InvalidArgumentError: no rank of the group could mean this: a root outside the group, an undefined operation.
         UnimplementedError: these devices cannot do it.
     """
-    check(collective, topology.group.size)
+    check(collective, topology.group)
     local = topology.ranks
     operation = collective.operation
-    packs = pack_layout(collective, operation.root if isinstance(operation, Reduce) else local[0])
+    receiver = operation.root if isinstance(operation, Reduce) else local[0]
+    packs = pack_layout(collective, receiver, topology.automatic_pack_bytes)
     sources, receivers = local, local
     reduce_op: ReduceOp | None = None
     if isinstance(operation, (AllReduce, Reduce)):
@@ -127,46 +143,70 @@ def compose(collective: Collective, topology: Topology) -> Program:
         else None
         for pack in carried
     )
-    strands = tuple(_strand(collective, topology, number, pack) for number, pack in enumerate(carried))
+    strands = tuple(s for number, pack in enumerate(carried) for s in _strands(collective, topology, number, pack))
     nbytes = sum(leaf.nbytes for leaf in collective.leaves)
     delivers = bool(packs.packs) and not (isinstance(operation, Reduce) and not receivers)
     return Program(collective, packs, arithmetic, strands, sources, receivers, delivers, nbytes)
 
 
-def check(collective: Collective, size: int) -> None:
+def check(collective: Collective, group: GroupInfo) -> None:
     """Raises what `compose` documents; for a service that wants to refuse before anything is kept."""
     operation = collective.operation
-    if isinstance(operation, (Reduce, Broadcast)) and operation.root >= size:
+    if isinstance(operation, (Reduce, Broadcast)) and operation.root >= group.size:
         raise InvalidArgumentError(
-            f"root {operation.root} is not a rank of this group of {size}: expected 0 to {size - 1}"
+            f"root {operation.root} is not a rank of this group of {group.size}: expected 0 to {group.size - 1}"
         )
     if isinstance(operation, (AllReduce, Reduce)):
         for leaf in collective.leaves:
             if why := unsupported(operation.reduce_op, leaf.dtype):
                 raise UnimplementedError(f"{leaf.path or 'value'}: {why}")
+    for tier in collective.all_reduce_spec:
+        _check_tier(tier, group)
 
 
-def _strand(collective: Collective, topology: Topology, number: int, pack: Pack) -> Strand:
-    name, make = _algorithm(collective, topology, pack)
-    span = Span(0, pack.count)
-    described = f"{name}|{number}|{pack.count}|{pack.dtype}|{[peer.ranks for peer in topology.peers]}"
-    return Strand(number, 0, pack, span, make(span), number % CHANNELS, name, digest(described))
+def _check_tier(tier: Tier, group: GroupInfo) -> None:
+    if tier.algorithm not in _ACROSS and tier.algorithm not in _NEEDS_GPUS:
+        raise InvalidArgumentError(f"unknown algorithm {tier.algorithm!r} in all_reduce_spec")
+    host = next((member for member in group.members if DeviceName.parse(member.device).kind != "GPU"), None)
+    if tier.algorithm in _NEEDS_GPUS and host is not None:
+        raise UnimplementedError(
+            f"algorithm {tier.algorithm!r} needs GPUs, and rank {host.rank} of this group is on {host.device}; "
+            "choose xring, pscpu or pscpu/pscpu"
+        )
 
 
-def _algorithm(collective: Collective, topology: Topology, pack: Pack) -> tuple[str, Callable[[Span], Plan]]:
-    """What carries this pack across workers: the same choice on every worker, from what all of them know."""
+def _strands(collective: Collective, topology: Topology, number: int, pack: Pack) -> list[Strand]:
+    """The strands of a pack: one per shard, each over its part of the pack and on a channel of its own."""
+    name, shards, make = _algorithm(collective, topology, pack)
+    described = f"{name}|{shards}|{number}|{pack.count}|{pack.dtype}|{[peer.ranks for peer in topology.peers]}"
+    found = []
+    for shard, span in enumerate(Span(0, pack.count).split(shards)):
+        channel = (number * shards + shard) % CHANNELS
+        found.append(Strand(number, shard, pack, span, make(span), channel, name, digest(f"{described}|{shard}")))
+    return found
+
+
+def _algorithm(collective: Collective, topology: Topology, pack: Pack) -> tuple[str, int, Callable[[Span], WidePlan]]:
+    """What carries this pack across workers, in how many shards: the same choice on every worker."""
     places = range(len(topology.peers))
     me = topology.place
     operation = collective.operation
     if isinstance(operation, Reduce):
         root = topology.place_of(operation.root)
-        return "tree", lambda span: tree.reduce(places, me, span, root)
+        return "tree", 1, lambda span: tree.reduce(places, me, span, root)
     if isinstance(operation, Broadcast):
         root = topology.place_of(operation.root)
-        return "tree", lambda span: tree.broadcast(places, me, span, root)
-    small = pack.count * pack.dtype.itemsize <= TREE_BYTES
+        return "tree", 1, lambda span: tree.broadcast(places, me, span, root)
     if len(places) == 1:
-        return "local", lambda span: ring.all_reduce(places, me, span)
-    if small and collective.implementation is not CommunicationImplementation.RING:
-        return "tree", lambda span: tree.all_reduce(places, me, span)
-    return "ring", lambda span: ring.all_reduce(places, me, span)
+        return "local", 1, lambda span: ring.all_reduce(places, me, span)
+    tier = tier_of(collective.all_reduce_spec or topology.table, pack.count * pack.dtype.itemsize)
+    name = tier.algorithm
+    if collective.implementation is CommunicationImplementation.RING and not collective.all_reduce_spec:
+        name = "ring"
+    across = _ACROSS[name]
+    return name, tier.shards, lambda span: tuple(across(places, me, span))
+
+
+# The ranks of a worker have been folded by it: what is left of every algorithm is its stage across workers.
+_ACROSS: dict[str, Flat] = {**FLAT, "pscpu": shuffle.all_reduce, "pscpu/pscpu": shuffle.all_reduce}
+_NEEDS_GPUS = ("nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu", "psgpu")

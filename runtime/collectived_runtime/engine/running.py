@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ class Running:
         self.instance = instance
         self.program = program
         self.slot = slot
-        self.delivered = 0  # strands whose ranks have been told
+        self._left = Counter(strand.pack_number for strand in program.strands)  # strands of each pack
         self._start = start
         self._queues: dict[int, deque[Strand]] = {}
         for strand in program.strands:
@@ -66,6 +66,14 @@ class Running:
             else:
                 again |= not active.wait
         return ended, again
+
+    def ended(self, strand: Strand) -> tuple[bool, bool]:
+        """Takes note of a strand's end: whether its pack is complete, and whether that was the last pack."""
+        self._left[strand.pack_number] -= 1
+        if self._left[strand.pack_number]:
+            return False, False
+        del self._left[strand.pack_number]
+        return True, not self._left
 
     def uses(self) -> dict[Link, int]:
         """The links of the strands that run, with the poll events that each is waited for with (0: none now)."""

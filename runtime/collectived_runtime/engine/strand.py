@@ -64,7 +64,7 @@ def _moved(
         if whole is not None:
             mine = whole.view(dtype)
         else:
-            mine = workspace.buffer((strand.channel, "input"), strand.pack.count * dtype.itemsize).view(dtype)
+            mine = workspace.buffer(strand.pack_number, strand.pack.count * dtype.itemsize).view(dtype)
             for offset, leaf in sources[0].leaves(strand.pack_number):
                 part = leaf.view(dtype)
                 np.copyto(mine[offset : offset + len(part)], part)
@@ -86,10 +86,11 @@ def _folded(
     will be when the types allow it: nothing is copied that need not be.
     """
     count = strand.pack.count
+    start, stop = strand.span.start, strand.span.stop
     if output is not None and arithmetic.in_place:
         partials = output
-    else:
-        memory = workspace.buffer((strand.channel, "partials"), count * arithmetic.partial_bytes)
+    else:  # shared by the shards of a pack, each of which keeps to its span
+        memory = workspace.buffer(strand.pack_number, count * arithmetic.partial_bytes)
         partials = arithmetic.partials(memory, count)
     if not sources:  # a signal: nobody reads its value
         return Buffers(partials, partials, partials, arithmetic.fold, _copy)
@@ -98,13 +99,17 @@ def _folded(
     if len(wholes) == 1 and wholes[0] is not None and arithmetic.in_place:
         return Buffers(wholes[0].view(dtype), partials, output, arithmetic.fold, arithmetic.finish)
     if all(whole is not None for whole in wholes):
-        yield from _gather(arithmetic, [whole.view(dtype) for whole in wholes if whole is not None], partials)
+        arrays = [whole.view(dtype)[start:stop] for whole in wholes if whole is not None]
+        yield from _gather(arithmetic, arrays, partials[start:stop])
     else:
         by_leaf = [source.leaves(strand.pack_number) for source in sources]
         for pieces in zip(*by_leaf, strict=True):
             arrays = [memory.view(dtype) for _, memory in pieces]
             offset = pieces[0][0]
-            yield from _gather(arithmetic, arrays, partials[offset : offset + len(arrays[0])])
+            first, last = max(offset, start), min(offset + len(arrays[0]), stop)
+            if first < last:
+                parts = [array[first - offset : last - offset] for array in arrays]
+                yield from _gather(arithmetic, parts, partials[first:last])
     return Buffers(partials, partials, output, arithmetic.fold, arithmetic.finish)
 
 

@@ -48,9 +48,10 @@ def check(plans: Mapping[int, Iterable[WideRound]], goal: Goal) -> Traffic:
     rounds = 0
     while walking := [walker for walker in walking if walker.enter()]:
         posted: Posted = {}
-        for walker in walking:
+        busy = [walker for walker in walking if walker.busy]
+        for walker in busy:
             walker.post(posted)
-        waiting = [name for walker in walking for name in walker.deliver(posted)]
+        waiting = [name for walker in busy for name in walker.deliver(posted)]
         waiting += _left_over(posted)
         if waiting:
             more = f" and {len(waiting) - 8} more" if len(waiting) > 8 else ""

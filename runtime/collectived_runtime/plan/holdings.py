@@ -12,11 +12,12 @@ from collectived_runtime.plan.moves import Buffer, Finish, Recv, Send, Span
 class Holdings:
     """The three buffers of one participant."""
 
-    __slots__ = ("_book", "_finished", "_me", "_mine", "_partial", "_spent", "_unit")
+    __slots__ = ("_book", "_finished", "_me", "_mine", "_partial", "_spent", "_tree", "_unit")
 
     def __init__(self, me: int, book: Book) -> None:
         self._me, self._book = me, book
-        self._unit = 1 << book.bit[me]
+        self._tree = book.bit[me]
+        self._unit = 1 << self._tree
         self._mine = book.goal.inputs.get(me, ())
         self._partial: list[Segment] = []
         self._spent = Intervals()
@@ -33,11 +34,12 @@ class Holdings:
         return self._read_input(span) if source is Buffer.INPUT else self._read_scratch(span)
 
     def _read_input(self, span: Span) -> list[Segment]:
-        if self._spent.overlaps(span.start, span.stop):
+        if self._spent.overlaps(span.start, span.stop) or self._finished.overlaps(span.start, span.stop):
             raise Overwritten(f"{self._me} reads INPUT {span} after it has written there")
-        if not any(mine.start <= span.start and span.stop <= mine.stop for mine in self._mine):
-            raise Overwritten(f"{self._me} reads INPUT {span}, of which it has nothing to contribute")
-        return [(span.start, span.stop, self._unit, self._book.bit[self._me])]
+        for mine in self._mine:
+            if mine.start <= span.start and span.stop <= mine.stop:
+                return [(span.start, span.stop, self._unit, self._tree)]
+        raise Overwritten(f"{self._me} reads INPUT {span}, of which it has nothing to contribute")
 
     def _read_scratch(self, span: Span) -> list[Segment]:
         found = []
@@ -52,8 +54,7 @@ class Holdings:
 
     def hand_on(self, send: Send) -> None:
         """A partial sum that has been sent lives on at the receiver only."""
-        if send.source is Buffer.SCRATCH:
-            self._forget(send.span)
+        self._forget(send.span)
 
     def finish(self, move: Finish) -> None:
         value = self.read(move.span, move.source)
@@ -63,7 +64,7 @@ class Holdings:
         self._write_output(move.span)
 
     def receive(self, move: Recv, source: Buffer, value: Value) -> None:
-        if not len(move.span):
+        if move.span.start >= move.span.stop:
             return
         if move.target is Buffer.OUTPUT:
             self._receive_final(move, source, value)
@@ -110,7 +111,7 @@ class Holdings:
         if self._finished.overlaps(span.start, span.stop):
             raise Overwritten(f"{self._me} writes SCRATCH {span} after it has written OUTPUT there")
         self._forget(span)
-        self._partial = sorted(self._partial + value)
+        self._partial = sorted(self._partial + value) if self._partial else value
         self._spent.add(span.start, span.stop)
 
     def _write_output(self, span: Span) -> None:
@@ -118,9 +119,10 @@ class Holdings:
             raise Overwritten(f"{self._me} writes OUTPUT {span} twice")
         self._forget(span)
         self._finished.add(span.start, span.stop)
-        self._spent.add(span.start, span.stop)
 
     def _forget(self, span: Span) -> None:
+        if not self._partial:
+            return
         kept = []
         for start, stop, mask, tree in self._partial:
             if start < span.start:
@@ -153,6 +155,8 @@ class Holdings:
 
 def _common(left: list[Segment], right: list[Segment]) -> list[tuple[int, int, Segment, Segment]]:
     """The runs on which both of two values are one segment; both cover the same span."""
+    if len(left) == len(right) == 1:
+        return [(left[0][0], left[0][1], left[0], right[0])]
     runs = []
     at = beside = 0
     while at < len(left):

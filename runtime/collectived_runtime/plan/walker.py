@@ -6,7 +6,7 @@ received. So the order in which participants are visited does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
 from collectived_runtime.plan.book import Value
 from collectived_runtime.plan.collect import Collect, Kind, Native, WideRound
@@ -22,13 +22,12 @@ class Walker:
     """One participant on its way through its plan."""
 
     __slots__ = (
-        "_collects",
-        "_finishes",
         "_mine",
-        "_natives",
+        "_others",
         "_receives",
         "_rest",
         "_sends",
+        "busy",
         "elements",
         "held",
         "me",
@@ -46,82 +45,110 @@ class Walker:
         moves = next(self._rest, None)
         if moves is None:
             return False
-        self._finishes: list[Finish] = []
+        self.busy = bool(moves)
+        if not moves:
+            return True
+        # By hand, not by `match`: this is where a check of a long ring spends its time.
         self._sends: list[Send] = []
         self._receives: list[Recv] = []
-        self._collects: list[Collect] = []
-        self._natives: list[Native] = []
+        self._others: list[Finish | Collect | Native] = []
         for move in moves:
-            match move:
-                case Send():
-                    self._sends.append(move)
-                case Recv():
-                    self._receives.append(move)
-                case Finish():
-                    self._finishes.append(move)
-                case Collect():
-                    self._collects.append(move)
-                case Native():
-                    self._natives.append(move)
+            if isinstance(move, Send):
+                self._sends.append(move)
+            elif isinstance(move, Recv):
+                self._receives.append(move)
+            else:
+                self._others.append(move)
         return True
 
     def post(self, posted: Posted) -> None:
         """Everything that is read in this round; from here on it counts as handed on."""
-        if self._receives:
-            _must_be_apart(self.me, self._sends, self._receives)
-        for finish in self._finishes:
-            self.held.finish(finish)
-        for send in self._sends:
-            sent = (send.span, send.source, self.held.read(send.span, send.source))
-            posted.setdefault((self.me, send.peer), []).append(sent)
-            self.elements += len(send.span)
-        self.messages += len(self._sends)
-        self._mine = [self.held.read(collect.span, collect.mine) for collect in self._collects]
-        for send in self._sends:
-            self.held.hand_on(send)
-        for native in self._natives:
-            value: Value = []
-            if native.kind is not Kind.BROADCAST:
-                value = self.held.read(native.span, Buffer.INPUT)
-            elif native.root == self.me:
-                value = self.held.read(native.span, Buffer.OUTPUT)
-            posted.setdefault((native, self.me), []).append((native.span, Buffer.INPUT, value))
+        sends = self._sends
+        if self._receives and sends or len(self._receives) > 1:
+            _must_be_apart(self.me, sends, self._receives)
+        for move in self._others:
+            if isinstance(move, Finish):
+                self.held.finish(move)
+        before: tuple[Span, Buffer, Value] | None = None
+        for send in sends:
+            if before is None or before[0] is not send.span or before[1] is not send.source:
+                before = (send.span, send.source, self.held.read(send.span, send.source))
+            pair = (self.me, send.peer)
+            if pair in posted:
+                posted[pair].append(before)
+            else:
+                posted[pair] = [before]
+            self.elements += send.span.stop - send.span.start
+        self.messages += len(sends)
+        self._mine: list[Value] = []
+        for move in self._others:
+            if isinstance(move, Collect):
+                self._mine.append(self.held.read(move.span, move.mine))
+        for send in sends:
+            if send.source is Buffer.SCRATCH:
+                self.held.hand_on(send)
+        for move in self._others:
+            if isinstance(move, Native):
+                posted[move, self.me] = [(move.span, Buffer.INPUT, self._given(move))]
 
-    def deliver(self, posted: Posted) -> Iterator[str]:
-        """Carry out what receives, in order; yields who waits for whom."""
+    def _given(self, native: Native) -> Value:
+        """What an engine reads here."""
+        if native.kind is not Kind.BROADCAST:
+            return self.held.read(native.span, Buffer.INPUT)
+        return self.held.read(native.span, Buffer.OUTPUT) if native.root == self.me else []
+
+    def deliver(self, posted: Posted) -> list[str]:
+        """Carry out what receives, in order; returns who waits for whom."""
+        waiting: list[str] = []
         for receive in self._receives:
             sent = self._take(posted, receive.peer, receive.span)
             if sent is None:
-                yield f"{self.me} waits for {receive.peer}"
+                waiting.append(f"{self.me} waits for {receive.peer}")
             else:
                 self.held.receive(receive, *sent)
-        for collect, mine in zip(self._collects, self._mine, strict=True):
-            values = {self.me: mine}
-            for peer in collect.order:
-                sent = None if peer == self.me else self._take(posted, peer, collect.span)
-                if sent is not None:
-                    values[peer] = sent[1]
-            yield from (f"{self.me} waits for {peer}" for peer in collect.order if peer not in values)
-            if len(values) == len(collect.order):
-                self.held.fold_all([values[peer] for peer in collect.order], collect.span)
-        for native in self._natives:
-            absent = [member for member in native.members if (native, member) not in posted]
-            yield from (f"{self.me} waits for {member}" for member in absent)
-            if not absent:
-                self.held.take_part(native, [posted[native, member][0][2] for member in native.members])
+        mine = iter(self._mine)
+        for move in self._others:
+            if isinstance(move, Collect):
+                waiting += self._collect(move, next(mine), posted)
+            elif isinstance(move, Native):
+                waiting += self._take_part(move, posted)
+        return waiting
+
+    def _collect(self, collect: Collect, mine: Value, posted: Posted) -> list[str]:
+        values = {self.me: mine}
+        for peer in collect.order:
+            sent = None if peer == self.me else self._take(posted, peer, collect.span)
+            if sent is not None:
+                values[peer] = sent[1]
+        if len(values) < len(collect.order):
+            return [f"{self.me} waits for {peer}" for peer in collect.order if peer not in values]
+        self.held.fold_all([values[peer] for peer in collect.order], collect.span)
+        return []
+
+    def _take_part(self, native: Native, posted: Posted) -> list[str]:
+        absent = [member for member in native.members if (native, member) not in posted]
+        if not absent:
+            self.held.take_part(native, [posted[native, member][0][2] for member in native.members])
+        return [f"{self.me} waits for {member}" for member in absent]
 
     def _take(self, posted: Posted, peer: int, expected: Span) -> tuple[Buffer, Value] | None:
         sent = posted.get((peer, self.me))
         if not sent:
             return None
         span, source, value = sent.pop(0)
-        if span != expected:
+        if not sent:
+            del posted[peer, self.me]
+        if span is not expected and span != expected:
             raise Stuck(f"{peer} sends {span}, {self.me} expects {expected}")
         return source, value
 
 
-def _must_be_apart(me: int, sends: Iterable[Send], receives: Iterable[Recv]) -> None:
+def _must_be_apart(me: int, sends: Sequence[Send], receives: Sequence[Recv]) -> None:
     """What a round receives it neither sends nor receives twice, in any buffer: they may share memory."""
+    if len(sends) == len(receives) == 1:
+        sent, received = sends[0].span, receives[0].span
+        if sent.stop <= received.start or received.stop <= sent.start:
+            return
     spans = [(send.span.start, send.span.stop, False) for send in sends]
     spans += [(receive.span.start, receive.span.stop, True) for receive in receives]
     spans.sort()

@@ -16,6 +16,7 @@ from collectived_proto.codec import (
     peer_from_proto,
     positions_to_proto,
     report_to_proto,
+    tiers_from_proto,
     verdict_from_proto,
     verdict_to_proto,
 )
@@ -204,7 +205,7 @@ class Groups:
         lane = self._lanes.get((group.key, group.generation))
         if lane is None:
             peers = tuple(peer_from_proto(peer) for peer in done.peers)
-            lane = Lane(Topology.of(group, peers, self._task), self._surroundings())
+            lane = Lane(Topology.of(group, peers, self._task, tiers_from_proto(done.table)), self._surroundings())
             self._lanes[group.key, group.generation] = lane
         if done.rank in lane.seats:  # said twice, for a coordinator that came back does not know what was heard
             return

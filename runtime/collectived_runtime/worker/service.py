@@ -110,13 +110,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         session = self._sessions.find(request.session)
         lane, seat = self._groups.seat(session, request.key, request.rank)
         collective = collective_from_proto(request.collective)
-        check(collective, lane.topology.group.size)
+        check(collective, lane.topology.group)
         if len(seat.prepared) >= MAX_PREPARED:
             raise ResourceExhaustedError(
                 f"rank {request.rank} has prepared {MAX_PREPARED} different collectives; "
                 "reuse shapes, or leave and join again"
             )
-        made = Prepared(collective, digest(collective.contract()), layout(collective, request.rank))
+        packs = layout(collective, request.rank, lane.topology.automatic_pack_bytes)
+        made = Prepared(collective, digest(collective.contract()), packs)
         identity = secrets.randbits(63)
         seat.prepared[identity] = made
         return worker_pb2.PrepareReply(id=identity, layout=layout_to_proto(made.layout))

@@ -28,6 +28,7 @@ from collectived_proto.types import (
     ReduceOp,
     Report,
     ReportKind,
+    Tier,
     Verdict,
 )
 from collectived_proto.v1 import common_pb2
@@ -41,6 +42,7 @@ from collectived_runtime.transport.link import Link, TcpStream
 from collectived_runtime.transport.reception import Call, LinkKey
 
 SLOT = 1 << 20  # bytes of client memory per rank
+TABLE = (Tier("tree", limit=32 << 10), Tier("ring"))
 
 
 class Switchboard:
@@ -160,7 +162,7 @@ class Rank:
 class World:
     """A group over lanes in this process. `hosts` are numbers of ranks per worker."""
 
-    def __init__(self, hosts: tuple[int, ...], stall_after: float = 60.0) -> None:
+    def __init__(self, hosts: tuple[int, ...], stall_after: float = 60.0, table: tuple[Tier, ...] = ()) -> None:
         size = sum(hosts)
         ranks = iter(range(size))
         self.layout = [tuple(next(ranks) for _ in range(count)) for count in hosts]
@@ -186,7 +188,7 @@ class World:
                 self.reports.put,
                 self.ended.put,
             )
-            lane = Lane(Topology.of(self.group, peers, task), around)
+            lane = Lane(Topology.of(self.group, peers, task, table or TABLE), around)
             self.lanes.append(lane)
             self.ranks += [self._rank(lane, members[rank]) for rank in local]
 
@@ -255,8 +257,8 @@ def world() -> Iterator[Callable[..., World]]:
     """Makes worlds and closes them."""
     made: list[World] = []
 
-    def make(*hosts: int, stall_after: float = 60.0) -> World:
-        made.append(World(hosts, stall_after))
+    def make(*hosts: int, stall_after: float = 60.0, table: tuple[Tier, ...] = ()) -> World:
+        made.append(World(hosts, stall_after, table))
         return made[-1]
 
     yield make

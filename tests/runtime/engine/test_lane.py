@@ -12,7 +12,7 @@ import pytest
 
 from collectived_proto.errors import Code
 from collectived_proto.local import wire
-from collectived_proto.types import Barrier, Broadcast, Reduce, ReduceOp, ReportKind
+from collectived_proto.types import AllReduce, Barrier, Broadcast, Reduce, ReduceOp, ReportKind, Tier
 from collectived_runtime.transport.frame import Stamp
 from collectived_runtime.transport.link import Link, TcpStream
 
@@ -27,6 +27,36 @@ def test_everybody_receives_the_sum(world: Any, hosts: tuple[int, ...]) -> None:
         done = rank.done()
         assert done.last and done.result
         assert np.array_equal(rank.result(done, count=1000), expected)
+
+
+ACROSS = ["ring", "tree", "halving_doubling", "shuffle", "double_tree", "one_shot"]
+
+
+@pytest.mark.parametrize("algorithm", ACROSS)
+@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("hosts", [(2, 2, 2), (1, 1, 1, 1), (3, 1)], ids=str)
+def test_every_algorithm_of_the_table_gives_the_sum_in_any_number_of_shards(
+    world: Any, hosts: tuple[int, ...], shards: int, algorithm: str
+) -> None:
+    here = world(*hosts, table=(Tier(algorithm, shards),))
+    values = [np.random.default_rng(rank.rank).standard_normal(1001).astype(np.float32) for rank in here.ranks]
+    for rank in here.ranks:
+        rank.submit(values[rank.rank])
+    results = [rank.result(rank.done(), count=1001) for rank in here.ranks]
+    exact = np.sum([one.astype(np.float64) for one in values], axis=0)
+    assert np.all(np.abs(results[0] - exact) <= 1e-6 * np.sum(np.abs(values), axis=0))
+    assert all(result.tobytes() == results[0].tobytes() for result in results)
+
+
+@pytest.mark.parametrize("algorithm", ACROSS)
+def test_signed_zeros_and_nans_have_the_same_bits_on_all_ranks(world: Any, algorithm: str) -> None:
+    here = world(1, 2, 1, table=(Tier(algorithm),))
+    patterns = np.array([0x80000000, 0x00000000, 0x7FC00001, 0xFFC00002], np.uint32)  # -0, +0, two NaNs
+    for operation in (AllReduce(ReduceOp.MAX), AllReduce(ReduceOp.SUM)):
+        for rank in here.ranks:
+            rank.submit(np.roll(patterns, rank.rank).view(np.float32), operation=operation)
+        results = [rank.result(rank.done(), np.uint32) for rank in here.ranks]
+        assert all(np.array_equal(result, results[0]) for result in results)
 
 
 @pytest.mark.parametrize("hosts", [(3,), (2, 2)], ids=str)

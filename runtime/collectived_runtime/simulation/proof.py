@@ -1,0 +1,93 @@
+"""The proof: all participants' plans run in memory, and everybody ends with every contribution exactly once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from collectived_runtime.plan import goals
+from collectived_runtime.plan.check import Traffic, check
+from collectived_runtime.plan.moves import Span
+from collectived_runtime.simulation.algorithms import participants, plan
+from collectived_runtime.simulation.study import ITEMSIZE, Question
+
+WIDEST = 1 << 21
+"""Moves of one round, of all participants together, that are held at once: about 0.6 KB each."""
+
+
+class TooWide(Exception):
+    """A round of this algorithm has too many moves to hold them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """`messages` and `nbytes` are what the busiest participant sends; `seconds` is how long the proof took."""
+
+    algorithm: str
+    participants: int
+    nbytes: int
+    rounds: int
+    messages: int
+    sent: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What there is to check: moves of all participants together."""
+
+    moves: int
+    widest: int
+
+
+def proved(question: Question) -> Iterator[tuple[str, int]]:
+    """What is proved: each algorithm at the smallest size, where pieces are empty, and at the largest."""
+    sizes = sorted({min(question.sizes), max(question.sizes)})
+    return ((name, nbytes) for name in question.algorithms for nbytes in sizes)
+
+
+def expected(question: Question, name: str, nbytes: int) -> Work:
+    """How much there is to check, as the first participant's plan says."""
+    hosts = participants(question.hosts)
+    span = Span(0, nbytes // ITEMSIZE)
+    devices = sum(question.hosts)
+    moves = widest = 0
+    for moves_of_round in plan(name, hosts, 0, span):
+        moves += len(moves_of_round)
+        widest = max(widest, len(moves_of_round))
+    return Work(moves * devices, widest * devices)
+
+
+def prove(question: Question, name: str, nbytes: int) -> Proof:
+    """Check the plans of every participant, shard by shard.
+
+    Raises:
+        PlanFault: a plan is wrong; the text says where.
+        TooWide: the algorithm has rounds of more moves than fit.
+    """
+    work = expected(question, name, nbytes)
+    if work.widest > WIDEST:
+        raise TooWide(
+            f"a round of {name} has {work.widest:,} moves on {sum(question.hosts):,} devices, which are held at once: "
+            f"expected at most {WIDEST:,}; choose fewer workers or other algorithms"
+        )
+    begun = time.perf_counter()
+    traffic = [_check(question, name, part) for part in Span(0, nbytes // ITEMSIZE).split(question.shards)]
+    seconds = time.perf_counter() - begun
+    everybody = range(sum(question.hosts))
+    return Proof(
+        name,
+        len(everybody),
+        nbytes,
+        max(shard.rounds for shard in traffic),
+        max(sum(shard.messages[me] for shard in traffic) for me in everybody),
+        max(sum(shard.elements[me] for shard in traffic) for me in everybody) * ITEMSIZE,
+        seconds,
+    )
+
+
+def _check(question: Question, name: str, span: Span) -> Traffic:
+    hosts = participants(question.hosts)
+    everybody = range(sum(question.hosts))
+    return check({me: plan(name, hosts, me, span) for me in everybody}, goals.all_reduced(everybody, span))
