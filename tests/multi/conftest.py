@@ -25,9 +25,9 @@ _names = itertools.count()
 class Daemon:
     """A coordinator or a worker, ended by the end of its standard input."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, within: tuple[str, ...] = ()) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "collectived_runtime", *arguments, "--attached", "--job", "test"],
+            [*within, sys.executable, "-m", "collectived_runtime", *arguments, "--attached", "--job", "test"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -70,17 +70,21 @@ class Daemon:
 class Cluster:
     """A coordinator and some workers on this machine, as if each were a host of its own."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, hosts: tuple[tuple[str, str], ...] = ()) -> None:
+        """`hosts`: for each worker the network namespace in which it runs and its address there."""
         self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
         self.coordinator = Daemon("coordinator", "--listen", f"unix:{self.folder}/c.sock")
         self.coordinator.ready()
-        self.workers = [
-            Daemon(
-                *("worker", "--task", str(task), "--folder", str(self.folder), "--host-name", f"host{task}"),
-                *("--coordinator", f"unix:{self.folder}/c.sock"),
+        self.workers = []
+        for task in range(workers):
+            namespace, address = hosts[task] if hosts else ("", "127.0.0.1")
+            self.workers.append(
+                Daemon(
+                    *("worker", "--task", str(task), "--folder", str(self.folder), "--host-name", f"host{task}"),
+                    *("--coordinator", f"unix:{self.folder}/c.sock", "--link-listen", f"{address}:0"),
+                    within=("ip", "netns", "exec", namespace) if namespace else (),
+                )
             )
-            for task in range(workers)
-        ]
         self.addresses = [str(worker.ready()["address"]) for worker in self.workers]
 
     @property
@@ -140,6 +144,20 @@ class Cluster:
         left = sorted(path.name for path in self.folder.iterdir())
         assert left == [], f"daemons left files behind: {left}"
         self.folder.rmdir()
+
+
+@pytest.fixture(scope="module")
+def make_cluster() -> Iterator[Callable[..., Cluster]]:
+    """Makes clusters of a special kind, and closes them."""
+    made: list[Cluster] = []
+
+    def make(*arguments: Any, **options: Any) -> Cluster:
+        made.append(Cluster(*arguments, **options))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.close()
 
 
 def _cluster(workers: int) -> Iterator[Cluster]:

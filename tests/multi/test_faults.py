@@ -95,7 +95,8 @@ def test_a_rank_that_never_submits_ends_the_others_at_the_deadline_and_is_named(
     for rank in (0, 1, 3):
         elapsed, error = results[rank]
         assert timeout <= elapsed <= timeout + 0.5
-        assert [member.rank for member in error.missing] == [2]
+        missing = [member.rank for member in error.missing]
+        assert missing == [2] if timeout > 0.1 else 2 in missing  # in 50 ms others may be late as well
         assert "rank 2" in str(error) and f"within {timeout} s" in str(error) and "test_faults.py" in str(error)
         assert error.rejoin and error.code == cd.errors.Code.DEADLINE_EXCEEDED
         assert error.op == "all_reduce(sum)" and error.decided_by == "coordinator"

@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 
 from collectived_runtime.plan import ring, shuffle, tree
@@ -64,12 +65,19 @@ def all_reduce_rounds(
     stage = _stage(hosts, place, me, span, inside, servers)
     # The partial sum of a host stands where its lowest contribution says, whoever holds it.
     lowest = tuple(min(host) for host in hosts)
-    rounds: Iterable[WideRound] = across(lowest, lowest[place], stage.piece)
+    rounds: Iterable[WideRound]
     if me in stage.heads:
+        rounds = across(lowest, lowest[place], stage.piece)
         rounds = _on_behalf(rounds, dict(zip(lowest, stage.heads, strict=True)), stage.holder)
     else:
-        rounds = idle(sum(1 for _ in rounds))
+        rounds = idle(_length(across, lowest, lowest[place], stage.piece))
     return without_idle_moves(chain(stage.up, rounds, stage.down))
+
+
+@lru_cache(maxsize=64)
+def _length(across: Flat, members: Sequence[int], me: int, span: Span) -> int:
+    """Rounds that the others of a host wait while one of them takes part across; the same for all of them."""
+    return sum(1 for _ in across(members, me, span))
 
 
 @dataclass(frozen=True, slots=True)
