@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 TOKEN_BYTES = 16
 MAX_MESSAGE = 128 << 10  # well below the kernel's default send buffer, so that one message always fits
@@ -68,8 +68,7 @@ def parse_hello(data: bytes) -> bytes:
     return bytes(data[4:])
 
 
-@dataclass(frozen=True, slots=True)
-class Ring:
+class Ring(NamedTuple):
     """Start instance `instance` of the prepared collective `prepared`.
 
     `addresses` are (arena, byte offset) per leaf, or the one of the staging slot where `staged`. `remaining` is the
@@ -147,8 +146,7 @@ def text_of(data: bytes) -> str:
     return data[1:].decode(errors="replace")
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """Pack `pack` of an instance is complete; with `result`, it lies in result slot `slot` at (arena, offset)."""
 
     instance: int

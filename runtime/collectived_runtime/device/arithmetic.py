@@ -106,10 +106,9 @@ class Arithmetic:
         _UFUNCS[self.operation](left, right, out=out)
 
     def finish(self, partial: Array, out: Array) -> None:
-        """out = the result of these partial sums; may be the same memory where `in_place`."""
+        """out = the result of these partial sums."""
         if self.operation is not ReduceOp.MEAN:
-            if not self.in_place or _elsewhere(partial, out):
-                np.copyto(out, partial, casting="same_kind")
+            np.copyto(out, partial, casting="same_kind")
         elif self.split:
             upper = partial[:, 0].astype(np.float64) * 4294967296.0
             np.true_divide(upper + partial[:, 1], self.contributions, out=out)
@@ -119,6 +118,11 @@ class Arithmetic:
             np.true_divide(partial, self.contributions, out=out)
         else:
             np.copyto(out, np.true_divide(partial, self.contributions), casting="same_kind")
+
+    def finish_here(self, partial: Array) -> None:
+        """The same where partial sums lie where the result will (`in_place`)."""
+        if self.operation is ReduceOp.MEAN:
+            np.true_divide(partial, self.contributions, out=partial)
 
     def gather(self, sources: Sequence[Array], out: Array) -> Iterator[None]:
         """out = sources[0] ∘ sources[1] ∘ …, widened, in that order; yields between stretches of a few milliseconds."""
@@ -152,7 +156,3 @@ class Arithmetic:
                     self.widen(piece, spare[: len(piece)])
                     piece = spare[: len(piece)]
                 self.fold(into, piece, into)
-
-
-def _elsewhere(one: Array, other: Array) -> bool:
-    return bool(one.__array_interface__["data"][0] != other.__array_interface__["data"][0])

@@ -33,12 +33,12 @@ STEP_BYTES = 2 << 20  # received on one link between two looks at the world
 Judge = Callable[[Link, bytes, bytes], bool]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Buffers:
     """The memory of one pack and shard. Elements are rows; the three may be the same memory (see plan/moves.py).
 
-    `output` is None where this participant receives nothing. `fold(left, right, out)` and `finish(source, out)` are
-    arithmetic on such arrays; a plan that folds or finishes nothing needs neither.
+    `output` is None where this participant receives nothing. `fold(left, right, out)`, `finish(source, out)` and
+    `finish_here(out)`, where the source is the output itself, are arithmetic on such arrays.
     """
 
     input: Array
@@ -46,11 +46,23 @@ class Buffers:
     output: Array | None
     fold: Callable[[Array, Array, Array], None]
     finish: Callable[[Array, Array], None]
+    finish_here: Callable[[Array], None]
 
     def part(self, buffer: Buffer, span: Span) -> Array:
+        return self._whole(buffer)[span.start : span.stop]
+
+    def complete(self, source: Buffer, span: Span) -> None:
+        """A Finish."""
+        whole = self._whole(source)
+        if whole is self.output:
+            self.finish_here(whole[span.start : span.stop])
+        else:
+            self.finish(whole[span.start : span.stop], self.part(Buffer.OUTPUT, span))
+
+    def _whole(self, buffer: Buffer) -> Array:
         whole = self.input if buffer is Buffer.INPUT else self.scratch if buffer is Buffer.SCRATCH else self.output
         assert whole is not None, "a plan wrote to the output of a participant that receives nothing"
-        return whole[span.start : span.stop]
+        return whole
 
 
 def execute(plan: WidePlan, buffers: Buffers, links: Mapping[int, Link], stamp: Stamp, judge: Judge) -> Iterator[Wait]:
@@ -70,8 +82,7 @@ def execute(plan: WidePlan, buffers: Buffers, links: Mapping[int, Link], stamp: 
         for move in moves:
             match move:
                 case Finish(span, source):
-                    assert buffers.output is not None
-                    buffers.finish(buffers.part(source, span), buffers.output[span.start : span.stop])
+                    buffers.complete(source, span)
                 case Send(peer, span, source):
                     part = buffers.part(source, span)
                     under_way.append(_Sending(links[peer], _frames(part, span, stamp, number)))

@@ -12,7 +12,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from collectived_proto.codec import verdict_to_proto
@@ -266,7 +266,8 @@ class Lane:
                 self._exhausted(instance, error)
                 return
         instance.started = True
-        chain = frames.next_chain(self._chain, instance.contract)
+        # Ranks of one worker have compared their contracts; the chain is for peers.
+        chain = frames.next_chain(self._chain, instance.contract) if len(self.topology.peers) > 1 else self._chain
         sources = [instance.arrivals[rank].sources for rank in program.sources]
 
         def start(strand: Strand, links: dict[int, Link]) -> Iterator[Wait]:
@@ -292,17 +293,16 @@ class Lane:
         complete, last = running.ended(strand)
         if not complete:
             return
-        for rank in instance.arrivals:
-            seat = self.seats[rank]
-            receives = slot is not None and rank in running.program.receivers
-            if not receives and not last:
-                continue
-            done = wire.Done(instance.number, strand.pack_number, last, receives)
-            if slot is not None and receives:
-                done = replace(done, arena=slot.arena.number, offset=slot.offset, slot=slot.number)
-            message = done.encode()
-            seat.record(instance.number, message)
-            self._bells.tell(seat, message)
+        receivers = running.program.receivers
+        if slot is not None:
+            done = wire.Done(
+                instance.number, strand.pack_number, last, True, slot.arena.number, slot.offset, slot.number
+            )
+            self._deliver(receivers, instance.number, done.encode())
+        if last and len(receivers) < len(instance.arrivals):
+            done = wire.Done(instance.number, strand.pack_number, last, False)
+            others = [rank for rank in instance.arrivals if slot is None or rank not in receivers]
+            self._deliver(others, instance.number, done.encode())
         if not last:
             return
         self.counters.done += 1
@@ -317,6 +317,12 @@ class Lane:
         if instance.stalled:
             self._faults.note(ReportKind.RESUMED, instance.number)
         self._succeed()
+
+    def _deliver(self, ranks: Iterable[int], instance: int, message: bytes) -> None:
+        for rank in ranks:
+            seat = self.seats[rank]
+            seat.record(instance, message)
+            self._bells.tell(seat, message)
 
     # Links
 

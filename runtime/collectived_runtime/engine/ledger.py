@@ -27,6 +27,7 @@ class Prepared:
     collective: Collective
     contract: bytes
     layout: Layout
+    op: str  # the operation as people read it
 
 
 @dataclass(slots=True)
@@ -113,7 +114,7 @@ class Ledger:
             )
         collective = arrival.prepared.collective
         standing.submitted = number
-        standing.op, standing.site = str(collective.operation), collective.site
+        standing.op, standing.site = arrival.prepared.op, collective.site
         standing.active_at = arrival.at
         instance = self.instances.get(number)
         if instance is None:
@@ -155,6 +156,8 @@ class Ledger:
 
     def verdict_on(self, number: int) -> Verdict | None:
         """The verdict by which this instance fails, if any."""
+        if not self.verdicts:
+            return None
         return next((verdict for verdict in self.verdicts if number >= verdict.from_instance), None)
 
     def pending(self) -> list[Instance]:
@@ -208,7 +211,7 @@ class Ledger:
                     standing.site,
                     now - standing.active_at,
                     arrived=standing.submitted >= number,
-                    op=str(asked.collective.operation) if asked else "",
+                    op=asked.op if asked else "",
                     site=asked.collective.site if asked else "",
                     contract=asked.contract if asked else b"",
                     collective=asked.collective if asked else None,

@@ -9,7 +9,8 @@ behind another one's.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from collectived_proto.devices import DeviceName
@@ -87,12 +88,7 @@ class Strand:
     channel: int
     algorithm: str
     plan_hash: bytes
-
-    @property
-    def peers(self) -> frozenset[int]:
-        """Places that the plan speaks to."""
-        moves = [move for moves in self.plan for move in moves]
-        return frozenset(move.peer for move in moves if isinstance(move, (Send, Recv)))
+    peers: frozenset[int]  # places that the plan speaks to
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +103,8 @@ class Program:
     receivers: tuple[int, ...]
     delivers: bool  # whether results are written on this worker at all
     nbytes: int
+    strands_per_pack: tuple[tuple[int, int], ...]
+    queues: tuple[tuple[int, tuple[Strand, ...]], ...]  # by channel, the strand that runs first last
 
     @property
     def algorithm(self) -> str:
@@ -146,7 +144,17 @@ def compose(collective: Collective, topology: Topology) -> Program:
     strands = tuple(s for number, pack in enumerate(carried) for s in _strands(collective, topology, number, pack))
     nbytes = sum(leaf.nbytes for leaf in collective.leaves)
     delivers = bool(packs.packs) and not (isinstance(operation, Reduce) and not receivers)
-    return Program(collective, packs, arithmetic, strands, sources, receivers, delivers, nbytes)
+    per_pack = tuple(Counter(strand.pack_number for strand in strands).items())
+    return Program(
+        collective, packs, arithmetic, strands, sources, receivers, delivers, nbytes, per_pack, _queues(strands)
+    )
+
+
+def _queues(strands: Sequence[Strand]) -> tuple[tuple[int, tuple[Strand, ...]], ...]:
+    queues: dict[int, list[Strand]] = {}
+    for strand in reversed(strands):
+        queues.setdefault(strand.channel, []).append(strand)
+    return tuple((channel, tuple(queue)) for channel, queue in queues.items())
 
 
 def check(collective: Collective, group: GroupInfo) -> None:
@@ -182,7 +190,9 @@ def _strands(collective: Collective, topology: Topology, number: int, pack: Pack
     found = []
     for shard, span in enumerate(Span(0, pack.count).split(shards)):
         channel = (number * shards + shard) % CHANNELS
-        found.append(Strand(number, shard, pack, span, make(span), channel, name, digest(f"{described}|{shard}")))
+        plan = make(span)
+        peers = frozenset(move.peer for moves in plan for move in moves if isinstance(move, (Send, Recv)))
+        found.append(Strand(number, shard, pack, span, plan, channel, name, digest(f"{described}|{shard}"), peers))
     return found
 
 

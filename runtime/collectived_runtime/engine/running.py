@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -31,11 +30,9 @@ class Running:
         self.instance = instance
         self.program = program
         self.slot = slot
-        self._left = Counter(strand.pack_number for strand in program.strands)  # strands of each pack
+        self._left = dict(program.strands_per_pack)  # how many of each pack have not ended
         self._start = start
-        self._queues: dict[int, deque[Strand]] = {}
-        for strand in program.strands:
-            self._queues.setdefault(strand.channel, deque()).append(strand)
+        self._queues = {channel: list(queue) for channel, queue in program.queues}
         self._active: dict[int, _Active] = {}
 
     def step(self, links: Links) -> tuple[list[Strand], bool]:
@@ -53,7 +50,7 @@ class Running:
             if active is None:
                 if not queue or (found := links.get(queue[0].peers, channel)) is None:
                     continue
-                strand = queue.popleft()
+                strand = queue.pop()
                 active = self._active[channel] = _Active(strand, self._start(strand, found), frozenset(found.values()))
             elif active.wait and not any(link in links.ready for link, _ in active.wait):
                 continue

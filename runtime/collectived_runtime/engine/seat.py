@@ -63,6 +63,12 @@ class Seat:
         """
         if self.bell is None and self.gone:
             return False
+        if descriptor < 0 and not self._outbox and self.bell is not None:
+            try:
+                self.bell.send(message)
+                return False
+            except OSError:  # it has no room, or has hung up: flush tells
+                pass
         self._outbox.append((message, descriptor))
         return self.flush()
 

@@ -70,7 +70,7 @@ def _moved(
                 np.copyto(mine[offset : offset + len(part)], part)
                 yield AGAIN
     assert mine is not None
-    return Buffers(mine, mine, output, _never, _copy)
+    return Buffers(mine, mine, output, _never, _copy, _stays)
 
 
 def _folded(
@@ -93,11 +93,13 @@ def _folded(
         memory = workspace.buffer(strand.pack_number, count * arithmetic.partial_bytes)
         partials = arithmetic.partials(memory, count)
     if not sources:  # a signal: nobody reads its value
-        return Buffers(partials, partials, partials, arithmetic.fold, _copy)
+        return Buffers(partials, partials, partials, arithmetic.fold, _copy, _stays)
     dtype = to_numpy(strand.pack.dtype)
     wholes = [source.whole(strand.pack_number) for source in sources]
     if len(wholes) == 1 and wholes[0] is not None and arithmetic.in_place:
-        return Buffers(wholes[0].view(dtype), partials, output, arithmetic.fold, arithmetic.finish)
+        return Buffers(
+            wholes[0].view(dtype), partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here
+        )
     if all(whole is not None for whole in wholes):
         arrays = [whole.view(dtype)[start:stop] for whole in wholes if whole is not None]
         yield from _gather(arithmetic, arrays, partials[start:stop])
@@ -110,7 +112,7 @@ def _folded(
             if first < last:
                 parts = [array[first - offset : last - offset] for array in arrays]
                 yield from _gather(arithmetic, parts, partials[first:last])
-    return Buffers(partials, partials, output, arithmetic.fold, arithmetic.finish)
+    return Buffers(partials, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here)
 
 
 def _gather(arithmetic: Arithmetic, arrays: list[Array], out: Array) -> Iterator[Wait]:
@@ -124,3 +126,7 @@ def _never(left: Array, right: Array, out: Array) -> None:
 
 def _copy(source: Array, out: Array) -> None:
     np.copyto(out, source)
+
+
+def _stays(out: Array) -> None:
+    """What is moved is final where it is."""

@@ -24,8 +24,11 @@ def reduce(op: ReduceOp, dtype: DType, sources: list[Array]) -> Array:
     count = len(sources[0])
     partials = arithmetic.partials(np.empty(count * arithmetic.partial_bytes, np.uint8), count)
     list(arithmetic.gather(sources, partials))
-    out = partials if arithmetic.in_place else np.empty(count, to_numpy(result))
+    out = np.empty(count, to_numpy(result))
     arithmetic.finish(partials, out)
+    if arithmetic.in_place:
+        arithmetic.finish_here(partials)
+        assert partials.tobytes() == out.tobytes()
     return out
 
 

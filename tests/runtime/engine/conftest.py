@@ -121,7 +121,9 @@ class Rank:
         )
         contract = digest(collective.contract())
         number = int.from_bytes(contract, "little") >> 1
-        self.seat.prepared[number] = Prepared(collective, contract, layout(collective, self.rank))
+        self.seat.prepared[number] = Prepared(
+            collective, contract, layout(collective, self.rank), str(collective.operation)
+        )
         instance = self.next if instance is None else instance
         self.next = instance + 1
         generation = self.world.group.generation if generation is None else generation

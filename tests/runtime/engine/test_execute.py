@@ -25,6 +25,10 @@ STAMP = Stamp(key=1, generation=2, instance=3, pack=0, shard=0, plan=b"planplan"
 SUM = Arithmetic(ReduceOp.SUM, DType.FLOAT32, DType.FLOAT32, 1)
 
 
+def sums(source: Array, scratch: Array, output: Array) -> Buffers:
+    return Buffers(source, scratch, output, SUM.fold, SUM.finish, SUM.finish_here)
+
+
 def never(link: Link, expected: bytes, got: bytes) -> bool:
     raise AssertionError(f"{parse(expected)} expected, {parse(got)} came")
 
@@ -49,7 +53,7 @@ def all_reduce(algorithm: Algorithm, inputs: list[Array], capacity: int = 1 << 1
     generators = {}
     for me in members:
         plan = algorithm(members, me, Span(0, len(inputs[me])))
-        buffers = Buffers(inputs[me], outputs[me], outputs[me], SUM.fold, SUM.finish)
+        buffers = sums(inputs[me], outputs[me], outputs[me])
         generators[me] = execute(plan, buffers, links[me], STAMP, never)
     run_all(generators)
     return outputs
@@ -84,7 +88,7 @@ def test_a_missing_partner_is_waited_for_without_spinning() -> None:
     links = Network().links(range(2))
     data = np.ones(4, np.float32)
     plan = ring.all_reduce(range(2), 0, Span(0, 4))
-    generator = execute(plan, Buffers(data, data.copy(), data.copy(), SUM.fold, SUM.finish), links[0], STAMP, never)
+    generator = execute(plan, sums(data, data.copy(), data.copy()), links[0], STAMP, never)
     waits = [next(generator) for _ in range(4)]
     assert [link.peer for link, _ in waits[-1]] == [1]
 
@@ -94,7 +98,7 @@ def test_a_peer_that_ends_breaks_the_plan_and_is_named() -> None:
     links[1][0].close()
     data = np.ones(4, np.float32)
     plan = tree.all_reduce(range(2), 0, Span(0, 4))
-    generator = execute(plan, Buffers(data, data.copy(), data.copy(), SUM.fold, SUM.finish), links[0], STAMP, never)
+    generator = execute(plan, sums(data, data.copy(), data.copy()), links[0], STAMP, never)
     with pytest.raises(LinkBroken) as caught:
         list(generator)
     assert caught.value.peer == 1
@@ -113,7 +117,7 @@ def test_a_frame_of_another_contract_is_judged_before_anything_is_folded() -> No
         return True
 
     plan = tree.all_reduce(range(2), 0, Span(0, 4))
-    generator = execute(plan, Buffers(data, output, output, SUM.fold, SUM.finish), links[0], STAMP, judge)
+    generator = execute(plan, sums(data, output, output), links[0], STAMP, judge)
     wait = next(generator)
     assert [link.peer for link, _ in wait] == [1]
     assert seen == [(b"chainchn", b"DIFFERS!")]
@@ -124,6 +128,6 @@ def test_a_send_that_stands_midway_marks_its_link() -> None:
     links = Network(capacity=80).links(range(2))
     data = np.ones(100, np.float32)
     plan = tree.all_reduce(range(2), 1, Span(0, 100))
-    generator = execute(plan, Buffers(data, data.copy(), data.copy(), SUM.fold, SUM.finish), links[1], STAMP, never)
+    generator = execute(plan, sums(data, data.copy(), data.copy()), links[1], STAMP, never)
     next(generator)
     assert links[1][0].midway_out
