@@ -1,0 +1,190 @@
+"""The reception: who may come in, and how the others are shown out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collectived_proto.local import wire
+from collectived_runtime.transport import reception as reception_
+from collectived_runtime.transport.hello import ANSWER_BYTES, NONCE_BYTES, Hello, proof
+from collectived_runtime.transport.link import Link
+from collectived_runtime.transport.reception import Call, Reception
+
+SECRET = "of these tests"
+
+
+class Place:
+    """Two receptions, as of workers 0 and 1, and what arrives there."""
+
+    def __init__(self, secret_of_1: str = SECRET) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
+        self.workers = [
+            Reception(task, secret, str(self.folder / f"door-{task}"), ("127.0.0.1", 0))
+            for task, secret in enumerate((SECRET, secret_of_1))
+        ]
+        self.arrived: queue.Queue[Any] = queue.Queue()
+
+    def call(self, acceptor: int = 1, port: int = 0, channel: int = 3) -> Call:
+        hello = Hello(0, acceptor, 7, 100, channel, os.urandom(NONCE_BYTES))
+        return Call(
+            ("127.0.0.1", port or self.workers[1].link_port),
+            hello,
+            lambda link: self.arrived.put(("dialled", link)),
+            lambda peer, why: self.arrived.put(("failed", (peer, why))),
+        )
+
+    def enter(self, token: bytes, worker: int = 0) -> socket.socket:
+        guest = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        guest.settimeout(10)
+        guest.connect(str(self.folder / f"door-{worker}"))
+        guest.send(wire.hello(token))
+        return guest
+
+    def next(self) -> Any:
+        return self.arrived.get(timeout=10)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        while not self.arrived.empty():
+            what = self.arrived.get()[1]
+            if isinstance(what, (Link, socket.socket)):
+                what.close()
+        assert os.listdir(self.folder) == []
+        self.folder.rmdir()
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    made = Place()
+    yield made
+    made.close()
+
+
+def test_a_link_arrives_on_both_sides_and_carries_bytes(place: Place) -> None:
+    place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[0].dial(place.call())
+    links = dict(place.next() for _ in range(2))
+    assert (links["dialled"].peer, links["accepted"].peer) == (1, 0)
+    assert links["dialled"].send([b"x" * 100]) == 100
+    received = bytearray(100)
+    while not links["accepted"].recv_into(memoryview(received)):
+        pass
+    assert received == b"x" * 100
+    for link in links.values():
+        link.close()
+
+
+def test_a_link_that_comes_before_it_is_expected_waits(place: Place) -> None:
+    place.workers[0].dial(place.call())
+    kind, mine = place.next()
+    assert kind == "dialled"
+    place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    kind, theirs = place.next()
+    assert kind == "accepted"
+    mine.close()
+    theirs.close()
+
+
+def test_a_worker_with_another_secret_is_refused_on_both_sides() -> None:
+    place = Place(secret_of_1="of others")
+    try:
+        place.workers[0].dial(place.call())
+        kind, (peer, why) = place.next()
+        assert (kind, peer) == ("failed", 1) and "secret" in why
+    finally:
+        place.close()
+
+
+def test_a_replayed_proof_opens_nothing(place: Place) -> None:
+    said = Hello(0, 1, 7, 100, 3, bytes(NONCE_BYTES)).encode()
+    place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    overheard = proof(SECRET, "dial", said, bytes(NONCE_BYTES))  # right for another nonce of the acceptor
+    with socket.create_connection(("127.0.0.1", place.workers[1].link_port), timeout=10) as guest:
+        guest.sendall(said)
+        assert len(guest.recv(ANSWER_BYTES, socket.MSG_WAITALL)) == ANSWER_BYTES
+        guest.sendall(overheard)
+        assert guest.recv(1) == b""
+    assert place.arrived.empty()
+
+
+def test_a_link_for_another_worker_is_refused(place: Place) -> None:
+    place.workers[0].dial(place.call(acceptor=5))
+    kind, (peer, _) = place.next()
+    assert (kind, peer) == ("failed", 5)
+
+
+def test_garbage_is_shown_out_and_the_next_guest_is_served(place: Place) -> None:
+    with socket.create_connection(("127.0.0.1", place.workers[1].link_port), timeout=10) as guest:
+        guest.sendall(os.urandom(200))
+        with contextlib.suppress(ConnectionResetError):  # it may close with our bytes unread
+            assert guest.recv(1) == b""
+    test_a_link_arrives_on_both_sides_and_carries_bytes(place)
+
+
+def test_a_silent_guest_is_shown_out_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reception_, "HANDSHAKE_SECONDS", 0.05)
+    place = Place()
+    try:
+        with socket.create_connection(("127.0.0.1", place.workers[1].link_port), timeout=10) as guest:
+            assert guest.recv(1) == b""
+    finally:
+        place.close()
+
+
+def test_dialling_where_nobody_listens_fails_after_a_while_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        call = place.call(port=port)
+        call.give_up = 0.0
+        place.workers[0].dial(call)
+        kind, (_, why) = place.next()
+        assert kind == "failed" and str(port) in why
+    finally:
+        place.close()
+
+
+def test_a_token_admits_one_connection_once(place: Place) -> None:
+    token = os.urandom(wire.TOKEN_BYTES)
+    place.workers[0].admit(token, lambda connection: place.arrived.put(("client", connection)))
+    with place.enter(token) as guest:
+        kind, connection = place.next()
+        assert kind == "client"
+        connection.send(b"welcome")
+        assert guest.recv(100) == b"welcome"
+        connection.close()
+    with place.enter(token) as guest:
+        assert guest.recv(1) == b""
+
+
+def test_an_unknown_token_is_shown_out(place: Place) -> None:
+    with place.enter(os.urandom(wire.TOKEN_BYTES)) as guest:
+        assert guest.recv(1) == b""
+
+
+def test_a_token_that_is_too_old_admits_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reception_, "TOKEN_SECONDS", 0.0)
+    place = Place()
+    try:
+        token = os.urandom(wire.TOKEN_BYTES)
+        place.workers[0].admit(token, lambda connection: place.arrived.put(("client", connection)))
+        with place.enter(token) as guest:
+            assert guest.recv(1) == b""
+    finally:
+        place.close()
+
+
+def test_a_door_that_is_in_use_is_an_error(place: Place) -> None:
+    with pytest.raises(OSError):
+        Reception(9, SECRET, str(place.folder / "door-0"), ("127.0.0.1", 0))
