@@ -17,7 +17,7 @@ PROTO_FILES := $(wildcard proto/collectived_proto/v1/*.proto)
 PROTO_OUT := proto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types layers proto proto-check clean
+.PHONY: help setup demo test mutants docs check format lint types layers proto proto-check clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -30,6 +30,12 @@ demo: $(VENV)/installed-examples ## train a small network with four ranks on two
 
 test: $(VENV)/installed-dev ## run all tests
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+
+mutants: $(VENV)/installed-dev ## whether the tests notice faults planted into the plans
+	$(BIN)/python tests/runtime/plan/mutants.py
+
+docs: $(VENV)/installed-dev ## put the simulator's figures into docs/algorithms.md
+	$(BIN)/python tests/runtime/simulation/page.py
 
 check: lint types layers proto-check ## format, lint, strict types, import layers, generated code
 

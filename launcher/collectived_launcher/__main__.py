@@ -11,7 +11,7 @@ from importlib.metadata import version
 
 import click
 
-from collectived_launcher.daemon import coordinator, worker
+from collectived_launcher.daemon import coordinator, simulate, worker
 from collectived_launcher.launch import launch
 from collectived_launcher.status import status
 
@@ -24,7 +24,7 @@ def collectived() -> None:
     """Collective communication as a service: start it, use it, look at it."""
 
 
-for command in (launch, status, coordinator, worker):
+for command in (launch, status, simulate, coordinator, worker):
     collectived.add_command(command)
 
 

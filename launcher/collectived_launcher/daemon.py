@@ -1,4 +1,4 @@
-"""`collectived coordinator` and `collectived worker`: this process becomes the daemon."""
+"""`collectived coordinator`, `worker` and `simulate`: this process becomes the runtime's."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ def coordinator(options: tuple[str, ...]) -> NoReturn:
 def worker(options: tuple[str, ...]) -> NoReturn:
     """Run a worker: `collectived worker --help` shows its options."""
     _become("worker", options)
+
+
+@click.command(context_settings=_PASS_THROUGH, add_help_option=False)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def simulate(options: tuple[str, ...]) -> NoReturn:
+    """Predict what collectives cost: `collectived simulate --help` shows its options."""
+    _become("simulate", options)
 
 
 def _become(kind: str, options: tuple[str, ...]) -> NoReturn:

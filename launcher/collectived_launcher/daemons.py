@@ -25,12 +25,16 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DaemonCommand:
-    """How daemons are started (`line`, `coordinator …` or `worker …`, `options`), and how long they may take."""
+    """How daemons are started (`line`, `coordinator …` or `worker …`, `options`), and how long they may take.
+
+    `coordinator` are options of the coordinator alone.
+    """
 
     line: tuple[str, ...] = DAEMON
     options: tuple[str, ...] = ()
     ready_within: float = 30.0
     ended_within: float = 5.0
+    coordinator: tuple[str, ...] = ()
 
 
 class Daemons:
@@ -55,7 +59,8 @@ class Daemons:
         """
         folder = self._job.folder
         secret = secrets.token_hex(32)
-        self._run(self.coordinator, secret, "coordinator", "--listen", f"unix:{folder}/coordinator.sock")
+        listen = ("--listen", f"unix:{folder}/coordinator.sock")
+        self._run(self.coordinator, secret, "coordinator", *listen, *self._command.coordinator)
         if not self._await_ready([self.coordinator]):
             return False
         for task, worker in enumerate(self.workers):
@@ -100,7 +105,7 @@ class Daemons:
         self._loop.until(settled, self._command.ready_within)
         if self._loop.signals:
             return False
-        for daemon in daemons:
+        for daemon in sorted(daemons, key=lambda daemon: daemon.alive):  # whoever ended is why the others are not ready
             if not daemon.alive or not daemon.ready:
                 raise StartError(self._why_not_ready(daemon))
         return True

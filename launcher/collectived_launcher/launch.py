@@ -51,6 +51,7 @@ def seconds(context: click.Context, parameter: click.Parameter, value: float | N
     show_default=True,
     help="Start a failed client again with its RANK, this often; COLLECTIVED_RESTART counts.",
 )
+@click.option("--tune", is_flag=True, help="Measure the links when a group forms; later runs use what was found.")
 @click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
 def launch(
@@ -60,6 +61,7 @@ def launch(
     grace: float,
     log_dir: Path | None,
     max_restarts: int,
+    tune: bool,
     log_level: str | None,
     program: tuple[str, ...],
 ) -> int:
@@ -72,7 +74,8 @@ def launch(
     _make_log_dir(log_dir)
     name = new_name()
     job = Job(name, choose_folder(name, workers), workers, clients, program, timeout)
-    command = DaemonCommand(options=("--log-level", log_level) if log_level else ())
+    options = ("--log-level", log_level) if log_level else ()
+    command = DaemonCommand(options=options, coordinator=("--tune",) if tune else ())
     return LocalJob(job, Policy(grace, max_restarts), log_dir=log_dir, command=command).run()
 
 

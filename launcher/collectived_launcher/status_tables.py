@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from collectived_proto.codec import tiers_from_proto
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
 
@@ -30,7 +31,9 @@ def tables(reply: pb.StatusReply) -> Iterator[Table | Text]:
     if reply.workers:
         yield from (Text(), _workers(reply.workers))
     if reply.groups:
-        yield from (Text(), _groups(reply.groups), Text(), _ranks(reply.groups))
+        yield from (Text(), _groups(reply.groups))
+        yield from _choices(reply.groups)
+        yield from (Text(), _ranks(reply.groups))
     if any(group.in_flight for group in reply.groups):
         yield from (Text(), _in_flight(reply.groups))
 
@@ -115,6 +118,15 @@ def _groups(groups: Sequence[pb.GroupStatus]) -> Table:
             str(len(group.in_flight)),
         )
     return table
+
+
+def _choices(groups: Sequence[pb.GroupStatus]) -> Iterator[Text]:
+    """What AUTO chooses, where there is a choice: a group of one worker is folded by it."""
+    for group in groups:
+        if group.table and len({member.worker for member in group.members}) > 1:
+            rows = "; ".join(map(str, tiers_from_proto(group.table)))
+            pack = group.table[0].bytes_per_pack
+            yield Text(f"AUTO in {group.name}: {rows}{f'; packs of {size(pack)}' if pack else ''}")
 
 
 def _ranks(groups: Sequence[pb.GroupStatus]) -> Table:

@@ -1,4 +1,4 @@
-"""`python -m collectived_runtime coordinator | worker`: the daemons that `collectived …` starts."""
+"""`python -m collectived_runtime coordinator | worker | simulate`: what `collectived …` becomes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from pathlib import Path
 
 
 def main(arguments: list[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["simulate"]:
+        from collectived_runtime.simulation import command
+
+        sys.exit(command.main(arguments[1:]))
     options = _parser().parse_args(arguments)
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
@@ -25,6 +30,7 @@ async def _run(options: argparse.Namespace, secret: str) -> None:
     lifeline = _end_of_input() if options.attached else None
     if options.daemon == "coordinator":
         from collectived_runtime.coordinator import server as coordinator
+        from collectived_runtime.coordinator.table_file import default_path
 
         settings = coordinator.CoordinatorSettings(
             job=options.job,
@@ -34,6 +40,8 @@ async def _run(options: argparse.Namespace, secret: str) -> None:
             stall_seconds=options.stall_after,
             insecure=options.insecure,
             journal=options.journal,
+            tune=options.tune,
+            tables=options.tables or (default_path() if options.tune else None),
         )
         await coordinator.serve(settings, lifeline)
     else:
@@ -89,6 +97,15 @@ def _parser() -> argparse.ArgumentParser:
     coordinator.add_argument("--heartbeat", type=float, default=5.0, help="seconds between signs of life of a worker")
     coordinator.add_argument("--stall-after", type=float, default=1.0, help="seconds after which waiting is reported")
     coordinator.add_argument("--journal", type=Path, default=None, help="file that keeps the epoch across restarts")
+    coordinator.add_argument(
+        "--tune", action="store_true", help="measure the links of a group when it forms, unless its table is stored"
+    )
+    coordinator.add_argument(
+        "--tables",
+        type=Path,
+        default=None,
+        help="file of stored tables; with --tune by default $XDG_STATE_HOME/collectived/tables.json",
+    )
     worker = daemons.add_parser("worker", parents=[both], help="owns this host's devices and runs collectives")
     worker.add_argument("--task", type=int, required=True, help="number of this worker")
     worker.add_argument("--coordinator", required=True, help="address of the coordinator")

@@ -210,3 +210,15 @@ def test_json_has_the_keys_of_the_proto_even_where_nothing_happened(
     assert set(answer) == {"unix_time", "coordinator", "workers", "groups", "failures", "warnings"}
     assert answer["workers"][0]["arena_bytes"] == "0"
     assert answer["groups"][0]["in_flight"][0]["missing"] == [1]
+
+
+def test_what_auto_chooses_is_shown_where_there_is_a_choice() -> None:
+    answer = reply()
+    table = [
+        common.Tier(algorithm="one_shot", shards=1, limit=4096, bytes_per_pack=4 << 20),
+        common.Tier(algorithm="ring", shards=2, limit=-1, bytes_per_pack=4 << 20),
+    ]
+    answer.groups[0].table.extend(table)
+    assert not [line for line in shown(answer) if line.startswith("AUTO")]
+    answer.groups[0].members[1].worker = 1
+    assert "AUTO in world: up to 4096 bytes: one_shot; more: ring in 2 shards; packs of 4.0 MiB" in shown(answer)

@@ -70,18 +70,29 @@ class Daemon:
 class Cluster:
     """A coordinator and some workers on this machine, as if each were a host of its own."""
 
-    def __init__(self, workers: int, hosts: tuple[tuple[str, str], ...] = ()) -> None:
-        """`hosts`: for each worker the network namespace in which it runs and its address there."""
+    def __init__(
+        self,
+        workers: int,
+        hosts: tuple[tuple[str, str], ...] = (),
+        options: tuple[str, ...] = (),
+        through: Callable[[str], str] = str,
+    ) -> None:
+        """
+        hosts: for each worker the network namespace in which it runs and its address there.
+        options: of the coordinator.
+        through: from the coordinator's address to the one at which the workers find it.
+        """
         self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
-        self.coordinator = Daemon("coordinator", "--listen", f"unix:{self.folder}/c.sock")
-        self.coordinator.ready()
+        self.coordinator = Daemon("coordinator", "--listen", f"unix:{self.folder}/c.sock", *options)
+        self.coordinator_address = str(self.coordinator.ready()["address"])
+        seen_at = through(self.coordinator_address)
         self.workers = []
         for task in range(workers):
             namespace, address = hosts[task] if hosts else ("", "127.0.0.1")
             self.workers.append(
                 Daemon(
                     *("worker", "--task", str(task), "--folder", str(self.folder), "--host-name", f"host{task}"),
-                    *("--coordinator", f"unix:{self.folder}/c.sock", "--link-listen", f"{address}:0"),
+                    *("--coordinator", seen_at, "--link-listen", f"{address}:0"),
                     within=("ip", "netns", "exec", namespace) if namespace else (),
                 )
             )
@@ -100,9 +111,11 @@ class Cluster:
         """Runs `body(group)` as every rank of a new group, each in a thread and session of its own; results by rank."""
         return self.run_sessions(size, lambda _, group: body(group), **options)
 
-    def run_sessions(self, size: int, body: Callable[[cd.Session, cd.Group], Any], **options: Any) -> list[Any]:
-        """The same with `body(session, group)`."""
-        name = f"group-{next(_names)}"
+    def run_sessions(
+        self, size: int, body: Callable[[cd.Session, cd.Group], Any], name: str = "", **options: Any
+    ) -> list[Any]:
+        """The same with `body(session, group)`, and a name of the group if it matters."""
+        name = name or f"group-{next(_names)}"
 
         def one(rank: int) -> Any:
             with (

@@ -31,13 +31,17 @@ class Arena:
     memory: mmap.mmap | None
     committed: int = 0
 
+    def rounded(self, upto: int) -> int:
+        """The end of the page that holds the byte before `upto`."""
+        return min(self.size, -(-upto // mmap.PAGESIZE) * mmap.PAGESIZE)
+
     def commit(self, upto: int) -> None:
         """Makes the pages below `upto` exist, so that a full tmpfs is an error here and not a SIGBUS later.
 
         Raises:
             OSError: the memory is not to be had (ENOSPC, ENOMEM).
         """
-        upto = min(self.size, -(-upto // mmap.PAGESIZE) * mmap.PAGESIZE)
+        upto = self.rounded(upto)
         if upto <= self.committed or self.memory is None:
             return
         os.posix_fallocate(self.descriptor, self.committed, upto - self.committed)

@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 TOKEN_BYTES = 16
 MAX_MESSAGE = 128 << 10  # well below the kernel's default send buffer, so that one message always fits
+MAX_TEXT = 4096  # bytes of a reason
 MAX_OUTSTANDING = 64  # instances that one rank may have in flight
+MAX_PACKS = 4096  # of one collective
 
 _HELLO = struct.Struct("<4s16s")
 _MAGIC = b"CDL1"
@@ -139,7 +141,7 @@ def parse_release(data: bytes) -> tuple[int, ...]:
 
 def bare(kind: Kind, text: str = "") -> bytes:
     """LEAVE, PING, PONG, and ABORT with its reason."""
-    return bytes((kind,)) + text.encode()[: MAX_MESSAGE - 1]
+    return bytes((kind,)) + _encoded(text)
 
 
 def text_of(data: bytes) -> str:
@@ -194,7 +196,7 @@ def parse_arena(data: bytes) -> tuple[int, int]:
 
 
 def refused(code: int, text: str) -> bytes:
-    return bytes((Kind.REFUSED, code)) + text.encode()[: MAX_MESSAGE - 2]
+    return bytes((Kind.REFUSED, code)) + _encoded(text)
 
 
 def parse_refused(data: bytes) -> tuple[int, str]:
@@ -202,6 +204,11 @@ def parse_refused(data: bytes) -> tuple[int, str]:
     if len(data) < 2:
         raise Malformed("a refusal without a code")
     return data[1], data[2:].decode(errors="replace")
+
+
+def _encoded(text: str) -> bytes:
+    """A text of people, cut; names of files may hold what is no character."""
+    return text.encode(errors="backslashreplace")[:MAX_TEXT]
 
 
 def kind_of(data: bytes) -> Kind:

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "join", "join_cancel", "report", "position", "inspection", "goodbye")
+    __slots__ = ("hello", "heartbeat", "join", "join_cancel", "report", "position", "inspection", "goodbye", "measured")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class WorkerMessage(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     INSPECTION_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     join: JoinAsk
@@ -27,10 +28,11 @@ class WorkerMessage(_message.Message):
     position: Position
     inspection: Inspection
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[JoinAsk, _Mapping]] = ..., join_cancel: _Optional[_Union[JoinCancel, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., inspection: _Optional[_Union[Inspection, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    measured: Measured
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[JoinAsk, _Mapping]] = ..., join_cancel: _Optional[_Union[JoinCancel, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., inspection: _Optional[_Union[Inspection, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "join_update", "join_done", "join_refused", "verdict", "query", "inspect")
+    __slots__ = ("welcome", "join_update", "join_done", "join_refused", "verdict", "query", "inspect", "measure")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     JOIN_UPDATE_FIELD_NUMBER: _ClassVar[int]
     JOIN_DONE_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +40,7 @@ class CoordinatorMessage(_message.Message):
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
     INSPECT_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     join_update: JoinUpdate
     join_done: JoinDone
@@ -45,7 +48,8 @@ class CoordinatorMessage(_message.Message):
     verdict: _common_pb2.Verdict
     query: Query
     inspect: Inspect
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., join_update: _Optional[_Union[JoinUpdate, _Mapping]] = ..., join_done: _Optional[_Union[JoinDone, _Mapping]] = ..., join_refused: _Optional[_Union[JoinRefused, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., inspect: _Optional[_Union[Inspect, _Mapping]] = ...) -> None: ...
+    measure: Measure
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., join_update: _Optional[_Union[JoinUpdate, _Mapping]] = ..., join_done: _Optional[_Union[JoinDone, _Mapping]] = ..., join_refused: _Optional[_Union[JoinRefused, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., inspect: _Optional[_Union[Inspect, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "task", "incarnation", "host", "pid", "devices", "address", "link_address", "highest_epoch", "groups")
@@ -170,6 +174,30 @@ class Peer(_message.Message):
     link_address: str
     ranks: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, task: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., link_address: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Measure(_message.Message):
+    __slots__ = ("generation", "peer", "link_address")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    peer: int
+    link_address: str
+    def __init__(self, generation: _Optional[int] = ..., peer: _Optional[int] = ..., link_address: _Optional[str] = ...) -> None: ...
+
+class Measured(_message.Message):
+    __slots__ = ("generation", "peer", "latency_seconds", "bytes_per_second", "text")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    peer: int
+    latency_seconds: float
+    bytes_per_second: float
+    text: str
+    def __init__(self, generation: _Optional[int] = ..., peer: _Optional[int] = ..., latency_seconds: _Optional[float] = ..., bytes_per_second: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
 class JoinRefused(_message.Message):
     __slots__ = ("request", "code", "message")

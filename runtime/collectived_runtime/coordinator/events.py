@@ -7,6 +7,7 @@ of the contract (`Verdict`) or of this file; `wire.py` turns them to protobuf an
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,11 +112,31 @@ class Positioned:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """The answer to a `Measure`: one-way latency and bandwidth of a link; or `text`, why there is none."""
+
+    task: int
+    generation: int
+    peer: int
+    latency_seconds: float = 0.0
+    bytes_per_second: float = 0.0
+    text: str = ""
+
+    @property
+    def sound(self) -> bool:
+        """Whether these are numbers that a link can have."""
+        return 0 <= self.latency_seconds < math.inf and 0 < self.bytes_per_second < math.inf
+
+    def __str__(self) -> str:
+        return f"{self.latency_seconds!r} s and {self.bytes_per_second!r} bytes/s"
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time named by `next_wakeup` has come."""
 
 
-Event = WorkerAttached | WorkerGone | Beat | JoinAsked | JoinCancelled | Reported | Positioned | Tick
+Event = WorkerAttached | WorkerGone | Beat | JoinAsked | JoinCancelled | Reported | Positioned | Measured | Tick
 
 
 # Messages to workers
@@ -162,7 +183,16 @@ class Query:
     query: int
 
 
-Message = Welcome | JoinUpdate | JoinDone | JoinRefused | Query | Verdict
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """ "What is your link to this worker like?" Asked before the generation starts."""
+
+    generation: int
+    peer: int
+    link_address: str
+
+
+Message = Welcome | JoinUpdate | JoinDone | JoinRefused | Query | Measure | Verdict
 
 
 # Effects
@@ -191,10 +221,18 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Store:
+    """Keep the table of links that were measured, for later runs of groups of that name and shape."""
+
+    name: str
+    table: tuple[Tier, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """This coordinator must end itself: a later one is obeyed."""
 
     why: str
 
 
-Effect = Send | Log | Drop | End
+Effect = Send | Log | Drop | Store | End

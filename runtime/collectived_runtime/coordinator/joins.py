@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import Code
 from collectived_proto.types import GroupInfo, Member, Peer, shown_name
-from collectived_runtime.coordinator import faults
+from collectived_runtime.coordinator import completion, faults
 from collectived_runtime.coordinator.events import (
     Effect,
     JoinAsk,
     JoinCancelled,
-    JoinDone,
     JoinRefused,
     JoinUpdate,
     Log,
@@ -33,7 +32,6 @@ from collectived_runtime.coordinator.registry import (
     Waiting,
     identity,
 )
-from collectived_runtime.coordinator.tables import table
 from collectived_runtime.coordinator.wording import (
     elsewhere_text,
     members_text,
@@ -50,7 +48,7 @@ TOLD_EVERY_SECONDS = 0.5
 def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effect]:
     """A rank-to-be asks; the same request again gets the same answer."""
     if (task, ask.request) in book.joined:
-        yield from answer_again(book, task, ask.request)
+        yield from completion.answer_again(book, task, ask.request)
         return
     forming = book.forming.get(ask.name)
     if forming and (task, ask.request) in forming.waiting:
@@ -78,16 +76,6 @@ def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effec
     yield from _tell(book, forming, waiting, now)
 
 
-def answer_again(book: Registry, task: int, request: str) -> Iterator[Effect]:
-    """The answer to a join that is done, and what has been decided about its generation since."""
-    generation = book.generations[book.joined[task, request]]
-    yield Send(
-        task, JoinDone(request, generation.info, generation.requests[task, request], generation.peers, generation.table)
-    )
-    for verdict in generation.verdicts:
-        yield Send(task, verdict)
-
-
 def cancelled(book: Registry, event: JoinCancelled, now: float) -> Iterator[Effect]:
     """A rank-to-be gives up. Where its generation is complete already it is lost to the others."""
     asked_by = (event.task, event.request)
@@ -96,6 +84,7 @@ def cancelled(book: Registry, event: JoinCancelled, now: float) -> Iterator[Effe
         rank = generation.requests[asked_by]
         reason = f"it gave up joining: {event.reason or 'no reason given'}"
         yield from faults.rank_lost(book, generation, rank, 0, reason, now)
+        yield from completion.conclude(book, generation.info.generation)
         return
     for forming in list(book.forming.values()):
         if asked_by in forming.waiting:
@@ -257,15 +246,13 @@ def _complete(book: Registry, forming: Forming, now: float) -> Iterator[Effect]:
         Member(rank, w.ask.device, w.task, w.ask.host, w.ask.pid, w.ask.label) for rank, w in enumerate(order)
     )
     info = GroupInfo(forming.name, book.key_of(forming.name), book.new_id(), members)
-    peers = _peers(book, members)
-    generation = Generation(info, peers, table(peers))
+    generation = Generation(info, _peers(book, members))
     generation.requests = {(w.task, w.ask.request): rank for rank, w in enumerate(order)}
     book.joined |= dict.fromkeys(generation.requests, info.generation)
     _retire(book, members, forming.name)
     book.generations[info.generation] = generation
     book.latest[forming.name] = info.generation
-    for (task, request), rank in generation.requests.items():
-        yield Send(task, JoinDone(request, info, rank, peers, generation.table))
+    yield from completion.completed(book, generation, now)
     yield Log("info", f"group {shown_name(info.name)!r} is complete: {info.size} ranks: {members_text(members)}")
 
 

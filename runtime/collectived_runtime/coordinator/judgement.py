@@ -152,7 +152,9 @@ def lost_text(generation: Generation, ranks: Sequence[int], why: str, now: float
 def _history(generation: Generation, rank: int) -> str:
     standing = generation.standing.get(rank)
     did = last_did(standing.position if standing else None)
-    if standing is None or not did:
+    if standing is None:
+        return "what it did last has not been reported"
+    if not did:
         return "it had not submitted anything"
     finished = standing.position.finished
     return f"last finished {f'#{finished}' if finished >= 0 else 'nothing'}, last did {did}"

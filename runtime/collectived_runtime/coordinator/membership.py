@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from collectived_proto.errors import Code
 from collectived_proto.types import RankPosition, Verdict
-from collectived_runtime.coordinator import faults, joins
+from collectived_runtime.coordinator import completion, faults, joins
 from collectived_runtime.coordinator.events import (
     Attached,
     Drop,
@@ -109,6 +109,7 @@ def lost(book: Registry, task: int, why: str, now: float, orderly: bool = False)
             generation.absent.add(task)
         elif task in generation.ranks_of:
             yield from faults.worker_lost(book, generation, [task], why, 0, now)
+            yield from completion.conclude(book, generation.info.generation)
 
 
 def slept(book: Registry, late: float, now: float) -> None:
@@ -144,7 +145,7 @@ def _remind(book: Registry, hello: Hello) -> Iterator[Effect]:
         if task != hello.task or number in listed or generation.over:
             continue
         if generation.requests[task, request] not in generation.departed:
-            yield from joins.answer_again(book, task, request)
+            yield from completion.answer_again(book, task, request)
 
 
 def _adopt(book: Registry, hello: Hello, item: Attached, now: float) -> Iterator[Effect]:

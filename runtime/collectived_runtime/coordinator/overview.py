@@ -67,6 +67,8 @@ def group_status(group: GroupView, lanes: list[status_pb2.LaneStatus]) -> status
                 entry = members[member.rank]
                 entry.last_instance, entry.idle_seconds = member.last_instance, member.idle_seconds
                 entry.last_op, entry.last_site = member.last_op, member.last_site
+    # After a restart the coordinator does not know a table; the lanes do.
+    table = codec.tiers_to_proto(group.table) or next((list(lane.table) for lane in lanes), [])
     return status_pb2.GroupStatus(
         name=group.name,
         key=group.key,
@@ -79,7 +81,7 @@ def group_status(group: GroupView, lanes: list[status_pb2.LaneStatus]) -> status
         bytes_reduced=sum(lane.bytes_reduced for lane in lanes),
         in_flight=_in_flight(group, lanes),
         waiting_for=group.waiting_for,
-        table=codec.tiers_to_proto(group.table),
+        table=table,
     )
 
 

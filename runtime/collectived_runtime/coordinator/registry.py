@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, ReportKind, Tier, Verdict
-from collectived_runtime.coordinator.events import Hello, JoinAsk, Reported
+from collectived_runtime.coordinator.events import Hello, JoinAsk, Measured, Reported
 
 KEPT_FAILURES = 64
 KEPT_GENERATIONS = 256
@@ -200,6 +200,13 @@ class Inquiry:
     until: float = 0.0  # judged then, whatever is known
 
 
+@dataclass(slots=True)
+class Measurement:
+    """The links of a complete generation that are being measured, (from, to) by task; None: no answer yet."""
+
+    links: dict[tuple[int, int], Measured | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     at: float
@@ -240,7 +247,12 @@ class NoReturn:
     generation: int
 
 
-Timer = Silence | Unanswered | Undecided | Settled | Progress | NoReturn
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    generation: int
+
+
+Timer = Silence | Unanswered | Undecided | Settled | Progress | NoReturn | Unmeasured
 
 
 @dataclass(slots=True)
@@ -248,6 +260,9 @@ class Registry:
     epoch: int
     heartbeat_seconds: float
     stall_seconds: float
+    tune: bool = False  # whether links are measured
+    stored: dict[str, tuple[Tier, ...]] = field(default_factory=dict)  # tables of earlier measurements
+    measurements: dict[int, Measurement] = field(default_factory=dict)  # by generation, while they go on
     workers: dict[int, Worker] = field(default_factory=dict)
     keys: dict[str, int] = field(default_factory=dict)
     forming: dict[str, Forming] = field(default_factory=dict)

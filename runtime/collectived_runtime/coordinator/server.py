@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from collectived_proto.v1 import coordinator_pb2_grpc
 from collectived_runtime.admission import Admission
+from collectived_runtime.coordinator import table_file
 from collectived_runtime.coordinator.journal import next_epoch
 from collectived_runtime.coordinator.service import CoordinatorService
 from collectived_runtime.coordinator.state import Coordinator
@@ -33,6 +35,8 @@ class CoordinatorSettings:
     stall_seconds: after how long of waiting a lane reports an instance as pending.
     insecure: let everybody in.
     journal: file of one line that keeps epochs rising over restarts.
+    tune: measure the links of a group for which no table is stored.
+    tables: file of stored tables; None: none are read or stored.
     """
 
     job: str
@@ -42,6 +46,8 @@ class CoordinatorSettings:
     stall_seconds: float = 1.0
     insecure: bool = False
     journal: Path | None = None
+    tune: bool = False
+    tables: Path | None = None
 
 
 async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None = None) -> None:
@@ -50,15 +56,15 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
     Prints `ready ` and a JSON object (address, addresses, epoch, pid) on one line when it serves.
 
     Raises:
-        SystemExit: an address or the journal cannot be used, or a later coordinator is obeyed; said on stderr.
+        SystemExit: an address, the journal or the file of tables cannot be used, or a later coordinator is obeyed; the
+            reason has been printed.
     """
     with signals() as signalled:
         try:
             epoch = next_epoch(settings.journal)
         except (OSError, ValueError) as error:
             _fail(f"the epoch journal cannot be used: {error}")
-        mind = Coordinator(epoch, settings.heartbeat_seconds, settings.stall_seconds)
-        service = CoordinatorService(mind, settings.job)
+        service = _service(epoch, settings)
         server = grpc.aio.server(interceptors=[Admission(settings.secret, settings.insecure)], options=OPTIONS)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
         doctor = health.aio.HealthServicer()
@@ -80,6 +86,17 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
             remove_sockets(addresses)
         if service.ended.done():
             _fail(service.ended.result())
+
+
+def _service(epoch: int, settings: CoordinatorSettings) -> CoordinatorService:
+    try:
+        stored = table_file.read(settings.tables) if settings.tables else {}
+    except (OSError, ValueError) as error:
+        _fail(f"the stored tables cannot be used: {error}")
+    mind = Coordinator(epoch, settings.heartbeat_seconds, settings.stall_seconds, settings.tune, stored)
+    if settings.tables:
+        return CoordinatorService(mind, settings.job, store=partial(table_file.store, settings.tables))
+    return CoordinatorService(mind, settings.job)
 
 
 def _fail(text: str) -> NoReturn:

@@ -11,14 +11,14 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from collectived_proto.errors import Code, InvalidArgumentError
-from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE
+from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE, Tier
 from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2
 from collectived_runtime.coordinator.events import (
     Drop,
@@ -29,6 +29,7 @@ from collectived_runtime.coordinator.events import (
     Log,
     Message,
     Send,
+    Store,
     Tick,
     WorkerAttached,
     WorkerGone,
@@ -69,11 +70,19 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         mind: decides everything.
         job: name of the job, for status.
         address: where this coordinator is served, for status; may be set later.
+        store: keeps the table of links that were measured; raises ValueError or OSError where it cannot.
     """
 
-    def __init__(self, mind: Coordinator, job: str = "", address: str = "") -> None:
+    def __init__(
+        self,
+        mind: Coordinator,
+        job: str = "",
+        address: str = "",
+        store: Callable[[str, tuple[Tier, ...]], None] = lambda name, table: None,
+    ) -> None:
         self.job = job
         self.address = address
+        self._store = store
         self._mind = mind
         self._lines: dict[int, _Line] = {}
         self._started = time.monotonic()
@@ -192,6 +201,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                         self._lines[task].outgoing.put_nowait(message)
                 case Log(level, text):
                     _log.log(_LEVELS[level], "%s", text)
+                case Store(name, table):
+                    self._keep(name, table)
                 case Drop(task, incarnation, code, why):
                     line = self._lines.get(task)
                     if line and line.hello.incarnation == incarnation:
@@ -201,6 +212,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     if not self.ended.done():
                         self.ended.set_result(why)
         self._set_timer()
+
+    def _keep(self, name: str, table: tuple[Tier, ...]) -> None:
+        try:
+            self._store(name, table)
+        except (OSError, ValueError) as error:
+            _log.warning("the table of %r is used, but cannot be stored for later runs: %s", name, error)
 
     def _set_timer(self) -> None:
         due = self._mind.next_wakeup()

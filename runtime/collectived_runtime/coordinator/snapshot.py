@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from collectived_proto.types import Member, Tier, Verdict
-from collectived_runtime.coordinator import joins, judgement
+from collectived_runtime.coordinator import completion, joins, judgement
 from collectived_runtime.coordinator.events import Hello
 from collectived_runtime.coordinator.registry import Departure, Forming, Generation, Registry
 
@@ -100,7 +100,8 @@ def _forming(book: Registry, forming: Forming) -> GroupView:
 
 def _generation(book: Registry, generation: Generation, now: float) -> GroupView:
     info = generation.info
-    state = "ended" if generation.ended else "failed" if generation.failed else "ready"
+    measuring = info.generation in book.measurements
+    state = "ended" if generation.ended else "failed" if generation.failed else "forming" if measuring else "ready"
     left = [rank for rank, how in sorted(generation.departed.items()) if how is not Departure.MOVED]
     pending = tuple(_pending(generation, instance, book.stall_seconds, now) for instance in sorted(generation.evidence))
     return GroupView(
@@ -112,7 +113,8 @@ def _generation(book: Registry, generation: Generation, now: float) -> GroupView
         generation.members(now),
         generation.members(now, left),
         pending,
-        table=generation.table,
+        completion.measuring_text(generation) if measuring else "",
+        generation.table,
     )
 
 

@@ -6,9 +6,10 @@ a `Tick` at the time that `next_wakeup` names. All times are seconds of one mono
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from collectived_runtime.coordinator import faults, joins, membership
+from collectived_proto.types import Tier
+from collectived_runtime.coordinator import completion, faults, joins, membership
 from collectived_runtime.coordinator.events import (
     Beat,
     Effect,
@@ -16,6 +17,7 @@ from collectived_runtime.coordinator.events import (
     JoinAsked,
     JoinCancelled,
     Log,
+    Measured,
     Positioned,
     Reported,
     Tick,
@@ -31,6 +33,7 @@ from collectived_runtime.coordinator.registry import (
     Timer,
     Unanswered,
     Undecided,
+    Unmeasured,
 )
 from collectived_runtime.coordinator.snapshot import Snapshot, snapshot
 
@@ -42,10 +45,19 @@ class Coordinator:
         epoch: milliseconds since 1970 at start, larger than that of any coordinator before.
         heartbeat_seconds: how often workers are to be heard; lost after two of these.
         stall_seconds: after how long of waiting a lane reports an instance as pending.
+        tune: whether links are measured when a group forms for which no table is stored.
+        stored: tables of earlier measurements, by name and shape of the group.
     """
 
-    def __init__(self, epoch: int, heartbeat_seconds: float = 5.0, stall_seconds: float = 1.0) -> None:
-        self._book = Registry(epoch, heartbeat_seconds, stall_seconds)
+    def __init__(
+        self,
+        epoch: int,
+        heartbeat_seconds: float = 5.0,
+        stall_seconds: float = 1.0,
+        tune: bool = False,
+        stored: Mapping[str, tuple[Tier, ...]] | None = None,
+    ) -> None:
+        self._book = Registry(epoch, heartbeat_seconds, stall_seconds, tune, dict(stored or {}))
 
     @property
     def epoch(self) -> int:
@@ -78,7 +90,9 @@ class Coordinator:
                 book.workers[event.task].heard_at = now
                 yield from self._heard(event, now)
 
-    def _heard(self, event: Beat | JoinAsked | JoinCancelled | Reported | Positioned, now: float) -> Iterator[Effect]:
+    def _heard(
+        self, event: Beat | JoinAsked | JoinCancelled | Reported | Positioned | Measured, now: float
+    ) -> Iterator[Effect]:
         book = self._book
         match event:
             case Beat():
@@ -91,6 +105,8 @@ class Coordinator:
                 yield from faults.reported(book, event, now)
             case Positioned():
                 yield from faults.positioned(book, event, now)
+            case Measured():
+                yield from completion.measured(book, event)
 
     def _tick(self, now: float) -> Iterator[Effect]:
         due = self.next_wakeup()
@@ -114,3 +130,5 @@ class Coordinator:
                 yield from joins.progress_due(book, name, now)
             case NoReturn(number):
                 yield from membership.not_returned(book, number, now)
+            case Unmeasured(number):
+                yield from completion.conclude(book, number)

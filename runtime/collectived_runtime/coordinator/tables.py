@@ -3,16 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from collectived_proto.types import Peer, Tier
-from collectived_runtime.plan.choose import Topology, choose
-from collectived_runtime.plan.model import Model
+from collectived_runtime.coordinator.events import Measured
+from collectived_runtime.plan.choose import Row, Topology, choose
+from collectived_runtime.plan.model import Link, Model
 
-AMONG = ("one_shot", "tree", "halving_doubling", "ring", "shuffle")
+AMONG = ("tree", "halving_doubling", "ring", "shuffle")
+ONE_SHOT_BYTES = 64 << 10
+"""One shot keeps what everybody sent apart until it folds: worth it only while that stays in the cache."""
 
 
 def table(peers: Sequence[Peer], model: Model | None = None) -> tuple[Tier, ...]:
     """The table of a generation of these workers; `model` is what its links were measured to be, if they were."""
     hosts = tuple(len(peer.ranks) for peer in peers)
-    rows = choose(Topology(hosts, model or Model()), AMONG)
-    return tuple(Tier(row.algorithm, row.shards, row.limit, row.bytes_per_pack) for row in rows)
+    topology = Topology(hosts, model or Model())
+    large = [row for row in choose(topology, AMONG) if row.limit < 0 or row.limit > ONE_SHOT_BYTES]
+    small = [
+        replace(row, limit=ONE_SHOT_BYTES if row.limit < 0 else min(row.limit, ONE_SHOT_BYTES))
+        for row in choose(topology, ("one_shot", *AMONG))
+        if row.limit < 0 or row.limit // 2 < ONE_SHOT_BYTES
+    ]
+    if all(row.algorithm != "one_shot" for row in small):
+        small, large = [], list(choose(topology, AMONG))
+    rows = _joined([*_distinct(small), *large])
+    return tuple(Tier(row.algorithm, row.shards, row.limit, large[-1].bytes_per_pack) for row in rows)
+
+
+def _joined(rows: Sequence[Row]) -> list[Row]:
+    """Without rows that say what the next one says."""
+    said = [(row.algorithm, row.shards) for row in rows]
+    return [row for index, row in enumerate(rows) if said[index : index + 1] != said[index + 1 : index + 2]]
+
+
+def _distinct(rows: Sequence[Row]) -> list[Row]:
+    """Without rows whose limit an earlier one has reached."""
+    return [row for index, row in enumerate(rows) if not index or row.limit > rows[index - 1].limit]
+
+
+def worst(links: Sequence[Measured]) -> Model:
+    """The highest latency and the lowest bandwidth of these links, for a ring is as fast as its slowest link.
+
+    What was measured is what one connection reaches. Without any link, the usual model.
+    """
+    usual = Model()
+    if not links:
+        return usual
+    across = Link(max(link.latency_seconds for link in links), min(link.bytes_per_second for link in links))
+    return Model(across, stream=max(usual.stream, across.bandwidth))

@@ -17,6 +17,8 @@ from collectived_runtime.coordinator.events import (
     JoinDone,
     JoinRefused,
     JoinUpdate,
+    Measure,
+    Measured,
     Message,
     Positioned,
     Query,
@@ -59,6 +61,10 @@ def event_from_proto(task: int, message: pb.WorkerMessage) -> Event | None:
             return Reported(task, codec.report_from_proto(message.report))
         case "position":
             return Positioned(task, message.position.query, codec.positions_from_proto(message.position.ranks))
+        case "measured":
+            told = message.measured
+            link = (told.peer, told.latency_seconds, told.bytes_per_second)
+            return Measured(task, told.generation, *link, told.text)
         case _:
             return None
 
@@ -103,6 +109,9 @@ class Encoder:
             case Query(key, generation, instance, query):
                 asked = pb.Query(key=key, generation=generation, instance=instance, query=query)
                 return pb.CoordinatorMessage(query=asked)
+            case Measure(generation, peer, address):
+                wanted = pb.Measure(generation=generation, peer=peer, link_address=address)
+                return pb.CoordinatorMessage(measure=wanted)
             case Verdict():
                 return self._encoded_verdict(message)
 

@@ -15,6 +15,16 @@ def seconds(value: float) -> str:
     return f"{float(f'{value:.4g}')} s"
 
 
+def microseconds(value: float) -> str:
+    """`25 us`, from seconds"""
+    return f"{value * 1e6:.3g} us"
+
+
+def bandwidth(value: float) -> str:
+    """`125 MB/s`, from bytes per second"""
+    return f"{value / 1e6:.4g} MB/s"
+
+
 def ranks_text(ranks: Iterable[int]) -> str:
     """`rank 2`, `ranks 0, 1, 3`, `ranks 0-7, 9`"""
     ordered = sorted(ranks)

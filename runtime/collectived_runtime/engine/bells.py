@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable
 from collectived_proto.local import wire
 from collectived_proto.local.arena import Arena
 from collectived_runtime.engine.ledger import OutOfTurn
-from collectived_runtime.engine.seat import NotReading, Seat
+from collectived_runtime.engine.seat import Seat
 from collectived_runtime.engine.watch import ENDED, Watch
+
+MOST_UNREAD = wire.MAX_OUTSTANDING * wire.MAX_PACKS  # what a rank may have outstanding, if every pack is large
 
 
 class Bells:
@@ -50,13 +52,10 @@ class Bells:
                 self._announce(seat, arena)
 
     def tell(self, seat: Seat, message: bytes, descriptor: int = -1) -> None:
-        try:
-            kept = seat.tell(message, descriptor)
-        except NotReading as error:
-            self.lose(seat, f"it does not read: {error}")
-            return
-        if kept and seat.bell is not None:
+        if seat.tell(message, descriptor) and seat.bell is not None:
             self._watch.change(seat.bell.fileno(), select.POLLIN | select.POLLOUT)
+            if seat.unread > MOST_UNREAD:
+                self.lose(seat, f"it has left {seat.unread} messages unread")
 
     def hang_up(self, seat: Seat, why: str) -> None:
         """The client is gone; what it had fully submitted before counts."""

@@ -20,6 +20,7 @@ from collectived_proto.local import wire
 from collectived_proto.types import (
     CommunicationImplementation,
     GroupInfo,
+    Member,
     RankPosition,
     Report,
     ReportKind,
@@ -41,6 +42,9 @@ from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken
 
 log = logging.getLogger("collectived.lane")
+
+MAX_VERDICT_TEXT = 8 << 10  # characters
+NAMED_IN_FULL = 64  # missing or differing ranks of which a client hears what they did last
 
 
 @dataclass(slots=True)
@@ -159,7 +163,9 @@ class Lane:
             self._around.stall_after,
             time.monotonic(),
         )
-        self._links = Links(self.topology, generation, self._around.exchange, self._watch, self._link_broken)
+        self._links = Links(
+            self.topology, generation, self._around.exchange, self._watch, self._link_broken, self._frame_early
+        )
         self._faults = Faults(self.topology, self.ledger, self._around.name, self._around.report, self._rule)
         self._chain = bytes(8)
 
@@ -177,7 +183,8 @@ class Lane:
             case wire.Kind.ABORT:
                 self._abort(seat, wire.text_of(data))
             case wire.Kind.PING:
-                self._bells.tell(seat, wire.bare(wire.Kind.PONG))
+                if seat.reads:
+                    self._bells.tell(seat, wire.bare(wire.Kind.PONG))
             case kind:
                 raise wire.Malformed(f"a client does not send {kind.name}")
 
@@ -189,16 +196,23 @@ class Lane:
 
     def _abort(self, seat: Seat, reason: str) -> None:
         standing = self.ledger.standings[seat.rank]
-        if not standing.gone:
-            standing.gone = True
-            self._faults.fault(ReportKind.ABORT, self.ledger.next, rank=seat.rank, text=reason)
+        if standing.gone:
+            return
+        standing.gone = True
+        # Its caller may use its memory again as soon as this has been answered: from here on nothing is read.
+        self.ledger.closed = True
+        if self.running is not None:
+            self.running.stop()
+        self._faults.fault(ReportKind.ABORT, self.ledger.next, rank=seat.rank, text=reason)
 
     def _lost(self, rank: int, why: str) -> None:
         self._results.drop(rank)
         standing = self.ledger.standings[rank]
         if not standing.gone:
             standing.gone = True
-            log.warning("group %s: rank %d is lost: %s", self.name, rank, why)
+            over = self.ledger.verdict_on(standing.submitted + 1) is not None
+            level = logging.DEBUG if over else logging.WARNING
+            log.log(level, "group %s: rank %d is lost: %s", self.name, rank, why)
             self._faults.fault(ReportKind.LOST, standing.submitted, rank=rank, text=why)
 
     # Submissions
@@ -314,6 +328,8 @@ class Lane:
         self.running = None
         self.ledger.finish(instance, time.monotonic())
         self._faults.completed(instance.number)
+        for link, frame in self._links.parked():
+            self._frame_early(link, frame)
         if instance.stalled:
             self._faults.note(ReportKind.RESUMED, instance.number)
         self._succeed()
@@ -338,20 +354,32 @@ class Lane:
         try:
             frame = frames.parse(got)
         except frames.BadFrame as error:
-            broken = LinkBroken(str(error))
-            broken.peer = link.peer
-            raise broken from None
-        running = self.running
-        assert running is not None
-        here = (self.topology.group.key, self.ledger.generation)
-        if frame.kind is frames.FrameKind.BYE or (
-            (frame.key, frame.generation) == here and frame.instance > running.instance.number
-        ):
-            return True  # it has gone on or away: the coordinator will say what that means
-        if not running.instance.disputed:
-            running.instance.disputed = True
-            self._faults.fault(ReportKind.MISMATCH, running.instance.number, worker=link.peer)
+            raise self._nonsense(link, str(error)) from None
+        assert self.running is not None
+        if frame.kind is not frames.FrameKind.BYE:  # which is of one that has gone away: a verdict will say so
+            self._compare(link, frame, self.running.instance.number)
         return True
+
+    def _frame_early(self, link: Link, frame: frames.Frame) -> None:
+        """A frame on an idle link: of an instance to come it waits, of one that is over it differs from what we did."""
+        self._compare(link, frame, self.ledger.next - 1)
+
+    def _compare(self, link: Link, frame: frames.Frame, latest: int) -> None:
+        """`latest` is the last instance of which no frame is to come here; a frame of it, or before, is a mismatch."""
+        if (frame.key, frame.generation) != (self.topology.group.key, self.ledger.generation):
+            raise self._nonsense(link, f"a frame of generation {frame.generation}")
+        if frame.instance > latest:
+            return
+        instance = self.ledger.instances.get(frame.instance)
+        if instance is not None and not instance.disputed:
+            instance.disputed = True
+            self._faults.fault(ReportKind.MISMATCH, frame.instance, worker=link.peer)
+
+    @staticmethod
+    def _nonsense(link: Link, what: str) -> LinkBroken:
+        error = LinkBroken(what)
+        error.peer = link.peer
+        return error
 
     # Faults and verdicts
 
@@ -395,7 +423,7 @@ class Lane:
         self.running = None
 
     def _fail(self, seat: Seat, instance: int, verdict: Verdict) -> None:
-        message = wire.failed(instance, verdict_to_proto(verdict).SerializeToString())
+        message = wire.failed(instance, verdict_to_proto(_compact(verdict)).SerializeToString())
         seat.record(instance, message)
         self._bells.tell(seat, message)
 
@@ -443,3 +471,20 @@ class Lane:
         self._results.close()
         self._around.ended(self)
         self._watch.close()
+
+
+def _compact(verdict: Verdict) -> Verdict:
+    """A verdict that fits in one message: clients know who the members are, and complete them by rank."""
+    crowd = len(verdict.missing) + len(verdict.differing) > NAMED_IN_FULL
+
+    def bare(member: Member, *, short: bool) -> Member:
+        member = replace(member, host="", pid=0, device="", worker=0, label="")
+        return replace(member, last_op="", last_site="", idle_seconds=0.0) if short else member
+
+    return replace(
+        verdict,
+        message=verdict.message[:MAX_VERDICT_TEXT],
+        members=tuple(bare(member, short=True) for member in verdict.members),
+        missing=tuple(bare(member, short=crowd) for member in verdict.missing),
+        differing=tuple(bare(member, short=crowd) for member in verdict.differing),
+    )

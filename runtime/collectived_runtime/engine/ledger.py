@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from collectived_proto.local.wire import MAX_OUTSTANDING
 from collectived_proto.types import Collective, Layout, RankPosition, Report, ReportKind, Verdict
 
 KEPT = 64  # finished instances that are remembered, to answer what they were
@@ -95,6 +96,7 @@ class Ledger:
         self.instances: dict[int, Instance] = {}
         self.verdicts: list[Verdict] = []  # in order of arrival; the first that covers an instance counts
         self.next = 0  # the instance that starts next
+        self.closed = False  # a rank has aborted: nothing starts any more, whatever the verdict will say
 
     # What happens
 
@@ -112,6 +114,8 @@ class Ledger:
                 f"rank {rank} submitted instance {number} after instance {standing.submitted}"
                 + (" and after it had left" if standing.gone else "")
             )
+        if number - standing.finished > MAX_OUTSTANDING:
+            raise OutOfTurn(f"rank {rank} has more than {MAX_OUTSTANDING} instances outstanding")
         collective = arrival.prepared.collective
         standing.submitted = number
         standing.op, standing.site = arrival.prepared.op, collective.site
@@ -130,7 +134,13 @@ class Ledger:
     def startable(self) -> Instance | None:
         """The next instance, once every local rank has submitted it, they agree, and nothing was decided against it."""
         instance = self.instances.get(self.next)
-        if instance is None or instance.started or instance.disputed or len(instance.arrivals) < len(self.standings):
+        if (
+            instance is None
+            or self.closed
+            or instance.started
+            or instance.disputed
+            or len(instance.arrivals) < len(self.standings)
+        ):
             return None
         return None if self.verdict_on(self.next) else instance
 

@@ -41,6 +41,7 @@ class Links:
 
     Args:
         broken: called in the lane's thread when an idle link ends, or a link cannot be had.
+        early: called there with a frame that has come on an idle link; may raise LinkBroken.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class Links:
         exchange: Exchange,
         watch: Watch,
         broken: Callable[[LinkBroken], None],
+        early: Callable[[Link, frames.Frame], None],
     ) -> None:
         self._topology = topology
         self._generation = generation
         self._exchange = exchange
         self._watch = watch
         self._broken = broken
+        self._early = early
         self._links: dict[tuple[int, int], Link | None] = {}  # (place, channel); None: on its way
         self._watched: dict[Link, int] = {}  # links and the events asked for
         self._used: Mapping[Link, int] = {}
@@ -105,6 +108,11 @@ class Links:
                 self._watch.change(link.stream.fileno(), events)
             self._watched[link] = events
 
+    def parked(self) -> list[tuple[Link, frames.Frame]]:
+        """Frames that wait on idle links."""
+        idle = [link for link in self if link.parked and link not in self._used]
+        return [(link, frames.parse(header)) for link in idle if (header := link.header()) is not None]
+
     def drop(self, link: Link) -> None:
         """This link has ended; the next use asks for another."""
         self._links = {key: known for key, known in self._links.items() if known is not link}
@@ -136,10 +144,15 @@ class Links:
             return
         try:
             header = link.header()
-            if header is not None and frames.parse(header).kind is frames.FrameKind.BYE:
+            if header is None:
+                return
+            frame = frames.parse(header)
+            if frame.kind is frames.FrameKind.BYE:
                 self.drop(link)
-            elif header is not None and events & ENDED:
+            elif events & ENDED:
                 raise LinkBroken("the connection was reset")
+            else:
+                self._early(link, frame)
         except (LinkBroken, frames.BadFrame) as error:
             self.drop(link)
             self._lost(link.peer, str(error))

@@ -99,18 +99,25 @@ class Results:
         return self._slot(arena, slots, offset, size, holders)
 
     def _slot(self, arena: Arena, slots: Slots, offset: int, size: int, holders: Iterable[int]) -> Slot:
-        need = offset + size - arena.committed
-        if need > 0:
-            try:
-                self._budget.take(need)
-            except Exhausted:
-                slots.give(offset)
-                raise
-            arena.commit(offset + size)
+        try:
+            self._commit(arena, offset + size)
+        except (Exhausted, OSError):
+            slots.give(offset)
+            raise
         memory = np.frombuffer(arena.view(), np.uint8, size, offset)
         slot = Slot(next(self._numbers), arena, offset, size, set(holders), memory)
         self._slots[slot.number] = slot
         return slot
+
+    def _commit(self, arena: Arena, upto: int) -> None:
+        need = arena.rounded(upto) - arena.committed
+        if need > 0:
+            self._budget.take(need)
+            try:
+                arena.commit(upto)
+            except OSError:
+                self._budget.give(need)
+                raise
 
     def release(self, number: int, rank: int) -> None:
         """This rank needs the slot no longer; releasing what one does not hold changes nothing."""

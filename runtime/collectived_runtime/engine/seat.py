@@ -17,14 +17,10 @@ from collectived_runtime.engine.ledger import Prepared
 
 log = logging.getLogger("collectived.lane")
 
-OUTBOX = 1024  # messages that may wait for a client that does not read
+HUNG_UP = (BrokenPipeError, ConnectionError)  # how a client that is gone shows when we send
 
 # (arena, offset, length in bytes) -> that memory; raises wire.Malformed where it is not the client's
 Memory = Callable[[int, int, int], NDArray[np.uint8]]
-
-
-class NotReading(Exception):
-    """A client has let too many messages pile up."""
 
 
 class Seat:
@@ -33,9 +29,12 @@ class Seat:
     Args:
         memory: resolves addresses in the client's arenas, checked.
         pidfd: becomes readable when the client's process ends; taken over. -1: none.
+        closed: called once, when this seat will look into the client's memory no more.
     """
 
-    def __init__(self, rank: int, member: Member, memory: Memory, pidfd: int) -> None:
+    def __init__(
+        self, rank: int, member: Member, memory: Memory, pidfd: int, closed: Callable[[], None] = lambda: None
+    ) -> None:
         self.rank = rank
         self.member = member
         self.memory = memory
@@ -43,6 +42,7 @@ class Seat:
         self.bell: socket.socket | None = None
         self.prepared: dict[int, Prepared] = {}  # filled by the service's thread, read by the lane
         self.gone = False  # lost, left or hung up
+        self._closed = closed
         self._outbox: deque[tuple[bytes, int]] = deque()  # message, descriptor to pass along or -1
         self._outcomes: dict[int, list[bytes]] = {}
 
@@ -56,18 +56,14 @@ class Seat:
         self.bell = bell
 
     def tell(self, message: bytes, descriptor: int = -1) -> bool:
-        """Sends a message, or keeps it until the client reads; True where it is kept.
-
-        Raises:
-            NotReading: there is no room left.
-        """
+        """Sends a message, or keeps it until the client reads; True where it is kept."""
         if self.bell is None and self.gone:
             return False
         if descriptor < 0 and not self._outbox and self.bell is not None:
             try:
                 self.bell.send(message)
                 return False
-            except OSError:  # it has no room, or has hung up: flush tells
+            except (BlockingIOError, *HUNG_UP):  # flush keeps it, or lets it go
                 pass
         self._outbox.append((message, descriptor))
         return self.flush()
@@ -83,13 +79,21 @@ class Seat:
                     self.bell.send(message)
             except BlockingIOError:
                 break
-            except OSError:  # the client has hung up: its end of file is on its way
+            except HUNG_UP:  # its end of file is on its way
                 self._outbox.clear()
                 return False
             self._outbox.popleft()
-        if len(self._outbox) > OUTBOX:
-            raise NotReading(f"rank {self.rank} has left {len(self._outbox)} messages unread")
         return bool(self._outbox)
+
+    @property
+    def unread(self) -> int:
+        """Messages that wait for the client to read."""
+        return len(self._outbox)
+
+    @property
+    def reads(self) -> bool:
+        """Whether the client takes what it is told; one that does not is not answered when it asks."""
+        return not self._outbox
 
     def record(self, instance: int, message: bytes) -> None:
         """Remembers what this rank was told about an instance, so that a repeated submission hears it again."""
@@ -104,6 +108,7 @@ class Seat:
         self._outcomes.clear()
 
     def close(self) -> None:
+        closed, self._closed = self._closed, lambda: None
         self.gone = True
         self._outbox.clear()
         if self.bell is not None:
@@ -112,6 +117,7 @@ class Seat:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+        closed()
 
 
 class Sources:

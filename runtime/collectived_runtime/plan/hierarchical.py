@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
 from collectived_runtime.plan import ring, shuffle, tree
 from collectived_runtime.plan.collect import Collect, Kind, Native, WideMove, WidePlan, WideRound
-from collectived_runtime.plan.moves import Buffer, Finish, Recv, Send, Span
+from collectived_runtime.plan.moves import Buffer, Finish, Fold, Recv, Send, Span
 from collectived_runtime.plan.spans import idle, pieces, without_idle_moves
 
 Flat = Callable[[Sequence[int], int, Span], Iterable[WideRound]]
@@ -153,14 +153,14 @@ def _on_behalf(rounds: Iterable[WideRound], names: Mapping[int, int], holder: Bu
 
     def renamed(move: WideMove) -> WideMove:
         match move:
-            case Send(peer, _, source):
-                return replace(move, peer=names[peer], source=instead[source])
-            case Recv(peer, _, _, fold):
-                return replace(move, peer=names[peer], fold=fold and replace(fold, mine=instead[fold.mine]))
-            case Finish(_, source):
-                return replace(move, source=instead[source])
-            case Collect(order, _, mine):
-                return replace(move, order=tuple(names[member] for member in order), mine=instead[mine])
+            case Send(peer, span, source):
+                return Send(names[peer], span, instead[source])
+            case Recv(peer, span, target, fold):
+                return Recv(names[peer], span, target, fold and Fold(instead[fold.mine], fold.received_left))
+            case Finish(span, source):
+                return Finish(span, instead[source])
+            case Collect(order, span, mine):
+                return Collect(tuple(names[member] for member in order), span, instead[mine])
             case Native():
                 raise ValueError("an engine does not work on behalf of hosts")
 

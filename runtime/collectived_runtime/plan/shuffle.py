@@ -12,7 +12,8 @@ machine learning with the parameter server", OSDI 2014.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 
 from collectived_runtime.plan.moves import Buffer, Finish, Fold, Move, Plan, Recv, Round, Send, Span
@@ -40,9 +41,9 @@ def holder(members: Sequence[int], server: int) -> Buffer:
 
 def fold_onto(members: Sequence[int], me: int, span: Span, servers: Sequence[int]) -> Iterator[Round]:
     """The reduce phase, after which every server holds its piece of all."""
-    share = dict(zip(servers, pieces(span, len(servers)), strict=True))
+    share = _shares(tuple(servers), span)
     contributes = frozenset(members)
-    circle = _circle(members, servers)
+    circle = _circle(tuple(members), tuple(servers))
     position = circle.index(me)
     lowest, source = (me, Buffer.INPUT) if me in contributes else (None, Buffer.SCRATCH)
     for step in range(1, len(circle)):
@@ -59,8 +60,8 @@ def fold_onto(members: Sequence[int], me: int, span: Span, servers: Sequence[int
 
 def pass_back(members: Sequence[int], me: int, span: Span, servers: Sequence[int]) -> Iterator[Round]:
     """The gather phase, before which every server has its piece in OUTPUT: one round, or none for one participant."""
-    share = dict(zip(servers, pieces(span, len(servers)), strict=True))
-    circle = _circle(members, servers)
+    share = _shares(tuple(servers), span)
+    circle = _circle(tuple(members), tuple(servers))
     position = circle.index(me)
     others = (*circle[position + 1 :], *circle[:position])
     moves: list[Move] = []
@@ -73,5 +74,15 @@ def pass_back(members: Sequence[int], me: int, span: Span, servers: Sequence[int
         yield tuple(moves)
 
 
-def _circle(members: Sequence[int], servers: Sequence[int]) -> tuple[int, ...]:
-    return (*members, *(server for server in servers if server not in members))
+# Both are the same for all participants, and shared by those whose plans are derived in this process.
+
+
+@lru_cache(maxsize=16)
+def _shares(servers: tuple[int, ...], span: Span) -> Mapping[int, Span]:
+    return dict(zip(servers, pieces(span, len(servers)), strict=True))
+
+
+@lru_cache(maxsize=16)
+def _circle(members: tuple[int, ...], servers: tuple[int, ...]) -> tuple[int, ...]:
+    contributes = frozenset(members)
+    return (*members, *(server for server in servers if server not in contributes))

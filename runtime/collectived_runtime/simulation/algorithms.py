@@ -17,7 +17,7 @@ from collectived_runtime.plan.moves import Span
 from collectived_runtime.plan.spec import ALGORITHMS
 from collectived_runtime.plan.times import TIMES
 
-AUTO_CHOOSES_FROM = tuple(TIMES)
+COMPARED = tuple(TIMES)
 _FOLDED_FIRST = Inside.LEADER.value
 _BY_ROUNDS: dict[Flat, Flat] = {
     ring.all_reduce: ring.all_reduce_rounds,
@@ -35,7 +35,8 @@ def participants(hosts: Sequence[int]) -> tuple[range, ...]:
 
 def known() -> tuple[str, ...]:
     """Every name, for a message."""
-    return (*named.FLAT, *ALGORITHMS[:2], *(f"{inside.value}/…" for inside in Inside))
+    of_spec = (name for name in ALGORITHMS if name not in named.FLAT)
+    return (*named.FLAT, *of_spec, *(f"{inside.value}/ring" for inside in Inside), "…")
 
 
 def is_known(name: str) -> bool:
@@ -46,16 +47,16 @@ def is_known(name: str) -> bool:
 
 
 def usual(hosts: Sequence[int]) -> tuple[str, ...]:
-    """What is worth comparing on such hosts: what AUTO chooses from, and lanes where there are any."""
+    """What is worth comparing on such hosts: every flat algorithm between them, and lanes where there are any."""
     if max(hosts) == 1:
-        return AUTO_CHOOSES_FROM
+        return COMPARED
     lanes = ("lanes/ring", "lanes/halving_doubling") if min(hosts) == max(hosts) else ()
-    return (*(of_auto(name, hosts) for name in AUTO_CHOOSES_FROM), *lanes)
+    return (*(of_auto(name, hosts) for name in COMPARED), *lanes)
 
 
 def every(hosts: Sequence[int]) -> tuple[str, ...]:
     """The usual ones, then flat ones over all devices, then those of `all_reduce_spec`; each plan under one name."""
-    flat = AUTO_CHOOSES_FROM if max(hosts) > 1 else ()
+    flat = COMPARED if max(hosts) > 1 else ()
     return (*usual(hosts), *flat, *(name for name in ALGORITHMS if name not in named.FLAT))
 
 
@@ -65,14 +66,14 @@ def of_auto(name: str, hosts: Sequence[int]) -> str:
 
 
 def plan(name: str, hosts: Hosts, me: int, span: Span) -> Iterable[WideRound]:
-    """The plan of participant `me`, round by round where that is possible.
+    """The plan of participant `me` of hosts as `participants` numbers them, round by round where that is possible.
 
     Raises:
         KeyError: there is no such algorithm.
     """
     inside, slash, across = name.partition("/")
     if name in named.FLAT:
-        return _by_rounds(name)([member for host in hosts for member in host], me, span)
+        return _by_rounds(name)(range(sum(map(len, hosts))), me, span)
     if name in ALGORITHMS:
         return named.all_reduce(name, hosts, me, span)
     stage = Inside(inside)

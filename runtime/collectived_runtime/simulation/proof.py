@@ -33,30 +33,28 @@ class Proof:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What there is to check: moves of all participants together."""
-
-    moves: int
-    widest: int
-
-
 def proved(question: Question) -> Iterator[tuple[str, int]]:
     """What is proved: each algorithm at the smallest size, where pieces are empty, and at the largest."""
     sizes = sorted({min(question.sizes), max(question.sizes)})
     return ((name, nbytes) for name in question.algorithms for nbytes in sizes)
 
 
-def expected(question: Question, name: str, nbytes: int) -> Work:
-    """How much there is to check, as the first participant's plan says."""
+def work(question: Question, name: str, nbytes: int) -> int:
+    """How many moves there are to check, as the first participant's plan says.
+
+    Raises:
+        TooWide: the algorithm has rounds of more moves than fit.
+    """
     hosts = participants(question.hosts)
     span = Span(0, nbytes // ITEMSIZE)
     devices = sum(question.hosts)
-    moves = widest = 0
-    for moves_of_round in plan(name, hosts, 0, span):
-        moves += len(moves_of_round)
-        widest = max(widest, len(moves_of_round))
-    return Work(moves * devices, widest * devices)
+    widths = [len(moves) for moves in plan(name, hosts, 0, span)]
+    if (widest := max(widths) * devices) > WIDEST:
+        raise TooWide(
+            f"a round of {name} has {widest:,} moves on {devices:,} devices, which are held at once: "
+            f"expected at most {WIDEST:,}; choose fewer workers or other algorithms"
+        )
+    return sum(widths) * devices
 
 
 def prove(question: Question, name: str, nbytes: int) -> Proof:
@@ -64,14 +62,7 @@ def prove(question: Question, name: str, nbytes: int) -> Proof:
 
     Raises:
         PlanFault: a plan is wrong; the text says where.
-        TooWide: the algorithm has rounds of more moves than fit.
     """
-    work = expected(question, name, nbytes)
-    if work.widest > WIDEST:
-        raise TooWide(
-            f"a round of {name} has {work.widest:,} moves on {sum(question.hosts):,} devices, which are held at once: "
-            f"expected at most {WIDEST:,}; choose fewer workers or other algorithms"
-        )
     begun = time.perf_counter()
     traffic = [_check(question, name, part) for part in Span(0, nbytes // ITEMSIZE).split(question.shards)]
     seconds = time.perf_counter() - begun

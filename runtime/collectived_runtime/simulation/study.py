@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from collectived_runtime.plan.choose import Row, Topology, choose, pick
+from collectived_proto.types import Peer
+from collectived_runtime.coordinator import tables
+from collectived_runtime.plan.choose import Row, pick
 from collectived_runtime.plan.model import Model, bus_factor, lower_bound
 from collectived_runtime.plan.moves import Span
 from collectived_runtime.plan.simulate import simulate
@@ -67,9 +69,15 @@ class Study:
 def study(question: Question) -> Study:
     """Answer the question; every figure comes from the plans themselves."""
     hosts = question.hosts
-    rows = choose(Topology(hosts, question.model))
-    table = tuple(replace(row, algorithm=of_auto(row.algorithm, hosts)) for row in rows)
+    table = auto(hosts, question.model)
     return Study(question, table, tuple(_line(question, table, nbytes) for nbytes in question.sizes))
+
+
+def auto(hosts: tuple[int, ...], model: Model) -> tuple[Row, ...]:
+    """What the coordinator would have AUTO do on such hosts, with algorithms as these hosts would run them."""
+    peers = [Peer(task, "", "", "", tuple(ranks)) for task, ranks in enumerate(participants(hosts))]
+    tiers = tables.table(peers, model)
+    return tuple(Row(tier.limit, of_auto(tier.algorithm, hosts), tier.shards, tier.bytes_per_pack) for tier in tiers)
 
 
 def figure(question: Question, name: str, nbytes: int, shards: int) -> Figure:
@@ -77,7 +85,6 @@ def figure(question: Question, name: str, nbytes: int, shards: int) -> Figure:
     hosts, count = participants(question.hosts), nbytes // ITEMSIZE
     parts = Span(0, count).split(shards)
     model = through(question.model, shards)
-
     if shards == 1:
         predicted = simulate(lambda me: plan(name, hosts, me, parts[0]), hosts, count, ITEMSIZE, model)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30}
-_SIZE = re.compile(r"(\d+)\s*([KMG]iB|B)?")
+_SIZE = re.compile(r"([0-9]+)\s*([KMG]iB|B)?")
 
 
 def bytes_of(text: str) -> int:

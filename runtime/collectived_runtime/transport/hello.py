@@ -20,6 +20,7 @@ PROOF_BYTES = 32
 ANSWER_BYTES = NONCE_BYTES + PROOF_BYTES
 _HELLO = struct.Struct("<4sHHIIQQHxx16s")
 HELLO_BYTES = _HELLO.size
+PROBE_CHANNEL = 0xFFFF  # of key 0, generation 0: no group uses this link, it is to be measured
 _MAGIC = b"CDL\x01"
 _LOWEST = _HIGHEST = 1
 
@@ -36,6 +37,10 @@ class Hello:
     generation: int
     channel: int
     nonce: bytes
+
+    @property
+    def probe(self) -> bool:
+        return (self.key, self.generation, self.channel) == (0, 0, PROBE_CHANNEL)
 
     def encode(self) -> bytes:
         return _HELLO.pack(

@@ -61,7 +61,7 @@ class Reception:
     Args:
         task: this worker's number; links for others are refused.
         secret: the job's secret.
-        door: path of the Unix socket for clients, which must not exist.
+        door: path of the Unix socket for clients; a file that a killed worker left there is taken over.
         link_address: (host, port) to listen on for links; port 0 is chosen by the system.
 
     Raises:
@@ -72,11 +72,15 @@ class Reception:
         self._task = task
         self._secret = secret
         self._door_path = door
-        self._links = socket.create_server(link_address, backlog=128)
+        try:
+            self._links = socket.create_server(link_address, backlog=128)
+        except OSError as error:
+            where = f"{link_address[0]}:{link_address[1]}"
+            raise OSError(error.errno, f"cannot listen for links at {where}: {error.strerror}") from None
         self._links.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LINK_BUFFER_BYTES)
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._door.bind(door)
+            _bind(self._door, door)
             self._door.listen(128)
         except OSError:
             self._links.close()
@@ -92,6 +96,7 @@ class Reception:
         self._expected: dict[LinkKey, Callable[[Link], None]] = {}
         self._early: dict[LinkKey, tuple[float, Link]] = {}
         self._calls: list[Call] = []
+        self._probed: Callable[[Link], None] = Link.close
         self._guests: dict[int, _Guest] = {}
         self._poll = select.poll()
         self._stopping = False
@@ -130,6 +135,14 @@ class Reception:
 
     def dial(self, call: Call) -> None:
         self._ask(lambda: self._calls.append(call))
+
+    def on_probe(self, arrived: Callable[[Link], None]) -> None:
+        """Hands links that a peer wants to measure to `arrived`, in this thread; without this they are closed."""
+
+        def enter() -> None:
+            self._probed = arrived
+
+        self._ask(enter)
 
     def close(self) -> None:
         """Ends the thread and closes what it holds; connections that were handed on stay."""
@@ -249,7 +262,7 @@ class Reception:
         self._dismiss(self._guests[connection.fileno()])
         key = (hello.key, hello.generation, hello.dialler, hello.channel)
         link = Link(hello.dialler, hello.channel, TcpStream(connection))
-        arrived = self._expected.pop(key, None)
+        arrived = self._probed if hello.probe else self._expected.pop(key, None)
         if arrived is not None:
             arrived(link)
         else:
@@ -300,6 +313,22 @@ class Reception:
             self._calls.append(call)
         else:
             call.failed(call.hello.acceptor, f"{call.address[0]}:{call.address[1]}: {error.strerror or error}")
+
+
+def _bind(door: socket.socket, path: str) -> None:
+    try:
+        door.bind(path)
+        return
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise OSError(error.errno, f"cannot listen at {path}: {error.strerror}") from None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        if probe.connect_ex(path) == 0:
+            raise OSError(
+                errno.EADDRINUSE, f"cannot listen at {path}: another worker does; stop it, or choose another folder"
+            )
+    os.unlink(path)
+    door.bind(path)
 
 
 def _read(connection: socket.socket, count: int) -> Generator[int, None, bytes]:

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import secrets
+import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
@@ -29,10 +30,14 @@ from collectived_runtime.engine.lane import Lane, Surroundings
 from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.engine.seat import Seat
-from collectived_runtime.transport.reception import Reception
+from collectived_runtime.transport.reception import TOKEN_SECONDS, Reception
+from collectived_runtime.worker import probe
 from collectived_runtime.worker.sessions import SESSION_BYTES, Session
 
 log = logging.getLogger("collectived.worker")
+
+PATIENCE_SECONDS = 2.0  # after which a client that joins is told that the coordinator is away, if it is
+COORDINATOR_AWAY = "the coordinator cannot be reached; the join waits for it"
 
 Answer = worker_pb2.JoinEvent | pb.JoinRefused
 
@@ -49,6 +54,7 @@ class Groups:
 
     Args:
         say: sends a message to the coordinator, from any thread.
+        connected: whether the coordinator can be reached.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Groups:
         door: str,
         budget: Budget,
         say: Callable[[pb.WorkerMessage], None],
+        connected: Callable[[], bool],
     ) -> None:
         self._task = task
         self._host = host
@@ -68,6 +75,7 @@ class Groups:
         self._door = door
         self._budget = budget
         self._say = say
+        self._connected = connected
         self._loop = asyncio.get_running_loop()
         self._joins: dict[str, _Join] = {}
         self._lanes: dict[tuple[int, int], Lane] = {}  # group key, the generation in which the lane began
@@ -92,9 +100,15 @@ class Groups:
         try:
             while True:
                 answer = asyncio.ensure_future(join.answers.get())
-                await asyncio.wait({answer, ended}, return_when=asyncio.FIRST_COMPLETED)
-                if not answer.done():
-                    answer.cancel()
+                try:
+                    await asyncio.wait({answer, ended}, timeout=PATIENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                    if not answer.done() and not ended.done() and not self._connected():
+                        yield worker_pb2.JoinEvent(progress=worker_pb2.JoinProgress(text=COORDINATOR_AWAY))
+                finally:
+                    answer.cancel()  # which changes nothing where it is there
+                if not answer.done() and not ended.done():
+                    continue
+                if answer.cancelled() or not answer.done():
                     raise NotFoundError("the session ended while it was joining")
                 event = answer.result()
                 if isinstance(event, pb.JoinRefused):
@@ -175,6 +189,8 @@ class Groups:
                         lane.rule(verdict)
             case "query":
                 self._query(message.query)
+            case "measure":
+                self._measure(message.measure)
             case other:
                 log.warning("a message of kind %s from the coordinator is not known to this release", other)
 
@@ -218,12 +234,14 @@ class Groups:
             group.members[done.rank],
             session.memory,
             os.dup(session.pidfd) if session.pidfd >= 0 else -1,
+            session.seated(),
         )
         lane.take_seat(seat)
         session.hold(lane, done.rank)
         token = secrets.token_bytes(SESSION_BYTES)
         done.group.name = lane.name
         self._reception.admit(token, functools.partial(lane.connect, done.rank))
+        self._loop.call_later(TOKEN_SECONDS, _hang_up_late, weakref.ref(lane), weakref.ref(seat))
         join.answers.put_nowait(
             worker_pb2.JoinEvent(
                 joined=worker_pb2.Joined(group=done.group, rank=done.rank, door=self._door, token=token)
@@ -234,6 +252,19 @@ class Groups:
         for (key, _), lane in list(self._lanes.items()):
             if key == query.key:
                 lane.query(query.instance, lambda generation, ranks: self._position(query, generation, ranks))
+
+    def _measure(self, asked: pb.Measure) -> None:
+        def found(link: probe.Found) -> None:
+            measured = pb.Measured(
+                generation=asked.generation,
+                peer=asked.peer,
+                latency_seconds=link.latency_seconds,
+                bytes_per_second=link.bytes_per_second,
+                text=link.why,
+            )
+            self._say(pb.WorkerMessage(measured=measured))
+
+        probe.probe(self._task, asked.peer, asked.link_address, self._reception, found)
 
     # From lanes, in their threads
 
@@ -270,3 +301,10 @@ class Groups:
             lane.stop()
         for lane in self.lanes:
             lane.join()
+
+
+def _hang_up_late(lane_: weakref.ref[Lane], seat_: weakref.ref[Seat]) -> None:
+    """A rank whose doorbell never came would be waited for in vain."""
+    lane, seat = lane_(), seat_()
+    if lane is not None and seat is not None and seat.bell is None and not seat.gone:
+        lane.hang_up(seat.rank, f"it did not connect its doorbell within {TOKEN_SECONDS:g} s")

@@ -26,6 +26,7 @@ log = logging.getLogger("collectived.worker")
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
+AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED, grpc.StatusCode.ALREADY_EXISTS)
 WAITING_MESSAGES = 10_000  # kept while the coordinator is away; older ones are dropped first
 
 
@@ -60,6 +61,8 @@ class Membership:
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._closing = False
+        self._welcome_once = False
+        self._warned = ""
         self._task = asyncio.create_task(self._keep_up())
 
     async def joined(self, timeout: float) -> None:
@@ -111,24 +114,23 @@ class Membership:
             try:
                 await self._stream()
             except grpc.aio.AioRpcError as error:
-                if error.code() not in (
-                    grpc.StatusCode.UNAVAILABLE,
-                    grpc.StatusCode.UNKNOWN,
-                    grpc.StatusCode.CANCELLED,
-                ):
+                if error.code() not in AWAY and not self._welcome_once:
                     raise UnavailableError(
                         f"the coordinator at {self.address} refuses this worker: {error.details()}"
                     ) from error
-                log.log(
-                    logging.WARNING if self.connected.is_set() else logging.DEBUG,
-                    "the coordinator at %s is away: %s",
-                    self.address,
-                    error.details(),
-                )
+                self._warn(error)
             pause = FIRST_PAUSE_SECONDS if self.connected.is_set() else min(2 * pause, LONGEST_PAUSE_SECONDS)
             self.connected.clear()
             if not self._closing:
                 await asyncio.sleep(pause)
+
+    def _warn(self, error: grpc.aio.AioRpcError) -> None:
+        """Once for each reason: the coordinator is away, or will not have this worker back (yet)."""
+        reason = f"{error.code().name}: {error.details()}"
+        if self.connected.is_set() or reason != self._warned:
+            level = logging.WARNING if self._welcome_once else logging.DEBUG
+            log.log(level, "the coordinator at %s is away: %s", self.address, reason)
+        self._warned = reason
 
     async def _stream(self) -> None:
         call = self._stub.Attach(self._outgoing(), metadata=self._metadata)
@@ -142,6 +144,7 @@ class Membership:
         self.epoch = max(self.epoch, welcome.epoch)
         self._heartbeat = welcome.heartbeat_seconds
         self.stall_seconds = welcome.stall_seconds
+        self._welcome_once = True
         self.connected.set()
         self._rejoin()
         self._news.set()

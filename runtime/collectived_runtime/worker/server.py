@@ -27,6 +27,7 @@ from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.transport.reception import Reception
+from collectived_runtime.worker import probe
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.service import PROTOCOL, WorkerService
@@ -69,11 +70,15 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
     """
     sys.setswitchinterval(SWITCH_SECONDS)
     with signals() as signalled:
+        worker: _Worker | None = None
         try:
             worker = _Worker(settings)
             await worker.start()
         except (OSError, ValueError, CollectiveError, CannotStart) as error:
-            print(f"collectived worker {settings.task}: {error}", file=sys.stderr, flush=True)
+            if worker is not None:
+                worker.reception.close()
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            print(f"collectived worker {settings.task}: {why}", file=sys.stderr, flush=True)
             raise SystemExit(1) from None
         ready(worker.announcement())
         await until_stopped(signalled, lifeline)
@@ -94,6 +99,7 @@ class _Worker:
         self.budget = Budget(settings.memory_limit or default_memory_limit())
         link_host, link_port = address_of(settings.link_listen)
         self.reception = Reception(task, settings.secret, self.door, (link_host, link_port))
+        self.reception.on_probe(probe.answer)
         self.identity = Identity(
             task,
             settings.host,
@@ -104,7 +110,7 @@ class _Worker:
         )
         self.sessions = Sessions(self.budget)
         self.groups = Groups(
-            task, settings.host, devices, self.reception, self.door, self.budget, lambda m: self.membership.say(m)
+            task, settings.host, devices, self.reception, self.door, self.budget, self._say, self._connected
         )
         self.membership = Membership(settings.coordinator, settings.secret, self._hello, self._heard, self._welcomed)
         self.server = grpc.aio.server(interceptors=[Admission(settings.secret, settings.insecure)], options=OPTIONS)
@@ -120,6 +126,12 @@ class _Worker:
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)
         self.health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+
+    def _say(self, message: pb.WorkerMessage) -> None:
+        self.membership.say(message)
+
+    def _connected(self) -> bool:
+        return self.membership.connected.is_set()
 
     async def start(self) -> None:
         await self.membership.joined(COORDINATOR_SECONDS)

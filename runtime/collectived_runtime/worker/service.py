@@ -13,8 +13,8 @@ import grpc
 import grpc.aio
 
 from collectived_proto.codec import collective_from_proto, layout_to_proto
-from collectived_proto.errors import CollectiveError, FailedPreconditionError, ResourceExhaustedError
-from collectived_proto.local.wire import TOKEN_BYTES
+from collectived_proto.errors import CollectiveError, FailedPreconditionError, InvalidArgumentError
+from collectived_proto.local.wire import MAX_PACKS, TOKEN_BYTES
 from collectived_proto.status import to_status
 from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
@@ -25,7 +25,8 @@ from collectived_runtime.transport.reception import Reception
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.sessions import Client, Session, Sessions
 
-MAX_PREPARED = 4096  # per rank
+MAX_PREPARED = 4096  # per rank; older ones are forgotten, as clients do at half of this
+LONGEST_NAME = 128  # characters of a label or host that others are shown
 
 PROTOCOL = common_pb2.Protocol(lowest=PROTOCOL_LOWEST, highest=PROTOCOL_HIGHEST, release=RELEASE)
 
@@ -83,7 +84,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.OpenSessionRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[worker_pb2.SessionEvent]:
         _check_protocol(request.protocol)
-        session = self._sessions.open(Client(request.host, request.pid, request.label, request.job or "default"))
+        session = self._sessions.open(_client(request))
         try:
             opened = worker_pb2.SessionOpened(
                 session=session.identity, protocol=PROTOCOL, worker=self._name, devices=self._devices
@@ -94,7 +95,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             yield worker_pb2.SessionEvent(opened=opened)
             await session.ended.wait()
         finally:
-            self._sessions.close(session, "its session ended")
+            if not session.attached or session.ended.is_set():
+                self._sessions.close(session, "its session ended")
 
     @_translated
     async def Join(
@@ -111,14 +113,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         lane, seat = self._groups.seat(session, request.key, request.rank)
         collective = collective_from_proto(request.collective)
         check(collective, lane.topology.group)
-        if len(seat.prepared) >= MAX_PREPARED:
-            raise ResourceExhaustedError(
-                f"rank {request.rank} has prepared {MAX_PREPARED} different collectives; "
-                "reuse shapes, or leave and join again"
-            )
         packs = layout(collective, request.rank, lane.topology.automatic_pack_bytes)
-        made = Prepared(collective, digest(collective.contract()), packs)
+        made = Prepared(collective, digest(collective.contract()), packs, str(collective.operation))
+        if len(packs.packs) > MAX_PACKS:
+            raise InvalidArgumentError(
+                f"bytes_per_pack={collective.bytes_per_pack} cuts this value into {len(packs.packs)} packs, and "
+                f"{MAX_PACKS} can travel at once at most; choose a larger bytes_per_pack, or 0"
+            )
         identity = secrets.randbits(63)
+        while len(seat.prepared) >= MAX_PREPARED:
+            del seat.prepared[next(iter(seat.prepared))]
         seat.prepared[identity] = made
         return worker_pb2.PrepareReply(id=identity, layout=layout_to_proto(made.layout))
 
@@ -132,6 +136,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         loop = asyncio.get_running_loop()
         self._reception.admit(token, lambda connected: _hand_over(loop, session.attach, connected))
         return token
+
+
+def _client(request: worker_pb2.OpenSessionRequest) -> Client:
+    return Client(request.host[:LONGEST_NAME], request.pid, request.label[:LONGEST_NAME], request.job or "default")
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, attach: Callable[[Any], None], connected: Any) -> None:

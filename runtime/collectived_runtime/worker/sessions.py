@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,12 +54,14 @@ class Holding:
 class Session:
     client: Client
     budget: Budget
+    over: Callable[[Session], None]  # called when it has ended
     identity: bytes = field(default_factory=lambda: secrets.token_bytes(SESSION_BYTES))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     holdings: list[Holding] = field(default_factory=list)
     pidfd: int = -1
     _socket: socket.socket | None = None
     _arenas: dict[int, Arena] = field(default_factory=dict)
+    _seats: int = 0  # in lanes, which may read its memory
     _why: str = "its session ended"
 
     def memory(self, arena: int, offset: int, length: int) -> NDArray[np.uint8]:
@@ -73,6 +76,11 @@ class Session:
     @property
     def arena_bytes(self) -> int:
         return sum(arena.size for arena in self._arenas.values())
+
+    @property
+    def attached(self) -> bool:
+        """Whether it lives by its socket, rather than by the stream that opened it."""
+        return self._socket is not None
 
     def attach(self, connected: socket.socket) -> None:
         """The session socket has arrived: watch it, and the process behind it."""
@@ -113,8 +121,24 @@ class Session:
             loop.remove_reader(self.pidfd)
             os.close(self.pidfd)
             self.pidfd = -1
-        for number in list(self._arenas):
-            self._drop(number)
+        self._drop_unused()
+        self.over(self)
+
+    def seated(self) -> Callable[[], None]:
+        """A lane is about to look into this session's memory; what it calls when it will do so no more."""
+        self._seats += 1
+        loop = asyncio.get_running_loop()
+        return lambda: _soon(loop, self._unseated)
+
+    def _unseated(self) -> None:
+        self._seats -= 1
+        self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        """What a client had fully submitted completes after its end: its memory stays until no lane looks into it."""
+        if self.ended.is_set() and not self._seats:
+            for number in list(self._arenas):
+                self._drop(number)
 
     def hold(self, lane: Lane, rank: int) -> None:
         """The session has become a rank; if it has ended meanwhile, the others hear of it at once."""
@@ -179,6 +203,11 @@ class Session:
             arena.close()
 
 
+def _soon(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has closed, and the worker with it
+        loop.call_soon_threadsafe(what)
+
+
 def _pidfd(connected: socket.socket, pid: int) -> int:
     """A descriptor of the process at the other end; -1 where the kernel gives none."""
     try:
@@ -204,7 +233,7 @@ class Sessions:
         return sum(session.arena_bytes for session in self._sessions.values())
 
     def open(self, client: Client) -> Session:
-        session = Session(client, self._budget)
+        session = Session(client, self._budget, self._over)
         self._sessions[session.identity] = session
         return session
 
@@ -217,6 +246,8 @@ class Sessions:
 
     def close(self, session: Session, why: str) -> None:
         session.end(why)
+
+    def _over(self, session: Session) -> None:
         self._sessions.pop(session.identity, None)
 
     def close_all(self, why: str) -> None:

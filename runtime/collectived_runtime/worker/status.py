@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collectived_proto.codec import member_to_proto
+from collectived_proto.codec import member_to_proto, tiers_to_proto
 from collectived_proto.types import RELEASE
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_runtime.engine.lane import Lane
@@ -100,4 +100,5 @@ def lane_status(lane: Lane) -> pb.LaneStatus:
         bytes_received=received,
         in_flight=in_flight,
         members=members,
+        table=tiers_to_proto(lane.topology.table),
     )

@@ -15,6 +15,8 @@ happens on the way is shown under `@time`. Generations are called g1, g2, … an
     contract NAME = OPERATION | STRUCTURE | PATH=LEAF; … | SITE [| bytes_per_pack=N]
     report TASK gN KIND [#INSTANCE] [rank=N] [worker=N] [timeout=S] [text=…] POSITION…
     answer TASK qN POSITION…          POSITION: RANK:SUBMITTED/FINISHED[=CONTRACT][@SITE]
+    tune [NAME = ROWS]                a new coordinator that measures links; stored ROWS are LIMIT:ALGORITHM …
+    measured TASK gN PEER LATENCY BANDWIDTH [text=…]        in seconds and bytes per second
     restart EPOCH                     a new coordinator with an empty mind
     sleep TIME                        the coordinator itself is stopped until then
     logs LEVEL                        show log lines from this level on (at first: warning)
@@ -44,6 +46,7 @@ from collectived_proto.types import (
     ReduceOp,
     Report,
     ReportKind,
+    Tier,
     Verdict,
 )
 from collectived_runtime.coordinator.events import (
@@ -61,11 +64,14 @@ from collectived_runtime.coordinator.events import (
     JoinRefused,
     JoinUpdate,
     Log,
+    Measure,
+    Measured,
     Message,
     Positioned,
     Query,
     Reported,
     Send,
+    Store,
     Tick,
     Welcome,
     WorkerAttached,
@@ -87,6 +93,7 @@ class Player:
     queries: dict[str, Query] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     contracts: dict[str, Collective] = field(default_factory=dict)
+    shows_tables: bool = False
 
     def play(self, command: str) -> list[str]:
         """One command; the lines that it leads to."""
@@ -119,6 +126,11 @@ class Player:
                 yield from self._show(self.mind.step(Tick(), self.now))
             case "restart":
                 self.mind = Coordinator(int(rest))
+            case "tune":
+                name, _, rows = rest.partition(" = ")
+                stored = {name: tuple(_tier(row) for row in rows.split())} if rows else {}
+                self.mind = Coordinator(1_000, tune=True, stored=stored)
+                self.shows_tables = True
             case "status":
                 yield from self._status()
             case _:
@@ -142,6 +154,10 @@ class Player:
                 return JoinCancelled(task, words[1], " ".join(words[2:]))
             case "report":
                 return Reported(task, self._report(words, given))
+            case "measured":
+                generation = next(number for (_, number), name in self.names.items() if name == words[1])
+                link = (int(words[2]), float(words[3]), float(words[4]))
+                return Measured(task, generation, *link, given.get("text", ""))
             case "answer":
                 query = self.queries[words[1]]
                 return Positioned(task, query.query, self._positions(words[2:], query.instance))
@@ -230,6 +246,8 @@ class Player:
                 yield f"{level}: {text}"
             case Drop(task, incarnation, code, why):
                 yield f"drop {task}/{incarnation} {code.name}: {why}"
+            case Store(name, table):
+                yield f"store {name}: {_table(table)}"
             case End(why):
                 yield f"end: {why}"
 
@@ -239,16 +257,19 @@ class Player:
                 return "welcome"
             case JoinUpdate(request, present, expected, text):
                 return f"update {request} {present}/{expected}: {text}"
-            case JoinDone(request, group, rank, peers):
+            case JoinDone(request, group, rank, peers, table):
                 self.groups[self._name("g", group.generation)] = group
                 where = " ".join(f"{peer.task}/{peer.incarnation}={','.join(map(str, peer.ranks))}" for peer in peers)
-                return f"done {request} {self._name('g', group.generation)} rank {rank}/{group.size}, workers {where}"
+                done = f"done {request} {self._name('g', group.generation)} rank {rank}/{group.size}, workers {where}"
+                return f"{done}, {_table(table)}" if self.shows_tables else done
             case JoinRefused(request, code, text):
                 return f"refused {request} {code.name}: {text}"
             case Query(_, generation, instance, query):
                 name = self._name("q", query)
                 self.queries[name] = message
                 return f"query {name} {self._name('g', generation)} #{instance}"
+            case Measure(generation, peer, address):
+                return f"measure {self._name('g', generation)}: the link to {peer} at {address}"
             case Verdict():
                 return self._verdict(message)
 
@@ -311,6 +332,15 @@ def _ask(task: int, words: list[str], given: dict[str, str]) -> JoinAsk:
         int(given.get("pid", 10 * (task + 1))),
         given.get("label", ""),
     )
+
+
+def _tier(text: str) -> Tier:
+    limit, _, algorithm = text.partition(":")
+    return Tier(algorithm, limit=int(limit))
+
+
+def _table(table: tuple[Tier, ...]) -> str:
+    return f"{'; '.join(map(str, table))}; packs of {table[0].bytes_per_pack >> 20} MiB"
 
 
 def _operation(text: str) -> Operation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from collectived_proto.errors import Code
 from collectived_proto.local import wire
-from collectived_proto.types import AllReduce, Barrier, Broadcast, Reduce, ReduceOp, ReportKind, Tier
+from collectived_proto.types import AllReduce, Barrier, Broadcast, Member, Reduce, ReduceOp, ReportKind, Tier
 from collectived_runtime.transport.frame import Stamp
 from collectived_runtime.transport.link import Link, TcpStream
 
@@ -214,6 +215,62 @@ def test_what_a_lost_client_had_fully_submitted_completes(world: Any) -> None:
     assert here.ranks[0].result(here.ranks[0].done()).tolist() == [6] * 4
     here.ranks[0].submit()
     assert here.ranks[0].failed()[0] == 1
+
+
+def test_an_abort_stops_the_lane_before_it_is_answered_so_that_memory_may_be_used_again(world: Any) -> None:
+    here = world(2)
+    here.ranks[0].submit()
+    here.ranks[0].bell.send(wire.bare(wire.Kind.ABORT, "interrupted"))
+    here.ranks[0].bell.send(wire.bare(wire.Kind.PING))
+    assert here.report(ReportKind.ABORT).text == "interrupted"
+    while wire.kind_of(here.ranks[0].bell.recv(1000)) is not wire.Kind.PONG:
+        pass
+    here.ranks[0].memory[:] = 0xFF  # what its caller does next
+    here.ranks[1].submit()
+    instance, verdict = here.ranks[1].failed()  # decided alone, for nobody answers here
+    assert instance == 0 and verdict.code == Code.ABORTED
+
+
+def test_frames_of_an_instance_that_is_over_are_a_mismatch_of_that_instance(world: Any) -> None:
+    here = world(1, 1)
+    for rank in here.ranks:  # each is the root, to itself
+        rank.submit(operation=Broadcast(rank.rank))
+    for rank in here.ranks:
+        assert rank.done().last
+    assert here.report(ReportKind.MISMATCH).instance == 0
+    here.rule(here.verdict(Code.INVALID_ARGUMENT, successor=101))
+    for rank in here.ranks:  # they had gone on, and hear of it unasked
+        assert rank.failed()[1].code == Code.INVALID_ARGUMENT
+
+
+def test_more_than_the_allowed_instances_outstanding_are_that_clients_fault(world: Any) -> None:
+    here = world(2)
+    for _ in range(wire.MAX_OUTSTANDING + 1):
+        here.ranks[0].submit()
+    report = here.report(ReportKind.LOST)
+    assert report.rank == 0 and "64 instances outstanding" in report.text
+
+
+def test_a_client_that_does_not_read_delays_nobody(world: Any) -> None:
+    here = world(2)
+    for step in range(2000):  # far more completions than its socket holds
+        for rank in here.ranks:
+            rank.submit()
+        done = here.ranks[0].done()
+        assert done.instance == step
+        here.ranks[0].bell.send(wire.release((done.slot,)))
+    assert [here.ranks[1].done().instance for _ in range(2000)] == list(range(2000))
+    assert here.reports.empty()
+
+
+def test_a_verdict_over_very_many_ranks_fits_in_one_message(world: Any) -> None:
+    here = world(2)
+    members = tuple(Member(rank, "device" * 20, 0, "host" * 20, 1, "label" * 20) for rank in range(4096))
+    here.ranks[0].submit()
+    verdict = here.verdict(Code.UNAVAILABLE, message="x" * 1_000_000)
+    here.rule(replace(verdict, members=members, missing=members))
+    heard = here.ranks[0].failed()[1]
+    assert [member.rank for member in heard.missing] == list(range(4096))
 
 
 def test_a_lane_ends_when_its_last_member_has_gone(world: Any) -> None:

@@ -123,9 +123,13 @@ def test_two_receives_into_one_span_in_one_round_are_refused() -> None:
 
 
 def test_input_is_not_read_after_scratch_was_written() -> None:
-    late: Plan = (*GOOD[0], (send(1),))
-    with pytest.raises(Overwritten, match="reads INPUT"):
-        check({0: late, 1: (*GOOD[1], (recv(0),))}, PAIR)
+    with pytest.raises(Overwritten, match="0 reads INPUT"):
+        check({0: (GOOD[0][0], (send(1),)), 1: (GOOD[1][0], (recv(0),))}, PAIR)
+
+
+def test_input_is_not_read_after_output_was_written() -> None:
+    with pytest.raises(Overwritten, match="1 reads INPUT"):
+        check({0: (*GOOD[0], (recv(1),)), 1: (*GOOD[1], (send(0),))}, PAIR)
 
 
 def test_scratch_is_not_read_after_output_was_written() -> None:

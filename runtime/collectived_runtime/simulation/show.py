@@ -1,0 +1,133 @@
+"""A study and its proofs as tables for a terminal. Pure: values in, what to print out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from collectived_runtime.plan.choose import REST, Row
+from collectived_runtime.simulation.proof import Proof
+from collectived_runtime.simulation.study import Figure, Question, Study
+from collectived_runtime.simulation.units import duration, rate, size
+
+_SIZE_COLUMN, _FIGURE, _GAP = 10, len("12.3 ms 1.05 GB/s") + 2, 3
+"""Characters of a column."""
+
+
+def tables(study: Study, width: int) -> Iterator[Table | Text]:
+    """What to print on lines of that many characters: the algorithms, the bound and AUTO, and where AUTO switches."""
+    yield Text(heading(study.question))
+    yield Text(costs(study.question), style="dim")
+    for names in side_by_side(study.question.algorithms, width):
+        yield Text()
+        yield _times(study, names)
+    yield Text()
+    yield _bounds(study)
+    yield Text()
+    yield _switches(study.table)
+
+
+def side_by_side(names: Sequence[str], width: int) -> Iterator[tuple[str, ...]]:
+    """The names, as many at a time as fit beside each other."""
+    together: list[str] = []
+    room = width - _SIZE_COLUMN
+    for name in names:
+        needed = max(len(name), _FIGURE) + _GAP
+        if together and needed > room:
+            yield tuple(together)
+            together, room = [], width - _SIZE_COLUMN
+        together.append(name)
+        room -= needed
+    yield tuple(together)
+
+
+def heading(question: Question) -> str:
+    """`64 workers × 8 devices = 512 participants, 1 shard, float32`."""
+    hosts = question.hosts
+    workers = f"{len(hosts)} worker{'s' * (len(hosts) > 1)}"
+    if min(hosts) == max(hosts):
+        devices = f" × {hosts[0]} device{'s' * (hosts[0] > 1)} = {sum(hosts)}"
+    else:
+        devices = f", {', '.join(map(str, hosts[:16]))}{', …' * (len(hosts) > 16)} devices = {sum(hosts)}"
+    participants = f" participant{'s' * (sum(hosts) > 1)}"
+    return f"{workers}{devices}{participants}, {question.shards} shard{'s' * (question.shards > 1)}, float32"
+
+
+def costs(question: Question) -> str:
+    model = question.model
+    return (
+        f"across hosts {duration(model.across.latency)}, {rate(model.across.bandwidth)}; inside "
+        f"{duration(model.inside.latency)}, {rate(model.inside.bandwidth)}; message {duration(model.overhead)}; "
+        f"fold {rate(model.fold)}; connection {rate(model.stream)}"
+    )
+
+
+def proofs(found: Sequence[Proof]) -> Table:
+    """What was proved, and how long it took."""
+    table = _table("every participant ends with every contribution exactly once")
+    for column in ("algorithm", "size", "participants", "rounds", "messages", "sent", "checked in"):
+        table.add_column(column, justify="left" if column == "algorithm" else "right", no_wrap=True)
+    for proof in found:
+        table.add_row(
+            proof.algorithm,
+            size(proof.nbytes),
+            str(proof.participants),
+            str(proof.rounds),
+            str(proof.messages),
+            size(proof.sent),
+            duration(proof.seconds),
+        )
+    table.caption = "messages, sent: of the busiest participant"
+    return table
+
+
+def _times(study: Study, names: Sequence[str]) -> Table:
+    table = _table("time and bus bandwidth")
+    for column in ("size", *names):
+        table.add_column(column, justify="right", no_wrap=True)
+    for line in study.lines:
+        fastest = min(figure.seconds for figure in line.figures.values())
+        styles = ["bold green" if line.figures[name].seconds == fastest else "" for name in names]
+        cells = [Text(_figure(line.figures[name]), style) for name, style in zip(names, styles, strict=True)]
+        table.add_row(size(line.nbytes), *cells)
+    return table
+
+
+def _bounds(study: Study) -> Table:
+    table = _table("what AUTO takes, and what nothing can beat")
+    for column in ("size", "lower bound", "AUTO", "algorithm"):
+        table.add_column(column, justify="left" if column == "algorithm" else "right", no_wrap=True)
+    for line in study.lines:
+        shards = f" × {line.auto.shards} shards" if line.auto.shards > 1 else ""
+        name = f"{line.auto.algorithm}{shards}"
+        table.add_row(size(line.nbytes), duration(line.lower_bound), _figure(line.auto.figure), name)
+    return table
+
+
+def _figure(figure: Figure) -> str:
+    return f"{duration(figure.seconds)} {rate(figure.bus_bandwidth):>9}"
+
+
+def _switches(rows: Sequence[Row]) -> Table:
+    table = _table("where AUTO switches")
+    for column in ("up to", "algorithm", "shards", "bytes per pack"):
+        table.add_column(column, justify="left" if column == "algorithm" else "right", no_wrap=True)
+    for row in rows:
+        limit = "any size" if row.limit == REST else size(row.limit)
+        table.add_row(limit, row.algorithm, str(row.shards), size(row.bytes_per_pack) if row.bytes_per_pack else "all")
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+    )

@@ -1,0 +1,97 @@
+"""Arenas: sealed as promised, checked before they are mapped."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from collectived_proto.local import arena
+from collectived_proto.local.arena import Arena
+
+SIZE = 1 << 20
+
+
+@pytest.fixture(params=[False, True], ids=["input", "result"])
+def made(request: pytest.FixtureRequest) -> Iterator[Arena]:
+    one = arena.create(7, SIZE, readers_only=request.param)
+    yield one
+    one.close()
+
+
+def test_nobody_can_change_its_size(made: Arena) -> None:
+    for size in (SIZE // 2, SIZE * 2):
+        with pytest.raises(PermissionError):
+            os.ftruncate(made.descriptor, size)
+
+
+def test_nobody_can_take_a_seal_away_or_add_one(made: Arena) -> None:
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+
+def test_what_the_worker_writes_the_client_reads(made: Arena) -> None:
+    made.commit(4096)
+    made.view()[100:105] = b"hello"
+    theirs = arena.attach(7, SIZE, os.dup(made.descriptor), writable=False)
+    assert bytes(theirs.view()[100:105]) == b"hello"
+    theirs.close()
+
+
+def test_a_result_arena_cannot_be_mapped_writable_by_a_client() -> None:
+    made = arena.create(7, SIZE, readers_only=True)
+    with pytest.raises(PermissionError):
+        arena.attach(7, SIZE, os.dup(made.descriptor), writable=True)
+    theirs = arena.attach(7, SIZE, os.dup(made.descriptor), writable=False)
+    with pytest.raises(TypeError):
+        theirs.view()[0] = 1
+    made.commit(SIZE)  # the worker goes on writing and committing
+    made.view()[0] = 1
+    assert theirs.view()[0] == 1
+    theirs.close()
+    made.close()
+
+
+def test_an_input_arena_is_written_by_the_client() -> None:
+    made = arena.create(7, SIZE, readers_only=False)
+    theirs = arena.attach(7, SIZE, os.dup(made.descriptor), writable=True)
+    theirs.view()[SIZE - 1] = 9
+    assert made.view()[SIZE - 1] == 9
+    theirs.close()
+    made.close()
+
+
+def test_memory_that_is_not_sealed_is_not_mapped() -> None:
+    descriptor = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, SIZE)
+    with pytest.raises(ValueError, match="not sealed"):
+        arena.attach(7, SIZE, descriptor, writable=False)
+    with pytest.raises(OSError):
+        os.fstat(descriptor)  # taken over and closed
+
+
+def test_memory_of_another_size_than_announced_is_not_mapped(made: Arena) -> None:
+    with pytest.raises(ValueError, match="announced"):
+        arena.attach(7, 2 * SIZE, os.dup(made.descriptor), writable=False)
+
+
+def test_pages_exist_as_far_as_they_were_committed() -> None:
+    made = arena.create(7, 64 << 20, readers_only=True)
+    assert os.fstat(made.descriptor).st_blocks == 0
+    made.commit(100_000)
+    assert made.committed == -(-100_000 // mmap.PAGESIZE) * mmap.PAGESIZE
+    assert os.fstat(made.descriptor).st_blocks * 512 == made.committed
+    made.commit(1000)
+    assert os.fstat(made.descriptor).st_blocks * 512 == made.committed
+    made.close()
+
+
+def test_closing_twice_and_while_arrays_look_in_is_harmless() -> None:
+    made = arena.create(7, SIZE, readers_only=False)
+    view = made.view()
+    made.close()
+    made.close()
+    assert view[0] == 0

@@ -1,0 +1,98 @@
+"""Doorbell messages: what is sent is what is read, and what nobody should send is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collectived_proto.local import wire
+
+u32 = st.integers(0, 2**32 - 1)
+u63 = st.integers(0, 2**63 - 1)
+
+
+@given(
+    generation=u63,
+    prepared=u63,
+    instance=u63,
+    remaining=st.floats(0, 1e9),
+    more=st.floats(0, 1e9),
+    staged=st.booleans(),
+    addresses=st.lists(st.tuples(u32, u63), max_size=20),
+    released=st.lists(u63, max_size=20),
+)
+def test_a_ring_is_read_as_it_was_written(
+    remaining: float, more: float, addresses: Any, released: Any, **fields: Any
+) -> None:
+    timeout = remaining + more
+    ring = wire.Ring(
+        **fields, remaining=remaining, addresses=tuple(addresses), released=tuple(released), timeout=timeout
+    )
+    expected = ring if timeout else ring._replace(timeout=0.0)
+    assert wire.kind_of(ring.encode()) is wire.Kind.RING
+    assert wire.parse_ring(ring.encode()) == expected
+
+
+@given(
+    instance=u63,
+    pack=st.integers(0, 2**16 - 1),
+    last=st.booleans(),
+    result=st.booleans(),
+    arena=u32,
+    offset=u63,
+    slot=u63,
+)
+def test_a_completion_is_read_as_it_was_written(**fields: Any) -> None:
+    done = wire.Done(**fields)
+    assert wire.parse_done(done.encode()) == done
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_read_or_refused_and_nothing_else(data: bytes) -> None:
+    for parse in (
+        wire.parse_ring,
+        wire.parse_release,
+        wire.parse_done,
+        wire.parse_failed,
+        wire.parse_arena,
+        wire.parse_refused,
+        wire.parse_hello,
+        wire.kind_of,
+    ):
+        try:
+            parse(data)
+        except wire.Malformed:
+            continue
+
+
+RING = wire.Ring(1, 2, 3, 0.5, False, ((1, 2), (3, 4)), (5,), 1.0).encode()
+
+
+@pytest.mark.parametrize("cut", range(1, len(RING)))
+def test_a_truncated_ring_is_refused(cut: int) -> None:
+    with pytest.raises(wire.Malformed):
+        wire.parse_ring(RING[:cut])
+
+
+def test_a_ring_with_bytes_behind_it_is_refused() -> None:
+    with pytest.raises(wire.Malformed):
+        wire.parse_ring(RING + b"x")
+
+
+@pytest.mark.parametrize("remaining", [-1.0, math.nan, -math.inf])
+def test_a_ring_with_an_impossible_deadline_is_refused(remaining: float) -> None:
+    with pytest.raises(wire.Malformed):
+        wire.parse_ring(wire.Ring(1, 2, 3, remaining, True, ((1, 2),), timeout=5.0).encode())
+
+
+def test_other_messages_survive_the_trip() -> None:
+    assert wire.parse_hello(wire.hello(b"t" * 16)) == b"t" * 16
+    assert wire.parse_release(wire.release((1, 2**63))) == (1, 2**63)
+    assert wire.parse_failed(wire.failed(-1, b"verdict")) == (-1, b"verdict")
+    assert wire.parse_arena(wire.arena(wire.Kind.ARENA_ASK, 7, 2**40)) == (7, 2**40)
+    assert wire.parse_refused(wire.refused(8, "too much ✓")) == (8, "too much ✓")
+    assert wire.text_of(wire.bare(wire.Kind.ABORT, "loss is NaN")) == "loss is NaN"

@@ -1,0 +1,125 @@
+"""Options, devices, reduce ops, deadlines and tiers: what is accepted, what is refused, and what they mean."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectived_proto.deadline import Deadline
+from collectived_proto.devices import DeviceName
+from collectived_proto.numpy_types import from_numpy, to_numpy
+from collectived_proto.options import CollectiveHints, CommunicationOptions
+from collectived_proto.types import CommunicationImplementation, DType, ReduceOp, Tier, shown_name, tier_of
+
+
+@pytest.mark.parametrize("name", ["sum", "SUM", "Mean", "avg", "AVERAGE", "prod", "product", "bxor"])
+def test_reduce_ops_are_known_by_every_spelling(name: str) -> None:
+    expected = {"avg": "mean", "average": "mean", "prod": "product"}.get(name.lower(), name.lower())
+    assert ReduceOp.of(name) is ReduceOp(expected)
+
+
+def test_an_unknown_reduce_op_names_those_that_there_are() -> None:
+    with pytest.raises(ValueError, match="sum, mean, min, max"):
+        ReduceOp.of("median")
+
+
+def test_swapped_arguments_are_recognised() -> None:
+    with pytest.raises(TypeError, match=r'the reduce op comes first: all_reduce\("sum", tensor\)'):
+        ReduceOp.of(np.ones(3))  # type: ignore[arg-type]
+
+
+def test_options_merge_field_by_field() -> None:
+    ours = CommunicationOptions(100, 5.0, CommunicationImplementation.RING)
+    assert ours.merge(None) == ours == ours.merge(CommunicationOptions())
+    assert ours.merge(CommunicationOptions(bytes_per_pack=7)).bytes_per_pack == 7
+    assert ours.merge(CommunicationOptions(timeout_seconds=0)).timeout_seconds == 0
+    nccl = CommunicationOptions(implementation=CommunicationImplementation.NCCL)
+    assert ours.merge(nccl) == CommunicationOptions(100, 5.0, CommunicationImplementation.NCCL)
+
+
+@pytest.mark.parametrize("hint", ["ring", "Ring", "RING"])
+def test_a_hint_may_be_a_string_in_any_case(hint: Any) -> None:
+    assert CommunicationOptions(implementation=hint).implementation is CommunicationImplementation.RING
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "word"),
+    [
+        ({"bytes_per_pack": -1}, ValueError, "-1"),
+        ({"bytes_per_pack": 1.5}, TypeError, "float"),
+        ({"bytes_per_pack": True}, TypeError, "bool"),
+        ({"timeout_seconds": -0.1}, ValueError, "-0.1"),
+        ({"timeout_seconds": math.nan}, ValueError, "nan"),
+        ({"timeout_seconds": "5"}, TypeError, "str"),
+        ({"implementation": "gloo"}, ValueError, "AUTO, RING, NCCL"),
+        ({"implementation": 3}, ValueError, "3"),
+    ],
+    ids=str,
+)
+def test_options_that_mean_nothing_are_refused(fields: Any, error: type[Exception], word: str) -> None:
+    with pytest.raises(error, match=word):
+        CommunicationOptions(**fields)
+
+
+def test_a_timeout_may_be_a_timedelta() -> None:
+    assert CommunicationOptions(timeout_seconds=timedelta(minutes=2)).timeout_seconds == 120.0  # type: ignore[arg-type]
+
+
+def test_hints_are_options_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="CommunicationOptions"):
+        assert CollectiveHints(50, 1) == CommunicationOptions(50, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("CPU:3", DeviceName(2, "CPU", 3)),
+        ("cpu", DeviceName(2, "CPU", 0)),
+        ("/gpu:1", DeviceName(2, "GPU", 1)),
+        ("cuda:1", DeviceName(2, "GPU", 1)),
+        ("/task:5/device:GPU:0", DeviceName(5, "GPU", 0)),
+        ("/job:worker/replica:0/task:10/device:CPU:7", DeviceName(10, "CPU", 7)),
+    ],
+)
+def test_device_names_are_completed(text: str, expected: DeviceName) -> None:
+    assert DeviceName.parse(text, task=2) == expected
+    assert DeviceName.parse(str(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "TPU:0", "GPU:x", "/job:ps/task:0/device:CPU:0", "/replica:1/device:CPU:0", "CPU:0:0"]
+)
+def test_what_is_no_device_name_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a device name"):
+        DeviceName.parse(text)
+
+
+def test_devices_are_ordered_as_numbers() -> None:
+    names = [DeviceName.parse(f"/task:{task}/device:CPU:{index}") for task in (10, 2) for index in (11, 3)]
+    assert [(name.task, name.index) for name in sorted(names)] == [(2, 3), (2, 11), (10, 3), (10, 11)]
+
+
+@pytest.mark.parametrize("kind", DType, ids=lambda kind: kind.label)
+def test_every_element_type_is_known_to_numpy(kind: DType) -> None:
+    dtype = to_numpy(kind)
+    assert from_numpy(dtype) is kind and dtype.itemsize == kind.itemsize
+    assert dtype.name == kind.label
+
+
+def test_no_deadline_is_for_ever() -> None:
+    for none in (None, 0, 0.0):
+        assert not Deadline.after(none).is_set and Deadline.after(none).wire() == 0.0
+    assert 0 < Deadline.after(5).wire() <= 5 and Deadline(0.0).remaining() == 0.0 and Deadline(0.0).wire() > 0
+
+
+def test_the_first_tier_that_fits_is_taken() -> None:
+    tiers = (Tier("one_shot", limit=10), Tier("ring"))
+    assert [tier_of(tiers, size).algorithm for size in (0, 10, 11)] == ["one_shot", "one_shot", "ring"]
+
+
+def test_names_are_shown_without_the_job() -> None:
+    assert [shown_name(name) for name in ("job/world", "/shared", "world")] == ["world", "/shared", "world"]

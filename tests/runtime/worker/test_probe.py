@@ -1,0 +1,145 @@
+"""Probes over real sockets: what they find, and that nobody waits for a peer that is silent, gone or mad."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from collectived_runtime.transport.hello import PROBE_CHANNEL, Hello
+from collectived_runtime.transport.link import Link, LinkBroken, TcpStream
+from collectived_runtime.transport.reception import Call, Reception
+from collectived_runtime.worker import probe
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    with one, other:
+        yield one, other
+
+
+@pytest.fixture
+def reception(tmp_path: Path) -> Iterator[Callable[[int, str], Reception]]:
+    """Makes receptions of workers."""
+    made: list[Reception] = []
+
+    def make(task: int, secret: str) -> Reception:
+        made.append(Reception(task, secret, str(tmp_path / f"door-{task}"), ("127.0.0.1", 0)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def probed(mine: Reception, address: str) -> probe.Found:
+    """Worker 0 probes worker 1."""
+    found: queue.Queue[probe.Found] = queue.Queue()
+    probe.probe(0, 1, address, mine, found.put)
+    return found.get(timeout=10)
+
+
+def in_a_second() -> float:
+    return time.monotonic() + 1
+
+
+def test_two_receptions_measure_their_link(reception: Callable[[int, str], Reception]) -> None:
+    mine, theirs = reception(0, "secret"), reception(1, "secret")
+    theirs.on_probe(probe.answer)
+    found = probed(mine, f"127.0.0.1:{theirs.link_port}")
+    assert found.why == ""
+    assert 0 < found.latency_seconds < 0.1 and found.bytes_per_second > 1e6
+
+
+def test_a_worker_that_does_not_answer_probes_is_not_waited_for(reception: Callable[[int, str], Reception]) -> None:
+    mine, theirs = reception(0, "secret"), reception(1, "secret")
+    assert probed(mine, f"127.0.0.1:{theirs.link_port}").why != ""
+
+
+def test_nobody_is_measured_without_the_secret(reception: Callable[[int, str], Reception]) -> None:
+    mine, theirs = reception(0, "secret"), reception(1, "another")
+    theirs.on_probe(probe.answer)
+    assert probed(mine, f"127.0.0.1:{theirs.link_port}").why == "the peer does not know this job's secret"
+
+
+def test_an_address_that_is_none_is_named(reception: Callable[[int, str], Reception]) -> None:
+    assert "'nowhere', expected host:port" in probed(reception(0, "secret"), "nowhere").why
+
+
+def test_an_address_where_nobody_listens_is_given_up(reception: Callable[[int, str], Reception]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert f"127.0.0.1:{port}" in probed(reception(0, "secret"), f"127.0.0.1:{port}").why
+
+
+def test_a_silent_peer_is_given_up_in_time(ends: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(TimeoutError):
+        probe.measure(TcpStream(ends[0]), time.monotonic() + 0.05)
+    with pytest.raises(TimeoutError):
+        probe.serve(TcpStream(ends[1]), time.monotonic())
+
+
+def test_a_peer_that_goes_is_noticed_at_once(ends: tuple[socket.socket, socket.socket]) -> None:
+    ends[1].close()
+    with pytest.raises(LinkBroken):
+        probe.measure(TcpStream(ends[0]), in_a_second())
+
+
+def test_more_than_a_probe_asks_for_is_refused(ends: tuple[socket.socket, socket.socket]) -> None:
+    ends[0].sendall(struct.pack("<I", (8 << 20) + 1))
+    with pytest.raises(LinkBroken, match="8388609 bytes was announced, 8388608 are allowed"):
+        probe.serve(TcpStream(ends[1]), in_a_second())
+
+
+def test_a_slow_link_is_asked_for_little(ends: tuple[socket.socket, socket.socket]) -> None:
+    """A peer that takes 64 KiB a blink: what is sent to it stays small."""
+    served = 0
+
+    def serve_slowly() -> None:
+        nonlocal served
+        with ends[1], ends[1].makefile("rb") as said:
+            while len(head := said.read(4)) == 4:
+                (count,) = struct.unpack("<I", head)
+                served += 4 + len(said.read(count))
+                pause.wait(count / 1e6)
+                ends[1].sendall(bytes(probe.ANSWER_BYTES))
+
+    pause = threading.Event()
+    server = threading.Thread(target=serve_slowly)
+    server.start()
+    found = probe.measure(TcpStream(ends[0]), time.monotonic() + 10)
+    ends[0].close()
+    server.join()
+    assert 0 < found.bytes_per_second < 11e6  # at most ten times what the whole exchange took
+    assert served == probe.ROUNDS * probe.ANSWER_BYTES + 2 * (64 << 10)
+
+
+def test_a_probe_is_a_hello_that_no_group_says() -> None:
+    assert Hello(0, 1, 0, 0, PROBE_CHANNEL, bytes(16)).probe
+    assert not Hello(0, 1, 7, 8, PROBE_CHANNEL, bytes(16)).probe
+
+
+def test_a_call_that_fails_is_told_once(ends: tuple[socket.socket, socket.socket]) -> None:
+    class Nobody:
+        def dial(self, call: Call) -> None:
+            call.failed(call.hello.acceptor, "no route")
+
+        def expect(self, key: tuple[int, int, int, int], arrived: Callable[[Link], None]) -> None:
+            raise AssertionError("probes are dialled")
+
+        def forget(self, key: int, generation: int) -> None:
+            raise AssertionError("probes are dialled")
+
+    found: list[probe.Found] = []
+    probe.probe(0, 1, "h:1", Nobody(), found.append)
+    assert found == [probe.Found(why="no route")]
