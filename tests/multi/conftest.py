@@ -15,9 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 import collectived as cd
+from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 
 _names = itertools.count()
 
@@ -106,6 +108,12 @@ class Cluster:
         """Ranks are spread over the workers in blocks."""
         per_worker = -(-size // len(self.addresses))
         return self.addresses[rank // per_worker]
+
+    def status(self) -> status_pb2.StatusReply:
+        """What the first worker tells, asked as anybody may."""
+        with grpc.insecure_channel(self.addresses[0]) as channel:
+            reply: status_pb2.StatusReply = worker_pb2_grpc.WorkerStub(channel).Status(status_pb2.StatusRequest())
+        return reply
 
     def run(self, size: int, body: Callable[[cd.Group], Any], **options: Any) -> list[Any]:
         """Runs `body(group)` as every rank of a new group, each in a thread and session of its own; results by rank."""

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import collectived as cd
+from collectived_proto.types import shown_name
 
 JOIN = """
 import os, signal, sys, time
@@ -295,7 +296,7 @@ def test_different_operations_are_told_apart(two_workers: Any) -> None:
 
 def test_joining_with_another_size_names_both_and_the_others_still_come_together(one_worker: Any) -> None:
     clients = [one_worker.client(0, 2, "sizes", JOIN + "print(group.size)")]
-    settle(lambda: "sizes" in forming(one_worker.addresses[0]))
+    settle(lambda: "sizes" in forming(one_worker))
     with cd.connect(one_worker.addresses[0]) as session, pytest.raises(cd.errors.InvalidArgumentError) as caught:
         session.join("sizes", 3, timeout=5)
     clients.append(one_worker.client(1, 2, "sizes", JOIN + "print(group.size)"))
@@ -307,7 +308,7 @@ def test_joining_with_another_size_names_both_and_the_others_still_come_together
 def test_a_rank_taken_twice_is_refused_and_names_who_has_it(one_worker: Any) -> None:
     first = one_worker.client(0, 2, "twice", JOIN)
     with cd.connect(one_worker.addresses[0]) as session:
-        settle(lambda: "twice" in forming(one_worker.addresses[0]))
+        settle(lambda: "twice" in forming(one_worker))
         with pytest.raises(cd.errors.CollectiveError, match="rank 0 of group 'twice' is taken by.*pid") as caught:
             session.join("twice", 2, rank=0, timeout=5)
         assert str(first.pid) in str(caught.value)
@@ -315,23 +316,16 @@ def test_a_rank_taken_twice_is_refused_and_names_who_has_it(one_worker: Any) -> 
             assert ended(first) == (0, "joined\n")
 
 
-def forming(address: str) -> list[str]:
+def forming(cluster: Any) -> list[str]:
     """Names of the groups that are forming, as status tells them."""
-    import grpc
-
-    from collectived_proto.types import shown_name
-    from collectived_proto.v1 import status_pb2, worker_pb2_grpc
-
-    with grpc.insecure_channel(address) as channel:
-        reply = worker_pb2_grpc.WorkerStub(channel).Status(status_pb2.StatusRequest())
-    return [shown_name(group.name) for group in reply.groups if group.state == "forming"]
+    return [shown_name(group.name) for group in cluster.status().groups if group.state == "forming"]
 
 
 def test_a_join_that_times_out_says_who_is_here_and_is_withdrawn(one_worker: Any) -> None:
     with cd.connect(one_worker.addresses[0]) as session:
         with pytest.raises(cd.errors.DeadlineExceededError, match="1 of 2"):
             session.join("lonely", 2, timeout=0.2)
-        settle(lambda: "lonely" not in forming(one_worker.addresses[0]))
+        settle(lambda: "lonely" not in forming(one_worker))
 
 
 @pytest.mark.timeout(120)

@@ -1,0 +1,123 @@
+"""Programs: what is composed from a contract, and what is refused before anything is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from collectived_proto.errors import InvalidArgumentError, UnimplementedError
+from collectived_proto.types import (
+    AllReduce,
+    Barrier,
+    Broadcast,
+    Collective,
+    CommunicationImplementation,
+    DType,
+    GroupInfo,
+    Leaf,
+    Member,
+    Operation,
+    Peer,
+    Reduce,
+    ReduceOp,
+    Tier,
+)
+from collectived_runtime.engine.program import CHANNELS, Topology, check, compose
+
+TABLE = (Tier("tree", limit=1000), Tier("halving_doubling", 2))
+SUM = AllReduce(ReduceOp.SUM)
+
+
+def topology(*hosts: int, me: int = 0) -> Topology:
+    ranks = iter(range(sum(hosts)))
+    peers = tuple(Peer(task, "", "", "", tuple(next(ranks) for _ in range(count))) for task, count in enumerate(hosts))
+    members = tuple(
+        Member(rank, f"/job:worker/replica:0/task:{peer.task}/device:CPU:0", peer.task, "", 0)
+        for peer in peers
+        for rank in peer.ranks
+    )
+    return Topology.of(GroupInfo("job/world", 1, 2, members), peers, me, TABLE)
+
+
+def floats(*counts: int, operation: Operation = SUM, **fields: Any) -> Collective:
+    leaves = tuple(Leaf(f"[{index}]", DType.FLOAT32, (count,)) for index, count in enumerate(counts))
+    return Collective(operation, "*", leaves, **fields)
+
+
+def test_the_table_decides_by_bytes_and_shards_have_channels_of_their_own() -> None:
+    assert compose(floats(250), topology(1, 1, 1)).algorithm == "tree"
+    program = compose(floats(251), topology(1, 1, 1))
+    assert [(s.algorithm, s.shard, s.channel) for s in program.strands] == [
+        ("halving_doubling", 0, 0),
+        ("halving_doubling", 1, 1),
+    ]
+    assert [len(strand.span) for strand in program.strands] == [126, 125]
+
+
+def test_a_hint_for_the_ring_forces_it_and_a_specification_comes_before_both() -> None:
+    ring = CommunicationImplementation.RING
+    assert compose(floats(10), topology(1, 1)).algorithm == "tree"
+    assert compose(floats(10, implementation=ring), topology(1, 1)).algorithm == "ring"
+    spec = (Tier("pscpu", 1, 100), Tier("xring", 3))
+    program = compose(floats(10, implementation=ring, all_reduce_spec=spec), topology(1, 1))
+    assert program.algorithm == "pscpu"
+    assert len(compose(floats(100, all_reduce_spec=spec), topology(1, 1)).strands) == 3
+
+
+@pytest.mark.parametrize("name", ["nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu", "psgpu"])
+def test_an_algorithm_for_gpus_on_cpu_devices_is_unimplemented_and_names_the_device(name: str) -> None:
+    with pytest.raises(UnimplementedError, match=f"'{name}' needs GPUs.*/job:worker/replica:0/task:0/device:CPU:0"):
+        check(floats(10, all_reduce_spec=(Tier(name),)), topology(1, 1).group)
+
+
+def test_an_algorithm_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="'gossip'"):
+        check(floats(10, all_reduce_spec=(Tier("gossip"),)), topology(1, 1).group)
+
+
+@pytest.mark.parametrize("operation", [Reduce(ReduceOp.SUM, 4), Broadcast(4)], ids=str)
+def test_a_root_outside_the_group_is_refused(operation: Operation) -> None:
+    with pytest.raises(InvalidArgumentError, match="root 4 .* group of 4: expected 0 to 3"):
+        compose(floats(10, operation=operation), topology(2, 2))
+
+
+def test_what_has_no_meaning_for_a_type_is_refused_with_its_path() -> None:
+    collective = Collective(SUM, "*", (Leaf("['mask']", DType.BOOL, (3,)),))
+    with pytest.raises(UnimplementedError, match=r"\['mask'\]: sum of bool"):
+        compose(collective, topology(2))
+
+
+def test_every_worker_makes_the_same_strands_with_the_same_hashes() -> None:
+    made = [compose(floats(1000, 7, 3), topology(2, 1, 1, me=me)) for me in range(3)]
+    described = [
+        [(s.pack_number, s.shard, s.span, s.channel, s.algorithm, s.plan_hash) for s in program.strands]
+        for program in made
+    ]
+    assert described[0] == described[1] == described[2]
+
+
+def test_who_contributes_and_who_receives_follows_from_the_operation() -> None:
+    def roles(operation: Operation, me: int) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+        program = compose(floats(10, operation=operation), topology(2, 2, me=me))
+        return program.sources, program.receivers, program.delivers
+
+    assert roles(SUM, 1) == ((2, 3), (2, 3), True)
+    assert roles(Reduce(ReduceOp.SUM, 3), 1) == ((2, 3), (3,), True)
+    assert roles(Reduce(ReduceOp.SUM, 3), 0) == ((0, 1), (), False)
+    assert roles(Broadcast(3), 0) == ((), (0, 1), True)
+    assert roles(Broadcast(3), 1) == ((3,), (2, 3), True)
+
+
+def test_a_barrier_has_one_strand_and_delivers_nothing() -> None:
+    program = compose(Collective(Barrier(), "", ()), topology(2, 2))
+    assert len(program.strands) == 1 and program.strands[0].peers == {1}
+    assert (program.sources, program.receivers, program.delivers) == ((), (), False)
+
+
+def test_strands_of_one_channel_run_in_order() -> None:
+    program = compose(floats(*[300] * 20, bytes_per_pack=1), topology(1, 1))
+    for channel, queue in program.queues:
+        numbers = [(strand.pack_number, strand.shard) for strand in reversed(queue)]
+        assert numbers == sorted(numbers) and all(strand.channel == channel for strand in queue)
+    assert len(program.queues) == CHANNELS
