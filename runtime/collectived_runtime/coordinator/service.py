@@ -34,9 +34,9 @@ from collectived_runtime.coordinator.events import (
     WorkerAttached,
     WorkerGone,
 )
+from collectived_runtime.coordinator.messages import Encoder, event_from_proto, hello_from_proto
 from collectived_runtime.coordinator.overview import coordinator_status, status_reply
 from collectived_runtime.coordinator.state import Coordinator
-from collectived_runtime.coordinator.wire import Encoder, event_from_proto, hello_from_proto
 
 INSPECTION_SECONDS = 0.5
 

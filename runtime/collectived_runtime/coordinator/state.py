@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from collectived_proto.types import Tier
-from collectived_runtime.coordinator import completion, faults, joins, membership
+from collectived_runtime.coordinator import completion, faults, joins, workers
 from collectived_runtime.coordinator.events import (
     Beat,
     Effect,
@@ -79,9 +79,9 @@ class Coordinator:
         book = self._book
         match event:
             case WorkerAttached(hello):
-                yield from membership.attached(book, hello, now)
+                yield from workers.attached(book, hello, now)
             case WorkerGone():
-                yield from membership.gone(book, event, now)
+                yield from workers.gone(book, event, now)
             case Tick():
                 yield from self._tick(now)
             case _ if event.task not in book.workers:
@@ -111,7 +111,7 @@ class Coordinator:
     def _tick(self, now: float) -> Iterator[Effect]:
         due = self.next_wakeup()
         if due is not None:
-            membership.slept(self._book, now - due, now)
+            workers.slept(self._book, now - due, now)
         for _, timer in self._book.due(now):
             yield from self._fire(timer, now)
 
@@ -119,7 +119,7 @@ class Coordinator:
         book = self._book
         match timer:
             case Silence():
-                yield from membership.silent(book, timer, now)
+                yield from workers.silent(book, timer, now)
             case Unanswered(query):
                 yield from faults.unanswered(book, query, now)
             case Undecided(query):
@@ -129,6 +129,6 @@ class Coordinator:
             case Progress(name):
                 yield from joins.progress_due(book, name, now)
             case NoReturn(number):
-                yield from membership.not_returned(book, number, now)
+                yield from workers.not_returned(book, number, now)
             case Unmeasured(number):
                 yield from completion.conclude(book, number)

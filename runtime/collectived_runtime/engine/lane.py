@@ -30,10 +30,10 @@ from collectived_proto.types import (
 from collectived_runtime.engine import strand as strands
 from collectived_runtime.engine.bells import Bells
 from collectived_runtime.engine.execute import Wait
-from collectived_runtime.engine.faults import Faults
 from collectived_runtime.engine.ledger import Arrival, Instance, Ledger
 from collectived_runtime.engine.links import Exchange, Links
 from collectived_runtime.engine.program import Program, Strand, Topology, compose
+from collectived_runtime.engine.reports import Reports
 from collectived_runtime.engine.results import Budget, Exhausted, Results, Slot, Workspace
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
@@ -148,8 +148,8 @@ class Lane:
                     break
                 self._links.use(self.running.uses() if self.running else {})
                 self._links.ready.clear()
-                self._watch.wait(0.0 if again else self._faults.wakeup())
-                self._faults.due()
+                self._watch.wait(0.0 if again else self._reports.wakeup())
+                self._reports.due()
         except Exception:
             log.exception("lane of group %s: a defect of collectived ends it", self.name)
         finally:
@@ -166,7 +166,7 @@ class Lane:
         self._links = Links(
             self.topology, generation, self._around.exchange, self._watch, self._link_broken, self._frame_early
         )
-        self._faults = Faults(self.topology, self.ledger, self._around.name, self._around.report, self._rule)
+        self._reports = Reports(self.topology, self.ledger, self._around.name, self._around.report, self._rule)
         self._chain = bytes(8)
 
     # Members
@@ -192,7 +192,7 @@ class Lane:
         standing = self.ledger.standings[seat.rank]
         if not standing.gone:
             standing.gone = True
-            self._faults.note(ReportKind.LEFT, standing.submitted, rank=seat.rank)
+            self._reports.note(ReportKind.LEFT, standing.submitted, rank=seat.rank)
 
     def _abort(self, seat: Seat, reason: str) -> None:
         standing = self.ledger.standings[seat.rank]
@@ -203,7 +203,7 @@ class Lane:
         self.ledger.closed = True
         if self.running is not None:
             self.running.stop()
-        self._faults.fault(ReportKind.ABORT, self.ledger.next, rank=seat.rank, text=reason)
+        self._reports.fault(ReportKind.ABORT, self.ledger.next, rank=seat.rank, text=reason)
 
     def _lost(self, rank: int, why: str) -> None:
         self._results.drop(rank)
@@ -213,7 +213,7 @@ class Lane:
             over = self.ledger.verdict_on(standing.submitted + 1) is not None
             level = logging.DEBUG if over else logging.WARNING
             log.log(level, "group %s: rank %d is lost: %s", self.name, rank, why)
-            self._faults.fault(ReportKind.LOST, standing.submitted, rank=rank, text=why)
+            self._reports.fault(ReportKind.LOST, standing.submitted, rank=rank, text=why)
 
     # Submissions
 
@@ -243,7 +243,7 @@ class Lane:
             arrival.sources = None
             self._fail(seat, ring.instance, verdict)
         elif not agrees:
-            self._faults.fault(ReportKind.MISMATCH, ring.instance)
+            self._reports.fault(ReportKind.MISMATCH, ring.instance)
 
     def _advance(self) -> bool:
         """Starts and steps; whether something wants to go on at once."""
@@ -327,11 +327,11 @@ class Lane:
                     self._results.release(slot.number, rank)
         self.running = None
         self.ledger.finish(instance, time.monotonic())
-        self._faults.completed(instance.number)
+        self._reports.completed(instance.number)
         for link, frame in self._links.parked():
             self._frame_early(link, frame)
         if instance.stalled:
-            self._faults.note(ReportKind.RESUMED, instance.number)
+            self._reports.note(ReportKind.RESUMED, instance.number)
         self._succeed()
 
     def _deliver(self, ranks: Iterable[int], instance: int, message: bytes) -> None:
@@ -347,7 +347,7 @@ class Lane:
         if self.running is not None:
             self.running.stop()
         log.warning("group %s: link to worker %d: %s", self.name, error.peer, error)
-        self._faults.fault(ReportKind.LINK, self.ledger.next, worker=error.peer, text=str(error))
+        self._reports.fault(ReportKind.LINK, self.ledger.next, worker=error.peer, text=str(error))
 
     def _judge(self, link: Link, expected: bytes, got: bytes) -> bool:
         """A frame that is not the one expected: wait for better news, or raise LinkBroken for nonsense."""
@@ -373,7 +373,7 @@ class Lane:
         instance = self.ledger.instances.get(frame.instance)
         if instance is not None and not instance.disputed:
             instance.disputed = True
-            self._faults.fault(ReportKind.MISMATCH, frame.instance, worker=link.peer)
+            self._reports.fault(ReportKind.MISMATCH, frame.instance, worker=link.peer)
 
     @staticmethod
     def _nonsense(link: Link, what: str) -> LinkBroken:
@@ -390,7 +390,7 @@ class Lane:
         text = f"no memory for the results of {instance.collective.operation} #{instance.number}: {error}"
         if held:
             text += f"; rank {rank} holds {held[rank]} bytes of results: release them"
-        self._faults.fault(ReportKind.EXHAUSTED, instance.number, rank=rank, text=text)
+        self._reports.fault(ReportKind.EXHAUSTED, instance.number, rank=rank, text=text)
 
     def _rule(self, verdict: Verdict) -> None:
         if verdict.generation != self.ledger.generation:

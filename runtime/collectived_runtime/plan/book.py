@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from collectived_runtime.plan.faults import Divergent, Miscounted
+from collectived_runtime.plan.errors import Divergent, Miscounted
 from collectived_runtime.plan.goals import Goal
 from collectived_runtime.plan.moves import Span
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from collectived_runtime.plan.book import Book
 from collectived_runtime.plan.collect import Native, WideRound
-from collectived_runtime.plan.faults import Stuck
+from collectived_runtime.plan.errors import Stuck
 from collectived_runtime.plan.goals import Goal
 from collectived_runtime.plan.holdings import Holdings
 from collectived_runtime.plan.walker import Posted, Walker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collectived_runtime.plan.book import FINAL, Book, Segment, Value
 from collectived_runtime.plan.collect import Kind, Native
-from collectived_runtime.plan.faults import Miscounted, Misordered, Overwritten
+from collectived_runtime.plan.errors import Miscounted, Misordered, Overwritten
 from collectived_runtime.plan.intervals import Intervals
 from collectived_runtime.plan.moves import Buffer, Finish, Recv, Send, Span
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from collectived_runtime.plan.book import Value
 from collectived_runtime.plan.collect import Collect, Kind, Native, WideRound
-from collectived_runtime.plan.faults import Overwritten, Stuck
+from collectived_runtime.plan.errors import Overwritten, Stuck
 from collectived_runtime.plan.holdings import Holdings
 from collectived_runtime.plan.moves import Buffer, Finish, Recv, Send, Span
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 
 from rich.console import Console
 
-from collectived_runtime.plan.faults import PlanFault
+from collectived_runtime.plan.errors import PlanFault
 from collectived_runtime.simulation.arguments import Order, read
 from collectived_runtime.simulation.plot import draw
 from collectived_runtime.simulation.proof import Proof, TooWide, prove, proved, work

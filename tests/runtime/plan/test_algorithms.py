@@ -19,7 +19,7 @@ from collectived_runtime.plan import (
 )
 from collectived_runtime.plan.check import check
 from collectived_runtime.plan.collect import WidePlan, WideRound
-from collectived_runtime.plan.faults import Stuck
+from collectived_runtime.plan.errors import Stuck
 from collectived_runtime.plan.moves import Buffer, Finish, Send, Span
 
 SIZES = range(1, 18)

@@ -9,7 +9,7 @@ import pytest
 
 from collectived_runtime.plan import goals, halving_doubling, ring, tree
 from collectived_runtime.plan.check import check
-from collectived_runtime.plan.faults import Divergent, Miscounted, Misordered, Overwritten, Stuck
+from collectived_runtime.plan.errors import Divergent, Miscounted, Misordered, Overwritten, Stuck
 from collectived_runtime.plan.hierarchical import Flat
 from collectived_runtime.plan.moves import Buffer, Finish, Fold, Plan, Recv, Send, Span
 

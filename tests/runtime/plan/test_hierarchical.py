@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from collectived_runtime.plan import double_tree, goals, halving_doubling, one_shot, ring, shuffle, tree
 from collectived_runtime.plan.check import check
-from collectived_runtime.plan.faults import Stuck
+from collectived_runtime.plan.errors import Stuck
 from collectived_runtime.plan.hierarchical import Flat, Inside, all_reduce
 from collectived_runtime.plan.moves import Send, Span
 

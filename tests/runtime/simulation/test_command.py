@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from collectived_runtime.plan.faults import Stuck
+from collectived_runtime.plan.errors import Stuck
 from collectived_runtime.simulation import command
 from collectived_runtime.simulation.arguments import read
 from collectived_runtime.simulation.proof import Proof

@@ -9,7 +9,7 @@ import pytest
 from collectived_proto.types import Peer
 from collectived_runtime.coordinator.tables import table
 from collectived_runtime.plan.collect import WideRound
-from collectived_runtime.plan.faults import Miscounted
+from collectived_runtime.plan.errors import Miscounted
 from collectived_runtime.plan.hierarchical import Hosts
 from collectived_runtime.plan.model import Link, Model, lower_bound
 from collectived_runtime.plan.moves import Span

@@ -17,7 +17,7 @@ log = logging.getLogger("collectived.lane")
 DECIDE_ALONE_SECONDS = 0.15  # how long a lane waits for the coordinator's verdict before it decides for itself
 
 
-class Faults:
+class Reports:
     """Of one generation.
 
     Args:
