@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 async def _run(options: argparse.Namespace, secret: str) -> None:
-    lifeline = _end_of_input() if options.attached else None
+    lifeline = asyncio.ensure_future(_end_of_input()) if options.attached else None
     if options.daemon == "coordinator":
         from collectived_runtime.coordinator import server as coordinator
         from collectived_runtime.coordinator.table_file import default_path
@@ -58,6 +58,7 @@ async def _run(options: argparse.Namespace, secret: str) -> None:
                 host=options.host_name or worker.default_host(),
                 secret=secret,
                 memory_limit=options.memory_limit,
+                patience_seconds=options.patience,
                 insecure=options.insecure,
             ),
             lifeline,
@@ -112,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--folder", type=Path, required=True, help="folder for sockets")
     worker.add_argument("--listen", default="", help="gRPC address; default: unix:FOLDER/worker-TASK.sock")
     worker.add_argument("--link-listen", default="127.0.0.1:0", help="host:port for links of other workers")
+    worker.add_argument("--patience", type=float, default=10.0, help="seconds to look for the coordinator")
     worker.add_argument("--host-name", default="", help="name of this host, for people")
     worker.add_argument(
         "--memory-limit", type=int, default=0, help="bytes of shared memory in all; 0: half of what there is"

@@ -34,7 +34,6 @@ from collectived_runtime.worker.service import PROTOCOL, WorkerService
 from collectived_runtime.worker.sessions import Sessions
 from collectived_runtime.worker.status import Identity, worker_status
 
-COORDINATOR_SECONDS = 10.0  # how long a new worker looks for its coordinator
 STATUS_SECONDS = 0.8
 SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
 CPU_DEVICES = 8
@@ -47,7 +46,7 @@ class WorkerSettings:
     job: the job's name. task: this worker's number. coordinator: its address. folder: for sockets, 0700.
     listen: gRPC address, `unix:/path` or `host:port`. link_listen: `host:port` for other workers; port 0 is chosen.
     host: this host's name for people. secret: the job's. memory_limit: bytes of shared memory in all; 0: half of what
-    this machine (or its cgroup) has.
+    this machine (or its cgroup) has. patience_seconds: how long a new worker looks for its coordinator.
     """
 
     job: str
@@ -60,6 +59,7 @@ class WorkerSettings:
     secret: str
     memory_limit: int = 0
     insecure: bool = False
+    patience_seconds: float = 10.0
 
 
 async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = None) -> None:
@@ -134,7 +134,7 @@ class _Worker:
         return self.membership.connected.is_set()
 
     async def start(self) -> None:
-        await self.membership.joined(COORDINATOR_SECONDS)
+        await self.membership.joined(self.settings.patience_seconds)
         self.listen = bind(self.server, self.listen)
         await self.server.start()
         await self.health.set("", health_pb2.HealthCheckResponse.SERVING)

@@ -1,0 +1,104 @@
+"""The worker process: how it starts, and how it says that it cannot."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose name is short enough for sockets, empty at the end."""
+    with tempfile.TemporaryDirectory(prefix="cd-", dir="/tmp") as name:
+        yield Path(name)
+        assert os.listdir(name) == []
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts daemons with the secret of these tests; ends those that still run."""
+    started: list[subprocess.Popen[str]] = []
+
+    def one(*arguments: str, secret: str = "ours") -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-m", "collectived_runtime", *arguments, "--attached"]
+        daemon = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        started.append(daemon)
+        assert daemon.stdin
+        daemon.stdin.write(secret + "\n")
+        daemon.stdin.flush()
+        return daemon
+
+    yield one
+    for daemon in started:
+        daemon.communicate(timeout=20)
+
+
+def worker(folder: Path, coordinator: str, *more: str) -> tuple[str, ...]:
+    return ("worker", "--task", "0", "--folder", str(folder), "--coordinator", coordinator, "--patience", "2", *more)
+
+
+def ready(daemon: subprocess.Popen[str]) -> str:
+    assert daemon.stdout
+    return daemon.stdout.readline()
+
+
+def refusal(daemon: subprocess.Popen[str]) -> str:
+    """The one line with which it ended."""
+    out, err = daemon.communicate(timeout=20)
+    assert (daemon.returncode, out) == (1, "")
+    assert err.count("\n") == 1, err
+    return err
+
+
+def test_a_coordinator_that_is_not_there_is_named(folder: Path, start: Start) -> None:
+    said = refusal(start(*worker(folder, f"unix:{folder}/nobody.sock")))
+    assert f"the coordinator at unix:{folder}/nobody.sock did not answer within 2 s" in said
+
+
+def test_a_coordinator_that_refuses_is_quoted(folder: Path, start: Start) -> None:
+    coordinator = start("coordinator", "--listen", "127.0.0.1:0")
+    address = ready(coordinator).split('"address": "')[1].split('"')[0]
+    said = refusal(start(*worker(folder, address), secret="not ours"))
+    assert f"the coordinator at {address} refuses this worker" in said and "secret" in said
+
+
+def test_a_port_in_use_is_named(folder: Path, start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        said = refusal(start(*worker(folder, "unix:/nowhere", "--link-listen", address)))
+    assert f"cannot listen for links at {address}" in said and "in use" in said
+
+
+def test_a_folder_that_is_too_deep_for_sockets_is_an_error(folder: Path, start: Start) -> None:
+    deep = folder / ("x" * 100)
+    said = refusal(start(*worker(deep, "unix:/nowhere")))
+    assert "the kernel allows 107" in said
+    deep.rmdir()
+
+
+def test_a_worker_starts_again_where_a_killed_one_left_its_sockets_and_not_beside_a_living_one(
+    folder: Path, start: Start
+) -> None:
+    coordinator = start("coordinator", "--listen", f"unix:{folder}/c.sock")
+    assert ready(coordinator).startswith("ready ")
+    first = start(*worker(folder, f"unix:{folder}/c.sock"))
+    assert ready(first).startswith("ready ")
+    assert "another worker does" in refusal(start(*worker(folder, f"unix:{folder}/c.sock")))
+    first.kill()
+    first.communicate()
+    assert sorted(path.name for path in folder.iterdir()) == ["c.sock", "door-0.sock", "worker-0.sock"]
+    second = start(*worker(folder, f"unix:{folder}/c.sock"))
+    assert ready(second).startswith("ready ")
+    for daemon in (second, coordinator):
+        daemon.terminate()
+        assert daemon.wait(20) == 0
