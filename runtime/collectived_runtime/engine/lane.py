@@ -15,12 +15,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from collectived_proto.codec import verdict_to_proto
 from collectived_proto.local import wire
 from collectived_proto.types import (
     CommunicationImplementation,
     GroupInfo,
-    Member,
     RankPosition,
     Report,
     ReportKind,
@@ -28,6 +26,7 @@ from collectived_proto.types import (
     shown_name,
 )
 from collectived_runtime.engine import strand as strands
+from collectived_runtime.engine import verdicts
 from collectived_runtime.engine.bells import Bells
 from collectived_runtime.engine.execute import Wait
 from collectived_runtime.engine.ledger import Arrival, Instance, Ledger
@@ -42,9 +41,6 @@ from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken
 
 log = logging.getLogger("collectived.lane")
-
-MAX_VERDICT_TEXT = 8 << 10  # characters
-NAMED_IN_FULL = 64  # missing or differing ranks of which a client hears what they did last
 
 
 @dataclass(slots=True)
@@ -423,7 +419,7 @@ class Lane:
         self.running = None
 
     def _fail(self, seat: Seat, instance: int, verdict: Verdict) -> None:
-        message = wire.failed(instance, verdict_to_proto(_compact(verdict)).SerializeToString())
+        message = wire.failed(instance, verdicts.encode(verdict))
         seat.record(instance, message)
         self._bells.tell(seat, message)
 
@@ -471,20 +467,3 @@ class Lane:
         self._results.close()
         self._around.ended(self)
         self._watch.close()
-
-
-def _compact(verdict: Verdict) -> Verdict:
-    """A verdict that fits in one message: clients know who the members are, and complete them by rank."""
-    crowd = len(verdict.missing) + len(verdict.differing) > NAMED_IN_FULL
-
-    def bare(member: Member, *, short: bool) -> Member:
-        member = replace(member, host="", pid=0, device="", worker=0, label="")
-        return replace(member, last_op="", last_site="", idle_seconds=0.0) if short else member
-
-    return replace(
-        verdict,
-        message=verdict.message[:MAX_VERDICT_TEXT],
-        members=tuple(bare(member, short=True) for member in verdict.members),
-        missing=tuple(bare(member, short=crowd) for member in verdict.missing),
-        differing=tuple(bare(member, short=crowd) for member in verdict.differing),
-    )

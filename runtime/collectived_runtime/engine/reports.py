@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from collectived_proto.types import Report, ReportKind, Verdict, shown_name
-from collectived_runtime.engine import alone
+from collectived_runtime.engine import verdicts
 from collectived_runtime.engine.ledger import Ledger
 from collectived_runtime.engine.program import Topology
 
@@ -85,7 +85,7 @@ class Reports:
             return
         instance = ledger.instances.get(first)
         op = str(instance.collective.operation) if instance else ""
-        self._rule(alone.verdict(self._topology, self._worker, ledger.generation, first, op, report))
+        self._rule(verdicts.alone(self._topology, self._worker, ledger.generation, first, op, report))
 
     def _warn_stalled(self, report: Report, now: float) -> None:
         instance = self._ledger.instances[report.instance]

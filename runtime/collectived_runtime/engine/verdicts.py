@@ -1,15 +1,19 @@
-"""What a worker decides by itself when the coordinator says nothing."""
+"""Verdicts as a worker makes them alone, when the coordinator says nothing, and as it tells them to its clients."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from collectived_proto.codec import verdict_to_proto
 from collectived_proto.errors import Code
-from collectived_proto.types import Report, ReportKind, Verdict, shown_name
+from collectived_proto.types import Member, Report, ReportKind, Verdict, shown_name
 from collectived_runtime.engine.program import Topology
 
+MAX_TEXT = 8 << 10  # characters
+NAMED_IN_FULL = 64  # missing or differing ranks of which a client hears what they did last
 
-def verdict(topology: Topology, name: str, generation: int, first: int, op: str, report: Report) -> Verdict:
+
+def alone(topology: Topology, name: str, generation: int, first: int, op: str, report: Report) -> Verdict:
     """The verdict of worker `name` from instance `first` on, given what one of its lanes reported.
 
     Args:
@@ -52,3 +56,21 @@ def _judge(topology: Topology, report: Report) -> tuple[Code, str, list[int]]:
         case ReportKind.MISMATCH:
             return Code.INVALID_ARGUMENT, "ranks submitted different collectives", []
     return Code.INTERNAL, f"a lane decided about a report of kind {report.kind.name}", []
+
+
+def encode(verdict: Verdict) -> bytes:
+    """A verdict that fits in one message: clients know who the members are, and complete them by rank."""
+    crowd = len(verdict.missing) + len(verdict.differing) > NAMED_IN_FULL
+
+    def bare(member: Member, *, short: bool) -> Member:
+        member = replace(member, host="", pid=0, device="", worker=0, label="")
+        return replace(member, last_op="", last_site="", idle_seconds=0.0) if short else member
+
+    compact = replace(
+        verdict,
+        message=verdict.message[:MAX_TEXT],
+        members=tuple(bare(member, short=True) for member in verdict.members),
+        missing=tuple(bare(member, short=crowd) for member in verdict.missing),
+        differing=tuple(bare(member, short=crowd) for member in verdict.differing),
+    )
+    return verdict_to_proto(compact).SerializeToString()
