@@ -89,6 +89,32 @@ def test_sum_and_mean_of_every_number_type(one_worker: Any, size: int, dtype: An
         assert np.allclose(mean.astype(np.float64), np.arange(1, 6) * total / size, rtol=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [("min", [0, -3]), ("max", [3, 0]), ("product", [0, 0]), ("band", [0, 0]), ("bor", [3, -1]), ("bxor", [0, -4])],
+)
+def test_the_other_reduce_ops(two_workers: Any, op: str, expected: list[int]) -> None:
+    def body(group: cd.Group) -> Any:
+        return group.all_reduce(op, np.array([group.rank, -group.rank])), group.reduce(op, group.rank, root=1)
+
+    for rank, (found, reduced) in enumerate(two_workers.run(4, body)):
+        assert found.tolist() == expected
+        assert reduced == (expected[0] if rank == 1 else None)
+
+
+def test_large_random_vectors_have_the_right_sum_and_the_same_bits(any_workers: Any) -> None:
+    count = 3_000_017
+
+    def body(group: cd.Group) -> Any:
+        return group.all_reduce("sum", np.random.default_rng(group.rank).standard_normal(count).astype(np.float32))
+
+    results = any_workers.run(4, body)
+    everybody = [np.random.default_rng(rank).standard_normal(count).astype(np.float32) for rank in range(4)]
+    exact = np.sum([one.astype(np.float64) for one in everybody], axis=0)
+    assert np.all(np.abs(results[0] - exact) <= 1e-6 * np.sum(np.abs(everybody), axis=0))
+    assert all(result.tobytes() == results[0].tobytes() for result in results)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.int64])
 def test_sum_and_mean_across_workers(four_workers: Any, dtype: Any) -> None:
     def body(group: cd.Group) -> Any:
