@@ -144,8 +144,10 @@ class Lane:
                     break
                 self._links.use(self.running.uses() if self.running else {})
                 self._links.ready.clear()
-                self._watch.wait(0.0 if again else self._reports.wakeup())
-                self._reports.due()
+                due = self._reports.wakeup()
+                self._watch.wait(0.0 if again else due)
+                if time.monotonic() >= due:
+                    self._reports.due()
         except Exception:
             log.exception("lane of group %s: a defect of collectived ends it", self.name)
         finally:
@@ -366,7 +368,7 @@ class Lane:
             raise self._nonsense(link, f"a frame of generation {frame.generation}")
         if frame.instance > latest:
             return
-        instance = self.ledger.instances.get(frame.instance)
+        instance = self.ledger.find(frame.instance)
         if instance is not None and not instance.disputed:
             instance.disputed = True
             self._reports.fault(ReportKind.MISMATCH, frame.instance, worker=link.peer)

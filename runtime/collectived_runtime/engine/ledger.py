@@ -93,7 +93,8 @@ class Ledger:
         self.generation = generation
         self.stall_after = stall_after
         self.standings = {rank: Standing(active_at=now) for rank in ranks}
-        self.instances: dict[int, Instance] = {}
+        self.instances: dict[int, Instance] = {}  # that somebody waits for, or that have failed
+        self._finished: dict[int, Instance] = {}  # the latest
         self.verdicts: list[Verdict] = []  # in order of arrival; the first that covers an instance counts
         self.next = 0  # the instance that starts next
         self.closed = False  # a rank has aborted: nothing starts any more, whatever the verdict will say
@@ -148,15 +149,17 @@ class Ledger:
         """All local ranks have their outcome."""
         instance.finished = True
         _let_go(instance)
+        del self.instances[instance.number]
+        self._finished[instance.number] = instance
         self.next = instance.number + 1
         for rank in instance.arrivals:
             self.standings[rank].finished = instance.number
             self.standings[rank].active_at = now
-        self.instances.pop(instance.number - KEPT, None)
+        self._finished.pop(instance.number - KEPT, None)
 
     def rule(self, verdict: Verdict) -> list[Instance]:
         """Takes a verdict; returns the instances that fail by it now."""
-        covered = [i for i in self.pending() if self.verdict_on(i.number) is None and i.number >= verdict.from_instance]
+        covered = [instance for instance in self.open() if instance.number >= verdict.from_instance]
         self.verdicts.append(verdict)
         for instance in covered:
             _let_go(instance)
@@ -170,13 +173,13 @@ class Ledger:
             return None
         return next((verdict for verdict in self.verdicts if number >= verdict.from_instance), None)
 
-    def pending(self) -> list[Instance]:
-        """Instances that somebody waits for."""
-        return [instance for instance in self.instances.values() if not instance.finished]
+    def find(self, number: int) -> Instance | None:
+        """That instance, if somebody has submitted it here and it is not forgotten."""
+        return self.instances.get(number) or self._finished.get(number)
 
     def open(self) -> list[Instance]:
-        """Pending instances about which nothing has been decided."""
-        return [instance for instance in self.pending() if self.verdict_on(instance.number) is None]
+        """Instances that somebody waits for, and about which nothing has been decided."""
+        return [instance for instance in self.instances.values() if self.verdict_on(instance.number) is None]
 
     def due(self, now: float) -> list[Report]:
         """What has to be reported at this time; each thing once, stalls again with back-off."""
@@ -207,7 +210,7 @@ class Ledger:
 
     def positions(self, number: int, now: float) -> tuple[RankPosition, ...]:
         """Where every local rank stands, and what it submitted as instance `number`."""
-        instance = self.instances.get(number)
+        instance = self.find(number)
         found = []
         for rank, standing in self.standings.items():
             arrival = instance.arrivals.get(rank) if instance else None

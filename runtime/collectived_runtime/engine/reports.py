@@ -56,7 +56,8 @@ class Reports:
 
     def wakeup(self) -> float:
         """When `due` has something to do; inf where nothing is to come."""
-        return min([self._ledger.wakeup(), *(at for at, _ in self._alone_at.values())], default=math.inf)
+        due = self._ledger.wakeup()
+        return min(due, *(at for at, _ in self._alone_at.values()), math.inf) if self._alone_at else due
 
     def due(self) -> None:
         """Reports deadlines and stalls that have come, and decides alone what nobody has answered."""
