@@ -32,8 +32,8 @@ class Address:
         """Path of the Unix socket; '' for TCP."""
         return self.text.removeprefix("unix:").removeprefix("//") if self.text.startswith("unix:") else ""
 
-    def knock(self, timeout: float) -> object:
-        """Connects and hangs up; the name that the kernel gives the other side.
+    def knock(self, timeout: float) -> None:
+        """Connects and hangs up, which takes no time where gRPC would try again and again.
 
         Raises:
             UnavailableError: nobody listens there.
@@ -46,7 +46,6 @@ class Address:
             else:
                 sock.settimeout(timeout)
                 sock.connect(self.path)
-            return sock.getpeername()
         except (OSError, OverflowError) as error:
             raise UnavailableError(
                 f"no worker answers at {self.text} ({self.source}): {error}; correct the address, "
@@ -61,10 +60,12 @@ def find(worker: str | None) -> Address:
     """The worker to connect to: the argument, COLLECTIVED_WORKER, or the one job that is running.
 
     Raises:
-        ValueError: not an address.
+        TypeError, ValueError: not an address.
         InvalidArgumentError: several jobs are running.
         UnavailableError: none is.
     """
+    if worker is not None and not isinstance(worker, str):
+        raise TypeError(f"worker must be unix:/path or host:port, or None to look for one, got {worker!r}")
     if worker is not None:
         return Address(worker, "given to connect()")
     if named := os.environ.get("COLLECTIVED_WORKER"):

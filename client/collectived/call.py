@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from collectived import nest
+from collectived.errors import InternalError
 from collectived.leaves import Array
-from collectived.memory import Backing, Staging
+from collectived.memory import Staging
+from collectived.places import Backing
 from collectived.prepare import Prepared
 from collectived.results import ResultSlot
 from collectived_proto.types import Verdict
@@ -57,19 +59,17 @@ class Call:
         """Whether that many packs are complete, or the call has ended."""
         return self.complete or len(self.packs) >= packs
 
-    def end(self, verdict: Verdict | None = None) -> None:
-        """The last message about this call has come."""
+    def end(self, verdict: Verdict | None = None, retire: bool = False) -> None:
+        """The last message about this call has come. With `retire`, the worker may still be reading its inputs."""
         self.verdict = verdict
-        if verdict is not None or self.slot is not None or not self.prepared.receives:
-            self.let_go()
-        self.complete = True
-
-    def let_go(self) -> None:
-        """The inputs are needed no more."""
-        if self.staging is not None:
-            self.prepared.memory.keep(self.prepared, self.staging)
-            self.staging = None
+        memory = self.prepared.memory
+        if retire:
+            memory.retire(self.staging, self.arrays)
+        elif self.staging is not None:
+            memory.keep(self.prepared, self.staging)
+        self.staging = None
         self.arrays = []
+        self.complete = True
 
     def value(self) -> Any:
         """The result in the structure of the value; None where this rank receives nothing. Call it once."""
@@ -78,12 +78,13 @@ class Call:
             return None
         leaves = self._all()
         self.slot = self._backing = None  # views hold the slot; without any, it is released here
-        self.let_go()
         return nest.unflatten(prepared.spec, leaves)
 
     def _all(self) -> list[Any]:
         kinds = self.prepared.kinds
-        if self.slot is None or self._shared is not None or self.out is not None or self._leaves:
+        if self.slot is None:  # a value without leaves
+            return []
+        if self._shared is not None or self.out is not None or self._leaves:
             return [self._taken(index) for index in range(len(kinds))]
         # The common case, quick: every leaf becomes a copy.
         views = self.prepared.views(self.slot)
@@ -103,28 +104,22 @@ class Call:
         return leaves[index]
 
     def _take(self, index: int) -> Any:
-        view = self._view(index)
+        if self.slot is None:
+            raise InternalError(f"{self.prepared.op} has no result")  # the doorbell lets no such call end well
+        view = self.prepared.views(self.slot)[index]
         if self.out is not None:
             np.copyto(self.out[index], view)
             return self.out[index]
         kind = self.prepared.kinds[index]
         if kind.shares and self._shared is not None and self._shared[index] is not None:
-            shared = self._share(index)
+            shared = self._share(self.slot, index)
             if shared is not None:
                 return shared
         return kind.restore(view.copy())
 
-    def _view(self, index: int) -> Array:
-        if self.slot is not None:
-            return self.prepared.views(self.slot)[index]
-        # The worker returned nothing because this rank has the result already: the root of a broadcast.
-        return self.staging.views[index] if self.staging is not None else self.arrays[index]
-
-    def _share(self, index: int) -> Array | None:
-        if self.slot is None:
-            return None
+    def _share(self, slot: ResultSlot, index: int) -> Array | None:
         if self._backing is None:
-            self._backing = self.slot.share(self.prepared.layout.result_bytes)
+            self._backing = slot.share(self.prepared.layout.result_bytes)
             if self._backing is None:
                 self._shared = None  # too much is held: copies, for all leaves of this call
                 return None

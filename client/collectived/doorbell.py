@@ -6,17 +6,17 @@ There is no reader thread: what nobody waits for stays in the socket until someb
 from __future__ import annotations
 
 import math
-import os
 import select
 import socket
 import threading
 from time import monotonic
 
 from collectived import door
+from collectived.arguments import sendable
 from collectived.call import ALL, Call
 from collectived.callbacks import Callbacks
-from collectived.errors import ResourceExhaustedError
-from collectived.results import Results
+from collectived.errors import FailedPreconditionError, ResourceExhaustedError
+from collectived.flight import Echo, Flight
 from collectived.standing import Standing
 from collectived.turns import Turns
 from collectived_proto.errors import Code, CollectiveError, error_from_verdict
@@ -27,27 +27,43 @@ GRACE = 0.25  # seconds after its deadline in which a call may still hear from t
 PING_EVERY = 5.0  # seconds of silence after which the worker is asked whether it lives, and again until it is lost
 _ROOM_WITHIN = 10.0  # seconds in which a worker makes room for a message
 _LEAVE_WITHIN = 1.0  # seconds in which a worker says what it knows when we leave
-_DONE = int(wire.Kind.DONE)
+_STOP_WITHIN = 0.09  # seconds in which a worker says that it has stopped; Ctrl-C is to be over within 0.1
+_LONGEST_REASON = 4096  # characters
 
 
 class Doorbell:
-    """One rank's doorbell. Thread-safe: `mutex` guards everything here but the socket's read side, the leader's."""
+    """One rank's doorbell. Thread-safe: `mutex` guards everything here but the socket's read side, the leader's.
+
+    Attributes:
+        severed: why it cannot be used in this process, a forked child; '' where it can.
+    """
 
     def __init__(self, sock: socket.socket, group: GroupInfo, rank: int, worker: str) -> None:
         self.mutex = threading.Lock()
         self.standing = Standing(group, rank)
         self.callbacks = Callbacks(self.mutex, self.wait)
+        self.severed = ""
         self._socket = sock
         self._worker = worker
         self._turns = Turns(self.mutex)
-        self._results = Results()
-        self._calls: dict[int, Call] = {}  # in flight, by instance
+        self._flight = Flight(self.standing, self._turns, self.callbacks)
         self._lost = False
         self._buffer = bytearray(wire.MAX_MESSAGE)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._heard = self._pinged = 0.0
-        self._pongs = 0
+
+    def check(self) -> None:
+        """Raises FailedPreconditionError in a forked child, where everything here belongs to the parent."""
+        if self.severed:
+            raise FailedPreconditionError(self.severed)
+
+    def check_goes_on(self, site: str) -> None:
+        """Raises the verdict where the generation is over, in the coordinator's words if they have come."""
+        if self.standing.over:
+            self.glance()
+            if self.standing.verdict is not None:
+                raise self.error(self.standing.verdict, site)
 
     def ring(self, call: Call, timeout: float, remaining: float, addresses: tuple[tuple[int, int], ...]) -> None:
         """Numbers a call and starts it; where the generation has failed, ends it with the verdict.
@@ -59,40 +75,31 @@ class Doorbell:
         Raises:
             ResourceExhaustedError: as many calls as allowed are in flight.
         """
-        if self._calls or self.standing.verdict is not None:
+        if self._flight.calls or self.standing.verdict is not None:
             self._make_room()
         with self.mutex:
             standing = self.standing
             if standing.verdict is not None:
                 call.end(standing.verdict)
                 return
-            if len(self._calls) >= wire.MAX_OUTSTANDING:
+            if len(self._flight.calls) >= wire.MAX_OUTSTANDING:
                 raise ResourceExhaustedError(
-                    f"{len(self._calls)} collectives of group {standing.group.name!r} are in flight on rank "
+                    f"{len(self._flight.calls)} collectives of group {standing.group.name!r} are in flight on rank "
                     f"{standing.rank}, which is the most there may be: wait for some before starting more"
                 )
             instance = standing.next_instance
             standing.next_instance = instance + 1
             call.start(standing.generation, instance)
-            self._calls[instance] = call
+            self._flight.calls[instance] = call
             self._heard = monotonic()
-            staged, released = call.staging is not None, self._results.released()
-            ring = wire.Ring(
-                standing.generation,
-                call.prepared.id,
-                instance,
-                remaining,
-                staged,
-                addresses,
-                released,
-                timeout,
-            )
+            staged, released, number = call.staging is not None, self._flight.results.released(), call.prepared.id
+            ring = wire.Ring(standing.generation, number, instance, remaining, staged, addresses, released, timeout)
             if not door.send(self._socket, ring.encode(), _ROOM_WITHIN):
                 self._lose("it takes no more messages")
 
     def _make_room(self) -> None:
         """Reads what has come. Calls of an older generation end first: a completion does not say its generation."""
-        for call in list(self._calls.values()):
+        for call in list(self._flight.calls.values()):
             if call.generation != self.standing.generation:
                 self.wait(call)
         self.glance()
@@ -104,6 +111,7 @@ class Doorbell:
         """
         try:
             while not call.ready(packs):
+                self.check()
                 if self._turns.lead():
                     try:
                         self._read_until(call, packs, until)
@@ -115,8 +123,13 @@ class Doorbell:
                 if until != math.inf and monotonic() >= until:
                     return
         except KeyboardInterrupt:
-            self.abort(f"interrupted on rank {self.standing.rank}")
+            self.interrupted()
             raise
+
+    def interrupted(self) -> None:
+        """Ctrl-C came in a call: ends the generation for all ranks."""
+        self._turns.drop()
+        self.abort(f"interrupted on rank {self.standing.rank}")
 
     def _read_until(self, call: Call, packs: int, until: float) -> None:
         self._send_released()
@@ -135,28 +148,27 @@ class Doorbell:
 
     def glance(self) -> None:
         """Reads what has come, without waiting."""
-        if self._turns.lead():
-            try:
-                self._send_released()
-                while not self._lost and self._poll.poll(0):
-                    self._read()
-            finally:
-                self._turns.resign()
+        try:
+            if self._turns.lead():
+                try:
+                    self._send_released()
+                    while not self._lost and self._poll.poll(0):
+                        self._read()
+                finally:
+                    self._turns.resign()
+        except KeyboardInterrupt:  # what was being read may be lost
+            self.interrupted()
+            raise
 
     def _send_released(self) -> None:
         with self.mutex:
-            slots = self._results.released()
+            slots = self._flight.results.released()
             if slots and not self._lost:
                 door.send(self._socket, wire.release(slots), 0.0)
 
     def _check_cut(self, call: Call) -> None:
-        if call.complete or monotonic() < call.cut:
-            return
-        verdict = self.standing.overdue(call, self._worker, GRACE)
-        with self.mutex:
-            self._fail(verdict)
-            self._say(wire.Kind.ABORT, verdict.message)
-        self.callbacks.call_back()
+        if not call.complete and monotonic() >= call.cut:
+            self._stop(self.standing.overdue(call, self._worker, GRACE))
 
     def _next_ping(self) -> float:
         return max(self._heard, self._pinged) + PING_EVERY
@@ -165,7 +177,7 @@ class Doorbell:
         with self.mutex:
             if self._pinged > self._heard:
                 self._lose(f"it has not answered for {PING_EVERY:g} s when asked whether it lives")
-            elif not self._say(wire.Kind.PING):
+            elif self._ask() is None:
                 self._lose("it takes no more messages")
             self._pinged = monotonic()
         self.callbacks.call_back()
@@ -176,81 +188,25 @@ class Doorbell:
         except BlockingIOError:
             return
         with self.mutex:
+            self._heard = monotonic()
             try:
-                self._dispatch(message, descriptor)
+                if message:
+                    self._flight.take(message, descriptor)
+                else:
+                    self._lose("it has closed the connection")
             except (wire.Malformed, ValueError, OSError) as error:
                 self._lose(f"it sent something unexpected ({error})")
         self.callbacks.call_back()
-
-    def _dispatch(self, message: bytes, descriptor: int) -> None:
-        if not message:
-            self._lose("it has closed the connection")
-            return
-        self._heard = monotonic()
-        if message[0] == _DONE:
-            self._done(wire.parse_done(message))
-            return
-        kind = wire.kind_of(message)
-        if kind is wire.Kind.ARENA and descriptor >= 0:
-            self._results.add(message, descriptor)
-            return
-        if descriptor >= 0:
-            os.close(descriptor)
-        if kind is wire.Kind.FAILED:
-            self._failed(*wire.parse_failed(message))
-        elif kind is wire.Kind.PONG:
-            self._pongs += 1
-        else:
-            raise wire.Malformed(f"a {kind.name} on a doorbell")
-
-    def _done(self, done: wire.Done) -> None:
-        call = self._calls.get(done.instance)
-        if call is None:  # given up on, and with it the generation
-            return
-        if done.result and call.slot is None:
-            call.slot = self._results.slot(done)
-        if call.prepared.layout.packs:
-            call.packs.append(done.pack)
-        if done.last:
-            self._end(call, None)
-        else:
-            self._turns.wake(call)
-
-    def _failed(self, instance: int, serialized: bytes) -> None:
-        # Imported late because it brings protobuf, and `import collectived` is to be quick.
-        from collectived_proto.codec import verdict_from_proto
-        from collectived_proto.v1 import common_pb2
-
-        verdict = verdict_from_proto(common_pb2.Verdict.FromString(serialized))
-        self._fail(verdict)
-        call = self._calls.get(instance)
-        if call is not None and call.generation == verdict.generation:
-            self._end(call, verdict)
-
-    def _fail(self, verdict: Verdict) -> None:
-        self.standing.decided(verdict)
-        for call in list(self._calls.values()):
-            if call.generation == verdict.generation and call.instance >= verdict.from_instance:
-                self._end(call, verdict)
-
-    def _end(self, call: Call, verdict: Verdict | None) -> None:
-        del self._calls[call.instance]
-        call.end(verdict)
-        self._turns.wake(call)
-        self.callbacks.ended(call)
-
-    def _end_all(self, verdict: Verdict) -> None:
-        if self.standing.verdict is None or self.standing.verdict.successor:
-            self.standing.decided(verdict)
-        for call in list(self._calls.values()):
-            self._end(call, verdict)
 
     def _lose(self, why: str) -> None:
         if not self._lost:
             self._lost = True
             message = f"{self._worker} is lost: {why}; connect and join again"
-            oldest = next(iter(self._calls.values()), None)
-            self._end_all(self.standing.own_verdict(Code.UNAVAILABLE, message, oldest))
+            oldest = next(iter(self._flight.calls.values()), None)
+            verdict = self.standing.own_verdict(Code.UNAVAILABLE, message, oldest)
+            if not self.standing.over:
+                self.standing.decided(verdict)
+            self._flight.end_all(verdict, retire=True)
 
     def error(self, verdict: Verdict, site: str = "") -> CollectiveError:
         """What a verdict is raised as. From here on the group goes on in the successor generation, if it has one."""
@@ -259,49 +215,85 @@ class Doorbell:
         return error_from_verdict(verdict, site)
 
     def abort(self, reason: str) -> None:
-        """Ends the generation for all ranks; never waits."""
+        """Ends the generation for all ranks.
+
+        Returns when the worker has said that it reads the inputs of calls in flight no more. If it has not within
+        90 ms, their places in worker memory are not used again in this session.
+        """
+        self._stop(self.standing.own_verdict(Code.ABORTED, sendable(reason[:_LONGEST_REASON])))
+
+    def _stop(self, verdict: Verdict) -> None:
         with self.mutex:
-            if self.standing.verdict is None or self.standing.verdict.successor:
-                self._end_all(self.standing.own_verdict(Code.ABORTED, reason))
-                self._say(wire.Kind.ABORT, reason)
-        self.callbacks.call_back()
+            over = self.standing.over
+            if over and not self._flight.calls:
+                return
+            if not over:
+                self.standing.decided(verdict)
+            if self.standing.abort_once():
+                self._say(wire.Kind.ABORT, verdict.message)
+            echo = self._ask(verdict) if self._flight.calls else None
+        try:
+            if echo is not None:
+                self._hear(echo, _STOP_WITHIN)
+        finally:
+            with self.mutex:
+                self._flight.end_all(verdict, retire=True)
+            self.callbacks.call_back()
 
     def _say(self, kind: wire.Kind, text: str = "") -> bool:
         """Sends a message without an instance if there is room for it."""
         return not self._lost and door.send(self._socket, wire.bare(kind, text), 0.0)
 
+    def _ask(self, verdict: Verdict | None = None) -> Echo | None:
+        """Sends a PING; its answer, or None where there is no room for it. Under the mutex."""
+        if not self._say(wire.Kind.PING):
+            return None
+        self._flight.echoes.append(Echo(verdict))
+        return self._flight.echoes[-1]
+
+    def _hear(self, echo: Echo, within: float) -> None:
+        """Returns when the worker has answered, or after so many seconds."""
+        end = monotonic() + within
+        while not echo.heard and not self._lost and (left := end - monotonic()) > 0:
+            if self._turns.lead():
+                try:
+                    if self._poll.poll(left * 1000):
+                        self._read()
+                finally:
+                    self._turns.resign()
+            else:
+                self._turns.follow(echo, ALL, end)
+
     def leave(self) -> Verdict | None:
         """Waits for what is in flight, says goodbye and hangs up; returns a verdict that the caller has not seen."""
-        for call in list(self._calls.values()):
-            self.wait(call)
-        if self.standing.verdict is None:
-            self._hear_verdict()
-        unseen = self.standing.unseen
+        try:
+            for call in list(self._flight.calls.values()):
+                self.wait(call)
+            if self.standing.verdict is None:
+                with self.mutex:
+                    echo = self._ask()
+                if echo is not None:  # with it come verdicts that the worker has sent already
+                    self._hear(echo, _LEAVE_WITHIN)
+            return self.standing.unseen
+        finally:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        self._turns.drop()
         self._say(wire.Kind.LEAVE)
         with self.mutex:
             self._lost = True
-            self._end_all(self.standing.own_verdict(Code.FAILED_PRECONDITION, "the group has been left"))
+            verdict = self.standing.own_verdict(Code.FAILED_PRECONDITION, "the group has been left")
+            if not self.standing.over:
+                self.standing.decided(verdict)
+            self._flight.end_all(verdict, retire=True)
             door.hang_up(self._socket, self._buffer)
-            self._results.forget()
+            self._flight.results.forget()
         self.callbacks.call_back()
-        return unseen
 
-    def _hear_verdict(self) -> None:
-        """Asks and listens, so that a verdict which the worker has sent already is known."""
-        if not self._turns.lead():
-            return
-        try:
-            heard, end = self._pongs, monotonic() + _LEAVE_WITHIN
-            if not self._say(wire.Kind.PING):
-                return
-            while self._pongs == heard and not self._lost and (left := end - monotonic()) > 0:
-                if self._poll.poll(left * 1000):
-                    self._read()
-        finally:
-            self._turns.resign()
-
-    def close_after_fork(self) -> None:
+    def sever(self, why: str) -> None:
         """In a forked child: closes this process's copy of the socket. Takes no lock, for its owner may not exist."""
+        self.severed = why
         self._lost = True
         self._socket.close()
-        self._results.forget()
+        self._flight.results.forget()

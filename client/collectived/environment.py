@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 
+from collectived.arguments import sendable
 from collectived_proto.options import seconds
 
 
@@ -46,9 +47,9 @@ def job() -> str:
     """The job whose group names this process shares."""
     found = _first("COLLECTIVED_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
     if found:
-        return found
+        return sendable(found)
     try:
-        return getpass.getuser()
+        return sendable(getpass.getuser())
     except (KeyError, OSError):  # a uid without a name
         return f"uid-{os.getuid()}"
 
@@ -57,7 +58,7 @@ def label() -> str:
     """How people know this process; '' where nothing says it."""
     found = _first("COLLECTIVED_LABEL", "POD_NAME")
     step = os.environ.get("SLURM_STEP_ID")
-    return found or (f"slurm {os.environ.get('SLURM_JOB_ID')}.{step}" if step else "")
+    return sendable(found or (f"slurm {os.environ.get('SLURM_JOB_ID')}.{step}" if step else ""))
 
 
 def _first(*names: str) -> str:

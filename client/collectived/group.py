@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from collectived import site
+from collectived.arguments import whole
 from collectived.call import Call
 from collectived.doorbell import GRACE, Doorbell
 from collectived.errors import FailedPreconditionError
@@ -18,9 +19,6 @@ from collectived_proto.deadline import Deadline
 from collectived_proto.errors import CollectiveError, error_from_verdict
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import AllReduce, Barrier, Broadcast, GroupInfo, Member, Operation, Reduce, ReduceOp
-
-if TYPE_CHECKING:
-    from collectived.session import Session
 
 _MOST_DIRECT = 8192  # addresses that fit in one message; values of more leaves are staged
 _BARRIER = Barrier()
@@ -42,7 +40,7 @@ class Group:
 
     def __init__(
         self,
-        session: Session,
+        left: Callable[[Group], object],
         info: GroupInfo,
         rank: int,
         doorbell: Doorbell,
@@ -50,7 +48,7 @@ class Group:
         options: CommunicationOptions,
         default_timeout: float | None,
     ) -> None:
-        self.session = session
+        self._left = left  # told when this rank leaves
         self.name = info.name
         self.key = info.key
         self.rank = rank
@@ -153,13 +151,15 @@ class Group:
             unseen = self._doorbell.leave()
         finally:
             self._signatures.forget()
-            self.session._groups.remove(self)
+            self._left(self)
         if unseen is not None:
             raise error_from_verdict(unseen)
 
     def abort(self, reason: str) -> None:
         """Ends this generation on all ranks: what is in flight, and every later call, raises `AbortedError`."""
         self._check_usable()
+        if not isinstance(reason, str):
+            raise TypeError(f"reason must be a text, which all ranks are shown, got {reason!r}")
         self._doorbell.abort(reason)
 
     def __enter__(self) -> Self:
@@ -197,19 +197,20 @@ class Group:
         timeout = merged.timeout_seconds
         deadline = Deadline.after(timeout) if timeout else None
         taken = take_apart(value)
-        prepared = self._signatures.find(operation, taken, merged, line, deadline)
-        located = locate(prepared, taken.arrays)
-        call = Call(prepared, taken.arrays, located)
-        if out is not None:
-            call.out = check_out(prepared, out)
         doorbell = self._doorbell
         try:
+            doorbell.check_goes_on(line)
+            prepared = self._signatures.find(operation, taken, merged, line, deadline)
+            located = locate(prepared, taken.arrays)
+            call = Call(prepared, taken.arrays, located)
+            if out is not None:
+                call.out = check_out(prepared, out)
             self._ring(call, located, timeout or 0.0, deadline)
             if async_op:
                 return self._work(call)
             doorbell.wait(call)
         except KeyboardInterrupt:  # between ringing and waiting, too
-            doorbell.abort(f"interrupted on rank {self.rank}")
+            doorbell.interrupted()
             raise
         if call.verdict is not None:
             raise doorbell.error(call.verdict, line)
@@ -266,10 +267,7 @@ class Group:
             return self._reductions.setdefault(reduce_op, operation)
 
     def _root(self, root: int) -> int:
-        number = operator.index(root)
-        if not 0 <= number < self.size:
-            raise ValueError(f"root must be a rank of this group, 0 to {self.size - 1}, got {root}")
-        return number
+        return whole(root, "root", 0, self.size - 1, f"a rank of this group, 0 to {self.size - 1}")
 
     def _check_usable(self) -> None:
         if self._unusable:
@@ -279,5 +277,5 @@ class Group:
         self._unusable = (
             f"group {self.name!r} was joined by the parent of this process; connect and join in the child itself"
         )
-        self._doorbell.close_after_fork()
+        self._doorbell.sever(self._unusable)
         self._signatures.forget()

@@ -1,12 +1,13 @@
-"""Open sessions: closed in order when the interpreter exits, and cut off from their worker in a forked child."""
+"""Open sessions: closed in order when the interpreter exits, and cut off from their worker in a forked child.
+
+gRPC closes its own sockets in a child, and does so at once because no RPC is open between calls (see `rpc.py`).
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import os
-import socket
-import stat
 from typing import Protocol
 
 
@@ -40,29 +41,6 @@ def _after_fork_in_child() -> None:
         session._after_fork()
     _abandoned.extend(_open)
     _open.clear()
-
-
-def drop_connections(peer: object) -> None:
-    """Replaces this process's sockets to `peer`, which are gRPC's, by /dev/null.
-
-    Not closed: gRPC still knows their numbers, and would close whatever came to have them.
-    """
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if _peer(int(name)) == peer:
-                os.dup2(null, int(name), inheritable=False)
-    os.close(null)
-
-
-def _peer(descriptor: int) -> object:
-    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-        return None
-    sock = socket.socket(fileno=descriptor)
-    try:
-        return sock.getpeername()
-    finally:
-        sock.detach()
 
 
 atexit.register(_at_exit)

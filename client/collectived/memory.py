@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import select
 import socket
 import sys
@@ -16,35 +17,25 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from collectived import door
-from collectived.errors import InternalError, ResourceExhaustedError, UnavailableError
+from collectived.errors import CollectiveError, InternalError, ResourceExhaustedError, UnavailableError
 from collectived.leaves import Array
+from collectived.places import Backing, Place, Stageable
 from collectived_proto.errors import error_class
 from collectived_proto.local import wire
 from collectived_proto.local.slots import Slots
 
 if sys.platform == "linux":
     from collectived_proto.local import arena as shared
-if TYPE_CHECKING:
-    from collectived.prepare import Prepared
 
 FIRST = 16 << 20  # bytes of the first arena; later ones are as large as all before together,
 LARGEST = 256 << 20  # but not larger than this, unless one slot needs it
 _PAGES = 2 << 20
 _PATIENCE = 30.0  # seconds in which a worker hands over an arena: it must fill its pages first
-
-
-class Backing(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The bytes of a slot, as the base of the arrays in it: whoever holds one of those holds the slot.
-
-    It is a subclass because NumPy lets a view of a view skip bases of its own type.
-    """
-
-    slot: object = None
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +70,7 @@ class Staging:
 
     __slots__ = ("address", "slot", "views")
 
-    def __init__(self, slot: Slot, places: Sequence[tuple[int, np.dtype[Any], tuple[int, ...]]]) -> None:
+    def __init__(self, slot: Slot, places: Sequence[Place]) -> None:
         self.slot = slot
         self.address = (slot.address,)
         memory = slot.arena.memory
@@ -109,21 +100,48 @@ class SessionSocket:
             if found.size >= size:
                 return found
 
+    def greet(self, timeout: float) -> None:
+        """Waits for the worker's word that this socket is the session now.
+
+        Raises:
+            UnavailableError: it does not come in time, or the worker hangs up.
+        """
+        kind, _, descriptor = self._receive(timeout, "its session socket")
+        if descriptor >= 0:
+            os.close(descriptor)
+        if kind is not wire.Kind.PONG:
+            raise InternalError(f"{self._worker} began a session socket with {kind.name}")
+
     def _answer(self) -> shared.Arena:
+        kind, message, descriptor = self._receive(_PATIENCE, "a request for memory")
+        try:
+            if kind is wire.Kind.REFUSED:
+                code, text = wire.parse_refused(message)
+                raise error_class(code)(text)
+            if kind is not wire.Kind.ARENA or descriptor < 0:
+                raise InternalError(f"{self._worker} answered a request for memory with {kind.name}")
+            number, size = wire.parse_arena(message)
+            return shared.attach(number, size, descriptor, writable=True)
+        except CollectiveError:
+            raise
+        except (wire.Malformed, ValueError) as error:
+            raise self._nonsense(error) from error
+
+    def _receive(self, timeout: float, question: str) -> tuple[wire.Kind, bytes, int]:
         waiting = select.poll()
         waiting.register(self.socket, select.POLLIN)
-        if not waiting.poll(_PATIENCE * 1000):
-            raise UnavailableError(f"{self._worker} has not answered a request for memory in {_PATIENCE:.0f} s")
+        if not waiting.poll(timeout * 1000):
+            raise UnavailableError(f"{self._worker} has not answered {question} within {timeout:g} s; is it stopped?")
         message, descriptor = door.receive(self.socket, self._buffer)
         if not message:
             raise UnavailableError(f"{self._worker} is lost: it has closed the session; connect again")
-        if wire.kind_of(message) is wire.Kind.REFUSED:
-            code, text = wire.parse_refused(message)
-            raise error_class(code)(text)
-        if wire.kind_of(message) is not wire.Kind.ARENA or descriptor < 0:
-            raise InternalError(f"{self._worker} answered a request for memory with {wire.kind_of(message).name}")
-        number, size = wire.parse_arena(message)
-        return shared.attach(number, size, descriptor, writable=True)
+        try:
+            return wire.kind_of(message), message, descriptor
+        except wire.Malformed as error:
+            raise self._nonsense(error) from error
+
+    def _nonsense(self, error: Exception) -> InternalError:
+        return InternalError(f"{self._worker} sent something unexpected ({error}); connect again")
 
     def drop(self, number: int) -> None:
         """Gives an arena back."""
@@ -141,7 +159,8 @@ class Memory:
         self._lock = threading.Lock()
         self._map: tuple[tuple[int, ...], tuple[InputArena, ...]] = ((), ())  # by address; replaced, never changed
         self._returned: deque[tuple[InputArena, int]] = deque()
-        self._spares: dict[Prepared, Staging] = {}
+        self._spares: dict[Stageable, Staging] = {}
+        self._retired: list[object] = []
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array in worker memory, row-major."""
@@ -170,16 +189,26 @@ class Memory:
         offset = address - arena.base
         return (arena.number, offset) if offset + array.nbytes <= arena.size else None
 
-    def stage(self, prepared: Prepared) -> Staging:
+    def stage(self, prepared: Stageable) -> Staging:
         """A staging slot for a collective: the one that it used last, or a new one."""
         staging = self._spares.pop(prepared, None)
         if staging is None:
             staging = Staging(self._take(prepared.layout.staging_bytes), prepared.staging_places)
         return staging
 
-    def keep(self, prepared: Prepared, staging: Staging) -> None:
+    def keep(self, prepared: Stageable, staging: Staging) -> None:
         """The worker has read this slot; it waits for the next collective of its kind, or until memory is short."""
-        self._spares[prepared] = staging
+        if prepared.current:
+            self._spares[prepared] = staging
+
+    def retire(self, staging: Staging | None, arrays: Sequence[Array]) -> None:
+        """The worker may still be reading these: their slots are never used again."""
+        self._retired.append((staging, arrays))
+
+    def outdated(self, prepared: Stageable) -> None:
+        """No more calls of it will come."""
+        prepared.current = False
+        self._spares.pop(prepared, None)
 
     def _take(self, nbytes: int) -> Slot:
         with self._lock:
@@ -233,4 +262,5 @@ class Memory:
         """Lets go of every arena; a mapping ends with the last array that looks into it."""
         self._map = ((), ())
         self._spares.clear()
+        self._retired.clear()
         self._returned.clear()

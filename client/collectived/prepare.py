@@ -6,21 +6,25 @@ are part of the contract, and the caller's line. Equal signatures share one `Pre
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from collectived import nest
+from collectived.arguments import sendable
+from collectived.errors import InternalError
 from collectived.leaves import Array, Kind, UnknownLeaf, check_reducible, element_type, kind_of, shown
 from collectived.memory import Memory
+from collectived.places import Place
 from collectived.results import ResultSlot
 from collectived_proto.deadline import Deadline
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import Collective, Layout, Leaf, Operation, Reduce
 
-_Place = tuple[int, np.dtype[Any], tuple[int, ...]]  # byte offset in a slot, dtype, shape
+MOST = 2048  # signatures of a group; the worker keeps the latest 4096 of a rank
 _MOST_VIEWS = 4  # result slots whose views are kept; a group uses few, in turn
 
 
@@ -60,17 +64,19 @@ class Prepared:
         id: the worker's number for it.
         direct: whether leaves may be read where they lie (their byte order is the wire's).
         receives: whether this rank gets a result.
+        current: whether it is still found by its signature.
     """
 
     __slots__ = (
-        "_views", "direct", "id", "kinds", "layout", "memory", "op", "paths", "receives", "result_places", "site",
-        "spec", "staging_places",
+        "_views", "current", "direct", "id", "kinds", "layout", "memory", "op", "paths", "receives", "result_places",
+        "site", "spec", "staging_places",
     )  # fmt: skip
 
     def __init__(
         self, id: int, layout: Layout, collective: Collective, value: Value, memory: Memory, rank: int
     ) -> None:
         self.id = id
+        self.current = True
         self.layout = layout
         self.memory = memory
         self.op = str(collective.operation)
@@ -81,8 +87,8 @@ class Prepared:
         self.direct = bool(value.metas) and all(dtype.isnative for _, dtype, _ in value.metas)
         operation = collective.operation
         self.receives = not isinstance(operation, Reduce) or operation.root == rank
-        self.staging_places: list[_Place] = []
-        self.result_places: list[_Place] = []
+        self.staging_places: list[Place] = []
+        self.result_places: list[Place] = []
         for leaf, place in zip(collective.leaves, layout.places, strict=True):
             pack = layout.packs[place.pack]
             given, got = to_numpy(pack.dtype), to_numpy(pack.result_dtype)
@@ -117,12 +123,13 @@ Describe = Callable[[Collective, Deadline | None], tuple[int, Layout]]
 
 
 class Signatures:
-    """The prepared collectives of one group."""
+    """The latest prepared collectives of one group. Calls in flight keep theirs beyond that."""
 
     def __init__(self, describe: Describe, memory: Memory, rank: int) -> None:
         self._describe = describe
         self._memory = memory
         self._rank = rank
+        self._lock = threading.Lock()  # over changes of `_known`
         self._known: dict[Hashable, Prepared] = {}
 
     def find(
@@ -139,17 +146,29 @@ class Signatures:
         if prepared is None:
             collective = self._collective(operation, value, options, site)
             number, layout = self._describe(collective, deadline)
-            prepared = Prepared(number, layout, collective, value, self._memory, self._rank)
-            self._known[key] = prepared
+            try:
+                prepared = Prepared(number, layout, collective, value, self._memory, self._rank)
+            except (ValueError, IndexError) as error:
+                raise InternalError(f"the worker's layout does not fit {operation} from {site}: {error}") from error
+            self._keep(key, prepared)
         return prepared
+
+    def _keep(self, key: Hashable, prepared: Prepared) -> None:
+        with self._lock:
+            replaced = self._known.pop(key, None)  # another thread was quicker
+            if replaced is None and len(self._known) >= MOST:
+                replaced = self._known.pop(next(iter(self._known)))
+            if replaced is not None:
+                self._memory.outdated(replaced)
+            self._known[key] = prepared
 
     def _collective(self, operation: Operation, value: Value, options: CommunicationOptions, site: str) -> Collective:
         leaves = []
         for path, (_, dtype, shape) in zip(nest.paths(value.spec), value.metas, strict=True):
             element = element_type(dtype, path)
             check_reducible(operation, element, path)
-            leaves.append(Leaf(path, element, shape))
-        structure = nest.structure(value.spec)
+            leaves.append(Leaf(sendable(path), element, shape))
+        structure = sendable(nest.structure(value.spec))
         return Collective(operation, structure, tuple(leaves), options.bytes_per_pack, options.implementation, site)
 
     def forget(self) -> None:

@@ -5,23 +5,25 @@ Imported at the first `connect`, for grpc takes its time to import.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 # grpc reads this while it is imported. Without it, a child that is forked beside an open session crashes now and then
 # when it connects for itself (2 of 75 times with grpcio 1.85; with it, none).
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from collectived import environment
 from collectived.address import Address
-from collectived.errors import CancelledError, DeadlineExceededError, InternalError, UnavailableError
+from collectived.arguments import sendable
+from collectived.errors import CancelledError, CollectiveError, DeadlineExceededError, InternalError, UnavailableError
+from collectived.exchange import Exchange, gate
 from collectived_proto import codec
 from collectived_proto.deadline import Deadline
 from collectived_proto.status import from_rpc_error
@@ -70,45 +72,6 @@ class Wish:
     timeout: float | None
 
 
-class Stream(Protocol):
-    """A server's stream of answers."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-    def cancel(self) -> object: ...
-
-
-class Events:
-    """A stream read by a thread, so that waiting for its next event can have an end, and be interrupted."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._read, name="collectived-events", daemon=True).start()
-
-    def _read(self) -> None:
-        try:
-            for event in self._stream:
-                self._arrived.put(event)
-            self._arrived.put(None)
-        except grpc.RpcError as error:
-            self._arrived.put(error)
-
-    def next(self, timeout: float | None) -> Any:
-        """The next event.
-
-        Raises:
-            queue.Empty: none has come in time.
-            grpc.RpcError: the call has failed.
-        """
-        event = self._arrived.get(timeout=timeout)
-        if isinstance(event, grpc.RpcError):
-            raise event
-        return event
-
-    def cancel(self) -> None:
-        self._stream.cancel()
-
-
 class Worker:
     """A connection to a worker. Thread-safe."""
 
@@ -120,15 +83,16 @@ class Worker:
             if credentials is None
             else grpc.secure_channel(target, credentials, _OPTIONS)
         )
+        gate.guard()
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
-        self._life: Events | None = None
+        self._life: Exchange | None = None
 
     @property
     def name(self) -> str:
         return f"the worker at {self.address.text}"
 
     def open_session(self, timeout: float) -> Opened:
-        """Opens the session; it lasts until `close`, or until the worker ends it.
+        """Opens the session. It lasts as long as this stream or, once that is attached, the session socket.
 
         Raises:
             UnavailableError: no answer in time.
@@ -136,13 +100,13 @@ class Worker:
         """
         request = worker_pb2.OpenSessionRequest(
             protocol=common_pb2.Protocol(lowest=PROTOCOL_LOWEST, highest=PROTOCOL_HIGHEST, release=RELEASE),
-            host=socket.gethostname(),
+            host=sendable(socket.gethostname()),
             pid=os.getpid(),
             label=environment.label(),
             job=environment.job(),
             local=True,
         )
-        self._life = Events(self._stub.OpenSession(request))
+        self._life = Exchange(lambda: self._stub.OpenSession(request), self._ours)
         try:
             event = self._life.next(timeout)
         except queue.Empty:
@@ -150,12 +114,16 @@ class Worker:
                 f"{self.name} ({self.address.source}) has not answered within {timeout:g} s; is it a worker of "
                 "collectived, and not stopped?"
             ) from None
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self.name) from error
         if event is None or not event.HasField("opened"):
             raise InternalError(f"{self.name} began a session with something else than its opening")
         opened = event.opened
         return Opened(opened.session, opened.worker, tuple(opened.devices), opened.door, opened.token)
+
+    def end_stream(self) -> None:
+        """The session socket is attached, and the session is it: no RPC stays open, which would slow `os.fork` down."""
+        if self._life is not None:
+            self._life.end()
+            self._life = None
 
     def join(self, session: bytes, wish: Wish, say: Callable[[str], None]) -> Joined:
         """Waits until the group is complete; `say` hears every 10 s who is here and who is not.
@@ -174,21 +142,19 @@ class Worker:
             device=wish.device,
             timeout_seconds=wish.timeout or 0.0,
         )
-        events = Events(self._stub.Join(request))
+        exchange = Exchange(lambda: self._stub.Join(request), self._ours)
         try:
-            return self._await_seat(events, wish, say)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self.name) from error
+            return self._await_seat(exchange, wish, say)
         finally:
-            events.cancel()
+            exchange.end()
 
-    def _await_seat(self, events: Events, wish: Wish, say: Callable[[str], None]) -> Joined:
+    def _await_seat(self, exchange: Exchange, wish: Wish, say: Callable[[str], None]) -> Joined:
         deadline = Deadline.after(wish.timeout)
         due = Deadline.after(PROGRESS_EVERY)
         progress = "the worker has not said who is here"
         while True:
             try:
-                event = events.next(min(deadline.remaining() + _GRACE, due.remaining()))
+                event = exchange.next(min(deadline.remaining() + _GRACE, due.remaining()))
             except queue.Empty:
                 if deadline.is_set and not deadline.remaining():
                     raise DeadlineExceededError(
@@ -203,6 +169,8 @@ class Worker:
                 progress = event.progress.text
             elif event.HasField("joined"):
                 joined = event.joined
+                if joined.rank >= len(joined.group.members):
+                    raise InternalError(f"{self.name} gave rank {joined.rank} of {len(joined.group.members)}")
                 return Joined(codec.group_from_proto(joined.group), joined.rank, joined.door, joined.token)
 
     def prepare(
@@ -218,19 +186,35 @@ class Worker:
             session=session, key=key, rank=rank, collective=codec.collective_to_proto(collective)
         )
         limit = min(_ANSWER_WITHIN, deadline.remaining() + _GRACE) if deadline else _ANSWER_WITHIN
-        try:
-            reply = self._stub.Prepare(request, timeout=limit)
-        except grpc.RpcError as error:
+
+        def ours(error: Exception) -> CollectiveError:
             if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 late = UnavailableError if limit == _ANSWER_WITHIN else DeadlineExceededError
-                raise late(f"{self.name} has not answered within {limit:.3g} s; it may be stopped") from error
-            raise from_rpc_error(error, self.name) from error
-        except ValueError as error:  # gRPC's word for a channel that was closed meanwhile
-            raise CancelledError(f"the session was closed during {collective.operation}") from error
+                return late(f"{self.name} has not answered within {limit:.3g} s; it may be stopped")
+            return self._ours(error)
+
+        exchange = Exchange(
+            lambda: self._stub.Prepare.future(request, timeout=limit), ours, lambda future: future.result()
+        )
+        try:
+            reply = exchange.next(None)
+        finally:
+            exchange.end()
         return reply.id, codec.layout_from_proto(reply.layout)
+
+    def _ours(self, error: Exception) -> CollectiveError:
+        if isinstance(error, (ValueError, grpc.FutureCancelledError)):  # gRPC's words for a channel that was closed
+            return CancelledError(f"the session with {self.name} was closed during a call ({error})")
+        if not isinstance(error, grpc.RpcError):
+            return InternalError(f"{self.name} could not be called: {type(error).__name__}: {error}")
+        try:
+            return from_rpc_error(error, self.name)
+        except (DecodeError, ValueError) as unreadable:  # the status, or the verdict in it
+            return InternalError(f"{self.name} answered with a status that cannot be read ({unreadable}): {error}")
 
     def close(self) -> None:
         """Ends the session and the connection."""
-        if self._life is not None:
-            self._life.cancel()
-        self._channel.close()
+        self.end_stream()
+        closing = Exchange(self._channel.close, self._ours, lambda closed: closed)
+        with contextlib.suppress(queue.Empty):
+            closing.next(_ANSWER_WITHIN)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import operator
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -15,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from collectived import address, door, environment, lifetime
+from collectived.arguments import sendable, whole
 from collectived.doorbell import Doorbell
-from collectived.errors import CollectiveError, FailedPreconditionError, UnimplementedError
+from collectived.errors import CollectiveError, FailedPreconditionError, NotFoundError, UnimplementedError
 from collectived.group import Group
 from collectived.leaves import Array, element_type
 from collectived.memory import Memory, SessionSocket
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("collectived")
 
 _DOOR_WITHIN = 10.0  # seconds
+_MOST_RANKS = 1 << 20  # more is a mistake: nobody waits for that many
 
 
 def connect(
@@ -49,14 +50,14 @@ def connect(
         credentials: of gRPC, for TCP with TLS.
 
     Raises:
-        ValueError: `worker` is not an address, or `timeout` is negative.
+        TypeError, ValueError: `worker` is not an address, or `timeout` is negative.
         InvalidArgumentError: several jobs are running; the error lists them.
         UnavailableError: no worker answers, or none is known; the error shows what to type.
         UnimplementedError: the worker is on another host.
     """
     limit = seconds(timeout, "timeout") or math.inf
     found = address.find(worker)
-    peer = found.knock(min(limit, threading.TIMEOUT_MAX))
+    found.knock(min(limit, threading.TIMEOUT_MAX))
 
     from collectived.rpc import Worker  # late, for it imports grpc
 
@@ -67,11 +68,17 @@ def connect(
             raise UnimplementedError(
                 f"{rpc.name} offers no shared memory to this process: it must run on this host, under the same user"
             )
-        sock = door.enter(opened.door, opened.token, min(limit, _DOOR_WITHIN), rpc.name)
+        sock = SessionSocket(door.enter(opened.door, opened.token, min(limit, _DOOR_WITHIN), rpc.name), rpc.name)
+        try:
+            sock.greet(min(limit, _DOOR_WITHIN))
+            rpc.end_stream()
+        except BaseException:
+            sock.close()
+            raise
     except BaseException:
         rpc.close()
         raise
-    return Session(rpc, opened, SessionSocket(sock, rpc.name), peer)
+    return Session(rpc, opened, sock)
 
 
 class Session:
@@ -85,14 +92,13 @@ class Session:
 
     transport = "shared memory"
 
-    def __init__(self, rpc: Worker, opened: Opened, sock: SessionSocket, peer: object) -> None:
+    def __init__(self, rpc: Worker, opened: Opened, sock: SessionSocket) -> None:
         self.worker = opened.worker
         self.devices = opened.devices
         self._rpc = rpc
         self._token = opened.session
         self._socket = sock
         self._memory = Memory(sock)
-        self._peer = peer
         self._groups: list[Group] = []
         self._unusable = ""
         lifetime.opened(self)
@@ -145,14 +151,14 @@ class Session:
         from collectived.rpc import Wish  # late, for it imports grpc
 
         name = environment.group_name() if name is None else name
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"name must be a text that is not empty, got {name!r}")
+        if not isinstance(name, str) or not name or name != sendable(name):
+            raise ValueError(f"name must be a text that is not empty and fits in UTF-8, got {name!r}")
         least, most = _sizes(environment.group_size() if size is None else size)
         if rank is None:
             rank = environment.rank(most)
-        if rank is not None and not 0 <= operator.index(rank) < most:
-            raise ValueError(f"rank must be from 0 to {most - 1} in a group of {most}, got {rank}")
-        full = "" if device is None else str(DeviceName.parse(device, _task(self.worker)))
+        if rank is not None:
+            rank = whole(rank, "rank", 0, most - 1, f"from 0 to {most - 1} in a group of {most}")
+        full = "" if device is None else str(self._device(device))
         if not (settle >= 0 and math.isfinite(settle)):
             raise ValueError(f"settle must be seconds, not negative, got {settle!r}")
         return Wish(name, (least, most), rank, full, float(settle), timeout)
@@ -167,7 +173,7 @@ class Session:
             self._memory,
             rank,
         )
-        return Group(self, info, rank, doorbell, signatures, options, default_timeout)
+        return Group(self._groups.remove, info, rank, doorbell, signatures, options, default_timeout)
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32, device: str | None = None) -> Array:
         """An uninitialised NumPy array in memory that the worker owns; collectives on it copy nothing in.
@@ -180,14 +186,15 @@ class Session:
 
         Raises:
             ValueError: a length is negative. TypeError: collectives do not carry that dtype.
+            NotFoundError: the worker has no such device; the error lists those it has.
             ResourceExhaustedError: the worker refuses more memory.
         """
         self._check_usable()
-        if device is not None and DeviceName.parse(device).kind != "CPU":
+        if device is not None and self._device(device).kind != "CPU":
             raise UnimplementedError(f"arrays on {device} are not offered: only on CPU devices")
-        lengths = (shape,) if isinstance(shape, int) else tuple(map(operator.index, shape))
-        if any(length < 0 for length in lengths):
-            raise ValueError(f"lengths must not be negative, got {lengths}")
+        lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        expected = f"a length that is not negative, or several (the shape is {shape!r})"
+        lengths = tuple(whole(length, "shape", 0, sys.maxsize, expected) for length in lengths)
         return self._memory.empty(lengths, to_numpy(element_type(np.dtype(dtype), "the array")))
 
     def close(self) -> None:
@@ -219,6 +226,15 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session with {self.worker} at {self._rpc.address.text}: {self.transport}>"
 
+    def _device(self, device: str) -> DeviceName:
+        if not isinstance(device, str):
+            raise TypeError(f"device must be a name such as 'CPU:1' or None, got {device!r}")
+        found = DeviceName.parse(device, _task(self.worker))
+        if str(found) not in self.devices:
+            shown = ", ".join(DeviceName.parse(known).short for known in self.devices)
+            raise NotFoundError(f"{self.worker} has no device {device!r}: it has {shown}")
+        return found
+
     def _check_usable(self) -> None:
         if self._unusable:
             raise FailedPreconditionError(self._unusable)
@@ -229,14 +245,14 @@ class Session:
         for group in self._groups:
             group._after_fork()
         self._memory.forget()
-        with contextlib.suppress(OSError):
-            lifetime.drop_connections(self._peer)
 
 
 def _sizes(size: int | tuple[int, int]) -> tuple[int, int]:
-    least, most = size if isinstance(size, tuple) and len(size) == 2 else (size, size)
-    if isinstance(least, bool) or not isinstance(least, int) or not isinstance(most, int) or not 1 <= least <= most:
-        raise ValueError(f"size must be a whole number from 1 on, or (least, most), got {size!r}")
+    expected = f"a whole number from 1 to {_MOST_RANKS}, or (least, most) of such"
+    given = size if isinstance(size, tuple) and len(size) == 2 else (size, size)
+    least, most = (whole(number, "size", 1, _MOST_RANKS, expected) for number in given)
+    if least > most:
+        raise ValueError(f"size must be {expected}, got {size!r}")
     return least, most
 
 

@@ -6,6 +6,8 @@ import os
 import sys
 from types import TracebackType
 
+from collectived.arguments import sendable
+
 _PACKAGE = os.path.dirname(__file__) + os.sep
 _short: dict[str, str] = {}
 
@@ -13,7 +15,7 @@ _short: dict[str, str] = {}
 def _name(filename: str) -> str:
     short = _short.get(filename)
     if short is None:
-        short = _short[filename] = os.path.basename(filename)
+        short = _short[filename] = sendable(os.path.basename(filename))
     return short
 
 
@@ -35,5 +37,8 @@ def describe(error: BaseException, traceback: TracebackType | None) -> str:
         if not filename.startswith(_PACKAGE):
             place = f" ({_name(filename)}:{traceback.tb_lineno})"
         traceback = traceback.tb_next
-    message = str(error)
+    try:
+        message = str(error)
+    except Exception as broken:  # theirs: it must not hide the error itself
+        message = f"(its text cannot be had: {type(broken).__name__})"
     return f"{type(error).__name__}{': ' if message else ''}{message}{place}"

@@ -6,9 +6,13 @@ point of the caller's program, so all ranks number alike from there.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from collectived.call import Call
 from collectived_proto.errors import Code
-from collectived_proto.types import GroupInfo, Verdict
+from collectived_proto.local import wire
+from collectived_proto.types import GroupInfo, Member, Verdict
 
 
 class Standing:
@@ -22,11 +26,61 @@ class Standing:
         self.verdict: Verdict | None = None  # of this generation
         self._verdicts: dict[int, Verdict] = {}
         self._seen = 0  # the latest generation whose verdict the caller has been given
+        self._aborted = 0  # the latest generation that this rank has aborted
+
+    @property
+    def over(self) -> bool:
+        """Whether this generation has failed and the group does not go on in another."""
+        return self.verdict is not None and not self.verdict.successor
+
+    def abort_once(self) -> bool:
+        """Whether the worker is still to be told that this rank aborts this generation; asked by who tells it."""
+        first = self._aborted != self.generation
+        self._aborted = self.generation
+        return first
 
     @property
     def unseen(self) -> Verdict | None:
         """This generation's verdict if the caller has not been given it."""
         return self.verdict if self.verdict is not None and self.verdict.generation != self._seen else None
+
+    def read(self, serialized: bytes) -> Verdict:
+        """A verdict as workers write it, whose members say no more than their rank and what they did last.
+
+        Raises:
+            wire.Malformed: it is none.
+        """
+        # Imported late because it brings protobuf, and `import collectived` is to be quick.
+        from google.protobuf.message import DecodeError
+
+        from collectived_proto.codec import verdict_from_proto
+        from collectived_proto.v1 import common_pb2
+
+        try:
+            verdict = verdict_from_proto(common_pb2.Verdict.FromString(serialized))
+        except DecodeError as error:
+            raise wire.Malformed(f"a verdict that cannot be read: {error}") from None
+        return replace(
+            verdict,
+            members=self._in_full(verdict.members),
+            missing=self._in_full(verdict.missing),
+            differing=self._in_full(verdict.differing),
+        )
+
+    def _in_full(self, members: Iterable[Member]) -> tuple[Member, ...]:
+        known = self.group.members
+        return tuple(
+            replace(
+                known[member.rank],
+                last_instance=member.last_instance,
+                last_op=member.last_op,
+                last_site=member.last_site,
+                idle_seconds=member.idle_seconds,
+            )
+            if not member.device and member.rank < len(known)
+            else member
+            for member in members
+        )
 
     def decided(self, verdict: Verdict) -> None:
         """A verdict about this generation, or about one that others have begun before us."""

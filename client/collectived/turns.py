@@ -1,8 +1,8 @@
 """Who reads a socket that several threads wait on.
 
-*Leader*: the one waiting thread that reads, for all. *Follower*: a thread that sleeps until the leader has heard of its
-call, or hands over. Invariant: where there are followers whose calls are not ready, there is a leader, or one of those
-followers has been woken and will lead.
+*Leader*: the one waiting thread that reads, for all. *Follower*: a thread that sleeps until the leader has heard of
+what it awaits, or hands over. Invariant: where there are followers whose news has not come, there is a leader, or one
+of those followers has been woken and will lead.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from __future__ import annotations
 import math
 import threading
 from time import monotonic
+from typing import Protocol
 
-from collectived.call import Call
+
+class Awaited(Protocol):
+    """What a thread waits for: a call, or the answer to a question."""
+
+    def ready(self, packs: int, /) -> bool: ...
 
 
 class Turns:
@@ -19,49 +24,64 @@ class Turns:
 
     def __init__(self, mutex: threading.Lock) -> None:
         self._mutex = mutex
-        self._leading = False
-        self._followers: dict[threading.Lock, tuple[Call, int]] = {}
+        self._leader = 0  # ident of the thread that leads
+        self._depth = 0  # how often it took the lead: a callback that it runs may wait as well
+        self._followers: dict[threading.Lock, tuple[Awaited, int]] = {}
 
     def lead(self) -> bool:
-        """Takes the lead if nobody has it; then `resign` must follow."""
+        """Takes the lead if nobody else has it; then `resign` must follow."""
+        me = threading.get_ident()
         with self._mutex:
-            if self._leading:
+            if self._leader and self._leader != me:
                 return False
-            self._leading = True
+            self._leader = me
+            self._depth += 1
             return True
 
     def resign(self) -> None:
         """Gives the lead up and wakes a follower to take it."""
         with self._mutex:
-            self._leading = False
-            if self._followers:
-                self._promote()
+            if self._leader == threading.get_ident():
+                self._depth -= 1
+                if not self._depth:
+                    self._vacate()
 
-    def follow(self, call: Call, packs: int, end: float) -> None:
-        """Sleeps until there is news of `call`, the lead is free, or the monotonic clock says `end`."""
+    def drop(self) -> None:
+        """After an interruption, which may have come between `lead` and `resign`: this thread leads no more."""
+        with self._mutex:
+            if self._leader == threading.get_ident():
+                self._vacate()
+
+    def follow(self, awaited: Awaited, packs: int, end: float) -> None:
+        """Sleeps until there is news of `awaited`, the lead is free, or the monotonic clock says `end`."""
         baton = threading.Lock()
         baton.acquire()
         with self._mutex:
-            if not self._leading or call.ready(packs):
+            if not self._leader or awaited.ready(packs):
                 return
-            self._followers[baton] = (call, packs)
+            self._followers[baton] = (awaited, packs)
         try:
             baton.acquire(timeout=-1 if end == math.inf else max(0.0, end - monotonic()))
         finally:
             with self._mutex:
                 del self._followers[baton]
-                if not self._leading:  # we may have been woken to lead, and have no use for it
+                if not self._leader:  # we may have been woken to lead, and have no use for it
                     self._promote()
 
-    def wake(self, call: Call) -> None:
-        """There is news of `call`. Under the mutex."""
+    def wake(self, awaited: Awaited) -> None:
+        """There is news of `awaited`. Under the mutex."""
         for baton, (followed, _) in self._followers.items():
-            if followed is call:
+            if followed is awaited:
                 _release(baton)
 
+    def _vacate(self) -> None:
+        self._leader = self._depth = 0
+        if self._followers:
+            self._promote()
+
     def _promote(self) -> None:
-        for baton, (call, packs) in self._followers.items():
-            if not call.ready(packs):
+        for baton, (awaited, packs) in self._followers.items():
+            if not awaited.ready(packs):
                 _release(baton)
                 return
 

@@ -23,7 +23,8 @@ class Work:
     """A collective in flight. Thread-safe.
 
     Worker memory that went in must stay untouched until it is done; ordinary arrays were copied. An error that nobody
-    collects is logged, and raised by the next blocking call on the group.
+    collects is logged, and raised by the next blocking call on the group. In a forked child every method raises
+    FailedPreconditionError.
     """
 
     def __init__(self, call: Call, doorbell: Doorbell) -> None:
@@ -57,6 +58,7 @@ class Work:
 
     def done(self) -> bool:
         """Whether the collective has ended, well or not."""
+        self._doorbell.check()
         if not self._call.complete:
             self._doorbell.glance()
         return self._call.complete
@@ -68,6 +70,7 @@ class Work:
 
     def add_done_callback(self, callback: Callable[[Work], object]) -> None:
         """Calls `callback(work)` when the collective has ended, at once if it has; in a thread of the library's."""
+        self._doorbell.check()
         if not self._doorbell.callbacks.add(self._call, lambda: callback(self)):
             callback(self)
 
@@ -80,6 +83,7 @@ class Work:
         call = self._call
         given = 0
         while given < len(call.prepared.layout.packs):
+            self._doorbell.check()
             self._doorbell.wait(call, given + 1)
             if given >= len(call.packs):
                 break
@@ -104,6 +108,7 @@ class Work:
         return self.result()
 
     def _wait(self, timeout: float | timedelta | None) -> None:
+        self._doorbell.check()
         call = self._call
         limit = seconds(timeout, "timeout")
         if limit is None:
@@ -127,7 +132,7 @@ class Work:
 
     def __del__(self) -> None:
         verdict = self._call.verdict
-        if verdict is not None and not self._collected:
+        if verdict is not None and not self._collected and not self._doorbell.severed:
             log.error("nobody collected this error: %s (%s)", error_from_verdict(verdict), self._call.prepared.site)
 
     def __repr__(self) -> str:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -59,6 +60,7 @@ class FarEnd:
         self.rings: list[wire.Ring] = []
         self.released: list[int] = []
         self.texts: list[tuple[wire.Kind, str]] = []
+        self.ended: set[str] = set()  # which of "bell" and "session" the client has closed
         self.prepared: dict[int, tuple[Collective, Layout]] = {}
         self.refusals: deque[tuple[Code, str]] = deque()
         self.asked: list[int] = []
@@ -112,9 +114,8 @@ class FarEnd:
         self.prepared[len(self.prepared) + 1] = collective, layout
         return len(self.prepared), layout
 
-    def verdict(self, code: Code, message: str, instance: int, **more: int) -> Verdict:
-        generation = more.pop("generation", GENERATION)
-        return Verdict("train", KEY, generation, code, message, instance, instance, "all_reduce(sum)", **more)  # type: ignore[arg-type]
+    def verdict(self, code: Code, message: str, instance: int, **more: Any) -> Verdict:
+        return Verdict("train", KEY, GENERATION, code, message, instance, instance, "all_reduce(sum)", **more)
 
     def failed(self, instance: int, verdict: Verdict) -> bytes:
         return wire.failed(instance, codec.verdict_to_proto(verdict).SerializeToString())
@@ -125,6 +126,7 @@ class FarEnd:
         poll = select.poll()
         for sock in (self.bell, self.session, self.stop_reader):
             poll.register(sock, select.POLLIN)
+        names = {id(self.bell): "bell", id(self.session): "session"}
         while True:
             ready = {descriptor for descriptor, _ in poll.poll()}
             if self.stop_reader.fileno() in ready:
@@ -136,6 +138,7 @@ class FarEnd:
                         act(message)
                     else:
                         poll.unregister(sock)
+                        self.ended.add(names[id(sock)])
                     with self.changed:
                         self.changed.notify_all()
 
@@ -212,13 +215,6 @@ class FarEnd:
         ]
 
 
-class Room:
-    """What a session would hold for a group."""
-
-    def __init__(self) -> None:
-        self._groups: list[Group] = []
-
-
 class Setting:
     """A group of this process whose worker is a far end."""
 
@@ -237,9 +233,9 @@ class Setting:
         client_bell.setblocking(False)
         self.memory = Memory(SessionSocket(client_session, "/job:worker/task:0"))
         self.doorbell = Doorbell(client_bell, info, rank, "/job:worker/task:0")
-        room = Room()
+        self.left: list[Group] = []
         self.group = Group(
-            room,  # type: ignore[arg-type]
+            self.left.append,
             info,
             rank,
             self.doorbell,
@@ -247,7 +243,6 @@ class Setting:
             options,
             timeout,
         )
-        room._groups.append(self.group)
 
 
 Make = Callable[..., Setting]
@@ -286,8 +281,12 @@ class FarWorker(worker_pb2_grpc.WorkerServicer):
         self.progress: list[str] = []
         self.seated = threading.Event()
         self.mute = False  # whether collectives are never answered
+        self.preparing, self.withdrawn = threading.Semaphore(0), threading.Semaphore(0)  # while mute
+        self.refuses = False  # whether no more collectives are taken
+        self.opened: list[worker_pb2.OpenSessionRequest] = []
         self.never = False  # whether joins stay incomplete
-        self.sessions_ended = threading.Semaphore(0)
+        self.attaches = True  # whether it says that a session socket has come
+        self.streams_ended = threading.Semaphore(0)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(f"{folder}/d")
         self.listener.listen()
@@ -315,6 +314,8 @@ class FarWorker(worker_pb2_grpc.WorkerServicer):
                 break
             if wire.parse_hello(sock.recv(100)) == b"s" * 16:
                 found.append(sock)
+                if self.attaches:
+                    sock.send(wire.bare(wire.Kind.PONG))
             else:
                 self.far = FarEnd(self.joins[-1].max_size, self.joins[-1].rank, sock, found.pop())
                 self.seated.set()
@@ -324,14 +325,19 @@ class FarWorker(worker_pb2_grpc.WorkerServicer):
     def OpenSession(
         self, request: worker_pb2.OpenSessionRequest, context: grpc.ServicerContext
     ) -> Iterator[worker_pb2.SessionEvent]:
+        self.opened.append(request)
         ended = threading.Event()
         context.add_callback(ended.set)
         opened = worker_pb2.SessionOpened(
-            session=b"secret", worker="/job:worker/task:3", door=f"{self.path[:-1]}d", token=b"s" * 16
+            session=b"secret",
+            worker="/job:worker/task:3",
+            devices=[f"/job:worker/replica:0/task:3/device:{name}" for name in ("CPU:0", "CPU:1", "GPU:0")],
+            door=f"{self.path[:-1]}d",
+            token=b"s" * 16,
         )
         yield worker_pb2.SessionEvent(opened=opened)
         ended.wait()
-        self.sessions_ended.release()
+        self.streams_ended.release()
 
     def Join(self, request: worker_pb2.JoinRequest, context: grpc.ServicerContext) -> Iterator[worker_pb2.JoinEvent]:
         self.joins.append(request)
@@ -354,7 +360,11 @@ class FarWorker(worker_pb2_grpc.WorkerServicer):
         if self.mute:
             ended = threading.Event()
             context.add_callback(ended.set)
+            self.preparing.release()
             ended.wait()
+            self.withdrawn.release()
+        if self.refuses:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no more")
         assert self.seated.wait(10)
         assert self.far is not None
         number, layout = self.far.describe(codec.collective_from_proto(request.collective), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import gc
 import random
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import collectived as cd
+from collectived import prepare
 from collectived_proto.local import wire
 from collectived_proto.types import Broadcast, CommunicationImplementation, Reduce
 
@@ -178,14 +180,12 @@ def test_only_the_root_of_a_reduce_gets_the_result(make: Any) -> None:
     assert other.far.prepared[1][0].operation == Reduce(cd.ReduceOp.SUM, 1)
 
 
-def test_the_root_of_a_broadcast_gets_its_own_value_where_the_worker_returns_none(make: Any) -> None:
+def test_a_completion_without_the_result_is_a_worker_that_talks_nonsense(make: Any) -> None:
     setting = make(size=2, rank=1)
     setting.far.answer = lambda ring: [wire.Done(ring.instance, 0, True, False).encode()]
-    value = np.arange(3)
-    result = setting.group.broadcast(value, root=1)
-    assert result.tolist() == [0, 1, 2] and result is not value and not np.shares_memory(result, value)
+    with pytest.raises(cd.errors.UnavailableError, match=r"unexpected \(broadcast.* without a result\)"):
+        setting.group.broadcast(np.arange(3), root=1)
     assert setting.far.prepared[1][0].operation == Broadcast(1)
-    assert setting.group.broadcast([1, None], root=1) == [1, None]
 
 
 def test_a_value_without_leaves_passes(make: Any) -> None:
@@ -201,6 +201,49 @@ def test_a_signature_is_described_once(make: Any) -> None:
     assert len(setting.far.prepared) == 2
     collective = setting.far.prepared[1][0]
     assert collective.site.startswith("test_collectives.py:")
+
+
+def test_of_many_signatures_the_latest_are_kept(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "MOST", 2)
+    setting = make()
+    far, group = setting.far, setting.group
+
+    def start(length: int) -> cd.Work:
+        work: cd.Work = group.all_reduce("sum", np.ones(length), async_op=True)
+        return work
+
+    far.answer = lambda ring: []
+    first = start(1)
+    for length in (2, 3, 2, 3, 1):
+        start(length)
+    far.until(lambda: len(far.rings) == 6)
+    assert [ring.prepared for ring in far.rings] == [1, 2, 3, 2, 3, 4]
+    for ring in far.rings:
+        for answer in far.complete(ring):
+            far.bell.send(answer)
+    assert first.wait().tolist() == [2]
+    kept = {known.id for known in setting.memory._spares}
+    assert 1 not in kept and kept <= {3, 4}, "staging slots of what is not found again are given back"
+
+
+def test_text_that_is_no_utf_8_travels_readable(make: Any) -> None:
+    class Key(str):
+        def __repr__(self) -> str:
+            return "k\udcff"
+
+    setting = make()
+    setting.group.all_reduce("sum", {Key("a"): 1})
+    leaf = setting.far.prepared[1][0].leaves[0]
+    assert leaf.path == r"[k\udcff]"
+    assert setting.far.prepared[1][0].structure == r"{k\udcff: *}"
+
+
+def test_a_layout_that_does_not_fit_is_the_workers_defect(make: Any) -> None:
+    setting = make()
+    describe = setting.far.describe
+    setting.group._signatures._describe = lambda collective, deadline: describe(replace(collective, leaves=()), None)
+    with pytest.raises(cd.errors.InternalError, match="layout does not fit"):
+        setting.group.all_reduce("sum", 1)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +293,8 @@ def test_bad_arguments_are_refused_by_name(make: Any) -> None:
         group.broadcast(1, root=2)
     with pytest.raises(ValueError, match="root must be"):
         group.reduce("sum", 1, root=-1)
+    with pytest.raises(TypeError, match="root must be a rank of this group, 0 to 1, got '0', a str"):
+        group.broadcast(1, root="0")
     with pytest.raises(TypeError, match="options must be CommunicationOptions or None, got dict"):
         group.all_reduce("sum", 1, {"timeout_seconds": 3})
     with pytest.raises(ValueError, match="both given"):

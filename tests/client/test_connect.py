@@ -131,9 +131,16 @@ def test_what_the_environment_lacks_is_named(worker: Any, monkeypatch: pytest.Mo
         ({"name": ""}, "name must be a text"),
         ({"size": 0}, "size must be a whole number from 1"),
         ({"size": (3, 2)}, "size must be"),
-        ({"size": 2.0}, "size must be"),
+        ({"size": -3}, "size must be a whole number from 1 to 1048576, .* got -3"),
+        ({"size": 2**40}, "size must be a whole number from 1 to 1048576, .* got 1099511627776"),
+        ({"size": 2.0}, "size must be .* got 2.0, a float"),
+        ({"size": True}, "size must be .* got True, a bool"),
+        ({"size": (2, "3")}, "size must be .* got '3', a str"),
         ({"rank": 2}, "rank must be from 0 to 1 in a group of 2, got 2"),
         ({"rank": -1}, "rank must be"),
+        ({"rank": "1"}, "rank must be from 0 to 1 in a group of 2, got '1', a str"),
+        ({"name": "\udcff"}, "name must be a text that .* fits in UTF-8"),
+        ({"device": 1}, "device must be a name such as 'CPU:1' or None, got 1"),
         ({"device": "TPU:0"}, "not a device name"),
         ({"settle": -1}, "settle must be"),
         ({"timeout": -1}, "timeout must not be negative"),
@@ -142,7 +149,7 @@ def test_what_the_environment_lacks_is_named(worker: Any, monkeypatch: pytest.Mo
 )
 def test_bad_arguments_of_join_are_refused(worker: Any, arguments: dict[str, Any], says: str) -> None:
     with cd.connect(worker.address) as session:
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises((TypeError, ValueError), match=says):
             session.join(**{"name": "train", "size": 2, **arguments})
         assert worker.joins == []
 
@@ -195,8 +202,8 @@ def test_closing_a_session_leaves_its_groups_and_ends_it_on_the_worker(worker: A
     group.barrier()
     session.close()
     session.close()
-    assert worker.sessions_ended.acquire(timeout=10)
-    worker.far.until(lambda: worker.far.texts == [(wire.Kind.LEAVE, "")])
+    worker.far.until(lambda: worker.far.ended == {"bell", "session"})
+    assert worker.far.texts == [(wire.Kind.LEAVE, "")]
     for use in (group.barrier, lambda: session.empty(3), lambda: session.join("train", 1)):
         with pytest.raises(cd.errors.FailedPreconditionError, match="has left|is closed"):
             use()
@@ -210,8 +217,11 @@ def test_empty_makes_arrays_of_any_dtype_that_collectives_carry(worker: Any) -> 
         assert session.empty((), np.float64, "CPU:1").shape == ()
         with pytest.raises(TypeError, match="dtype object"):
             session.empty(3, object)
-        with pytest.raises(ValueError, match=r"lengths must not be negative, got \(2, -1\)"):
+        with pytest.raises(ValueError, match=r"shape must be a length that is not negative.* \(2, -1\)\), got -1"):
             session.empty((2, -1))
+        for device, known in (("CPU:77", "CPU:0, CPU:1, GPU:0"), ("/task:1/device:CPU:0", "task:3 has no device")):
+            with pytest.raises(cd.errors.NotFoundError, match=known):
+                session.empty(3, device=device)
         with pytest.raises(cd.errors.UnimplementedError, match="arrays on GPU:0"):
             session.empty(3, device="GPU:0")
 

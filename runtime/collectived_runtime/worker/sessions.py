@@ -102,6 +102,7 @@ class Session:
         self._socket = connected
         self.pidfd = _pidfd(connected, pid)
         loop.add_reader(connected.fileno(), self._read)
+        self._send(wire.bare(wire.Kind.PONG))  # from here on the socket's end is the session's end
         if self.pidfd >= 0:
             loop.add_reader(self.pidfd, self.end, "its process ended")
 

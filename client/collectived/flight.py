@@ -1,0 +1,121 @@
+"""Calls in flight, and what the worker's messages mean for them."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+from collectived.call import ALL, Call
+from collectived.callbacks import Callbacks
+from collectived.results import Results
+from collectived.standing import Standing
+from collectived.turns import Turns
+from collectived_proto.local import wire
+from collectived_proto.types import Verdict
+
+_DONE = int(wire.Kind.DONE)
+
+
+class Echo:
+    """The answer to one PING, awaited as a call is.
+
+    Attributes:
+        verdict: what the calls in flight end with once it comes, for then the worker reads their inputs no more.
+    """
+
+    __slots__ = ("heard", "verdict")
+
+    def __init__(self, verdict: Verdict | None) -> None:
+        self.heard = False
+        self.verdict = verdict
+
+    def ready(self, packs: int = ALL) -> bool:
+        return self.heard
+
+
+class Flight:
+    """Under its owner's lock, all of it.
+
+    Attributes:
+        calls: by instance.
+        echoes: of the PINGs that have not been answered, in order.
+    """
+
+    def __init__(self, standing: Standing, turns: Turns, callbacks: Callbacks) -> None:
+        self.calls: dict[int, Call] = {}
+        self.echoes: deque[Echo] = deque()
+        self.results = Results()
+        self._standing = standing
+        self._turns = turns
+        self._callbacks = callbacks
+
+    def take(self, message: bytes, descriptor: int) -> None:
+        """Takes in a message of the worker.
+
+        Raises:
+            wire.Malformed, ValueError, OSError: it is not what a worker sends.
+        """
+        if message[0] == _DONE:
+            self._done(wire.parse_done(message))
+            return
+        kind = wire.kind_of(message)
+        if kind is wire.Kind.ARENA and descriptor >= 0:
+            self.results.add(message, descriptor)
+            return
+        if descriptor >= 0:
+            os.close(descriptor)
+        if kind is wire.Kind.FAILED:
+            self._failed(*wire.parse_failed(message))
+        elif kind is wire.Kind.PONG:
+            self._answered()
+        else:
+            raise wire.Malformed(f"a {kind.name} on a doorbell")
+
+    def _done(self, done: wire.Done) -> None:
+        call = self.calls.get(done.instance)
+        if call is None:  # given up on, and with it the generation
+            return
+        prepared = call.prepared
+        if done.result and call.slot is None:
+            call.slot = self.results.slot(done)
+        if prepared.layout.packs:
+            if call.slot is None and prepared.receives:
+                raise wire.Malformed(f"{prepared.op} without a result")
+            call.packs.append(done.pack)
+        if done.last:
+            self._end(call, None)
+        else:
+            self._turns.wake(call)
+
+    def _failed(self, instance: int, serialized: bytes) -> None:
+        verdict = self._standing.read(serialized)
+        self._standing.decided(verdict)
+        for call in list(self.calls.values()):
+            covered = call.instance >= verdict.from_instance or call.instance == instance
+            if call.generation == verdict.generation and covered:
+                self._end(call, verdict)
+
+    def _answered(self) -> None:
+        if not self.echoes:
+            return
+        echo = self.echoes.popleft()
+        echo.heard = True
+        self._turns.wake(echo)
+        if echo.verdict is not None:
+            self.end_all(echo.verdict)
+
+    def end_all(self, verdict: Verdict, retire: bool = False) -> None:
+        """Ends every call; with `retire`, the worker may still be reading their inputs."""
+        for call in list(self.calls.values()):
+            self._end(call, verdict, retire)
+
+    def _end(self, call: Call, verdict: Verdict | None, retire: bool = False) -> None:
+        del self.calls[call.instance]
+        call.end(verdict, retire)
+        self._turns.wake(call)
+        self._callbacks.ended(call)
+        if self.echoes and not self.calls:  # who awaits that nothing is in flight any more need not wait longer
+            for echo in self.echoes:
+                if echo.verdict is not None:
+                    echo.heard = True
+                    self._turns.wake(echo)
