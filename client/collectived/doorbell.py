@@ -18,7 +18,7 @@ from collectived.callbacks import Callbacks
 from collectived.errors import FailedPreconditionError, ResourceExhaustedError
 from collectived.flight import Echo, Flight
 from collectived.standing import Standing
-from collectived.turns import Turns
+from collectived.turns import LOOK_UP, Turns
 from collectived_proto.errors import Code, CollectiveError, error_from_verdict
 from collectived_proto.local import wire
 from collectived_proto.types import GroupInfo, Verdict
@@ -135,7 +135,7 @@ class Doorbell:
         self._send_released()
         while not call.ready(packs):
             end = min(until, call.cut if call.cut != math.inf else self._next_ping())
-            if self._poll.poll(max(0.0, (end - monotonic()) * 1000.0)):
+            if self._poll.poll(min(LOOK_UP, max(0.0, end - monotonic())) * 1000.0):
                 self._read()
                 continue
             now = monotonic()

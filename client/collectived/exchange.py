@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import threading
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
+
+from collectived.turns import LOOK_UP
 
 _END_WITHIN = 0.05  # seconds for the thread of an RPC that was cancelled; Ctrl-C is to be over within 0.1
 _FORK_WAITS = 1.0  # seconds for a short RPC; gRPC waits as long for one that streams
@@ -114,7 +118,15 @@ class Exchange:
             queue.Empty: none has come in time.
             CollectiveError: the call has failed.
         """
-        event = self._arrived.get(timeout=timeout)
+        end = math.inf if timeout is None else monotonic() + timeout
+        while True:
+            left = max(0.0, end - monotonic())
+            try:
+                event = self._arrived.get(timeout=min(LOOK_UP, left))
+                break
+            except queue.Empty:
+                if left <= LOOK_UP:
+                    raise
         if isinstance(event, Exception):
             raise event
         return event

@@ -7,10 +7,11 @@ of those followers has been woken and will lead.
 
 from __future__ import annotations
 
-import math
 import threading
 from time import monotonic
 from typing import Protocol
+
+LOOK_UP = 0.05  # seconds; a Ctrl-C just before a system call does not end it, but is seen when that returns
 
 
 class Awaited(Protocol):
@@ -53,7 +54,7 @@ class Turns:
                 self._vacate()
 
     def follow(self, awaited: Awaited, packs: int, end: float) -> None:
-        """Sleeps until there is news of `awaited`, the lead is free, or the monotonic clock says `end`."""
+        """Sleeps a little, or until there is news of `awaited`, the lead is free, or the monotonic clock says `end`."""
         baton = threading.Lock()
         baton.acquire()
         with self._mutex:
@@ -61,7 +62,7 @@ class Turns:
                 return
             self._followers[baton] = (awaited, packs)
         try:
-            baton.acquire(timeout=-1 if end == math.inf else max(0.0, end - monotonic()))
+            baton.acquire(timeout=min(LOOK_UP, max(0.0, end - monotonic())))
         finally:
             with self._mutex:
                 del self._followers[baton]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from collectived_proto.errors import InvalidArgumentError
+from collectived_proto.spec import parse
 from collectived_proto.types import (
     AllReduce,
     Barrier,
@@ -21,6 +22,7 @@ from collectived_proto.types import (
     Member,
     Operation,
     Pack,
+    Packing,
     Peer,
     Place,
     RankPosition,
@@ -70,6 +72,7 @@ def collective_to_proto(value: Collective) -> common.Collective:
             bytes_per_pack=value.bytes_per_pack,
             implementation=value.implementation.value,
             all_reduce_spec=tiers_to_proto(value.all_reduce_spec),
+            packing=_packing_to_proto(value.packing),
         ),
         site=value.site,
     )
@@ -118,8 +121,32 @@ def collective_from_proto(message: common.Collective) -> Collective:
         message.options.bytes_per_pack,
         hint,
         message.site,
-        tiers_from_proto(message.options.all_reduce_spec),
+        _spec(message.options.all_reduce_spec),
+        _packing_from_proto(message.options),
     )
+
+
+def _spec(messages: Iterable[common.Tier]) -> tuple[Tier, ...]:
+    """A specification that some client has sent: whatever its library let pass is refused here."""
+    tiers = tiers_from_proto(messages)
+    try:
+        return parse([(tier.algorithm, tier.shards, tier.limit) for tier in tiers]) if tiers else ()
+    except ValueError as error:
+        raise InvalidArgumentError(str(error)) from None
+
+
+def _packing_to_proto(packing: Packing | None) -> common.Packing | None:
+    if packing is None:
+        return None
+    return common.Packing(num_packs=packing.num_packs, max_bytes=packing.max_bytes, max_group=packing.max_group)
+
+
+def _packing_from_proto(options: common.CommunicationOptions) -> Packing | None:
+    if not options.HasField("packing"):
+        return None
+    if options.packing.max_bytes < 0:
+        raise InvalidArgumentError(f"agg_small_grads_max_bytes must not be negative, got {options.packing.max_bytes}")
+    return Packing(options.packing.num_packs, options.packing.max_bytes, options.packing.max_group)
 
 
 def layout_to_proto(layout: Layout) -> common.Layout:

@@ -187,6 +187,19 @@ def tier_of(tiers: Sequence[Tier], nbytes: int) -> Tier:
 
 
 @dataclass(frozen=True, slots=True)
+class Packing:
+    """How MultiWorkerAllReduce and NcclAllReduce put tensors together, instead of by `bytes_per_pack`.
+
+    `num_packs` packs of all tensors of a type; with 0, runs of at most `max_group` neighbours of at most `max_bytes`
+    each travel together, and everything else alone.
+    """
+
+    num_packs: int = 0
+    max_bytes: int = 0
+    max_group: int = 10
+
+
+@dataclass(frozen=True, slots=True)
 class Collective:
     """One collective, described once; all but `site` is the contract that every rank must agree on."""
 
@@ -197,6 +210,7 @@ class Collective:
     implementation: CommunicationImplementation = CommunicationImplementation.AUTO
     site: str = ""
     all_reduce_spec: tuple[Tier, ...] = ()
+    packing: Packing | None = None
 
     def contract(self) -> str:
         """The canonical text that ranks compare (as a digest): equal texts, equal collectives."""
@@ -204,7 +218,7 @@ class Collective:
         return (
             f"{self.operation}|{self.structure}|{leaves}"
             f"|bytes_per_pack={self.bytes_per_pack}|implementation={self.implementation.value}"
-            f"|all_reduce_spec={'; '.join(map(str, self.all_reduce_spec))}"
+            f"|all_reduce_spec={'; '.join(map(str, self.all_reduce_spec))}|{self.packing}"
         )
 
 

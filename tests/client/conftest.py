@@ -328,6 +328,8 @@ class FarWorker(worker_pb2_grpc.WorkerServicer):
         self.opened.append(request)
         ended = threading.Event()
         context.add_callback(ended.set)
+        if not context.add_callback(self.streams_ended.release):  # it has ended already
+            self.streams_ended.release()
         opened = worker_pb2.SessionOpened(
             session=b"secret",
             worker="/job:worker/task:3",
@@ -337,7 +339,6 @@ class FarWorker(worker_pb2_grpc.WorkerServicer):
         )
         yield worker_pb2.SessionEvent(opened=opened)
         ended.wait()
-        self.streams_ended.release()
 
     def Join(self, request: worker_pb2.JoinRequest, context: grpc.ServicerContext) -> Iterator[worker_pb2.JoinEvent]:
         self.joins.append(request)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import collectived as cd
+from collectived import doorbell
 from collectived.errors import Code
 from collectived_proto.local import wire
 
@@ -55,15 +56,22 @@ def by_cut(setting: Any) -> None:
         setting.group.barrier(cd.CommunicationOptions(timeout_seconds=0.01))
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that waits for the worker as long as it takes, however busy this machine is."""
+    monkeypatch.setattr(doorbell, "_STOP_WITHIN", 20.0)
+
+
 EVERY_WAY = pytest.mark.parametrize("stop", [by_abort, by_ctrl_c, by_cut], ids=["abort", "Ctrl-C", "cut"])
 
 
 @EVERY_WAY
-def test_calls_end_only_when_the_worker_has_stopped(make: Any, stop: Stop) -> None:
+def test_calls_end_only_when_the_worker_has_stopped(make: Any, patient: None, stop: Stop) -> None:
     setting = make()
     far = setting.far
     far.answer = silent
     work = setting.group.all_reduce("sum", np.ones(3), async_op=True)
+    far.until(lambda: len(far.rings) == 1)
     seen: list[bool] = []
     take = far.on_bell
 
@@ -88,15 +96,16 @@ def test_memory_that_a_worker_may_still_be_reading_is_not_used_again(make: Any, 
     where = setting.memory.locate(own)
     works = [setting.group.all_reduce("sum", value, async_op=True) for value in (np.ones(3), own)]
     del own
+    far.until(lambda: len(far.rings) == 2)
     began = time.monotonic()
     stop(setting)
-    assert 0.09 <= time.monotonic() - began < 1
+    assert 0.09 <= time.monotonic() - began < 5
     assert all(work.done() for work in works)
     assert setting.memory.stage(works[0]._call.prepared).address != far.rings[0].addresses
     assert setting.memory.locate(setting.memory.empty((8,), np.dtype(np.float64))) != where
 
 
-def test_a_worker_that_fails_all_that_is_in_flight_has_stopped_too(make: Any) -> None:
+def test_a_worker_that_fails_all_that_is_in_flight_has_stopped_too(make: Any, patient: None) -> None:
     setting = make()
     far = setting.far
     far.answer, far.pong = silent, False
@@ -105,20 +114,20 @@ def test_a_worker_that_fails_all_that_is_in_flight_has_stopped_too(make: Any) ->
     on_abort(far, [far.failed(number, verdict) for number in range(2)])
     began = time.monotonic()
     setting.group.abort("enough")
-    assert time.monotonic() - began < 0.09
+    assert time.monotonic() - began < 10
     for work in works:
         with pytest.raises(cd.errors.AbortedError, match="rank 0 aborted the group"):
             work.wait()
     assert setting.memory.stage(works[0]._call.prepared).address in {ring.addresses for ring in far.rings}
 
 
-def test_without_calls_in_flight_abort_does_not_wait(make: Any) -> None:
+def test_without_calls_in_flight_abort_does_not_wait(make: Any, patient: None) -> None:
     setting = make()
     setting.far.pong = False
     began = time.monotonic()
     setting.group.abort("enough")
     setting.group.abort("again")
-    assert time.monotonic() - began < 0.09
+    assert time.monotonic() - began < 10
     with pytest.raises(cd.errors.AbortedError, match="enough"):
         setting.group.leave()
     setting.far.until(lambda: [kind for kind, _ in setting.far.texts] == [wire.Kind.ABORT, wire.Kind.LEAVE])

@@ -19,6 +19,7 @@ from collectived_proto.types import (
     Member,
     Operation,
     Pack,
+    Packing,
     Peer,
     Place,
     RankPosition,
@@ -43,8 +44,10 @@ OPERATIONS: list[Operation] = [
 
 def collective(operation: Operation) -> Collective:
     leaves = tuple(Leaf(f"[{number}]", dtype, (number, 0, 2)) for number, dtype in enumerate(DType))
-    spec = (Tier("xring", 2, 1000), Tier("pscpu", 1, -1, 5))
-    return Collective(operation, "[*]", leaves, 7, CommunicationImplementation.RING, "train.py:88", spec)
+    spec = (Tier("xring", 2, 1000), Tier("pscpu", 1, -1))
+    return Collective(
+        operation, "[*]", leaves, 7, CommunicationImplementation.RING, "train.py:88", spec, Packing(2, 3, 4)
+    )
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=str)
@@ -98,8 +101,34 @@ def test_two_different_collectives_have_different_contracts_and_the_site_is_not_
             common.Collective(barrier=common.Barrier(), options=common.CommunicationOptions(bytes_per_pack=-1)),
             "bytes_per_pack",
         ),
+        (
+            common.Collective(
+                barrier=common.Barrier(),
+                options=common.CommunicationOptions(
+                    all_reduce_spec=[common.Tier(algorithm="gossip", shards=1, limit=-1)]
+                ),
+            ),
+            "gossip",
+        ),
+        (
+            common.Collective(
+                barrier=common.Barrier(),
+                options=common.CommunicationOptions(
+                    all_reduce_spec=[common.Tier(algorithm="xring", shards=1, limit=9)]
+                ),
+            ),
+            "must be -1",
+        ),
     ],
-    ids=["no operation", "no reduce op", "no type", "negative shape", "negative pack"],
+    ids=[
+        "no operation",
+        "no reduce op",
+        "no type",
+        "negative shape",
+        "negative pack",
+        "unknown algorithm",
+        "no last tier",
+    ],
 )
 def test_what_no_client_should_send_is_an_invalid_argument(message: common.Collective, word: str) -> None:
     with pytest.raises(InvalidArgumentError, match=word):

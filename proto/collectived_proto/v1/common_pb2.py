@@ -24,47 +24,49 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!collectived_proto/v1/common.proto\x12\x0e\x63ollectived.v1\"\x95\x01\n\x14\x43ommunicationOptions\x12\x16\n\x0e\x62ytes_per_pack\x18\x01 \x01(\x03\x12\x36\n\x0eimplementation\x18\x02 \x01(\x0e\x32\x1e.collectived.v1.Implementation\x12-\n\x0f\x61ll_reduce_spec\x18\x03 \x03(\x0b\x32\x14.collectived.v1.Tier\"P\n\x04Tier\x12\x11\n\talgorithm\x18\x01 \x01(\t\x12\x0e\n\x06shards\x18\x02 \x01(\r\x12\r\n\x05limit\x18\x03 \x01(\x03\x12\x16\n\x0e\x62ytes_per_pack\x18\x04 \x01(\x03\"L\n\x04Leaf\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\'\n\x05\x64type\x18\x02 \x01(\x0e\x32\x18.collectived.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\x03\"\xce\x02\n\nCollective\x12/\n\nall_reduce\x18\x01 \x01(\x0b\x32\x19.collectived.v1.AllReduceH\x00\x12(\n\x06reduce\x18\x02 \x01(\x0b\x32\x16.collectived.v1.ReduceH\x00\x12.\n\tbroadcast\x18\x03 \x01(\x0b\x32\x19.collectived.v1.BroadcastH\x00\x12*\n\x07\x62\x61rrier\x18\x04 \x01(\x0b\x32\x17.collectived.v1.BarrierH\x00\x12\x11\n\tstructure\x18\n \x01(\t\x12$\n\x06leaves\x18\x0b \x03(\x0b\x32\x14.collectived.v1.Leaf\x12\x35\n\x07options\x18\x0c \x01(\x0b\x32$.collectived.v1.CommunicationOptions\x12\x0c\n\x04site\x18\r \x01(\tB\x0b\n\toperation\"8\n\tAllReduce\x12+\n\treduce_op\x18\x01 \x01(\x0e\x32\x18.collectived.v1.ReduceOp\"C\n\x06Reduce\x12+\n\treduce_op\x18\x01 \x01(\x0e\x32\x18.collectived.v1.ReduceOp\x12\x0c\n\x04root\x18\x02 \x01(\r\"\x19\n\tBroadcast\x12\x0c\n\x04root\x18\x01 \x01(\r\"\t\n\x07\x42\x61rrier\"\x9d\x01\n\x04Pack\x12\'\n\x05\x64type\x18\x01 \x01(\x0e\x32\x18.collectived.v1.DataType\x12.\n\x0cresult_dtype\x18\x02 \x01(\x0e\x32\x18.collectived.v1.DataType\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\x12\x16\n\x0estaging_offset\x18\x04 \x01(\x03\x12\x15\n\rresult_offset\x18\x05 \x01(\x03\"%\n\x05Place\x12\x0c\n\x04pack\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"\x81\x01\n\x06Layout\x12#\n\x05packs\x18\x01 \x03(\x0b\x32\x14.collectived.v1.Pack\x12%\n\x06places\x18\x02 \x03(\x0b\x32\x15.collectived.v1.Place\x12\x15\n\rstaging_bytes\x18\x03 \x01(\x03\x12\x14\n\x0cresult_bytes\x18\x04 \x01(\x03\"\xb1\x01\n\x06Member\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\r\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x03\x12\r\n\x05label\x18\x06 \x01(\t\x12\x15\n\rlast_instance\x18\x07 \x01(\x12\x12\x0f\n\x07last_op\x18\x08 \x01(\t\x12\x11\n\tlast_site\x18\t \x01(\t\x12\x14\n\x0cidle_seconds\x18\n \x01(\x01\"_\n\x05Group\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\'\n\x07members\x18\x04 \x03(\x0b\x32\x16.collectived.v1.Member\"\xb1\x02\n\x07Verdict\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x04 \x01(\x05\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x15\n\rfrom_instance\x18\x06 \x01(\x03\x12\x10\n\x08instance\x18\x07 \x01(\x03\x12\n\n\x02op\x18\x08 \x01(\t\x12\'\n\x07missing\x18\t \x03(\x0b\x32\x16.collectived.v1.Member\x12)\n\tdiffering\x18\n \x03(\x0b\x32\x16.collectived.v1.Member\x12\x11\n\tsuccessor\x18\x0b \x01(\x04\x12\x12\n\ndecided_by\x18\x0c \x01(\t\x12\'\n\x07members\x18\r \x03(\x0b\x32\x16.collectived.v1.Member\"<\n\x08Protocol\x12\x0e\n\x06lowest\x18\x01 \x01(\r\x12\x0f\n\x07highest\x18\x02 \x01(\r\x12\x0f\n\x07release\x18\x03 \x01(\t*\xdd\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x08\n\x04\x42OOL\x10\x01\x12\x08\n\x04INT8\x10\x02\x12\t\n\x05INT16\x10\x03\x12\t\n\x05INT32\x10\x04\x12\t\n\x05INT64\x10\x05\x12\t\n\x05UINT8\x10\x06\x12\n\n\x06UINT16\x10\x07\x12\n\n\x06UINT32\x10\x08\x12\n\n\x06UINT64\x10\t\x12\x0b\n\x07\x46LOAT16\x10\n\x12\x0c\n\x08\x42\x46LOAT16\x10\x0b\x12\x0b\n\x07\x46LOAT32\x10\x0c\x12\x0b\n\x07\x46LOAT64\x10\r\x12\r\n\tCOMPLEX64\x10\x0e\x12\x0e\n\nCOMPLEX128\x10\x0f*t\n\x08ReduceOp\x12\x19\n\x15REDUCE_OP_UNSPECIFIED\x10\x00\x12\x07\n\x03SUM\x10\x01\x12\x08\n\x04MEAN\x10\x02\x12\x07\n\x03MIN\x10\x03\x12\x07\n\x03MAX\x10\x04\x12\x0b\n\x07PRODUCT\x10\x05\x12\x08\n\x04\x42\x41ND\x10\x06\x12\x07\n\x03\x42OR\x10\x07\x12\x08\n\x04\x42XOR\x10\x08*.\n\x0eImplementation\x12\x08\n\x04\x41UTO\x10\x00\x12\x08\n\x04RING\x10\x01\x12\x08\n\x04NCCL\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!collectived_proto/v1/common.proto\x12\x0e\x63ollectived.v1\"\xbf\x01\n\x14\x43ommunicationOptions\x12\x16\n\x0e\x62ytes_per_pack\x18\x01 \x01(\x03\x12\x36\n\x0eimplementation\x18\x02 \x01(\x0e\x32\x1e.collectived.v1.Implementation\x12-\n\x0f\x61ll_reduce_spec\x18\x03 \x03(\x0b\x32\x14.collectived.v1.Tier\x12(\n\x07packing\x18\x04 \x01(\x0b\x32\x17.collectived.v1.Packing\"B\n\x07Packing\x12\x11\n\tnum_packs\x18\x01 \x01(\r\x12\x11\n\tmax_bytes\x18\x02 \x01(\x03\x12\x11\n\tmax_group\x18\x03 \x01(\r\"P\n\x04Tier\x12\x11\n\talgorithm\x18\x01 \x01(\t\x12\x0e\n\x06shards\x18\x02 \x01(\r\x12\r\n\x05limit\x18\x03 \x01(\x03\x12\x16\n\x0e\x62ytes_per_pack\x18\x04 \x01(\x03\"L\n\x04Leaf\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\'\n\x05\x64type\x18\x02 \x01(\x0e\x32\x18.collectived.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\x03\"\xce\x02\n\nCollective\x12/\n\nall_reduce\x18\x01 \x01(\x0b\x32\x19.collectived.v1.AllReduceH\x00\x12(\n\x06reduce\x18\x02 \x01(\x0b\x32\x16.collectived.v1.ReduceH\x00\x12.\n\tbroadcast\x18\x03 \x01(\x0b\x32\x19.collectived.v1.BroadcastH\x00\x12*\n\x07\x62\x61rrier\x18\x04 \x01(\x0b\x32\x17.collectived.v1.BarrierH\x00\x12\x11\n\tstructure\x18\n \x01(\t\x12$\n\x06leaves\x18\x0b \x03(\x0b\x32\x14.collectived.v1.Leaf\x12\x35\n\x07options\x18\x0c \x01(\x0b\x32$.collectived.v1.CommunicationOptions\x12\x0c\n\x04site\x18\r \x01(\tB\x0b\n\toperation\"8\n\tAllReduce\x12+\n\treduce_op\x18\x01 \x01(\x0e\x32\x18.collectived.v1.ReduceOp\"C\n\x06Reduce\x12+\n\treduce_op\x18\x01 \x01(\x0e\x32\x18.collectived.v1.ReduceOp\x12\x0c\n\x04root\x18\x02 \x01(\r\"\x19\n\tBroadcast\x12\x0c\n\x04root\x18\x01 \x01(\r\"\t\n\x07\x42\x61rrier\"\x9d\x01\n\x04Pack\x12\'\n\x05\x64type\x18\x01 \x01(\x0e\x32\x18.collectived.v1.DataType\x12.\n\x0cresult_dtype\x18\x02 \x01(\x0e\x32\x18.collectived.v1.DataType\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\x12\x16\n\x0estaging_offset\x18\x04 \x01(\x03\x12\x15\n\rresult_offset\x18\x05 \x01(\x03\"%\n\x05Place\x12\x0c\n\x04pack\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"\x81\x01\n\x06Layout\x12#\n\x05packs\x18\x01 \x03(\x0b\x32\x14.collectived.v1.Pack\x12%\n\x06places\x18\x02 \x03(\x0b\x32\x15.collectived.v1.Place\x12\x15\n\rstaging_bytes\x18\x03 \x01(\x03\x12\x14\n\x0cresult_bytes\x18\x04 \x01(\x03\"\xb1\x01\n\x06Member\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\r\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x03\x12\r\n\x05label\x18\x06 \x01(\t\x12\x15\n\rlast_instance\x18\x07 \x01(\x12\x12\x0f\n\x07last_op\x18\x08 \x01(\t\x12\x11\n\tlast_site\x18\t \x01(\t\x12\x14\n\x0cidle_seconds\x18\n \x01(\x01\"_\n\x05Group\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\'\n\x07members\x18\x04 \x03(\x0b\x32\x16.collectived.v1.Member\"\xb1\x02\n\x07Verdict\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x04 \x01(\x05\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x15\n\rfrom_instance\x18\x06 \x01(\x03\x12\x10\n\x08instance\x18\x07 \x01(\x03\x12\n\n\x02op\x18\x08 \x01(\t\x12\'\n\x07missing\x18\t \x03(\x0b\x32\x16.collectived.v1.Member\x12)\n\tdiffering\x18\n \x03(\x0b\x32\x16.collectived.v1.Member\x12\x11\n\tsuccessor\x18\x0b \x01(\x04\x12\x12\n\ndecided_by\x18\x0c \x01(\t\x12\'\n\x07members\x18\r \x03(\x0b\x32\x16.collectived.v1.Member\"<\n\x08Protocol\x12\x0e\n\x06lowest\x18\x01 \x01(\r\x12\x0f\n\x07highest\x18\x02 \x01(\r\x12\x0f\n\x07release\x18\x03 \x01(\t*\xdd\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x08\n\x04\x42OOL\x10\x01\x12\x08\n\x04INT8\x10\x02\x12\t\n\x05INT16\x10\x03\x12\t\n\x05INT32\x10\x04\x12\t\n\x05INT64\x10\x05\x12\t\n\x05UINT8\x10\x06\x12\n\n\x06UINT16\x10\x07\x12\n\n\x06UINT32\x10\x08\x12\n\n\x06UINT64\x10\t\x12\x0b\n\x07\x46LOAT16\x10\n\x12\x0c\n\x08\x42\x46LOAT16\x10\x0b\x12\x0b\n\x07\x46LOAT32\x10\x0c\x12\x0b\n\x07\x46LOAT64\x10\r\x12\r\n\tCOMPLEX64\x10\x0e\x12\x0e\n\nCOMPLEX128\x10\x0f*t\n\x08ReduceOp\x12\x19\n\x15REDUCE_OP_UNSPECIFIED\x10\x00\x12\x07\n\x03SUM\x10\x01\x12\x08\n\x04MEAN\x10\x02\x12\x07\n\x03MIN\x10\x03\x12\x07\n\x03MAX\x10\x04\x12\x0b\n\x07PRODUCT\x10\x05\x12\x08\n\x04\x42\x41ND\x10\x06\x12\x07\n\x03\x42OR\x10\x07\x12\x08\n\x04\x42XOR\x10\x08*.\n\x0eImplementation\x12\x08\n\x04\x41UTO\x10\x00\x12\x08\n\x04RING\x10\x01\x12\x08\n\x04NCCL\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'collectived_proto.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DATATYPE']._serialized_start=1846
-  _globals['_DATATYPE']._serialized_end=2067
-  _globals['_REDUCEOP']._serialized_start=2069
-  _globals['_REDUCEOP']._serialized_end=2185
-  _globals['_IMPLEMENTATION']._serialized_start=2187
-  _globals['_IMPLEMENTATION']._serialized_end=2233
+  _globals['_DATATYPE']._serialized_start=1956
+  _globals['_DATATYPE']._serialized_end=2177
+  _globals['_REDUCEOP']._serialized_start=2179
+  _globals['_REDUCEOP']._serialized_end=2295
+  _globals['_IMPLEMENTATION']._serialized_start=2297
+  _globals['_IMPLEMENTATION']._serialized_end=2343
   _globals['_COMMUNICATIONOPTIONS']._serialized_start=54
-  _globals['_COMMUNICATIONOPTIONS']._serialized_end=203
-  _globals['_TIER']._serialized_start=205
-  _globals['_TIER']._serialized_end=285
-  _globals['_LEAF']._serialized_start=287
-  _globals['_LEAF']._serialized_end=363
-  _globals['_COLLECTIVE']._serialized_start=366
-  _globals['_COLLECTIVE']._serialized_end=700
-  _globals['_ALLREDUCE']._serialized_start=702
-  _globals['_ALLREDUCE']._serialized_end=758
-  _globals['_REDUCE']._serialized_start=760
-  _globals['_REDUCE']._serialized_end=827
-  _globals['_BROADCAST']._serialized_start=829
-  _globals['_BROADCAST']._serialized_end=854
-  _globals['_BARRIER']._serialized_start=856
-  _globals['_BARRIER']._serialized_end=865
-  _globals['_PACK']._serialized_start=868
-  _globals['_PACK']._serialized_end=1025
-  _globals['_PLACE']._serialized_start=1027
-  _globals['_PLACE']._serialized_end=1064
-  _globals['_LAYOUT']._serialized_start=1067
-  _globals['_LAYOUT']._serialized_end=1196
-  _globals['_MEMBER']._serialized_start=1199
-  _globals['_MEMBER']._serialized_end=1376
-  _globals['_GROUP']._serialized_start=1378
-  _globals['_GROUP']._serialized_end=1473
-  _globals['_VERDICT']._serialized_start=1476
-  _globals['_VERDICT']._serialized_end=1781
-  _globals['_PROTOCOL']._serialized_start=1783
-  _globals['_PROTOCOL']._serialized_end=1843
+  _globals['_COMMUNICATIONOPTIONS']._serialized_end=245
+  _globals['_PACKING']._serialized_start=247
+  _globals['_PACKING']._serialized_end=313
+  _globals['_TIER']._serialized_start=315
+  _globals['_TIER']._serialized_end=395
+  _globals['_LEAF']._serialized_start=397
+  _globals['_LEAF']._serialized_end=473
+  _globals['_COLLECTIVE']._serialized_start=476
+  _globals['_COLLECTIVE']._serialized_end=810
+  _globals['_ALLREDUCE']._serialized_start=812
+  _globals['_ALLREDUCE']._serialized_end=868
+  _globals['_REDUCE']._serialized_start=870
+  _globals['_REDUCE']._serialized_end=937
+  _globals['_BROADCAST']._serialized_start=939
+  _globals['_BROADCAST']._serialized_end=964
+  _globals['_BARRIER']._serialized_start=966
+  _globals['_BARRIER']._serialized_end=975
+  _globals['_PACK']._serialized_start=978
+  _globals['_PACK']._serialized_end=1135
+  _globals['_PLACE']._serialized_start=1137
+  _globals['_PLACE']._serialized_end=1174
+  _globals['_LAYOUT']._serialized_start=1177
+  _globals['_LAYOUT']._serialized_end=1306
+  _globals['_MEMBER']._serialized_start=1309
+  _globals['_MEMBER']._serialized_end=1486
+  _globals['_GROUP']._serialized_start=1488
+  _globals['_GROUP']._serialized_end=1583
+  _globals['_VERDICT']._serialized_start=1586
+  _globals['_VERDICT']._serialized_end=1891
+  _globals['_PROTOCOL']._serialized_start=1893
+  _globals['_PROTOCOL']._serialized_end=1953
 # @@protoc_insertion_point(module_scope)

@@ -73,14 +73,26 @@ RING: Implementation
 NCCL: Implementation
 
 class CommunicationOptions(_message.Message):
-    __slots__ = ("bytes_per_pack", "implementation", "all_reduce_spec")
+    __slots__ = ("bytes_per_pack", "implementation", "all_reduce_spec", "packing")
     BYTES_PER_PACK_FIELD_NUMBER: _ClassVar[int]
     IMPLEMENTATION_FIELD_NUMBER: _ClassVar[int]
     ALL_REDUCE_SPEC_FIELD_NUMBER: _ClassVar[int]
+    PACKING_FIELD_NUMBER: _ClassVar[int]
     bytes_per_pack: int
     implementation: Implementation
     all_reduce_spec: _containers.RepeatedCompositeFieldContainer[Tier]
-    def __init__(self, bytes_per_pack: _Optional[int] = ..., implementation: _Optional[_Union[Implementation, str]] = ..., all_reduce_spec: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ...) -> None: ...
+    packing: Packing
+    def __init__(self, bytes_per_pack: _Optional[int] = ..., implementation: _Optional[_Union[Implementation, str]] = ..., all_reduce_spec: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., packing: _Optional[_Union[Packing, _Mapping]] = ...) -> None: ...
+
+class Packing(_message.Message):
+    __slots__ = ("num_packs", "max_bytes", "max_group")
+    NUM_PACKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_GROUP_FIELD_NUMBER: _ClassVar[int]
+    num_packs: int
+    max_bytes: int
+    max_group: int
+    def __init__(self, num_packs: _Optional[int] = ..., max_bytes: _Optional[int] = ..., max_group: _Optional[int] = ...) -> None: ...
 
 class Tier(_message.Message):
     __slots__ = ("algorithm", "shards", "limit", "bytes_per_pack")

@@ -32,11 +32,13 @@ from collectived_proto.types import (
 )
 from collectived_runtime.device.arithmetic import Arithmetic, unsupported
 from collectived_runtime.plan import ring, shuffle, tree
+from collectived_runtime.plan.batches import cut
 from collectived_runtime.plan.collect import WidePlan
 from collectived_runtime.plan.hierarchical import Flat
 from collectived_runtime.plan.moves import Recv, Send, Span
 from collectived_runtime.plan.named import FLAT
 from collectived_runtime.plan.packs import layout as pack_layout
+from collectived_runtime.plan.packs import tier_of_leaf
 
 CHANNELS = 8  # strands that run side by side
 _SIGNAL = Pack(DType.UINT8, DType.UINT8, 1, 0, 0)  # what a collective without data sends, so that it still synchronises
@@ -141,7 +143,9 @@ def compose(collective: Collective, topology: Topology) -> Program:
         else None
         for pack in carried
     )
-    strands = tuple(s for number, pack in enumerate(carried) for s in _strands(collective, topology, number, pack))
+    strands = tuple(
+        s for number, pack in enumerate(carried) for s in _strands(collective, topology, packs, number, pack)
+    )
     nbytes = sum(leaf.nbytes for leaf in collective.leaves)
     delivers = bool(packs.packs) and not (isinstance(operation, Reduce) and not receivers)
     per_pack = tuple(Counter(strand.pack_number for strand in strands).items())
@@ -183,20 +187,24 @@ def _check_tier(tier: Tier, group: GroupInfo) -> None:
         )
 
 
-def _strands(collective: Collective, topology: Topology, number: int, pack: Pack) -> list[Strand]:
-    """The strands of a pack: one per shard, each over its part of the pack and on a channel of its own."""
-    name, shards, make = _algorithm(collective, topology, pack)
-    described = f"{name}|{shards}|{number}|{pack.count}|{pack.dtype}|{[peer.ranks for peer in topology.peers]}"
+def _strands(collective: Collective, topology: Topology, layout: Layout, number: int, pack: Pack) -> list[Strand]:
+    """The strands of a pack: one per cut and shard, each over its part of the pack and on a channel of its own."""
+    name, shards, make = _algorithm(collective, topology, layout, number, pack)
+    packs = collective.packing.num_packs if collective.packing is not None else 0
+    spans = [span for part in cut(pack.count, packs or 1) for span in part.split(shards)]
+    described = f"{name}|{len(spans)}|{number}|{pack.count}|{pack.dtype}|{[peer.ranks for peer in topology.peers]}"
     found = []
-    for shard, span in enumerate(Span(0, pack.count).split(shards)):
-        channel = (number * shards + shard) % CHANNELS
+    for shard, span in enumerate(spans):
+        channel = (number * len(spans) + shard) % CHANNELS
         plan = make(span)
         peers = frozenset(move.peer for moves in plan for move in moves if isinstance(move, (Send, Recv)))
         found.append(Strand(number, shard, pack, span, plan, channel, name, digest(f"{described}|{shard}"), peers))
     return found
 
 
-def _algorithm(collective: Collective, topology: Topology, pack: Pack) -> tuple[str, int, Callable[[Span], WidePlan]]:
+def _algorithm(
+    collective: Collective, topology: Topology, layout: Layout, number: int, pack: Pack
+) -> tuple[str, int, Callable[[Span], WidePlan]]:
     """What carries this pack across workers, in how many shards: the same choice on every worker."""
     places = range(len(topology.peers))
     me = topology.place
@@ -209,7 +217,10 @@ def _algorithm(collective: Collective, topology: Topology, pack: Pack) -> tuple[
         return "tree", 1, lambda span: tree.broadcast(places, me, span, root)
     if len(places) == 1:
         return "local", 1, lambda span: ring.all_reduce(places, me, span)
-    tier = tier_of(collective.all_reduce_spec or topology.table, pack.count * pack.dtype.itemsize)
+    if collective.all_reduce_spec and layout.packs:
+        tier = tier_of_leaf(collective, next(i for i, place in enumerate(layout.places) if place.pack == number))
+    else:
+        tier = tier_of(topology.table, pack.count * pack.dtype.itemsize)
     name = tier.algorithm
     if collective.implementation is CommunicationImplementation.RING and not collective.all_reduce_spec:
         name = "ring"

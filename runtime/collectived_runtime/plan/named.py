@@ -37,7 +37,7 @@ def all_reduce(name: str, hosts: Hosts, me: int, span: Span, cpus: Sequence[int]
     """The plan of `me` by the algorithm of that name.
 
     Args:
-        name: one of `FLAT` or `spec.ALGORITHMS`.
+        name: one of `FLAT` or `collectived_proto.spec.ALGORITHMS`.
         hosts: who contributes, host by host.
         me: one of them, or one of `cpus`.
         span: what is reduced.

@@ -7,10 +7,23 @@ split. The grouping rule is that of tf.distribute's collective all-reduce, appli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from collectived_proto.types import AllReduce, Collective, DType, Layout, Leaf, Pack, Place, Reduce, ReduceOp
+from collectived_proto.types import (
+    AllReduce,
+    Collective,
+    DType,
+    Layout,
+    Leaf,
+    Pack,
+    Place,
+    Reduce,
+    ReduceOp,
+    Tier,
+    tier_of,
+)
+from collectived_runtime.plan.batches import batches
 
 ALIGNMENT = 64
 
@@ -51,7 +64,7 @@ def layout(collective: Collective, rank: int, automatic: int = 0) -> Layout:
         rank: whose layout; a rank that receives no result has `result_bytes` 0.
         automatic: the pack size in bytes where the collective leaves it open; 0 is one pack per type.
     """
-    groups = group(collective.leaves, collective.bytes_per_pack or automatic)
+    groups = tuple(opened for leaves in _by_tier(collective) for opened in _grouped(collective, leaves, automatic))
     reduce_op = reduce_op_of(collective)
     packs, places = [], [Place(0, 0)] * len(collective.leaves)
     staging_bytes = result_bytes = 0
@@ -64,6 +77,33 @@ def layout(collective: Collective, rank: int, automatic: int = 0) -> Layout:
         result_bytes += _aligned(opened.count * result.itemsize)
     received = result_bytes if receives_result(collective, rank) else 0
     return Layout(tuple(packs), tuple(places), staging_bytes, received)
+
+
+def tier_of_leaf(collective: Collective, leaf: int) -> Tier:
+    """The tier of `all_reduce_spec` that carries a leaf: by its own bytes, before packing."""
+    return tier_of(collective.all_reduce_spec, collective.leaves[leaf].nbytes)
+
+
+def _by_tier(collective: Collective) -> Iterator[list[int]]:
+    """Leaves by index, in one list per tier; all in one where there is no specification."""
+    everything = range(len(collective.leaves))
+    if not collective.all_reduce_spec:
+        yield list(everything)
+    for tier in collective.all_reduce_spec:
+        yield [leaf for leaf in everything if tier_of_leaf(collective, leaf) is tier]
+
+
+def _grouped(collective: Collective, indices: Sequence[int], automatic: int) -> Iterator[Group]:
+    """The packs of these leaves."""
+    leaves = [collective.leaves[index] for index in indices]
+    packing = collective.packing
+    if packing is None:
+        for opened in group(leaves, collective.bytes_per_pack or automatic):
+            yield Group(opened.dtype, [indices[leaf] for leaf in opened.leaves], opened.offsets, opened.count)
+        return
+    for batch in batches(leaves, packing.num_packs, packing.max_bytes, packing.max_group):
+        count = batch.cuts[-1].stop
+        yield Group(batch.dtype, [indices[leaf] for leaf in batch.leaves], list(batch.offsets), count)
 
 
 @dataclass(slots=True)

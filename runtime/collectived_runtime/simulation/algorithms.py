@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, zip_longest
 
+from collectived_proto.spec import ALGORITHMS
 from collectived_runtime.plan import halving_doubling, hierarchical, named, ring, shuffle, tree
 from collectived_runtime.plan.collect import WideRound
 from collectived_runtime.plan.hierarchical import Flat, Hosts, Inside
 from collectived_runtime.plan.moves import Span
-from collectived_runtime.plan.spec import ALGORITHMS
 from collectived_runtime.plan.times import TIMES
 
 COMPARED = tuple(TIMES)

@@ -109,6 +109,7 @@ class Rank:
         instance: int | None = None,
         generation: int | None = None,
         shape: tuple[int, ...] | None = None,
+        **fields: Any,
     ) -> None:
         values = np.ones(4, np.float32) if values is None else values
         raw = values.tobytes()
@@ -118,6 +119,7 @@ class Rank:
             "*",
             (Leaf("", _kind(values), shape or values.shape),),
             site="test.py:1",
+            **fields,
         )
         contract = digest(collective.contract())
         number = int.from_bytes(contract, "little") >> 1

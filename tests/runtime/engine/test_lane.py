@@ -13,7 +13,7 @@ import pytest
 
 from collectived_proto.errors import Code
 from collectived_proto.local import wire
-from collectived_proto.types import AllReduce, Barrier, Broadcast, Member, Reduce, ReduceOp, ReportKind, Tier
+from collectived_proto.types import AllReduce, Barrier, Broadcast, Member, Packing, Reduce, ReduceOp, ReportKind, Tier
 from collectived_runtime.transport.frame import Stamp
 from collectived_runtime.transport.link import Link, TcpStream
 
@@ -47,6 +47,17 @@ def test_every_algorithm_of_the_table_gives_the_sum_in_any_number_of_shards(
     exact = np.sum([one.astype(np.float64) for one in values], axis=0)
     assert np.all(np.abs(results[0] - exact) <= 1e-6 * np.sum(np.abs(values), axis=0))
     assert all(result.tobytes() == results[0].tobytes() for result in results)
+
+
+@pytest.mark.parametrize("count", [0, 2, 10, 1001])
+@pytest.mark.parametrize("hosts", [(3,), (2, 1)], ids=str)
+def test_packs_by_number_cut_right_through_and_give_the_sum(world: Any, hosts: tuple[int, ...], count: int) -> None:
+    here = world(*hosts)
+    for rank in here.ranks:
+        rank.submit(np.arange(count, dtype=np.float32) + rank.rank, packing=Packing(num_packs=4))
+    for rank in here.ranks:
+        done = rank.done()
+        assert done.last and np.array_equal(rank.result(done, count=count), np.arange(count, dtype=np.float32) * 3 + 3)
 
 
 @pytest.mark.parametrize("algorithm", ACROSS)

@@ -18,6 +18,7 @@ from collectived_proto.types import (
     Leaf,
     Member,
     Operation,
+    Packing,
     Peer,
     Reduce,
     ReduceOp,
@@ -63,6 +64,35 @@ def test_a_hint_for_the_ring_forces_it_and_a_specification_comes_before_both() -
     program = compose(floats(10, implementation=ring, all_reduce_spec=spec), topology(1, 1))
     assert program.algorithm == "pscpu"
     assert len(compose(floats(100, all_reduce_spec=spec), topology(1, 1)).strands) == 3
+
+
+def test_a_specification_chooses_by_the_bytes_of_each_tensor_before_packing_and_keeps_their_order() -> None:
+    spec = (Tier("pscpu", 1, 400), Tier("xring", 2))
+    program = compose(floats(1000, 100, 101, 7, all_reduce_spec=spec), topology(1, 1))
+    assert [(s.pack_number, s.algorithm, s.shard) for s in program.strands] == [
+        (0, "pscpu", 0),
+        (1, "xring", 0),
+        (1, "xring", 1),
+    ]
+    assert [pack.count for pack in program.layout.packs] == [107, 1101]
+    assert [(place.pack, place.offset) for place in program.layout.places] == [(1, 101), (0, 7), (1, 0), (0, 0)]
+
+
+def test_packs_by_number_are_cut_as_in_the_original() -> None:
+    program = compose(floats(4, 7, packing=Packing(num_packs=3)), topology(1, 1))
+    assert [len(strand.span) for strand in program.strands] == [3, 3, 5]
+    assert [(place.pack, place.offset) for place in program.layout.places] == [(0, 0), (0, 4)]
+    few = compose(floats(2, packing=Packing(num_packs=4)), topology(1, 1))
+    assert [len(strand.span) for strand in few.strands] == [0, 0, 0, 2]
+
+
+def test_small_neighbours_travel_together_and_everything_else_alone() -> None:
+    packing = Packing(max_bytes=40, max_group=2)
+    program = compose(floats(10, 10, 10, 50, 10, packing=packing), topology(1, 1))
+    assert [pack.count for pack in program.layout.packs] == [20, 10, 50, 10]
+    assert [place.pack for place in program.layout.places] == [0, 0, 1, 2, 3]
+    alone = compose(floats(3, 3, packing=Packing()), topology(1, 1))
+    assert len(alone.layout.packs) == 2
 
 
 @pytest.mark.parametrize("name", ["nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu", "psgpu"])

@@ -59,8 +59,6 @@ MUTANTS = (
     ("packs.py", "-(-nbytes // ALIGNMENT)", "(nbytes // ALIGNMENT)"),
     ("batches.py", "len(run) < max_group", "len(run) <= max_group"),
     ("batches.py", "leaf.nbytes <= max_bytes", "leaf.count <= max_bytes"),
-    ("spec.py", "nbytes <= tier.limit", "nbytes < tier.limit"),
-    ("spec.py", "tier.limit <= before", "tier.limit < before"),
     ("walker.py", "if not sent:\n            return None", "if not sent:\n            return Buffer.INPUT, []"),
     ("book.py", "mask != whole", "mask & ~whole"),
     ("book.py", "elif tree != known[3]", "elif False"),

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from collectived_proto.spec import ALGORITHMS
 from collectived_runtime.plan import named
 from collectived_runtime.plan.collect import Collect, Kind, Native, WidePlan, WideRound
 from collectived_runtime.plan.moves import Buffer, Finish, Recv, Send, Span
-from collectived_runtime.plan.spec import ALGORITHMS
 
 Array = NDArray[np.float32]
 Memory = dict[Buffer, Array]

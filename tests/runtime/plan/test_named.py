@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from collectived_proto.spec import ALGORITHMS
 from collectived_runtime.plan import goals
 from collectived_runtime.plan.check import check
 from collectived_runtime.plan.moves import Span
 from collectived_runtime.plan.named import FLAT, all_reduce, sharded
-from collectived_runtime.plan.spec import ALGORITHMS
 
 SHAPES = (
     ((0,),),

@@ -6,13 +6,13 @@ import tracemalloc
 
 import pytest
 
+from collectived_proto.spec import ALGORITHMS
 from collectived_runtime.plan import hierarchical, ring
 from collectived_runtime.plan.choose import REST, Row, Topology, choose, digest, pick
 from collectived_runtime.plan.model import Link, Model, lower_bound
 from collectived_runtime.plan.moves import Span
 from collectived_runtime.plan.named import FLAT, all_reduce
 from collectived_runtime.plan.simulate import Prediction, sampled, simulate
-from collectived_runtime.plan.spec import ALGORITHMS
 from collectived_runtime.plan.times import TIMES
 
 SIZES = (1 << 10, 1 << 16, 1 << 22)

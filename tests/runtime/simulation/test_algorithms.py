@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from collectived_proto.spec import ALGORITHMS
 from collectived_runtime.plan import goals
 from collectived_runtime.plan.check import check
 from collectived_runtime.plan.moves import Send, Span
 from collectived_runtime.plan.named import FLAT
-from collectived_runtime.plan.spec import ALGORITHMS
 from collectived_runtime.simulation.algorithms import (
     COMPARED,
     every,

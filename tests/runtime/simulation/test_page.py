@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from collectived_proto.spec import ALGORITHMS
 from collectived_runtime.plan.named import FLAT
-from collectived_runtime.plan.spec import ALGORITHMS
 
 
 def _load_page() -> ModuleType:

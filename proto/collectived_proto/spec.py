@@ -6,23 +6,14 @@ A specification is one algorithm, one tier, or a list of tiers in order of size,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from collectived_proto.types import Tier
+
 ALGORITHMS = ("nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu", "xring", "pscpu", "psgpu", "pscpu/pscpu")
-"""What a specification may name; `named` has their plans."""
+"""What a specification may name."""
 
 REST = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Tier:
-    """`shards` parallel collectives by `algorithm` for tensors of up to `limit` bytes; REST: of any size."""
-
-    algorithm: str
-    shards: int = 1
-    limit: int = REST
 
 
 def parse(spec: object) -> tuple[Tier, ...]:
@@ -44,11 +35,6 @@ def parse(spec: object) -> tuple[Tier, ...]:
     tiers = {name: _tier(entry, name) for name, entry in entries.items()}
     _must_increase(tiers)
     return tuple(tiers.values())
-
-
-def tier_of(tiers: Sequence[Tier], nbytes: int) -> int:
-    """The number of the tier that takes a tensor of that size, before packing."""
-    return next(number for number, tier in enumerate(tiers) if tier.limit == REST or nbytes <= tier.limit)
 
 
 def _tier(entry: object, name: str) -> Tier:
