@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 import collectived as cd
+from collectived_proto.codec import collective_to_proto
+from collectived_proto.status import from_rpc_error
+from collectived_proto.types import AllReduce, Collective, DType, Leaf, ReduceOp, Tier
+from collectived_proto.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 
 ALGORITHMS = ("ring", "tree", "halving_doubling", "shuffle", "double_tree", "one_shot")
 SHARDS = (1, 2, 3)
@@ -84,3 +89,31 @@ def test_status_shows_the_table_that_was_used(cluster: tuple[Any, int]) -> None:
         return [(tier.algorithm, tier.shards) for tier in found[0].table]
 
     assert here.run(size, body, name="shuffle-3")[0] == [("shuffle", 3)]
+
+
+@pytest.mark.parametrize("algorithm", ["nccl", "nccl/rechd", "psgpu"])
+def test_an_algorithm_for_gpus_is_refused_by_the_worker_and_the_device_is_named(
+    cluster: tuple[Any, int], algorithm: str
+) -> None:
+    here, _ = cluster
+    collective = Collective(
+        AllReduce(ReduceOp.SUM), "*", (Leaf("", DType.FLOAT32, (3,)),), all_reduce_spec=(Tier(algorithm),)
+    )
+    with grpc.insecure_channel(here.addresses[0]) as channel:
+        worker = worker_pb2_grpc.WorkerStub(channel)
+        protocol = common_pb2.Protocol(lowest=1, highest=1, release="of this test")
+        opening = worker.OpenSession(worker_pb2.OpenSessionRequest(protocol=protocol, job="test"))
+        session = next(opening).opened.session
+        request = worker_pb2.JoinRequest(session=session, name=f"refused {algorithm}", min_size=1, max_size=1)
+        *_, last = worker.Join(request)
+        joined = last.joined
+        with pytest.raises(grpc.RpcError) as caught:
+            worker.Prepare(
+                worker_pb2.PrepareRequest(
+                    session=session, key=joined.group.key, rank=0, collective=collective_to_proto(collective)
+                )
+            )
+        error = from_rpc_error(caught.value, "the worker")
+        opening.cancel()
+    assert isinstance(error, cd.errors.UnimplementedError)
+    assert repr(algorithm) in str(error) and "/job:worker/replica:0/task:0/device:CPU:0" in str(error)
