@@ -84,6 +84,7 @@ class Cluster:
         options: of the coordinator.
         through: from the coordinator's address to the one at which the workers find it.
         """
+        self._closed = False
         self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
         self.coordinator = Daemon("coordinator", "--listen", f"unix:{self.folder}/c.sock", *options)
         self.coordinator_address = str(self.coordinator.ready()["address"])
@@ -160,6 +161,10 @@ class Cluster:
         )
 
     def close(self) -> None:
+        """Ends the daemons in order, once; afterwards `log` is all that they ever said."""
+        if self._closed:
+            return
+        self._closed = True
         for daemon in (*self.workers, self.coordinator):
             daemon.close()
         left = sorted(path.name for path in self.folder.iterdir())

@@ -95,7 +95,7 @@ def test_a_rank_that_never_submits_ends_the_others_at_the_deadline_and_is_named(
     results = two_workers.run(4, body)
     for rank in (0, 1, 3):
         elapsed, error = results[rank]
-        assert timeout <= elapsed <= timeout + 0.5
+        assert timeout <= elapsed <= timeout + 0.25 + 0.25  # what is promised, and a busy machine
         missing = [member.rank for member in error.missing]
         assert missing == [2] if timeout > 0.1 else 2 in missing  # in 50 ms others may be late as well
         assert "rank 2" in str(error) and f"within {timeout} s" in str(error) and "test_faults.py" in str(error)
@@ -329,10 +329,8 @@ def test_a_join_that_times_out_says_who_is_here_and_is_withdrawn(one_worker: Any
 
 
 @pytest.mark.timeout(120)
-def test_a_job_that_simply_ends_raises_no_alarm_a_hundred_times(two_workers: Any) -> None:
-    two_workers.coordinator.log.clear()
-    for worker in two_workers.workers:
-        worker.log.clear()
+def test_a_job_that_simply_ends_raises_no_alarm_a_hundred_times(make_cluster: Any) -> None:
+    here = make_cluster(2)
 
     def body(group: cd.Group) -> None:
         group.all_reduce("sum", np.ones(100))
@@ -341,8 +339,9 @@ def test_a_job_that_simply_ends_raises_no_alarm_a_hundred_times(two_workers: Any
             os.sched_yield()
 
     for _ in range(100):
-        two_workers.run(4, body)
-    assert two_workers.log == ""
+        here.run(4, body)
+    here.close()
+    assert here.log == ""
 
 
 @pytest.mark.timeout(120)
