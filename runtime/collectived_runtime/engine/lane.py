@@ -79,6 +79,7 @@ class Lane:
         self._past: dict[int, Verdict] = {}  # how earlier generations of this lane ended
         self._early: list[tuple[Seat, wire.Ring]] = []  # rings for a generation that has not begun here
         self._early_verdicts: list[Verdict] = []  # and verdicts about one
+        self._fell_back = False  # has said that there is no NCCL here
         self._over = False
         self._begin_generation(topology.group.generation)
         self._thread = threading.Thread(target=self._run, name=f"lane {self.name}", daemon=True)
@@ -268,8 +269,9 @@ class Lane:
         program = self._programs.get(instance.contract)
         if program is None:
             program = self._programs[instance.contract] = compose(instance.collective, self.topology)
-            if instance.collective.implementation is CommunicationImplementation.NCCL:
-                log.warning("group %s is on CPU devices: NCCL falls back to RING", self.name)
+            if instance.collective.implementation is CommunicationImplementation.NCCL and not self._fell_back:
+                self._fell_back = True
+                log.warning("group %s is on CPU devices: the hint NCCL falls back to RING", self.name)
         slot: Slot | None = None
         if program.delivers:
             try:

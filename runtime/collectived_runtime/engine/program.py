@@ -222,7 +222,7 @@ def _algorithm(
     else:
         tier = tier_of(topology.table, pack.count * pack.dtype.itemsize)
     name = tier.algorithm
-    if collective.implementation is CommunicationImplementation.RING and not collective.all_reduce_spec:
+    if collective.implementation in _RING_HINTS and not collective.all_reduce_spec:
         name = "ring"
     across = _ACROSS[name]
     return name, tier.shards, lambda span: tuple(across(places, me, span))
@@ -230,4 +230,6 @@ def _algorithm(
 
 # The ranks of a worker have been folded by it: what is left of every algorithm is its stage across workers.
 _ACROSS: dict[str, Flat] = {**FLAT, "pscpu": shuffle.all_reduce, "pscpu/pscpu": shuffle.all_reduce}
+# A hint for NCCL where there are no GPUs falls back to the ring.
+_RING_HINTS = (CommunicationImplementation.RING, CommunicationImplementation.NCCL)
 _NEEDS_GPUS = ("nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu", "psgpu")

@@ -13,7 +13,18 @@ import pytest
 
 from collectived_proto.errors import Code
 from collectived_proto.local import wire
-from collectived_proto.types import AllReduce, Barrier, Broadcast, Member, Packing, Reduce, ReduceOp, ReportKind, Tier
+from collectived_proto.types import (
+    AllReduce,
+    Barrier,
+    Broadcast,
+    CommunicationImplementation,
+    Member,
+    Packing,
+    Reduce,
+    ReduceOp,
+    ReportKind,
+    Tier,
+)
 from collectived_runtime.transport.frame import Stamp
 from collectived_runtime.transport.link import Link, TcpStream
 
@@ -69,6 +80,18 @@ def test_signed_zeros_and_nans_have_the_same_bits_on_all_ranks(world: Any, algor
             rank.submit(np.roll(patterns, rank.rank).view(np.float32), operation=operation)
         results = [rank.result(rank.done(), np.uint32) for rank in here.ranks]
         assert all(np.array_equal(result, results[0]) for result in results)
+
+
+def test_a_hint_for_nccl_on_cpus_falls_back_and_says_so_once(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+    here = world(2)
+    for count in (4, 5, 6):  # three programs
+        for rank in here.ranks:
+            rank.submit(np.ones(count, np.float32), implementation=CommunicationImplementation.NCCL)
+        for rank in here.ranks:
+            assert rank.done().last
+    assert [record.getMessage() for record in caplog.records].count(
+        "group world is on CPU devices: the hint NCCL falls back to RING"
+    ) == 1
 
 
 @pytest.mark.parametrize("hosts", [(3,), (2, 2)], ids=str)

@@ -60,6 +60,8 @@ def test_a_hint_for_the_ring_forces_it_and_a_specification_comes_before_both() -
     ring = CommunicationImplementation.RING
     assert compose(floats(10), topology(1, 1)).algorithm == "tree"
     assert compose(floats(10, implementation=ring), topology(1, 1)).algorithm == "ring"
+    nccl = CommunicationImplementation.NCCL  # of which there is none on CPUs
+    assert compose(floats(10, implementation=nccl), topology(1, 1)).algorithm == "ring"
     spec = (Tier("pscpu", 1, 100), Tier("xring", 3))
     program = compose(floats(10, implementation=ring, all_reduce_spec=spec), topology(1, 1))
     assert program.algorithm == "pscpu"
