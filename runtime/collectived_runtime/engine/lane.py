@@ -42,6 +42,8 @@ from collectived_runtime.transport.link import Link, LinkBroken
 
 log = logging.getLogger("collectived.lane")
 
+MAX_PROGRAMS = 1024  # kept per lane; the oldest is made again when it is needed again
+
 
 @dataclass(slots=True)
 class Counters:
@@ -79,6 +81,7 @@ class Lane:
         self._past: dict[int, Verdict] = {}  # how earlier generations of this lane ended
         self._early: list[tuple[Seat, wire.Ring]] = []  # rings for a generation that has not begun here
         self._early_verdicts: list[Verdict] = []  # and verdicts about one
+        self._told: tuple[Verdict, bytes] | None = None  # the latest verdict, as clients are told it
         self._fell_back = False  # has said that there is no NCCL here
         self._over = False
         self._begin_generation(topology.group.generation)
@@ -149,10 +152,18 @@ class Lane:
                 self._watch.wait(0.0 if again else due)
                 if time.monotonic() >= due:
                     self._reports.due()
-        except Exception:
+        except Exception as error:  # whatever it is, neither clients nor peers may wait for this lane any more
             log.exception("lane of group %s: a defect of collectived ends it", self.name)
+            self._give_up(error)
         finally:
             self._close()
+
+    def _give_up(self, error: Exception) -> None:
+        """Tells the coordinator that no local rank goes beyond what it has finished."""
+        text = f"a defect of collectived ended its lane: {type(error).__name__}: {error}"
+        for rank, standing in self.ledger.standings.items():
+            if not standing.gone:
+                self._reports.fault(ReportKind.LOST, standing.finished, rank=rank, text=text)
 
     def _begin_generation(self, generation: int) -> None:
         self.ledger = Ledger(
@@ -223,6 +234,8 @@ class Lane:
         if ring.generation != ledger.generation:
             past = self._past.get(ring.generation)
             if past is None:
+                if len(self._early) >= wire.MAX_OUTSTANDING * len(self.seats):
+                    raise wire.Malformed(f"a ring of generation {ring.generation}, which nobody has announced")
                 self._early.append((seat, ring))
             else:
                 self._fail(seat, ring.instance, past)
@@ -268,6 +281,8 @@ class Lane:
     def _begin(self, instance: Instance) -> None:
         program = self._programs.get(instance.contract)
         if program is None:
+            if len(self._programs) >= MAX_PROGRAMS:  # somebody's shapes change with every call
+                del self._programs[next(iter(self._programs))]
             program = self._programs[instance.contract] = compose(instance.collective, self.topology)
             if instance.collective.implementation is CommunicationImplementation.NCCL and not self._fell_back:
                 self._fell_back = True
@@ -423,7 +438,9 @@ class Lane:
         self.running = None
 
     def _fail(self, seat: Seat, instance: int, verdict: Verdict) -> None:
-        message = wire.failed(instance, verdicts.encode(verdict))
+        if self._told is None or self._told[0] is not verdict:
+            self._told = verdict, verdicts.encode(verdict)
+        message = wire.failed(instance, self._told[1])
         seat.record(instance, message)
         self._bells.tell(seat, message)
 
@@ -445,8 +462,8 @@ class Lane:
         early, self._early = self._early, []
         for seat, ring in early:
             self._ring(seat, ring)
-        verdicts, self._early_verdicts = self._early_verdicts, []
-        for known in verdicts:
+        rulings, self._early_verdicts = self._early_verdicts, []
+        for known in rulings:
             self._rule(known)
 
     # The end

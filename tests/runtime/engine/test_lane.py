@@ -25,6 +25,7 @@ from collectived_proto.types import (
     ReportKind,
     Tier,
 )
+from collectived_runtime.engine import lane as lane_
 from collectived_runtime.transport.frame import Stamp
 from collectived_runtime.transport.link import Link, TcpStream
 
@@ -305,6 +306,46 @@ def test_a_verdict_over_very_many_ranks_fits_in_one_message(world: Any) -> None:
     here.rule(replace(verdict, members=members, missing=members))
     heard = here.ranks[0].failed()[1]
     assert [member.rank for member in heard.missing] == list(range(4096))
+
+
+def test_a_defect_in_a_lane_is_reported_so_that_no_peer_waits_for_it(
+    world: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = world(2, 1)
+    for rank in here.ranks:
+        rank.submit()
+    for rank in here.ranks:
+        rank.done()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(here.lanes[0].ledger, "arrive", broken)
+    here.ranks[0].submit()
+    reports = sorted((here.report(ReportKind.LOST) for _ in range(2)), key=lambda report: report.rank)
+    assert [(report.rank, report.instance) for report in reports] == [(0, 0), (1, 0)]
+    assert all("planted" in report.text for report in reports)
+    assert here.ended.get(timeout=10) is here.lanes[0]
+
+
+def test_rings_of_a_generation_that_nobody_announced_are_not_kept_for_ever(world: Any) -> None:
+    here = world(1)
+    for instance in range(wire.MAX_OUTSTANDING + 1):
+        here.ranks[0].submit(generation=999, instance=instance)
+    assert "999" in here.report(ReportKind.LOST).text
+
+
+def test_programs_of_ever_changing_shapes_are_forgotten_and_made_again(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_, "MAX_PROGRAMS", 3)
+    here = world(2)
+    for count in (1, 2, 3, 4, 5, 1):
+        for rank in here.ranks:
+            rank.submit(np.full(count, 2, np.float32))
+        for rank in here.ranks:
+            assert rank.result(rank.done(), count=count).tolist() == [4] * count
+    assert len(here.lanes[0]._programs) == 3
 
 
 def test_a_lane_ends_when_its_last_member_has_gone(world: Any) -> None:
