@@ -10,12 +10,15 @@ from collections.abc import Iterable
 from collectived_proto.errors import InvalidArgumentError
 from collectived_proto.spec import parse
 from collectived_proto.types import (
+    AllGather,
     AllReduce,
+    AllToAll,
     Barrier,
     Broadcast,
     Collective,
     CommunicationImplementation,
     DType,
+    Gather,
     GroupInfo,
     Layout,
     Leaf,
@@ -26,10 +29,14 @@ from collectived_proto.types import (
     Peer,
     Place,
     RankPosition,
+    Recv,
     Reduce,
     ReduceOp,
+    ReduceScatter,
     Report,
     ReportKind,
+    Scatter,
+    Send,
     Tier,
     Verdict,
 )
@@ -75,6 +82,7 @@ def collective_to_proto(value: Collective) -> common.Collective:
             packing=_packing_to_proto(value.packing),
         ),
         site=value.site,
+        open=value.open,
     )
     match value.operation:
         case AllReduce(reduce_op):
@@ -85,27 +93,34 @@ def collective_to_proto(value: Collective) -> common.Collective:
             message.broadcast.root = root
         case Barrier():
             message.barrier.SetInParent()
+        case AllGather(axis):
+            message.all_gather.CopyFrom(common.AllGather(axis=axis))
+        case Gather(root, axis):
+            message.gather.CopyFrom(common.Gather(root=root, axis=axis))
+        case Scatter(root, axis, sizes):
+            message.scatter.CopyFrom(common.Scatter(root=root, axis=axis, sizes=sizes))
+        case ReduceScatter(reduce_op, axis, sizes):
+            message.reduce_scatter.CopyFrom(common.ReduceScatter(reduce_op=reduce_op.name, axis=axis, sizes=sizes))
+        case AllToAll(axis, sizes):
+            message.all_to_all.CopyFrom(common.AllToAll(axis=axis, sizes=sizes))
+        case Send(to, tag):
+            message.send.CopyFrom(common.SendTo(to=to, tag=tag))
+        case Recv(source, tag):
+            message.recv.CopyFrom(common.RecvFrom(source=source, tag=tag))
     return message
 
 
 def collective_from_proto(message: common.Collective) -> Collective:
-    operation: Operation
-    match message.WhichOneof("operation"):
-        case "all_reduce":
-            operation = AllReduce(_reduce_op(message.all_reduce.reduce_op))
-        case "reduce":
-            operation = Reduce(_reduce_op(message.reduce.reduce_op), message.reduce.root)
-        case "broadcast":
-            operation = Broadcast(message.broadcast.root)
-        case "barrier":
-            operation = Barrier()
-        case _:
-            raise InvalidArgumentError("a collective without an operation that this release knows")
+    operation = _operation(message)
     leaves = []
     for leaf in message.leaves:
         if any(length < 0 for length in leaf.shape):
             raise InvalidArgumentError(f"{leaf.path or 'value'}: negative length in shape {list(leaf.shape)}")
         leaves.append(Leaf(leaf.path, _dtype(leaf.dtype), tuple(leaf.shape)))
+    if message.open and leaves:
+        raise InvalidArgumentError(
+            f"an open {operation} takes what comes: it has no leaves of its own, got {len(leaves)}"
+        )
     if message.options.bytes_per_pack < 0:
         raise InvalidArgumentError(f"bytes_per_pack must not be negative, got {message.options.bytes_per_pack}")
     try:
@@ -123,7 +138,44 @@ def collective_from_proto(message: common.Collective) -> Collective:
         message.site,
         _spec(message.options.all_reduce_spec),
         _packing_from_proto(message.options),
+        message.open,
     )
+
+
+def _operation(message: common.Collective) -> Operation:
+    match message.WhichOneof("operation"):
+        case "all_reduce":
+            return AllReduce(_reduce_op(message.all_reduce.reduce_op))
+        case "reduce":
+            return Reduce(_reduce_op(message.reduce.reduce_op), message.reduce.root)
+        case "broadcast":
+            return Broadcast(message.broadcast.root)
+        case "barrier":
+            return Barrier()
+        case "all_gather":
+            return AllGather(message.all_gather.axis)
+        case "gather":
+            return Gather(message.gather.root, message.gather.axis)
+        case "scatter":
+            return Scatter(message.scatter.root, message.scatter.axis, _rows(message.scatter.sizes))
+        case "reduce_scatter":
+            scattered = message.reduce_scatter
+            return ReduceScatter(_reduce_op(scattered.reduce_op), scattered.axis, _rows(scattered.sizes))
+        case "all_to_all":
+            return AllToAll(message.all_to_all.axis, _rows(message.all_to_all.sizes))
+        case "send":
+            return Send(message.send.to, message.send.tag)
+        case "recv":
+            return Recv(message.recv.source, message.recv.tag)
+        case _:
+            raise InvalidArgumentError("a collective without an operation that this release knows")
+
+
+def _rows(sizes: Iterable[int]) -> tuple[int, ...]:
+    found = tuple(sizes)
+    if any(size < 0 for size in found):
+        raise InvalidArgumentError(f"sizes must not be negative, got {list(found)}")
+    return found
 
 
 def _spec(messages: Iterable[common.Tier]) -> tuple[Tier, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 PROTOCOL_LOWEST = 1
 PROTOCOL_HIGHEST = 1
@@ -140,7 +140,89 @@ class Barrier:
         return "barrier()"
 
 
-Operation = AllReduce | Reduce | Broadcast | Barrier
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """`axis` is the caller's; leaves are described, and travel, with that axis first. So for all that cut or join."""
+
+    axis: int = 0
+
+    def __str__(self) -> str:
+        return f"all_gather(axis={self.axis})"
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    root: int = 0
+    axis: int = 0
+
+    def __str__(self) -> str:
+        return f"gather(root={self.root}, axis={self.axis})"
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """`sizes[r]` rows go to rank r; () is an even split, what remains to the first ranks. Only the root's count."""
+
+    root: int = 0
+    axis: int = 0
+    sizes: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"scatter(root={self.root}, axis={self.axis}{_sizes(self.sizes)})"
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter:
+    reduce_op: ReduceOp
+    axis: int = 0
+    sizes: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"reduce_scatter({self.reduce_op.value}, axis={self.axis}{_sizes(self.sizes)})"
+
+
+@dataclass(frozen=True, slots=True)
+class AllToAll:
+    """With `sizes` every rank may cut its value differently; () is an even split of values of one shape."""
+
+    axis: int = 0
+    sizes: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"all_to_all(axis={self.axis}{', sizes' if self.sizes else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Numbered per (source, destination, tag), apart from the group's instances; so is `Recv`."""
+
+    to: int
+    tag: int = 0
+
+    def __str__(self) -> str:
+        return f"send(to={self.to}, tag={self.tag})"
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    source: int
+    tag: int = 0
+
+    def __str__(self) -> str:
+        return f"recv(source={self.source}, tag={self.tag})"
+
+
+def _sizes(sizes: tuple[int, ...]) -> str:
+    return f", sizes={list(sizes)}" if sizes else ""
+
+
+Reduction = AllReduce | Reduce | ReduceScatter
+Rooted = Reduce | Broadcast | Gather | Scatter
+Cutting = AllGather | Gather | Scatter | ReduceScatter | AllToAll
+"""Operations that cut values along an axis, or join them; every leaf travels by itself."""
+Operation = (
+    AllReduce | Reduce | Broadcast | Barrier | AllGather | Gather | Scatter | ReduceScatter | AllToAll | Send | Recv
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +243,9 @@ class Leaf:
         return self.count * self.dtype.itemsize
 
     def __str__(self) -> str:
-        return f"{self.dtype.label}{list(self.shape)}"
+        """`float32[3, 4]`; a length that may differ between ranks (-1) is shown as `?`."""
+        lengths = ", ".join("?" if length < 0 else str(length) for length in self.shape)
+        return f"{self.dtype.label}[{lengths}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +285,10 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective, described once; all but `site` is the contract that every rank must agree on."""
+    """One collective, described once; all but `site` is the contract that every rank must agree on.
+
+    An *open* one has no value of its own and takes what comes: a broadcast or scatter off root, or a recv.
+    """
 
     operation: Operation
     structure: str
@@ -211,14 +298,38 @@ class Collective:
     site: str = ""
     all_reduce_spec: tuple[Tier, ...] = ()
     packing: Packing | None = None
+    open: bool = False
+
+    @property
+    def lengths_differ(self) -> bool:
+        """Whether the leaves' first lengths may differ between ranks, so that they must be exchanged first."""
+        operation = self.operation
+        return isinstance(operation, (AllGather, Gather)) or (isinstance(operation, AllToAll) and bool(operation.sizes))
+
+    def agreed(self) -> Collective:
+        """The same without what may differ between ranks: lengths that do are -1."""
+        if self.lengths_differ:
+            leaves = tuple(replace(leaf, shape=(-1, *leaf.shape[1:])) for leaf in self.leaves)
+            operation = self.operation
+            if isinstance(operation, AllToAll):
+                operation = AllToAll(operation.axis, (-1,))
+            return replace(self, operation=operation, leaves=leaves, site="")
+        if isinstance(self.operation, Scatter):
+            return replace(self, operation=Scatter(self.operation.root, self.operation.axis), site="")
+        return replace(self, site="")
 
     def contract(self) -> str:
         """The canonical text that ranks compare (as a digest): equal texts, equal collectives."""
-        leaves = ";".join(f"{leaf.path}={leaf}" for leaf in self.leaves)
+        same = self.agreed()
+        leaves = ";".join(f"{leaf.path}={leaf}" for leaf in same.leaves)
+        return f"{same.terms()}|{'open' if same.open else same.structure}|{leaves}"
+
+    def terms(self) -> str:
+        """The part of the contract that an open collective has too."""
+        same = self.agreed()
         return (
-            f"{self.operation}|{self.structure}|{leaves}"
-            f"|bytes_per_pack={self.bytes_per_pack}|implementation={self.implementation.value}"
-            f"|all_reduce_spec={'; '.join(map(str, self.all_reduce_spec))}|{self.packing}"
+            f"{same.operation}|bytes_per_pack={same.bytes_per_pack}|implementation={same.implementation.value}"
+            f"|all_reduce_spec={'; '.join(map(str, same.all_reduce_spec))}|{same.packing}"
         )
 
 

@@ -117,24 +117,40 @@ class Leaf(_message.Message):
     def __init__(self, path: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Collective(_message.Message):
-    __slots__ = ("all_reduce", "reduce", "broadcast", "barrier", "structure", "leaves", "options", "site")
+    __slots__ = ("all_reduce", "reduce", "broadcast", "barrier", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "send", "recv", "structure", "leaves", "options", "site", "open")
     ALL_REDUCE_FIELD_NUMBER: _ClassVar[int]
     REDUCE_FIELD_NUMBER: _ClassVar[int]
     BROADCAST_FIELD_NUMBER: _ClassVar[int]
     BARRIER_FIELD_NUMBER: _ClassVar[int]
+    ALL_GATHER_FIELD_NUMBER: _ClassVar[int]
+    GATHER_FIELD_NUMBER: _ClassVar[int]
+    SCATTER_FIELD_NUMBER: _ClassVar[int]
+    REDUCE_SCATTER_FIELD_NUMBER: _ClassVar[int]
+    ALL_TO_ALL_FIELD_NUMBER: _ClassVar[int]
+    SEND_FIELD_NUMBER: _ClassVar[int]
+    RECV_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
     all_reduce: AllReduce
     reduce: Reduce
     broadcast: Broadcast
     barrier: Barrier
+    all_gather: AllGather
+    gather: Gather
+    scatter: Scatter
+    reduce_scatter: ReduceScatter
+    all_to_all: AllToAll
+    send: SendTo
+    recv: RecvFrom
     structure: str
     leaves: _containers.RepeatedCompositeFieldContainer[Leaf]
     options: CommunicationOptions
     site: str
-    def __init__(self, all_reduce: _Optional[_Union[AllReduce, _Mapping]] = ..., reduce: _Optional[_Union[Reduce, _Mapping]] = ..., broadcast: _Optional[_Union[Broadcast, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., structure: _Optional[str] = ..., leaves: _Optional[_Iterable[_Union[Leaf, _Mapping]]] = ..., options: _Optional[_Union[CommunicationOptions, _Mapping]] = ..., site: _Optional[str] = ...) -> None: ...
+    open: bool
+    def __init__(self, all_reduce: _Optional[_Union[AllReduce, _Mapping]] = ..., reduce: _Optional[_Union[Reduce, _Mapping]] = ..., broadcast: _Optional[_Union[Broadcast, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., all_gather: _Optional[_Union[AllGather, _Mapping]] = ..., gather: _Optional[_Union[Gather, _Mapping]] = ..., scatter: _Optional[_Union[Scatter, _Mapping]] = ..., reduce_scatter: _Optional[_Union[ReduceScatter, _Mapping]] = ..., all_to_all: _Optional[_Union[AllToAll, _Mapping]] = ..., send: _Optional[_Union[SendTo, _Mapping]] = ..., recv: _Optional[_Union[RecvFrom, _Mapping]] = ..., structure: _Optional[str] = ..., leaves: _Optional[_Iterable[_Union[Leaf, _Mapping]]] = ..., options: _Optional[_Union[CommunicationOptions, _Mapping]] = ..., site: _Optional[str] = ..., open: bool = ...) -> None: ...
 
 class AllReduce(_message.Message):
     __slots__ = ("reduce_op",)
@@ -159,6 +175,64 @@ class Broadcast(_message.Message):
 class Barrier(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class AllGather(_message.Message):
+    __slots__ = ("axis",)
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    axis: int
+    def __init__(self, axis: _Optional[int] = ...) -> None: ...
+
+class Gather(_message.Message):
+    __slots__ = ("root", "axis")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    root: int
+    axis: int
+    def __init__(self, root: _Optional[int] = ..., axis: _Optional[int] = ...) -> None: ...
+
+class Scatter(_message.Message):
+    __slots__ = ("root", "axis", "sizes")
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    root: int
+    axis: int
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, root: _Optional[int] = ..., axis: _Optional[int] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReduceScatter(_message.Message):
+    __slots__ = ("reduce_op", "axis", "sizes")
+    REDUCE_OP_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    reduce_op: ReduceOp
+    axis: int
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, reduce_op: _Optional[_Union[ReduceOp, str]] = ..., axis: _Optional[int] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AllToAll(_message.Message):
+    __slots__ = ("axis", "sizes")
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    axis: int
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, axis: _Optional[int] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SendTo(_message.Message):
+    __slots__ = ("to", "tag")
+    TO_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    to: int
+    tag: int
+    def __init__(self, to: _Optional[int] = ..., tag: _Optional[int] = ...) -> None: ...
+
+class RecvFrom(_message.Message):
+    __slots__ = ("source", "tag")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    tag: int
+    def __init__(self, source: _Optional[int] = ..., tag: _Optional[int] = ...) -> None: ...
 
 class Pack(_message.Message):
     __slots__ = ("dtype", "result_dtype", "count", "staging_offset", "result_offset")

@@ -115,3 +115,81 @@ class PrepareReply(_message.Message):
     id: int
     layout: _common_pb2.Layout
     def __init__(self, id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ...) -> None: ...
+
+class SubmitRequest(_message.Message):
+    __slots__ = ("header", "data")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    header: SubmitHeader
+    data: bytes
+    def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class SubmitHeader(_message.Message):
+    __slots__ = ("session", "key", "rank", "generation", "instance", "collective", "timeout_seconds")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    key: int
+    rank: int
+    generation: int
+    instance: int
+    collective: _common_pb2.Collective
+    timeout_seconds: float
+    def __init__(self, session: _Optional[bytes] = ..., key: _Optional[int] = ..., rank: _Optional[int] = ..., generation: _Optional[int] = ..., instance: _Optional[int] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class SubmitReply(_message.Message):
+    __slots__ = ("result", "data")
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    result: SubmitResult
+    data: bytes
+    def __init__(self, result: _Optional[_Union[SubmitResult, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class SubmitResult(_message.Message):
+    __slots__ = ("indices", "leaves", "structure", "total")
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    leaves: _containers.RepeatedCompositeFieldContainer[_common_pb2.Leaf]
+    structure: str
+    total: int
+    def __init__(self, indices: _Optional[_Iterable[int]] = ..., leaves: _Optional[_Iterable[_Union[_common_pb2.Leaf, _Mapping]]] = ..., structure: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
+
+class AbortRequest(_message.Message):
+    __slots__ = ("session", "key", "rank", "reason")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    key: int
+    rank: int
+    reason: str
+    def __init__(self, session: _Optional[bytes] = ..., key: _Optional[int] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class AbortReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("session", "key", "rank")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    key: int
+    rank: int
+    def __init__(self, session: _Optional[bytes] = ..., key: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class LeaveReply(_message.Message):
+    __slots__ = ("unseen",)
+    UNSEEN_FIELD_NUMBER: _ClassVar[int]
+    unseen: _common_pb2.Verdict
+    def __init__(self, unseen: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ...) -> None: ...

@@ -50,6 +50,21 @@ class WorkerStub(object):
                 request_serializer=collectived__proto_dot_v1_dot_worker__pb2.PrepareRequest.SerializeToString,
                 response_deserializer=collectived__proto_dot_v1_dot_worker__pb2.PrepareReply.FromString,
                 _registered_method=True)
+        self.Submit = channel.stream_stream(
+                '/collectived.v1.Worker/Submit',
+                request_serializer=collectived__proto_dot_v1_dot_worker__pb2.SubmitRequest.SerializeToString,
+                response_deserializer=collectived__proto_dot_v1_dot_worker__pb2.SubmitReply.FromString,
+                _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/collectived.v1.Worker/Abort',
+                request_serializer=collectived__proto_dot_v1_dot_worker__pb2.AbortRequest.SerializeToString,
+                response_deserializer=collectived__proto_dot_v1_dot_worker__pb2.AbortReply.FromString,
+                _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/collectived.v1.Worker/Leave',
+                request_serializer=collectived__proto_dot_v1_dot_worker__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=collectived__proto_dot_v1_dot_worker__pb2.LeaveReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/collectived.v1.Worker/Status',
                 request_serializer=collectived__proto_dot_v1_dot_status__pb2.StatusRequest.SerializeToString,
@@ -81,6 +96,28 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Submit(self, request_iterator, context):
+        """"Here is my part of this collective, and I want the result." For clients without shared memory: a header, then the
+        leaves' bytes; back come the results, pack by pack as they complete, each a header and then bytes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abort(self, request, context):
+        """"End this generation for all ranks."
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Leave(self, request, context):
+        """"I submit nothing more."
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """"What is going on?" Relayed to the coordinator; answered for this worker alone where that cannot be reached.
         """
@@ -105,6 +142,21 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Prepare,
                     request_deserializer=collectived__proto_dot_v1_dot_worker__pb2.PrepareRequest.FromString,
                     response_serializer=collectived__proto_dot_v1_dot_worker__pb2.PrepareReply.SerializeToString,
+            ),
+            'Submit': grpc.stream_stream_rpc_method_handler(
+                    servicer.Submit,
+                    request_deserializer=collectived__proto_dot_v1_dot_worker__pb2.SubmitRequest.FromString,
+                    response_serializer=collectived__proto_dot_v1_dot_worker__pb2.SubmitReply.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=collectived__proto_dot_v1_dot_worker__pb2.AbortRequest.FromString,
+                    response_serializer=collectived__proto_dot_v1_dot_worker__pb2.AbortReply.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=collectived__proto_dot_v1_dot_worker__pb2.LeaveRequest.FromString,
+                    response_serializer=collectived__proto_dot_v1_dot_worker__pb2.LeaveReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -193,6 +245,87 @@ class Worker(object):
             '/collectived.v1.Worker/Prepare',
             collectived__proto_dot_v1_dot_worker__pb2.PrepareRequest.SerializeToString,
             collectived__proto_dot_v1_dot_worker__pb2.PrepareReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Submit(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/collectived.v1.Worker/Submit',
+            collectived__proto_dot_v1_dot_worker__pb2.SubmitRequest.SerializeToString,
+            collectived__proto_dot_v1_dot_worker__pb2.SubmitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/collectived.v1.Worker/Abort',
+            collectived__proto_dot_v1_dot_worker__pb2.AbortRequest.SerializeToString,
+            collectived__proto_dot_v1_dot_worker__pb2.AbortReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/collectived.v1.Worker/Leave',
+            collectived__proto_dot_v1_dot_worker__pb2.LeaveRequest.SerializeToString,
+            collectived__proto_dot_v1_dot_worker__pb2.LeaveReply.FromString,
             options,
             channel_credentials,
             insecure,
