@@ -19,6 +19,7 @@ MAX_MESSAGE = 128 << 10  # well below the kernel's default send buffer, so that 
 MAX_TEXT = 4096  # bytes of a reason
 MAX_OUTSTANDING = 64  # instances that one rank may have in flight
 MAX_PACKS = 4096  # of one collective
+POST = 1 << 62  # sends and recvs of a rank are numbered from here, apart from the group's instances
 
 _HELLO = struct.Struct("<4s16s")
 _MAGIC = b"CDL1"
@@ -149,7 +150,10 @@ def text_of(data: bytes) -> str:
 
 
 class Done(NamedTuple):
-    """Pack `pack` of an instance is complete; with `result`, it lies in result slot `slot` at (arena, offset)."""
+    """Pack `pack` of an instance is complete; with `result`, it lies in result slot `slot` at (arena, offset).
+
+    Where the result's layout was not known at Prepare, an outline (`local/outline.py`) for this rank begins there.
+    """
 
     instance: int
     pack: int
