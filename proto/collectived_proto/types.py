@@ -314,21 +314,22 @@ class Collective:
             if isinstance(operation, AllToAll):
                 operation = AllToAll(operation.axis, (-1,))
             return replace(self, operation=operation, leaves=leaves, site="")
-        if isinstance(self.operation, Scatter):
-            return replace(self, operation=Scatter(self.operation.root, self.operation.axis), site="")
         return replace(self, site="")
 
     def contract(self) -> str:
         """The canonical text that ranks compare (as a digest): equal texts, equal collectives."""
         same = self.agreed()
         leaves = ";".join(f"{leaf.path}={leaf}" for leaf in same.leaves)
-        return f"{same.terms()}|{'open' if same.open else same.structure}|{leaves}"
+        return f"{same.operation}|{'open' if same.open else same.structure}|{leaves}|{same.terms()}"
 
     def terms(self) -> str:
         """The part of the contract that an open collective has too."""
         same = self.agreed()
+        operation = same.operation
+        if isinstance(operation, Scatter):
+            operation = Scatter(operation.root, operation.axis)
         return (
-            f"{same.operation}|bytes_per_pack={same.bytes_per_pack}|implementation={same.implementation.value}"
+            f"{operation}|bytes_per_pack={same.bytes_per_pack}|implementation={same.implementation.value}"
             f"|all_reduce_spec={'; '.join(map(str, same.all_reduce_spec))}|{same.packing}"
         )
 

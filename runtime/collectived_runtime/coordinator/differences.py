@@ -30,6 +30,7 @@ class Difference:
 
 def difference(theirs: Collective, ours: Collective) -> Difference | None:
     """The first difference in operation, value or options; None where the contracts are equal."""
+    theirs, ours = theirs.agreed(), ours.agreed()
     if theirs.operation != ours.operation:
         return Difference("the operation", str(theirs.operation), str(ours.operation))
     if (theirs.structure, theirs.leaves) != (ours.structure, ours.leaves):
@@ -44,7 +45,7 @@ def difference(theirs: Collective, ours: Collective) -> Difference | None:
 def describe(collective: Collective) -> str:
     """A collective in full, on one line: operation, value, options; long values are cut."""
     leaves = [f"{leaf.path}: {leaf}" if leaf.path else str(leaf) for leaf in collective.leaves]
-    value = ", ".join(leaves) or collective.structure
+    value = "what comes" if collective.open else ", ".join(leaves) or collective.structure
     if len(value) > _LONGEST_DESCRIPTION:
         shown = value[:_LONGEST_DESCRIPTION].rpartition(", ")[0] or value[:_LONGEST_DESCRIPTION]
         value = f"{shown}, … ({len(leaves)} leaves)"

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -86,10 +85,13 @@ def judge(generation: Generation, inquiry: Inquiry, silent: Mapping[int, str], n
 def majority_open(generation: Generation, instance: int) -> bool:
     """Whether contracts differ, no side has most of the ranks yet, and some rank has not come."""
     evidence = generation.evidence.get(instance)
-    known = [known for known in evidence.positions.values() if known.arrived and known.contract] if evidence else []
-    sides = Counter(position.contract for position in known)
+    positions = evidence.positions if evidence else {}
+    known = {rank: position for rank, position in positions.items() if position.arrived and position.contract}
+    if not known:
+        return False
+    us, others = majority(known)
     size = generation.info.size
-    return len(sides) > 1 and len(known) < size and 2 * max(sides.values()) <= size
+    return bool(others) and len(known) < size and 2 * len(us) <= size
 
 
 def _link(generation: Generation, inquiry: Inquiry, now: float) -> Verdict | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 
 from collectived_proto.types import Member, RankPosition, shown_name
@@ -114,25 +115,47 @@ def pending_text(what: str, waited: float, absent: Sequence[str], sites: Mapping
 
 
 def majority(arrived: Mapping[int, RankPosition]) -> tuple[list[int], list[list[int]]]:
-    """Ranks of the majority's contract, then those of each other one; a tie goes to the side of the lowest rank."""
+    """Ranks of the majority's contract, then those of each other one; a tie goes to the side of the lowest rank.
+
+    Ranks that take what comes are with the first side with which they can be.
+    """
     sides: dict[bytes, list[int]] = {}
-    for rank in sorted(arrived):
-        sides.setdefault(arrived[rank].contract, []).append(rank)
+    for rank in sorted(arrived, key=lambda rank: (_takes_what_comes(arrived[rank]), rank)):
+        contract = arrived[rank].contract
+        if _takes_what_comes(arrived[rank]):
+            contract = next(
+                (side for side, ranks in sides.items() if _fits(arrived[rank], arrived[ranks[0]])), contract
+            )
+        insort(sides.setdefault(contract, []), rank)
     ordered = sorted(sides.values(), key=lambda ranks: (-len(ranks), ranks[0]))
     return ordered[0], ordered[1:]
 
 
+def _takes_what_comes(position: RankPosition) -> bool:
+    return position.collective is not None and position.collective.open
+
+
+def _fits(position: RankPosition, other: RankPosition) -> bool:
+    theirs, ours = position.collective, other.collective
+    return theirs is not None and ours is not None and theirs.terms() == ours.terms()
+
+
 def mismatch_text(what: str, arrived: Mapping[int, RankPosition], us: list[int], others: list[list[int]]) -> str:
     """Who differs from the majority and where, then both sides in full with their source lines."""
-    first = arrived[us[0]]
+    first = _speaker(us, arrived)
     sentences = []
     for them in others[:NAMED]:
         verb = "differs" if len(them) == 1 else "differ"
-        sentences.append(f"{ranks_text(them)} {verb}: {_difference_text(arrived[them[0]], first, us)}")
+        sentences.append(f"{ranks_text(them)} {verb}: {_difference_text(_speaker(them, arrived), first, us)}")
     if len(others) > NAMED:
         sentences.append(f"{sum(map(len, others[NAMED:]))} more ranks differ in other ways")
-    sides = [f"\n  {_side(ranks, arrived[ranks[0]])}" for ranks in [*others[:NAMED], us]]
+    sides = [f"\n  {_side(ranks, _speaker(ranks, arrived))}" for ranks in [*others[:NAMED], us]]
     return f"{'; '.join(sentences)} ({what}){''.join(sides)}"
+
+
+def _speaker(ranks: Sequence[int], arrived: Mapping[int, RankPosition]) -> RankPosition:
+    """The first of a side that says what its value is."""
+    return next((arrived[rank] for rank in ranks if not _takes_what_comes(arrived[rank])), arrived[ranks[0]])
 
 
 def _difference_text(theirs: RankPosition, ours: RankPosition, us: list[int]) -> str:

@@ -48,7 +48,9 @@ class Bells:
 
     def announce(self, arena: Arena) -> None:
         for seat in self.seats.values():
-            if seat.bell is not None:
+            if seat.outlet is not None:
+                seat.outlet.announce(arena)
+            elif seat.bell is not None:
                 self._announce(seat, arena)
 
     def tell(self, seat: Seat, message: bytes, descriptor: int = -1) -> None:
@@ -103,6 +105,10 @@ class Bells:
         if not data:
             self.lose(seat, "its process ended or closed its doorbell")
             return False
+        return self.take(seat, data)
+
+    def take(self, seat: Seat, data: bytes) -> bool:
+        """Takes a message of a client; False where it is the last."""
         try:
             self._message(seat, data)
         except (wire.Malformed, OutOfTurn) as error:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from collectived_runtime.engine.cutting import Window
 from collectived_runtime.plan.collect import Collect, Native, WidePlan
 from collectived_runtime.plan.moves import Buffer, Finish, Fold, Recv, Send, Span
 from collectived_runtime.transport.frame import MAX_PAYLOAD, Stamp
@@ -38,7 +39,8 @@ class Buffers:
     """The memory of one pack and shard. Elements are rows; the three may be the same memory (see plan/moves.py).
 
     `output` is None where this participant receives nothing. `fold(left, right, out)`, `finish(source, out)` and
-    `finish_here(out)`, where the source is the output itself, are arithmetic on such arrays.
+    `finish_here(out)`, where the source is the output itself, are arithmetic on such arrays. Where input and output
+    hold only a part of what the plan speaks of, `windows` say which.
     """
 
     input: Array
@@ -47,17 +49,21 @@ class Buffers:
     fold: Callable[[Array, Array, Array], None]
     finish: Callable[[Array, Array], None]
     finish_here: Callable[[Array], None]
+    windows: Mapping[Buffer, Window] | None = None
 
     def part(self, buffer: Buffer, span: Span) -> Array:
-        return self._whole(buffer)[span.start : span.stop]
+        whole = self._whole(buffer)
+        if self.windows is not None and buffer in self.windows:
+            start = self.windows[buffer].at(span.start)
+            return whole[start : start + len(span)]
+        return whole[span.start : span.stop]
 
     def complete(self, source: Buffer, span: Span) -> None:
         """A Finish."""
-        whole = self._whole(source)
-        if whole is self.output:
-            self.finish_here(whole[span.start : span.stop])
+        if self._whole(source) is self.output:
+            self.finish_here(self.part(Buffer.OUTPUT, span))
         else:
-            self.finish(whole[span.start : span.stop], self.part(Buffer.OUTPUT, span))
+            self.finish(self.part(source, span), self.part(Buffer.OUTPUT, span))
 
     def _whole(self, buffer: Buffer) -> Array:
         whole = self.input if buffer is Buffer.INPUT else self.scratch if buffer is Buffer.SCRATCH else self.output

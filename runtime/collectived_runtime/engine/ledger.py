@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collectived_proto.local.wire import MAX_OUTSTANDING
-from collectived_proto.types import Collective, Layout, RankPosition, Report, ReportKind, Verdict
+from collectived_proto.types import Barrier, Collective, Layout, RankPosition, Report, ReportKind, Verdict
 
 KEPT = 64  # finished instances that are remembered, to answer what they were
 STALL_BACKOFF = 2.0  # a stall is reported again after twice the time
@@ -29,6 +29,16 @@ class Prepared:
     contract: bytes
     layout: Layout
     op: str  # the operation as people read it
+    terms: bytes = b""  # digest of what an open collective has to agree on too, where the operation may be open
+
+    def agrees(self, other: Prepared) -> bool:
+        """Whether both may be the same instance: equal contracts, or equal terms where one takes what comes."""
+        if self.contract == other.contract:
+            return True
+        return (self.collective.open or other.collective.open) and self.terms == other.terms != b""
+
+
+_UNKNOWN = Collective(Barrier(), "", ())
 
 
 @dataclass(slots=True)
@@ -55,18 +65,23 @@ class Instance:
     disputed: bool = False  # contracts differ: wait for the verdict
     started: bool = False
     finished: bool = False
+    announced: bool = False  # what comes has been announced between the workers
+    model: Prepared | None = None  # of the first rank that has a value of its own; until then of the first
+    collective: Collective = _UNKNOWN  # as the model describes it, or as it was announced
+    contract: bytes = b""
+    rows: tuple[tuple[int, ...], ...] = ()  # of all ranks, where lengths differ and have been exchanged
 
     @property
     def first(self) -> Arrival:
         return next(iter(self.arrivals.values()))
 
     @property
-    def collective(self) -> Collective:
-        return self.first.prepared.collective
+    def strangers(self) -> tuple[int, ...]:
+        """Local ranks that take what comes."""
+        return tuple(rank for rank, arrival in self.arrivals.items() if arrival.prepared.collective.open)
 
-    @property
-    def contract(self) -> bytes:
-        return self.first.prepared.contract
+    def described(self, collective: Collective, contract: bytes) -> None:
+        self.collective, self.contract = collective, contract
 
 
 @dataclass(slots=True)
@@ -126,8 +141,14 @@ class Ledger:
             instance = self.instances[number] = Instance(number, stall_at=arrival.at + self.stall_after)
         if remaining and arrival.at + remaining < instance.deadline:
             instance.deadline, instance.timeout = arrival.at + remaining, timeout or remaining
+        prepared = arrival.prepared
+        if not instance.arrivals or (instance.collective.open and not collective.open):
+            known, instance.model = instance.model, prepared
+            instance.described(collective, prepared.contract)
+        else:
+            known = instance.model
         instance.arrivals[rank] = arrival
-        if instance.contract != arrival.prepared.contract and not instance.disputed:
+        if known is not None and not known.agrees(prepared) and not instance.disputed:
             instance.disputed = True
             return False
         return True

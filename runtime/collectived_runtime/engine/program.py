@@ -9,36 +9,41 @@ behind another one's.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from collectived_proto.devices import DeviceName
-from collectived_proto.errors import InvalidArgumentError, UnimplementedError
 from collectived_proto.types import (
-    AllReduce,
+    AllGather,
     Broadcast,
     Collective,
     CommunicationImplementation,
+    Cutting,
     DType,
+    Gather,
     GroupInfo,
     Layout,
     Pack,
     Peer,
     Reduce,
     ReduceOp,
+    ReduceScatter,
+    Scatter,
     Tier,
     tier_of,
 )
-from collectived_runtime.device.arithmetic import Arithmetic, unsupported
-from collectived_runtime.plan import ring, shuffle, tree
-from collectived_runtime.plan.batches import cut
+from collectived_runtime.device.arithmetic import Arithmetic
+from collectived_runtime.engine.checks import check
+from collectived_runtime.engine.cutting import Cut, Rows, Workers, cut
+from collectived_runtime.engine.outlines import outlines
+from collectived_runtime.plan import ring, tree
+from collectived_runtime.plan.batches import cut as cut_evenly
 from collectived_runtime.plan.collect import WidePlan
-from collectived_runtime.plan.hierarchical import Flat
 from collectived_runtime.plan.moves import Recv, Send, Span
-from collectived_runtime.plan.named import FLAT
+from collectived_runtime.plan.named import ON_HOSTS
+from collectived_runtime.plan.packs import aligned, reduce_op_of, tier_of_leaf
 from collectived_runtime.plan.packs import layout as pack_layout
-from collectived_runtime.plan.packs import tier_of_leaf
 
 CHANNELS = 8  # strands that run side by side
 _SIGNAL = Pack(DType.UINT8, DType.UINT8, 1, 0, 0)  # what a collective without data sends, so that it still synchronises
@@ -91,11 +96,16 @@ class Strand:
     algorithm: str
     plan_hash: bytes
     peers: frozenset[int]  # places that the plan speaks to
+    cut: Cut | None = None  # where the operation cuts leaves or joins them
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`sources` are the local ranks that contribute, `receivers` those that get a result."""
+    """`sources` are the local ranks that contribute, `receivers` those that get a result.
+
+    A result slot begins with `head`, the outlines of those ranks that do not know what comes; `outlines` says where
+    theirs begin. Offsets of results in `layout` count from behind it.
+    """
 
     collective: Collective
     layout: Layout
@@ -107,14 +117,24 @@ class Program:
     nbytes: int
     strands_per_pack: tuple[tuple[int, int], ...]
     queues: tuple[tuple[int, tuple[Strand, ...]], ...]  # by channel, the strand that runs first last
+    head: bytes = b""
+    outlines: Mapping[int, int] = field(default_factory=dict)  # rank -> offset in the slot
 
     @property
     def algorithm(self) -> str:
         return self.strands[0].algorithm
 
+    @property
+    def slot_bytes(self) -> int:
+        return len(self.head) + self.layout.result_bytes
 
-def compose(collective: Collective, topology: Topology) -> Program:
+
+def compose(collective: Collective, topology: Topology, rows: Rows = (), strangers: Sequence[int] = ()) -> Program:
     """The program of `collective` for this worker.
+
+    Args:
+        rows: of all ranks, where lengths differ.
+        strangers: local ranks that take what comes, and do not know what that is.
 
     Raises:
         InvalidArgumentError: no rank of the group could mean this: a root outside the group, an undefined operation.
@@ -123,83 +143,108 @@ def compose(collective: Collective, topology: Topology) -> Program:
     check(collective, topology.group)
     local = topology.ranks
     operation = collective.operation
-    receiver = operation.root if isinstance(operation, Reduce) else local[0]
+    receiver = operation.root if isinstance(operation, (Reduce, Gather)) else local[0]
     packs = pack_layout(collective, receiver, topology.automatic_pack_bytes)
     sources, receivers = local, local
-    reduce_op: ReduceOp | None = None
-    if isinstance(operation, (AllReduce, Reduce)):
-        reduce_op = operation.reduce_op
-    if isinstance(operation, Reduce):
+    if isinstance(operation, (Reduce, Gather)):
         receivers = (operation.root,) if operation.root in local else ()
-    elif isinstance(operation, Broadcast):
+    elif isinstance(operation, (Broadcast, Scatter)):
         sources = (operation.root,) if operation.root in local else ()
     if not packs.packs:
-        sources = receivers = ()
+        sources = ()
+        receivers = tuple(strangers)
     carried = packs.packs or (_SIGNAL,)
+    reduce_op = reduce_op_of(collective) or (None if packs.packs else ReduceOp.SUM)
     size = topology.group.size
     arithmetic = tuple(
-        Arithmetic(reduce_op or ReduceOp.SUM, pack.dtype, pack.result_dtype, size)
-        if reduce_op or not packs.packs
-        else None
-        for pack in carried
+        Arithmetic(reduce_op, pack.dtype, pack.result_dtype, size) if reduce_op else None for pack in carried
     )
-    strands = tuple(
-        s for number, pack in enumerate(carried) for s in _strands(collective, topology, packs, number, pack)
-    )
+    if isinstance(operation, Cutting) and packs.packs:
+        packs, strands = _cut_strands(collective, operation, topology, packs, rows)
+    else:
+        strands = tuple(
+            s for number, pack in enumerate(carried) for s in _strands(collective, topology, packs, number, pack)
+        )
+    head, told = outlines(collective, packs, [strand.cut for strand in strands], receivers, strangers)
     nbytes = sum(leaf.nbytes for leaf in collective.leaves)
-    delivers = bool(packs.packs) and not (isinstance(operation, Reduce) and not receivers)
     per_pack = tuple(Counter(strand.pack_number for strand in strands).items())
     return Program(
-        collective, packs, arithmetic, strands, sources, receivers, delivers, nbytes, per_pack, _queues(strands)
+        collective,
+        packs,
+        arithmetic,
+        strands,
+        sources,
+        receivers,
+        bool(receivers),
+        nbytes,
+        per_pack,
+        queues(strands),
+        head,
+        told,
     )
 
 
-def _queues(strands: Sequence[Strand]) -> tuple[tuple[int, tuple[Strand, ...]], ...]:
-    queues: dict[int, list[Strand]] = {}
+def _cut_strands(
+    collective: Collective, operation: Cutting, topology: Topology, packs: Layout, rows: Rows
+) -> tuple[Layout, tuple[Strand, ...]]:
+    """One strand per leaf, and the layout of what this worker receives."""
+    workers = Workers(tuple(peer.ranks for peer in topology.peers), topology.place)
+    agreed = collective.agreed()
+    described = f"{agreed.operation}|{[leaf.shape for leaf in agreed.leaves]}|{rows}|{workers.ranks}"
+    result_bytes = 0
+    carried, strands = [], []
+    for number, pack in enumerate(packs.packs):
+        index = next(i for i, place in enumerate(packs.places) if place.pack == number)
+        leaf = collective.leaves[index]
+        how = cut(operation, workers, index, leaf.shape[0], math.prod(leaf.shape[1:]), rows)
+        carried.append(replace(pack, count=how.count, result_offset=result_bytes))
+        result_bytes += aligned(how.output * pack.result_dtype.itemsize)
+        name = "ring" if isinstance(operation, (AllGather, ReduceScatter)) else "direct"
+        plan_hash = digest(f"{described}|{number}")
+        span = Span(0, how.count)
+        strands.append(
+            Strand(
+                number,
+                0,
+                carried[-1],
+                span,
+                how.plan,
+                number % CHANNELS,
+                name if len(workers.ranks) > 1 else "local",
+                plan_hash,
+                peers_of(how.plan),
+                how,
+            )
+        )
+    return Layout(tuple(carried), packs.places, packs.staging_bytes, result_bytes), tuple(strands)
+
+
+def queues(strands: Sequence[Strand]) -> tuple[tuple[int, tuple[Strand, ...]], ...]:
+    """Strands by channel, the one that runs first last."""
+    found: dict[int, list[Strand]] = {}
     for strand in reversed(strands):
-        queues.setdefault(strand.channel, []).append(strand)
-    return tuple((channel, tuple(queue)) for channel, queue in queues.items())
-
-
-def check(collective: Collective, group: GroupInfo) -> None:
-    """Raises what `compose` documents; for a service that wants to refuse before anything is kept."""
-    operation = collective.operation
-    if isinstance(operation, (Reduce, Broadcast)) and operation.root >= group.size:
-        raise InvalidArgumentError(
-            f"root {operation.root} is not a rank of this group of {group.size}: expected 0 to {group.size - 1}"
-        )
-    if isinstance(operation, (AllReduce, Reduce)):
-        for leaf in collective.leaves:
-            if why := unsupported(operation.reduce_op, leaf.dtype):
-                raise UnimplementedError(f"{leaf.path or 'value'}: {why}")
-    for tier in collective.all_reduce_spec:
-        _check_tier(tier, group)
-
-
-def _check_tier(tier: Tier, group: GroupInfo) -> None:
-    if tier.algorithm not in _ACROSS and tier.algorithm not in _NEEDS_GPUS:
-        raise InvalidArgumentError(f"unknown algorithm {tier.algorithm!r} in all_reduce_spec")
-    host = next((member for member in group.members if DeviceName.parse(member.device).kind != "GPU"), None)
-    if tier.algorithm in _NEEDS_GPUS and host is not None:
-        raise UnimplementedError(
-            f"algorithm {tier.algorithm!r} needs GPUs, and rank {host.rank} of this group is on {host.device}; "
-            "choose xring, pscpu or pscpu/pscpu"
-        )
+        found.setdefault(strand.channel, []).append(strand)
+    return tuple((channel, tuple(queue)) for channel, queue in found.items())
 
 
 def _strands(collective: Collective, topology: Topology, layout: Layout, number: int, pack: Pack) -> list[Strand]:
     """The strands of a pack: one per cut and shard, each over its part of the pack and on a channel of its own."""
     name, shards, make = _algorithm(collective, topology, layout, number, pack)
     packs = collective.packing.num_packs if collective.packing is not None else 0
-    spans = [span for part in cut(pack.count, packs or 1) for span in part.split(shards)]
+    spans = [span for part in cut_evenly(pack.count, packs or 1) for span in part.split(shards)]
     described = f"{name}|{len(spans)}|{number}|{pack.count}|{pack.dtype}|{[peer.ranks for peer in topology.peers]}"
     found = []
     for shard, span in enumerate(spans):
         channel = (number * len(spans) + shard) % CHANNELS
         plan = make(span)
-        peers = frozenset(move.peer for moves in plan for move in moves if isinstance(move, (Send, Recv)))
-        found.append(Strand(number, shard, pack, span, plan, channel, name, digest(f"{described}|{shard}"), peers))
+        plan_hash = digest(f"{described}|{shard}")
+        found.append(Strand(number, shard, pack, span, plan, channel, name, plan_hash, peers_of(plan)))
     return found
+
+
+def peers_of(plan: WidePlan) -> frozenset[int]:
+    """The places that a plan speaks to."""
+    return frozenset(move.peer for moves in plan for move in moves if isinstance(move, (Send, Recv)))
 
 
 def _algorithm(
@@ -224,12 +269,9 @@ def _algorithm(
     name = tier.algorithm
     if collective.implementation in _RING_HINTS and not collective.all_reduce_spec:
         name = "ring"
-    across = _ACROSS[name]
+    across = ON_HOSTS[name]
     return name, tier.shards, lambda span: tuple(across(places, me, span))
 
 
-# The ranks of a worker have been folded by it: what is left of every algorithm is its stage across workers.
-_ACROSS: dict[str, Flat] = {**FLAT, "pscpu": shuffle.all_reduce, "pscpu/pscpu": shuffle.all_reduce}
 # A hint for NCCL where there are no GPUs falls back to the ring.
 _RING_HINTS = (CommunicationImplementation.RING, CommunicationImplementation.NCCL)
-_NEEDS_GPUS = ("nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu", "psgpu")

@@ -24,12 +24,23 @@ class _Active:
 
 
 class Running:
-    """`start` makes the generator of a strand once its links are there."""
+    """`start` makes the generator of a strand once its links are there.
 
-    def __init__(self, instance: Instance, program: Program, slot: Slot | None, start: Start) -> None:
+    `then` is what follows where this is a stage before the program itself.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        program: Program,
+        slot: Slot | None,
+        start: Start,
+        then: Callable[[], None] | None = None,
+    ) -> None:
         self.instance = instance
         self.program = program
         self.slot = slot
+        self.then = then
         self._left = dict(program.strands_per_pack)  # how many of each pack have not ended
         self._start = start
         self._queues = {channel: list(queue) for channel, queue in program.queues}

@@ -7,11 +7,13 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectived_proto.local import wire
+from collectived_proto.local.arena import Arena
 from collectived_proto.types import Member
 from collectived_runtime.engine.ledger import Prepared
 
@@ -23,6 +25,19 @@ HUNG_UP = (BrokenPipeError, ConnectionError)  # how a client that is gone shows 
 Memory = Callable[[int, int, int], NDArray[np.uint8]]
 
 
+class Outlet(Protocol):
+    """How a rank without a doorbell hears. Called in the lane's thread, which it must not hold up."""
+
+    def announce(self, arena: Arena) -> None:
+        """Results may lie in this arena; said before any does."""
+
+    def tell(self, message: bytes) -> None:
+        """A message as it would go over a doorbell."""
+
+    def close(self) -> None:
+        """Nothing more will be told, and results of this rank may be overwritten from here on."""
+
+
 class Seat:
     """One local rank.
 
@@ -30,15 +45,23 @@ class Seat:
         memory: resolves addresses in the client's arenas, checked.
         pidfd: becomes readable when the client's process ends; taken over. -1: none.
         closed: called once, when this seat will look into the client's memory no more.
+        outlet: takes what the rank is told; None: it connects a doorbell.
     """
 
     def __init__(
-        self, rank: int, member: Member, memory: Memory, pidfd: int, closed: Callable[[], None] = lambda: None
+        self,
+        rank: int,
+        member: Member,
+        memory: Memory,
+        pidfd: int,
+        closed: Callable[[], None] = lambda: None,
+        outlet: Outlet | None = None,
     ) -> None:
         self.rank = rank
         self.member = member
         self.memory = memory
         self.pidfd = pidfd
+        self.outlet = outlet
         self.bell: socket.socket | None = None
         self.prepared: dict[int, Prepared] = {}  # filled by the service's thread, read by the lane
         self.gone = False  # lost, left or hung up
@@ -57,6 +80,9 @@ class Seat:
 
     def tell(self, message: bytes, descriptor: int = -1) -> bool:
         """Sends a message, or keeps it until the client reads; True where it is kept."""
+        if self.outlet is not None:
+            self.outlet.tell(message)
+            return False
         if self.bell is None and self.gone:
             return False
         if descriptor < 0 and not self._outbox and self.bell is not None:
@@ -111,6 +137,8 @@ class Seat:
         closed, self._closed = self._closed, lambda: None
         self.gone = True
         self._outbox.clear()
+        if self.outlet is not None:
+            self.outlet.close()
         if self.bell is not None:
             self.bell.close()
             self.bell = None

@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectived_proto.numpy_types import to_numpy
-from collectived_runtime.device.arithmetic import Arithmetic
+from collectived_runtime.device.arithmetic import STRETCH_BYTES, Arithmetic
+from collectived_runtime.engine.cutting import Cut, Window, one_run
 from collectived_runtime.engine.execute import AGAIN, Buffers, Judge, Wait, execute
 from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.results import Workspace
 from collectived_runtime.engine.seat import Sources
+from collectived_runtime.plan.moves import Buffer
 from collectived_runtime.transport.frame import Stamp
 from collectived_runtime.transport.link import Link
 
@@ -41,15 +43,21 @@ def run(
         links: by place, at least those of `strand.peers`.
     """
     arithmetic = program.arithmetic[strand.pack_number]
-    pack = strand.pack
+    pack, cut = strand.pack, strand.cut
     output: Array | None = None
     if result is not None:
-        size = pack.count * pack.result_dtype.itemsize
+        size = (pack.count if cut is None else cut.output) * pack.result_dtype.itemsize
         output = result[pack.result_offset : pack.result_offset + size].view(to_numpy(pack.result_dtype))
-    if arithmetic is None:
-        buffers = yield from _moved(strand, sources, output, workspace)
-    else:
+    if arithmetic is not None:
         buffers = yield from _folded(strand, arithmetic, sources, output, workspace)
+    elif cut is not None:
+        leaves = {
+            rank: _whole(source, strand).view(to_numpy(pack.dtype))
+            for rank, source in zip(program.sources, sources, strict=True)
+        }
+        buffers = yield from _handed_over(strand, cut, leaves, output, workspace)
+    else:
+        buffers = yield from _moved(strand, sources, output, workspace)
     yield from execute(strand.plan, buffers, links, stamp, judge)
 
 
@@ -73,6 +81,39 @@ def _moved(
     return Buffers(mine, mine, output, _never, _copy, _stays)
 
 
+def _handed_over(
+    strand: Strand, cut: Cut, leaves: Mapping[int, Array], output: Array | None, workspace: Workspace
+) -> Generator[Wait, None, Buffers]:
+    """Buffers for rows that go their ways: what stays on this worker is put in its place at once."""
+    dtype = to_numpy(strand.pack.dtype)
+    if output is None:
+        output = np.empty(0, dtype)
+    for part in cut.local:
+        yield from _copied(leaves[part.rank][part.start : part.stop], output[part.to :])
+    windows = {Buffer.OUTPUT: cut.receiving}
+    sending = output
+    if cut.sent and (run := one_run(cut.sent)) is not None:
+        rank, ahead = run
+        sending = leaves[rank]
+        windows[Buffer.INPUT] = Window((ahead,))
+    elif cut.sent:
+        end = max(cut.sending.at(part.to) + part.stop - part.start for part in cut.sent)
+        sending = workspace.buffer(strand.pack_number, end * dtype.itemsize).view(dtype)
+        windows[Buffer.INPUT] = cut.sending
+        for part in cut.sent:
+            yield from _copied(leaves[part.rank][part.start : part.stop], sending[cut.sending.at(part.to) :])
+    return Buffers(sending, sending, output, _never, _in_place_already, _stays, windows)
+
+
+def _copied(source: Array, target: Array) -> Iterator[Wait]:
+    stretch = STRETCH_BYTES // source.itemsize
+    for start in range(0, len(source), stretch):
+        piece = source[start : start + stretch]
+        np.copyto(target[start : start + len(piece)], piece)
+        if start + stretch < len(source):
+            yield AGAIN
+
+
 def _folded(
     strand: Strand,
     arithmetic: Arithmetic,
@@ -87,7 +128,9 @@ def _folded(
     """
     count = strand.pack.count
     start, stop = strand.span.start, strand.span.stop
-    if output is not None and arithmetic.in_place:
+    cut = strand.cut
+    windows = None if cut is None else {Buffer.OUTPUT: cut.receiving}
+    if output is not None and arithmetic.in_place and len(output) == count:
         partials = output
     else:  # shared by the shards of a pack, each of which keeps to its span
         memory = workspace.buffer(strand.pack_number, count * arithmetic.partial_bytes)
@@ -95,16 +138,15 @@ def _folded(
     if not sources:  # a signal: nobody reads its value
         return Buffers(partials, partials, partials, arithmetic.fold, _copy, _stays)
     dtype = to_numpy(strand.pack.dtype)
-    wholes = [source.whole(strand.pack_number) for source in sources]
+    wholes = [source.whole(strand.pack_number) for source in sources] if cut is None or cut.straight else [None]
     if len(wholes) == 1 and wholes[0] is not None and arithmetic.in_place:
-        return Buffers(
-            wholes[0].view(dtype), partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here
-        )
+        mine = wholes[0].view(dtype)
+        return Buffers(mine, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here, windows)
     if all(whole is not None for whole in wholes):
         arrays = [whole.view(dtype)[start:stop] for whole in wholes if whole is not None]
         yield from _gather(arithmetic, arrays, partials[start:stop])
     else:
-        by_leaf = [source.leaves(strand.pack_number) for source in sources]
+        by_leaf = [_pieces(source, strand, index) for index, source in enumerate(sources)]
         for pieces in zip(*by_leaf, strict=True):
             arrays = [memory.view(dtype) for _, memory in pieces]
             offset = pieces[0][0]
@@ -112,7 +154,23 @@ def _folded(
             if first < last:
                 parts = [array[first - offset : last - offset] for array in arrays]
                 yield from _gather(arithmetic, parts, partials[first:last])
-    return Buffers(partials, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here)
+    return Buffers(partials, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here, windows)
+
+
+def _pieces(source: Sources, strand: Strand, index: int) -> list[tuple[int, NDArray[np.uint8]]]:
+    """(position in the pack, bytes) of what source number `index` contributes."""
+    if strand.cut is None:
+        return source.leaves(strand.pack_number)
+    whole, itemsize = _whole(source, strand), strand.pack.dtype.itemsize
+    ranks = list(dict.fromkeys(part.rank for part in strand.cut.sent))
+    parts = [part for part in strand.cut.sent if part.rank == ranks[index]]
+    return [(part.to, whole[part.start * itemsize : part.stop * itemsize]) for part in parts]
+
+
+def _whole(source: Sources, strand: Strand) -> NDArray[np.uint8]:
+    whole = source.whole(strand.pack_number)
+    assert whole is not None, "a leaf that is cut travels by itself"
+    return whole
 
 
 def _gather(arithmetic: Arithmetic, arrays: list[Array], out: Array) -> Iterator[Wait]:
@@ -126,6 +184,10 @@ def _never(left: Array, right: Array, out: Array) -> None:
 
 def _copy(source: Array, out: Array) -> None:
     np.copyto(out, source)
+
+
+def _in_place_already(source: Array, out: Array) -> None:
+    """A worker's own rows are put in their place before the plan runs."""
 
 
 def _stays(out: Array) -> None:

@@ -21,13 +21,13 @@ class Watch:
     def __init__(self) -> None:
         self._poll = select.poll()
         self._handlers: dict[int, Handler] = {}
-        self._asked: deque[Callable[[], None]] = deque()
+        self._asked: deque[Callable[[], object]] = deque()
         self._closing = threading.Lock()  # nobody writes to a descriptor that has been closed, and perhaps reused
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.closed = False
         self.add(self._wake, select.POLLIN, self._woken)
 
-    def ask(self, what: Callable[[], None]) -> None:
+    def ask(self, what: Callable[[], object]) -> None:
         """Has `what` done in the lane's thread."""
         self._asked.append(what)
         with self._closing:

@@ -25,6 +25,8 @@ FLAT: dict[str, Flat] = {
     "rechd": halving_doubling.all_reduce,
     "psgpu": shuffle.all_reduce,
 }
+ON_HOSTS: dict[str, Flat] = {**FLAT, "pscpu": shuffle.all_reduce, "pscpu/pscpu": shuffle.all_reduce}
+"""What is left of each algorithm for hosts whose participants have been folded already: its stage across them."""
 _TWO_LEVELS: dict[str, tuple[Inside, Flat]] = {
     "nccl/xring": (Inside.NATIVE, ring.all_reduce),
     "nccl/rechd": (Inside.NATIVE, halving_doubling.all_reduce),

@@ -2,7 +2,8 @@
 
 A *pack* holds leaves of one type, one behind the other, as one vector. Leaves are taken last to first, because the
 last layers' gradients are there first. A pack takes leaves until it holds more than `bytes_per_pack`; a leaf is never
-split. The grouping rule is that of tf.distribute's collective all-reduce, applied per type.
+split. The grouping rule is that of tf.distribute's collective all-reduce, applied per type. Operations that cut values
+apart or join them send every leaf by itself, for each is cut along its own rows.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from collectived_proto.types import (
-    AllReduce,
     Collective,
+    Cutting,
     DType,
+    Gather,
     Layout,
     Leaf,
     Pack,
     Place,
     Reduce,
     ReduceOp,
+    Reduction,
+    Send,
     Tier,
     tier_of,
 )
@@ -47,21 +51,24 @@ def result_dtype(dtype: DType, reduce_op: ReduceOp | None) -> DType:
 def reduce_op_of(collective: Collective) -> ReduceOp | None:
     """The reduce op of a collective that folds, None for one that only moves."""
     operation = collective.operation
-    return operation.reduce_op if isinstance(operation, (AllReduce, Reduce)) else None
+    return operation.reduce_op if isinstance(operation, Reduction) else None
 
 
 def receives_result(collective: Collective, rank: int) -> bool:
-    """Whether this rank gets a result: for `reduce` only the root does."""
+    """Whether this rank gets a result: of a reduce and a gather only the root does, of a send nobody."""
     operation = collective.operation
-    return not isinstance(operation, Reduce) or operation.root == rank
+    if isinstance(operation, (Reduce, Gather)):
+        return operation.root == rank
+    return not isinstance(operation, Send)
 
 
 def layout(collective: Collective, rank: int, automatic: int = 0) -> Layout:
     """The packs of a collective and the place of every leaf, the same on all ranks but for `result_bytes`.
 
     Args:
-        collective: the description; no leaves (a barrier), no packs.
-        rank: whose layout; a rank that receives no result has `result_bytes` 0.
+        collective: the description; no leaves (a barrier, an open collective), no packs.
+        rank: whose layout; a rank that receives no result has `result_bytes` 0. So has one that will be told of its
+            result by an outline.
         automatic: the pack size in bytes where the collective leaves it open; 0 is one pack per type.
     """
     groups = tuple(opened for leaves in _by_tier(collective) for opened in _grouped(collective, leaves, automatic))
@@ -73,9 +80,10 @@ def layout(collective: Collective, rank: int, automatic: int = 0) -> Layout:
             places[index] = Place(number, offset)
         result = result_dtype(opened.dtype, reduce_op)
         packs.append(Pack(opened.dtype, result, opened.count, staging_bytes, result_bytes))
-        staging_bytes += _aligned(opened.count * opened.dtype.itemsize)
-        result_bytes += _aligned(opened.count * result.itemsize)
-    received = result_bytes if receives_result(collective, rank) else 0
+        staging_bytes += aligned(opened.count * opened.dtype.itemsize)
+        result_bytes += aligned(opened.count * result.itemsize)
+    outlined = isinstance(collective.operation, Cutting)
+    received = result_bytes if receives_result(collective, rank) and not outlined else 0
     return Layout(tuple(packs), tuple(places), staging_bytes, received)
 
 
@@ -87,6 +95,9 @@ def tier_of_leaf(collective: Collective, leaf: int) -> Tier:
 def _by_tier(collective: Collective) -> Iterator[list[int]]:
     """Leaves by index, in one list per tier; all in one where there is no specification."""
     everything = range(len(collective.leaves))
+    if isinstance(collective.operation, Cutting):
+        yield from ([leaf] for leaf in reversed(everything))
+        return
     if not collective.all_reduce_spec:
         yield list(everything)
     for tier in collective.all_reduce_spec:
@@ -134,5 +145,6 @@ def group(leaves: Sequence[Leaf], bytes_per_pack: int) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """The next multiple of a cache line."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -23,6 +23,7 @@ MAX_PAYLOAD = 1 << 30  # longer moves travel as several frames
 class FrameKind(enum.IntEnum):
     DATA = 1
     BYE = 2  # nothing more will come on this link, and that is no fault
+    WORD = 3  # what is about to come, for those that do not know
 
 
 class BadFrame(Exception):

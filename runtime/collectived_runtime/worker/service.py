@@ -13,14 +13,12 @@ import grpc
 import grpc.aio
 
 from collectived_proto.codec import collective_from_proto, layout_to_proto
-from collectived_proto.errors import CollectiveError, FailedPreconditionError, InvalidArgumentError
-from collectived_proto.local.wire import MAX_PACKS, TOKEN_BYTES
+from collectived_proto.errors import CollectiveError, FailedPreconditionError
+from collectived_proto.local.wire import TOKEN_BYTES
 from collectived_proto.status import to_status
 from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
-from collectived_runtime.engine.ledger import Prepared
-from collectived_runtime.engine.program import check, digest
-from collectived_runtime.plan.packs import layout
+from collectived_runtime.engine.preliminary import prepare
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.sessions import Client, Session, Sessions
@@ -111,15 +109,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.PrepareReply:
         session = self._sessions.find(request.session)
         lane, seat = self._groups.seat(session, request.key, request.rank)
-        collective = collective_from_proto(request.collective)
-        check(collective, lane.topology.group)
-        packs = layout(collective, request.rank, lane.topology.automatic_pack_bytes)
-        made = Prepared(collective, digest(collective.contract()), packs, str(collective.operation))
-        if len(packs.packs) > MAX_PACKS:
-            raise InvalidArgumentError(
-                f"bytes_per_pack={collective.bytes_per_pack} cuts this value into {len(packs.packs)} packs, and "
-                f"{MAX_PACKS} can travel at once at most; choose a larger bytes_per_pack, or 0"
-            )
+        made = prepare(collective_from_proto(request.collective), request.rank, lane.topology)
         identity = secrets.randbits(63)
         while len(seat.prepared) >= MAX_PREPARED:
             del seat.prepared[next(iter(seat.prepared))]

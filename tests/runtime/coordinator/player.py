@@ -12,7 +12,7 @@ happens on the way is shown under `@time`. Generations are called g1, g2, … an
     gone TASK [inc=X] [orderly]       beat TASK       wait
     join TASK REQUEST NAME SIZE [rank=N] [pid=N] [device=CPU:0] [settle=S] [label=X]       SIZE: 4 or 2-4
     cancel TASK REQUEST [reason]
-    contract NAME = OPERATION | STRUCTURE | PATH=LEAF; … | SITE [| bytes_per_pack=N]
+    contract NAME = OPERATION | STRUCTURE | PATH=LEAF; … | SITE [| bytes_per_pack=N]       "what comes": an open one
     report TASK gN KIND [#INSTANCE] [rank=N] [worker=N] [timeout=S] [text=…] POSITION…
     answer TASK qN POSITION…          POSITION: RANK:SUBMITTED/FINISHED[=CONTRACT][@SITE]
     tune [NAME = ROWS]                a new coordinator that measures links; stored ROWS are LIMIT:ALGORITHM …
@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, replace
 
 from collectived_proto.errors import Code
 from collectived_proto.types import (
+    AllGather,
     AllReduce,
     Barrier,
     Broadcast,
@@ -217,6 +218,7 @@ class Player:
             int(given.get("bytes_per_pack", 0)),
             CommunicationImplementation(given.get("implementation", "AUTO")),
             site,
+            open=structure == "what comes",
         )
 
     # Effects
@@ -346,6 +348,8 @@ def _table(table: tuple[Tier, ...]) -> str:
 def _operation(text: str) -> Operation:
     if text == "barrier()":
         return Barrier()
+    if text.startswith("all_gather"):
+        return AllGather(int(text.removeprefix("all_gather(axis=").removesuffix(")")))
     if text.startswith("broadcast"):
         return Broadcast(int(text.removeprefix("broadcast(root=").removesuffix(")")))
     return AllReduce(ReduceOp(text.removeprefix("all_reduce(").removesuffix(")")))

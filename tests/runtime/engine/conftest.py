@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import select
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from collectived_proto.codec import verdict_from_proto
 from collectived_proto.local import wire
+from collectived_proto.local.outline import Outline, parse
 from collectived_proto.numpy_types import from_numpy
 from collectived_proto.types import (
     AllReduce,
@@ -33,11 +35,10 @@ from collectived_proto.types import (
 )
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine.lane import Lane, Surroundings
-from collectived_runtime.engine.ledger import Prepared
-from collectived_runtime.engine.program import Topology, digest
+from collectived_runtime.engine.preliminary import prepare
+from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.engine.seat import Seat
-from collectived_runtime.plan.packs import layout
 from collectived_runtime.transport.link import Link, TcpStream
 from collectived_runtime.transport.reception import Call, LinkKey
 
@@ -112,24 +113,21 @@ class Rank:
         **fields: Any,
     ) -> None:
         values = np.ones(4, np.float32) if values is None else values
-        raw = values.tobytes()
+        taking = bool(fields.get("open"))  # what comes
+        leaves = () if taking else (Leaf("", _kind(values), values.shape if shape is None else shape),)
+        raw = b"" if taking else values.tobytes()
         self.memory[: len(raw)] = np.frombuffer(raw, np.uint8)
         collective = Collective(
-            operation or AllReduce(ReduceOp.SUM),
-            "*",
-            (Leaf("", _kind(values), shape or values.shape),),
-            site="test.py:1",
-            **fields,
+            operation or AllReduce(ReduceOp.SUM), "" if taking else "*", leaves, site="test.py:1", **fields
         )
-        contract = digest(collective.contract())
-        number = int.from_bytes(contract, "little") >> 1
-        self.seat.prepared[number] = Prepared(
-            collective, contract, layout(collective, self.rank), str(collective.operation)
-        )
+        prepared = prepare(collective, self.rank, self.world.lane_of(self.rank).topology)
+        number = int.from_bytes(prepared.contract, "little") >> 1
+        self.seat.prepared[number] = prepared
         instance = self.next if instance is None else instance
         self.next = instance + 1
         generation = self.world.group.generation if generation is None else generation
-        self.bell.send(wire.Ring(generation, number, instance, remaining, True, ((1, 0),)).encode())
+        addresses = () if taking else ((1, 0),)
+        self.bell.send(wire.Ring(generation, number, instance, remaining, not taking, addresses).encode())
 
     def hear(self, timeout: float = 10.0) -> wire.Done | tuple[int, Verdict]:
         """The next completion or failure; arenas are taken in passing."""
@@ -162,18 +160,39 @@ class Rank:
         values: NDArray[Any] = slot.memory.view(dtype)[:count].copy()
         return values
 
+    def outlined(self, done: wire.Done, dtype: Any = np.float32, width: int = 1) -> list[NDArray[Any]]:
+        """The leaves of a result that has an outline, in rows of `width` elements."""
+        memory, outline = self.outline(done)
+        row = np.dtype(dtype).itemsize * width
+        return [
+            np.frombuffer(b"".join(memory[at : at + rows * row] for at, rows in leaf), dtype).reshape(-1, width)
+            for leaf in outline.leaves
+        ]
+
+    def outline(self, done: wire.Done) -> tuple[memoryview, Outline]:
+        """What lies where a completion points, and the outline there."""
+        slot = self.world.lane_of(self.rank)._results._slots[done.slot]
+        memory = slot.memory.data[done.offset - slot.offset :]
+        return memory, parse(memory)
+
 
 class World:
-    """A group over lanes in this process. `hosts` are numbers of ranks per worker."""
+    """A group over lanes in this process. `hosts` are numbers of ranks per worker, or the ranks themselves."""
 
-    def __init__(self, hosts: tuple[int, ...], stall_after: float = 60.0, table: tuple[Tier, ...] = ()) -> None:
-        size = sum(hosts)
-        ranks = iter(range(size))
-        self.layout = [tuple(next(ranks) for _ in range(count)) for count in hosts]
+    def __init__(
+        self, hosts: tuple[int | tuple[int, ...], ...], stall_after: float = 60.0, table: tuple[Tier, ...] = ()
+    ) -> None:
+        ranks = itertools.count()
+        self.layout = [host if isinstance(host, tuple) else tuple(next(ranks) for _ in range(host)) for host in hosts]
         members = tuple(
-            Member(rank, f"/job:worker/replica:0/task:{task}/device:CPU:0", task, f"host{task}", 1000 + rank)
-            for task, local in enumerate(self.layout)
-            for rank in local
+            sorted(
+                (
+                    Member(rank, f"/job:worker/replica:0/task:{task}/device:CPU:0", task, f"host{task}", 1000 + rank)
+                    for task, local in enumerate(self.layout)
+                    for rank in local
+                ),
+                key=lambda member: member.rank,
+            )
         )
         self.group = GroupInfo("world", 7, 100, members)
         peers = tuple(Peer(task, "i", f"host{task}", "127.0.0.1:1", local) for task, local in enumerate(self.layout))
@@ -195,6 +214,7 @@ class World:
             lane = Lane(Topology.of(self.group, peers, task, table or TABLE), around)
             self.lanes.append(lane)
             self.ranks += [self._rank(lane, members[rank]) for rank in local]
+        self.ranks.sort(key=lambda rank: rank.rank)
 
     def _rank(self, lane: Lane, member: Member) -> Rank:
         theirs, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -261,7 +281,7 @@ def world() -> Iterator[Callable[..., World]]:
     """Makes worlds and closes them."""
     made: list[World] = []
 
-    def make(*hosts: int, stall_after: float = 60.0, table: tuple[Tier, ...] = ()) -> World:
+    def make(*hosts: int | tuple[int, ...], stall_after: float = 60.0, table: tuple[Tier, ...] = ()) -> World:
         made.append(World(hosts, stall_after, table))
         return made[-1]
 

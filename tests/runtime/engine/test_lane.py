@@ -25,7 +25,7 @@ from collectived_proto.types import (
     ReportKind,
     Tier,
 )
-from collectived_runtime.engine import lane as lane_
+from collectived_runtime.engine import generation as generation_
 from collectived_runtime.transport.frame import Stamp
 from collectived_runtime.transport.link import Link, TcpStream
 
@@ -338,14 +338,14 @@ def test_rings_of_a_generation_that_nobody_announced_are_not_kept_for_ever(world
 def test_programs_of_ever_changing_shapes_are_forgotten_and_made_again(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane_, "MAX_PROGRAMS", 3)
+    monkeypatch.setattr(generation_, "MAX_PROGRAMS", 3)
     here = world(2)
     for count in (1, 2, 3, 4, 5, 1):
         for rank in here.ranks:
             rank.submit(np.full(count, 2, np.float32))
         for rank in here.ranks:
             assert rank.result(rank.done(), count=count).tolist() == [4] * count
-    assert len(here.lanes[0]._programs) == 3
+    assert len(here.lanes[0]._shop.programs) == 3
 
 
 def test_a_lane_ends_when_its_last_member_has_gone(world: Any) -> None:
@@ -387,9 +387,9 @@ class Stalled:
         self.link = next(iter(here.board.dialled.values()))
         assert lane.running is not None
         strand = lane.running.program.strands[0]
-        stamp = Stamp(7, 100, 0, 0, 0, strand.plan_hash, lane._chain)
+        stamp = Stamp(7, 100, 0, 0, 0, strand.plan_hash, lane._generation._chain)
         self.link.sendall(stamp.header(0, 0, 200_000) + bytes(1000))
-        wait_for(lambda: any(link.received > 1000 for link in lane._links))
+        wait_for(lambda: any(link.received > 1000 for link in lane._generation.links))
 
 
 def wait_for(fact: Callable[[], object]) -> None:
@@ -419,7 +419,7 @@ def test_a_stray_frame_on_another_link_is_noticed_while_a_peer_is_stalled_in_the
         theirs = socket.create_connection(listener.getsockname())
         mine, _ = listener.accept()
     with theirs:
-        lane._watch.ask(lambda: lane._links.add(Link(1, 3, TcpStream(mine))))
+        lane._watch.ask(lambda: lane._generation.links.add(Link(1, 3, TcpStream(mine))))
         theirs.sendall(b"garbage!" * 8)
         report = stalled.world.report(ReportKind.LINK)
     assert report.worker == 1 and "frame" in report.text

@@ -24,7 +24,8 @@ from collectived_proto.types import (
     ReduceOp,
     Tier,
 )
-from collectived_runtime.engine.program import CHANNELS, Topology, check, compose
+from collectived_runtime.engine.checks import check
+from collectived_runtime.engine.program import CHANNELS, Topology, compose
 
 TABLE = (Tier("tree", limit=1000), Tier("halving_doubling", 2))
 SUM = AllReduce(ReduceOp.SUM)

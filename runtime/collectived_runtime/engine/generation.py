@@ -1,0 +1,479 @@
+"""A generation in a lane: its ledger, its links, the instance that runs, and what is decided about it.
+
+What is due is decided by thinking in `ledger.py`; here it is done, always in the lane's thread, and never by waiting.
+An instance runs in up to three *stages*: where some rank takes what comes, the root's worker announces it; where
+lengths differ, the workers exchange them; then the program itself runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived_proto.local import wire
+from collectived_proto.types import (
+    Broadcast,
+    Collective,
+    CommunicationImplementation,
+    Report,
+    ReportKind,
+    Scatter,
+    Verdict,
+)
+from collectived_runtime.engine import preliminary, verdicts
+from collectived_runtime.engine import strand as strands
+from collectived_runtime.engine.announce import announce
+from collectived_runtime.engine.bells import Bells
+from collectived_runtime.engine.execute import Wait
+from collectived_runtime.engine.ledger import Arrival, Instance, Ledger
+from collectived_runtime.engine.links import Exchange, Links
+from collectived_runtime.engine.program import Program, Strand, Topology, compose
+from collectived_runtime.engine.reports import Reports
+from collectived_runtime.engine.results import Budget, Exhausted, Results, Slot, Workspace
+from collectived_runtime.engine.running import Running
+from collectived_runtime.engine.seat import Seat
+from collectived_runtime.engine.watch import Watch
+from collectived_runtime.transport import frame as frames
+from collectived_runtime.transport.link import Link, LinkBroken
+
+log = logging.getLogger("collectived.lane")
+
+MAX_PROGRAMS = 1024  # kept per lane; the oldest is made again when it is needed again
+
+
+@dataclass(slots=True)
+class Counters:
+    done: int = 0
+    failed: int = 0
+    result_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a lane needs of its worker. `report` and `ended` may be called from the lane's thread."""
+
+    name: str
+    exchange: Exchange
+    budget: Budget
+    stall_after: float
+    report: Callable[[Report], None]
+    ended: Callable[[Any], None]  # with the lane
+
+
+@dataclass(slots=True)
+class Workshop:
+    """What the generations of a lane have in common."""
+
+    topology: Topology
+    name: str
+    around: Surroundings
+    watch: Watch
+    bells: Bells
+    results: Results
+    counters: Counters = field(default_factory=Counters)
+    workspace: Workspace = field(default_factory=Workspace)
+    programs: dict[Any, Program] = field(default_factory=dict)
+    fell_back: bool = False  # has said that there is no NCCL here
+
+    def program(self, instance: Instance) -> Program:
+        """What carries out an instance of which everything is known."""
+        strangers = instance.strangers if preliminary.may_be_open(instance.collective.operation) else ()
+        key = (instance.contract, instance.rows, strangers) if instance.rows or strangers else instance.contract
+        program = self.programs.get(key)
+        if program is None:
+            program = compose(instance.collective, self.topology, instance.rows, strangers)
+            self.keep(key, program)
+            if instance.collective.implementation is CommunicationImplementation.NCCL and not self.fell_back:
+                self.fell_back = True
+                log.warning("group %s is on CPU devices: the hint NCCL falls back to RING", self.name)
+        return program
+
+    def keep(self, key: Any, program: Program) -> None:
+        if len(self.programs) >= MAX_PROGRAMS:  # somebody's shapes change with every call
+            del self.programs[next(iter(self.programs))]
+        self.programs[key] = program
+
+
+class Generation:
+    """See the module. `rule` takes a verdict that this worker made alone."""
+
+    def __init__(self, shop: Workshop, number: int, rule: Callable[[Verdict], None]) -> None:
+        topology, around = shop.topology, shop.around
+        self.number = number
+        self.running: Running | None = None
+        self.ledger = Ledger(topology.group.key, number, topology.ranks, around.stall_after, time.monotonic())
+        self.links = Links(topology, number, around.exchange, shop.watch, self.link_broken, self._frame_early)
+        self.reports = Reports(topology, self.ledger, around.name, around.report, rule)
+        self._shop = shop
+        self._chain = bytes(8)
+        self._told: tuple[Verdict, bytes] | None = None  # the latest verdict, as clients are told it
+
+    # Members
+
+    def submit(self, seat: Seat, ring: wire.Ring) -> None:
+        """A rank submits an instance, the next one or one that it has submitted before."""
+        ledger = self.ledger
+        if ring.instance <= ledger.standings[seat.rank].submitted:
+            for message in seat.outcome(ring.instance):
+                self._shop.bells.tell(seat, message)
+            return
+        prepared = seat.prepared.get(ring.prepared)
+        if prepared is None:
+            raise wire.Malformed(f"a ring of collective {ring.prepared}, which was never prepared")
+        sources = seat.sources(prepared, ring.addresses, ring.staged)  # checks every bound; outlives the session
+        arrival = Arrival(prepared, sources, time.monotonic())
+        agrees = ledger.arrive(seat.rank, ring.instance, arrival, ring.remaining, ring.timeout)
+        verdict = ledger.verdict_on(ring.instance)
+        if verdict is not None:
+            arrival.sources = None
+            self.fail(seat, ring.instance, verdict)
+        elif not agrees:
+            self.reports.fault(ReportKind.MISMATCH, ring.instance)
+
+    def leave(self, rank: int) -> None:
+        standing = self.ledger.standings[rank]
+        if not standing.gone:
+            standing.gone = True
+            self.reports.note(ReportKind.LEFT, standing.submitted, rank=rank)
+
+    def abort(self, rank: int, reason: str) -> None:
+        standing = self.ledger.standings[rank]
+        if standing.gone:
+            return
+        standing.gone = True
+        # Its caller may use its memory again as soon as this has been answered: from here on nothing is read.
+        self.ledger.closed = True
+        if self.running is not None:
+            self.running.stop()
+        self.reports.fault(ReportKind.ABORT, self.ledger.next, rank=rank, text=reason)
+
+    def lose(self, rank: int, why: str) -> None:
+        """A rank's client is gone."""
+        standing = self.ledger.standings[rank]
+        if not standing.gone:
+            standing.gone = True
+            over = self.ledger.verdict_on(standing.submitted + 1) is not None
+            level = logging.DEBUG if over else logging.WARNING
+            log.log(level, "group %s: rank %d is lost: %s", self._shop.name, rank, why)
+            self.reports.fault(ReportKind.LOST, standing.submitted, rank=rank, text=why)
+
+    def give_up(self, error: Exception) -> None:
+        """Tells the coordinator that no local rank goes beyond what it has finished."""
+        text = f"a defect of collectived ended its lane: {type(error).__name__}: {error}"
+        for rank, standing in self.ledger.standings.items():
+            if not standing.gone:
+                self.reports.fault(ReportKind.LOST, standing.finished, rank=rank, text=text)
+
+    @property
+    def deserted(self) -> bool:
+        return all(standing.gone for standing in self.ledger.standings.values())
+
+    # What runs
+
+    def advance(self) -> bool:
+        """Starts and steps; whether something wants to go on at once."""
+        if self.running is None:
+            instance = self.ledger.startable()
+            if instance is None:
+                return False
+            instance.started = True
+            self._begin(instance)
+        running = self.running
+        if running is None:
+            return True
+        try:
+            ended, again = running.step(self.links)
+        except LinkBroken as error:
+            self.links.drop_peer(error.peer)
+            self.link_broken(error)
+            return False
+        for strand in ended:
+            self._strand_done(running, strand)
+        return again or bool(ended)
+
+    def watch_links(self) -> None:
+        """Before the lane waits: says what is waited for."""
+        self.links.use(self.running.uses() if self.running else {})
+        self.links.ready.clear()
+
+    def _begin(self, instance: Instance) -> None:
+        """The next stage of an instance whose local ranks have all come."""
+        collective, topology = instance.collective, self._shop.topology
+        alone = len(topology.peers) == 1
+        if not alone and not instance.announced and isinstance(collective.operation, (Broadcast, Scatter)):
+            self._announce(instance, collective, collective.operation.root)
+        elif collective.lengths_differ and collective.leaves and not instance.rows:
+            own = {rank: preliminary.rows_of(one.prepared.collective) for rank, one in instance.arrivals.items()}
+            if alone:
+                instance.rows = tuple(own[rank] for rank in sorted(own))
+                self._carry_out(instance)
+            else:
+                self._exchange_rows(instance, own)
+        else:
+            self._carry_out(instance)
+
+    def _announce(self, instance: Instance, collective: Collective, root: int) -> None:
+        strand = preliminary.announcement(self._shop.topology, root)
+        known = not collective.open
+        word = preliminary.word(collective) if root in self._shop.topology.ranks else None
+        group = self._shop.topology.group
+        frame = frames.Frame(
+            frames.FrameKind.WORD,
+            0,
+            0,
+            0,
+            group.key,
+            self.number,
+            instance.number,
+            strand.plan_hash,
+            self._next_chain(instance) if known else bytes(8),
+            0,
+            0,
+        )
+
+        def heard(word: bytes, chain: bytes) -> None:
+            told, contract = preliminary.told(word)
+            instance.described(told, contract)
+            if chain != self._next_chain(instance):  # we have agreed on other things before
+                instance.disputed = True
+                self.reports.fault(ReportKind.MISMATCH, instance.number)
+
+        def start(_: Strand, links: dict[int, Link]) -> Iterator[Wait]:
+            return announce(strand.plan, links, frame, word, known, heard, self._judge)
+
+        def announced() -> None:
+            instance.announced = True
+            if not instance.disputed:
+                self._begin(instance)
+
+        self.running = Running(instance, preliminary.alone(strand), None, start, announced)
+
+    def _exchange_rows(self, instance: Instance, own: dict[int, tuple[int, ...]]) -> None:
+        topology = self._shop.topology
+        columns = preliminary.rows_per_rank(instance.collective, topology.group)
+        program = self._shop.programs.get(columns)
+        if program is None:
+            program = preliminary.lengths(instance.collective, topology)
+            self._shop.keep(columns, program)
+        mine = np.zeros((topology.group.size, columns), np.int64)
+        for rank, rows in own.items():
+            mine[rank] = rows
+        all_rows = np.empty_like(mine)
+
+        def exchanged() -> None:
+            instance.rows = tuple(map(tuple, all_rows.tolist()))
+            self._carry_out(instance)
+
+        start = self._starter(instance, program, [preliminary.Table(mine)], all_rows.reshape(-1).view(np.uint8))
+        self.running = Running(instance, program, None, start, exchanged)
+
+    def _carry_out(self, instance: Instance) -> None:
+        program = self._shop.program(instance)
+        slot: Slot | None = None
+        memory: NDArray[np.uint8] | None = None
+        if program.delivers:
+            try:
+                slot = self._shop.results.take(program.slot_bytes, program.receivers)
+            except (Exhausted, OSError) as error:
+                self._exhausted(instance, error)
+                return
+            memory = slot.memory
+            if program.head:
+                memory[: len(program.head)] = np.frombuffer(program.head, np.uint8)
+                memory = memory[len(program.head) :]
+        sources = [instance.arrivals[rank].sources for rank in program.sources]
+        start = self._starter(instance, program, sources, memory)
+        self._chain = self._next_chain(instance)
+        self.running = Running(instance, program, slot, start)
+
+    def _starter(
+        self, instance: Instance, program: Program, sources: list[Any], memory: NDArray[np.uint8] | None
+    ) -> Callable[[Strand, dict[int, Link]], Iterator[Wait]]:
+        shop, chain = self._shop, self._next_chain(instance)
+
+        def start(strand: Strand, links: dict[int, Link]) -> Iterator[Wait]:
+            stamp = frames.Stamp(
+                shop.topology.group.key,
+                self.number,
+                instance.number,
+                strand.pack_number,
+                strand.shard,
+                strand.plan_hash,
+                chain,
+            )
+            return strands.run(program, strand, sources, memory, shop.workspace, links, stamp, self._judge)
+
+        return start
+
+    def _next_chain(self, instance: Instance) -> bytes:
+        """Ranks of one worker have compared their contracts; the chain is for peers."""
+        if len(self._shop.topology.peers) == 1:
+            return self._chain
+        return frames.next_chain(self._chain, instance.contract)
+
+    def _strand_done(self, running: Running, strand: Strand) -> None:
+        """Tells the ranks of a complete pack. Done means done: nothing of it is read or written any more."""
+        complete, last = running.ended(strand)
+        if running.then is not None:  # a stage before the program itself: nobody is told
+            if last:
+                self.running = None
+                running.then()
+            return
+        if not complete:
+            return
+        instance, slot, program = running.instance, running.slot, running.program
+        if slot is not None:
+            done = wire.Done(
+                instance.number,
+                strand.pack_number,
+                last,
+                True,
+                slot.arena.number,
+                slot.offset + len(program.head),
+                slot.number,
+            )
+            if program.outlines:
+                for rank, offset in program.outlines.items():
+                    outlined = done._replace(offset=slot.offset + offset)
+                    self._deliver((rank,), instance.number, outlined.encode())
+            knowing = [rank for rank in program.receivers if rank not in program.outlines]
+            self._deliver(knowing, instance.number, done.encode())
+        if last and len(program.receivers) < len(instance.arrivals):
+            done = wire.Done(instance.number, strand.pack_number, last, False)
+            others = [rank for rank in instance.arrivals if slot is None or rank not in program.receivers]
+            self._deliver(others, instance.number, done.encode())
+        if last:
+            self._finished(running)
+
+    def _finished(self, running: Running) -> None:
+        shop, instance, slot = self._shop, running.instance, running.slot
+        shop.counters.done += 1
+        shop.counters.result_bytes += running.program.nbytes
+        if slot is not None:
+            for rank in running.program.receivers:
+                if shop.bells.seats[rank].gone:
+                    shop.results.release(slot.number, rank)
+        self.running = None
+        self.ledger.finish(instance, time.monotonic())
+        self.reports.completed(instance.number)
+        for link, frame in self.links.parked():
+            self._frame_early(link, frame)
+        if instance.stalled:
+            self.reports.note(ReportKind.RESUMED, instance.number)
+
+    def _deliver(self, ranks: Iterable[int], instance: int, message: bytes) -> None:
+        for rank in ranks:
+            seat = self._shop.bells.seats[rank]
+            seat.record(instance, message)
+            self._shop.bells.tell(seat, message)
+
+    # Links
+
+    def link_broken(self, error: LinkBroken) -> None:
+        """A peer is gone, or talks nonsense: what runs cannot complete here."""
+        if self.running is not None:
+            self.running.stop()
+        log.warning("group %s: link to worker %d: %s", self._shop.name, error.peer, error)
+        self.reports.fault(ReportKind.LINK, self.ledger.next, worker=error.peer, text=str(error))
+
+    def _judge(self, link: Link, expected: bytes, got: bytes) -> bool:
+        """A frame that is not the one expected: wait for better news, or raise LinkBroken for nonsense."""
+        try:
+            frame = frames.parse(got)
+        except frames.BadFrame as error:
+            raise _nonsense(link, str(error)) from None
+        assert self.running is not None
+        if frame.kind is not frames.FrameKind.BYE:  # which is of one that has gone away: a verdict will say so
+            self._compare(link, frame, self.running.instance.number)
+        return True
+
+    def _frame_early(self, link: Link, frame: frames.Frame) -> None:
+        """A frame on an idle link: of an instance to come it waits, of one that is over it differs from what we did."""
+        self._compare(link, frame, self.ledger.next - 1)
+
+    def _compare(self, link: Link, frame: frames.Frame, latest: int) -> None:
+        """`latest` is the last instance of which no frame is to come here; a frame of it, or before, is a mismatch."""
+        if (frame.key, frame.generation) != (self._shop.topology.group.key, self.number):
+            raise _nonsense(link, f"a frame of generation {frame.generation}")
+        if frame.instance > latest:
+            return
+        instance = self.ledger.find(frame.instance)
+        if instance is not None and not instance.disputed:
+            instance.disputed = True
+            self.reports.fault(ReportKind.MISMATCH, frame.instance, worker=link.peer)
+
+    # Faults and verdicts
+
+    def _exhausted(self, instance: Instance, error: Exception) -> None:
+        held = self._shop.results.held()
+        rank = max(held, key=lambda r: held[r]) if held else next(iter(instance.arrivals))
+        instance.disputed = True  # it does not start; the verdict is on its way
+        text = f"no memory for the results of {instance.collective.operation} #{instance.number}: {error}"
+        if held:
+            text += f"; rank {rank} holds {held[rank]} bytes of results: release them"
+        self.reports.fault(ReportKind.EXHAUSTED, instance.number, rank=rank, text=text)
+
+    def rule(self, verdict: Verdict) -> None:
+        """What it covers fails, now and later."""
+        seats = self._shop.bells.seats
+        failing = self.ledger.rule(verdict)
+        for instance in failing:
+            self._shop.counters.failed += 1
+            if self.running is not None and self.running.instance is instance:
+                self._stop_running()
+            for rank in instance.arrivals:
+                self.fail(seats[rank], instance.number, verdict)
+        for rank, seat in seats.items():
+            # It had done its part and gone on: it hears of the failure at its next call.
+            submitted = self.ledger.standings[rank].submitted
+            if submitted >= verdict.from_instance and not any(rank in instance.arrivals for instance in failing):
+                self.fail(seat, submitted, verdict)
+        if failing:
+            log.warning("group %s: %s", self._shop.name, verdict.message)
+
+    def _stop_running(self) -> None:
+        running = self.running
+        assert running is not None
+        running.stop()
+        if running.slot is not None:
+            for rank in running.program.receivers:
+                self._shop.results.release(running.slot.number, rank)
+        self.running = None
+
+    def fail(self, seat: Seat, instance: int, verdict: Verdict) -> None:
+        """Tells a rank that this instance of its has failed."""
+        if self._told is None or self._told[0] is not verdict:
+            self._told = verdict, verdicts.encode(verdict)
+        message = wire.failed(instance, self._told[1])
+        seat.record(instance, message)
+        self._shop.bells.tell(seat, message)
+
+    @property
+    def succeeded(self) -> Verdict | None:
+        """The verdict with a successor, once everything before it has ended; None as long as it has not."""
+        verdict = next((verdict for verdict in self.ledger.verdicts if verdict.successor), None)
+        if verdict is None or self.running is not None or self.ledger.startable() is not None:
+            return None
+        if any(instance.number < verdict.from_instance for instance in self.ledger.open()):
+            return None
+        return verdict
+
+    def close(self) -> None:
+        """Stops what runs; peers are told that it is no fault."""
+        if self.running is not None:
+            self.running.stop()
+        self.running = None
+        self.ledger.instances.clear()  # nothing may look into an arena when it is closed
+        self.links.close()
+
+
+def _nonsense(link: Link, what: str) -> LinkBroken:
+    error = LinkBroken(what)
+    error.peer = link.peer
+    return error

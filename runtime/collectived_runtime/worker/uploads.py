@@ -1,0 +1,104 @@
+"""Uploads: memory of this worker for values that come over gRPC, laid out as a staging slot.
+
+Each has a number, by which the rank's rings name it as a doorbell's name an arena. What is given back is kept for the
+next upload of about that size, for the first touch of a page costs ten times a copy.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived_proto.local import wire
+from collectived_runtime.engine.results import Budget, Exhausted
+
+NOTHING = 0  # the number of an upload that nobody will read
+SPARE_BYTES = 64 << 20  # the most that a rank keeps for later
+_SPARE_RATIO = 4  # an upload takes no spare that is larger than this many times what it needs
+_PAGE = 4096
+
+Memory = NDArray[np.uint8]
+
+
+class Uploads:
+    """Of one rank. `memory` is called by its lane, everything else in the event loop."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._numbers = count(NOTHING + 1)
+        self._used: dict[int, Memory] = {}
+        self._spare: list[Memory] = []
+        self._closed = False
+
+    def take(self, nbytes: int) -> tuple[int, Memory]:
+        """A number and at least `nbytes` of memory.
+
+        Raises:
+            Exhausted: the worker has no more.
+        """
+        memory = self._reused(nbytes)
+        if memory is None:
+            size = max(1, -(-nbytes // _PAGE)) * _PAGE
+            try:
+                self._budget.take(size)
+            except Exhausted:
+                self._drop_spares()
+                self._budget.take(size)
+            try:
+                memory = np.empty(size, np.uint8)
+            except MemoryError as error:
+                self._budget.give(size)
+                raise Exhausted(f"{size} bytes of memory: {error}") from None
+        number = next(self._numbers) & 0xFFFFFFFF or next(self._numbers)
+        self._used[number] = memory
+        return number, memory
+
+    def give(self, number: int) -> None:
+        """Nobody reads or writes it any more; giving back what one does not have changes nothing."""
+        memory = self._used.pop(number, None)
+        if memory is None:
+            return
+        self._spare.append(memory)
+        while sum(spare.nbytes for spare in self._spare) > SPARE_BYTES:
+            self._budget.give(self._spare.pop(0).nbytes)
+
+    def memory(self, number: int, offset: int, length: int) -> Memory:
+        """Those bytes of an upload.
+
+        Raises:
+            wire.Malformed: there is none of that number.
+        """
+        if number == NOTHING:
+            return _EMPTY
+        known = self._used.get(number)
+        if known is None or offset + length > known.nbytes:
+            raise wire.Malformed(f"bytes {offset} to {offset + length} of upload {number}, which are not there")
+        return known[offset : offset + length]
+
+    @property
+    def nbytes(self) -> int:
+        """What it has of the budget."""
+        return sum(memory.nbytes for memory in (*self._used.values(), *self._spare))
+
+    def close(self) -> None:
+        """Gives everything back; whoever still looks into an upload keeps its memory alive. Idempotent."""
+        for number in list(self._used):
+            self._budget.give(self._used.pop(number).nbytes)
+        self._drop_spares()
+
+    def _reused(self, nbytes: int) -> Memory | None:
+        fitting = [spare for spare in self._spare if nbytes <= spare.nbytes <= max(_SPARE_RATIO * nbytes, _PAGE)]
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda spare: spare.nbytes)
+        self._spare = [spare for spare in self._spare if spare is not best]
+        return best
+
+    def _drop_spares(self) -> None:
+        while self._spare:
+            self._budget.give(self._spare.pop().nbytes)
+
+
+_EMPTY: Memory = np.empty(0, np.uint8)
