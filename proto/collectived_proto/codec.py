@@ -379,6 +379,7 @@ def report_to_proto(report: Report) -> coordinator.Report:
         text=report.text,
         timeout_seconds=report.timeout_seconds,
         ranks=positions_to_proto(report.ranks),
+        peer=report.peer,
     )
 
 
@@ -397,4 +398,5 @@ def report_from_proto(message: coordinator.Report) -> Report:
         message.text,
         message.timeout_seconds,
         positions_from_proto(message.ranks),
+        message.peer,
     )

@@ -465,6 +465,7 @@ class ReportKind(enum.IntEnum):
     LEFT = 7
     EXHAUSTED = 8
     RESUMED = 9
+    OVERDUE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,3 +479,4 @@ class Report:
     text: str = ""
     timeout_seconds: float = 0.0
     ranks: tuple[RankPosition, ...] = ()
+    peer: int = 0

@@ -210,7 +210,7 @@ class JoinRefused(_message.Message):
     def __init__(self, request: _Optional[str] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("key", "generation", "kind", "instance", "rank", "worker", "text", "timeout_seconds", "ranks")
+    __slots__ = ("key", "generation", "kind", "instance", "rank", "worker", "text", "timeout_seconds", "ranks", "peer")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Report.Kind]
@@ -223,6 +223,7 @@ class Report(_message.Message):
         LEFT: _ClassVar[Report.Kind]
         EXHAUSTED: _ClassVar[Report.Kind]
         RESUMED: _ClassVar[Report.Kind]
+        OVERDUE: _ClassVar[Report.Kind]
     KIND_UNSPECIFIED: Report.Kind
     PENDING: Report.Kind
     EXPIRED: Report.Kind
@@ -233,6 +234,7 @@ class Report(_message.Message):
     LEFT: Report.Kind
     EXHAUSTED: Report.Kind
     RESUMED: Report.Kind
+    OVERDUE: Report.Kind
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +244,7 @@ class Report(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
     key: int
     generation: int
     kind: Report.Kind
@@ -251,7 +254,8 @@ class Report(_message.Message):
     text: str
     timeout_seconds: float
     ranks: _containers.RepeatedCompositeFieldContainer[RankPosition]
-    def __init__(self, key: _Optional[int] = ..., generation: _Optional[int] = ..., kind: _Optional[_Union[Report.Kind, str]] = ..., instance: _Optional[int] = ..., rank: _Optional[int] = ..., worker: _Optional[int] = ..., text: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankPosition, _Mapping]]] = ...) -> None: ...
+    peer: int
+    def __init__(self, key: _Optional[int] = ..., generation: _Optional[int] = ..., kind: _Optional[_Union[Report.Kind, str]] = ..., instance: _Optional[int] = ..., rank: _Optional[int] = ..., worker: _Optional[int] = ..., text: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankPosition, _Mapping]]] = ..., peer: _Optional[int] = ...) -> None: ...
 
 class RankPosition(_message.Message):
     __slots__ = ("rank", "submitted", "finished", "last_op", "last_site", "arrived", "op", "site", "contract", "collective", "idle_seconds")

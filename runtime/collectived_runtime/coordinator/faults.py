@@ -27,7 +27,7 @@ from collectived_runtime.coordinator.registry import (
     Undecided,
 )
 
-_OF_A_RANK = (ReportKind.LOST, ReportKind.ABORT, ReportKind.LEFT, ReportKind.EXHAUSTED)
+_OF_A_RANK = (ReportKind.LOST, ReportKind.ABORT, ReportKind.LEFT, ReportKind.EXHAUSTED, ReportKind.OVERDUE)
 _OF_AN_INSTANCE = (ReportKind.PENDING, ReportKind.EXPIRED, ReportKind.MISMATCH, ReportKind.LINK)
 # Of two reports on one instance the graver decides how it is judged.
 _GRAVITY = {ReportKind.PENDING: 0, ReportKind.LINK: 0, ReportKind.EXPIRED: 1, ReportKind.MISMATCH: 2}
@@ -73,7 +73,8 @@ def _unknown(task: int, report: Report) -> Iterator[Effect]:
 
 def _of_a_rank(book: Registry, generation: Generation, report: Report, now: float) -> Iterator[Effect]:
     rank, last = report.rank, report.instance
-    generation.learn_last(rank, last, now)
+    if report.kind is not ReportKind.OVERDUE:
+        generation.learn_last(rank, last, now)
     match report.kind:
         case ReportKind.LOST:
             yield from rank_lost(book, generation, rank, last + 1, report.text or "its process ended", now)
@@ -87,6 +88,8 @@ def _of_a_rank(book: Registry, generation: Generation, report: Report, now: floa
             if successor:
                 again = judgement.verdict(successor, Code.ABORTED, text, 0, now, missing=[rank])
                 yield from deliver(book, successor, again, now)
+        case ReportKind.OVERDUE:
+            yield from deliver(book, generation, judgement.overdue(generation, report, now), now)
         case _:
             text = f"{generation.member(rank, now)} has no memory left: {report.text or 'no details given'}"
             start = max(last, 0)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from collectived_proto.errors import Code
-from collectived_proto.types import GroupInfo, Member, RankPosition, ReportKind, Verdict
+from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict
 from collectived_runtime.coordinator.registry import Generation, Inquiry
 from collectived_runtime.coordinator.wording import (
     be,
@@ -20,6 +20,7 @@ from collectived_runtime.coordinator.wording import (
     mismatch_text,
     not_come,
     pending_text,
+    seconds,
     subject,
     unfinished_text,
 )
@@ -133,6 +134,16 @@ def _expired(generation: Generation, inquiry: Inquiry, silent: Mapping[int, str]
     else:
         text = unfinished_text(what, inquiry.timeout_seconds, unfinished, sites)
     return verdict(generation, Code.DEADLINE_EXCEEDED, text, instance, now, instance=instance, missing=missing)
+
+
+def overdue(generation: Generation, report: Report, now: float) -> Verdict:
+    """A send or recv whose other end did not come in time."""
+    peer = report.peer if report.peer < generation.info.size else report.rank
+    standing = generation.standing.get(peer)
+    absent = not_come(generation.member(peer, now), standing.position if standing else None, "")
+    what = f"{report.text} on {generation.member(report.rank, now)}"
+    text = f"{what} did not complete within {seconds(report.timeout_seconds)}: {absent}"
+    return verdict(generation, Code.DEADLINE_EXCEEDED, text, 0, now, missing=[peer])
 
 
 def pending(generation: Generation, instance: int, silent: Mapping[int, str], stall_seconds: float, now: float) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,84 +19,29 @@ from collectived_proto.local import wire
 from collectived_proto.types import (
     Broadcast,
     Collective,
-    CommunicationImplementation,
-    Report,
+    Recv,
     ReportKind,
     Scatter,
+    Send,
     Verdict,
 )
 from collectived_runtime.engine import preliminary, verdicts
 from collectived_runtime.engine import strand as strands
 from collectived_runtime.engine.announce import announce
-from collectived_runtime.engine.bells import Bells
 from collectived_runtime.engine.execute import Wait
 from collectived_runtime.engine.ledger import Arrival, Instance, Ledger
-from collectived_runtime.engine.links import Exchange, Links
-from collectived_runtime.engine.program import Program, Strand, Topology, compose
+from collectived_runtime.engine.links import Links
+from collectived_runtime.engine.posts import Posts
+from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.reports import Reports
-from collectived_runtime.engine.results import Budget, Exhausted, Results, Slot, Workspace
+from collectived_runtime.engine.results import Exhausted, Slot
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
-from collectived_runtime.engine.watch import Watch
+from collectived_runtime.engine.workshop import Workshop
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken
 
 log = logging.getLogger("collectived.lane")
-
-MAX_PROGRAMS = 1024  # kept per lane; the oldest is made again when it is needed again
-
-
-@dataclass(slots=True)
-class Counters:
-    done: int = 0
-    failed: int = 0
-    result_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a lane needs of its worker. `report` and `ended` may be called from the lane's thread."""
-
-    name: str
-    exchange: Exchange
-    budget: Budget
-    stall_after: float
-    report: Callable[[Report], None]
-    ended: Callable[[Any], None]  # with the lane
-
-
-@dataclass(slots=True)
-class Workshop:
-    """What the generations of a lane have in common."""
-
-    topology: Topology
-    name: str
-    around: Surroundings
-    watch: Watch
-    bells: Bells
-    results: Results
-    counters: Counters = field(default_factory=Counters)
-    workspace: Workspace = field(default_factory=Workspace)
-    programs: dict[Any, Program] = field(default_factory=dict)
-    fell_back: bool = False  # has said that there is no NCCL here
-
-    def program(self, instance: Instance) -> Program:
-        """What carries out an instance of which everything is known."""
-        strangers = instance.strangers if preliminary.may_be_open(instance.collective.operation) else ()
-        key = (instance.contract, instance.rows, strangers) if instance.rows or strangers else instance.contract
-        program = self.programs.get(key)
-        if program is None:
-            program = compose(instance.collective, self.topology, instance.rows, strangers)
-            self.keep(key, program)
-            if instance.collective.implementation is CommunicationImplementation.NCCL and not self.fell_back:
-                self.fell_back = True
-                log.warning("group %s is on CPU devices: the hint NCCL falls back to RING", self.name)
-        return program
-
-    def keep(self, key: Any, program: Program) -> None:
-        if len(self.programs) >= MAX_PROGRAMS:  # somebody's shapes change with every call
-            del self.programs[next(iter(self.programs))]
-        self.programs[key] = program
 
 
 class Generation:
@@ -110,6 +54,7 @@ class Generation:
         self.ledger = Ledger(topology.group.key, number, topology.ranks, around.stall_after, time.monotonic())
         self.links = Links(topology, number, around.exchange, shop.watch, self.link_broken, self._frame_early)
         self.reports = Reports(topology, self.ledger, around.name, around.report, rule)
+        self.posts = Posts(shop, number, self.reports, self.fail, self.link_broken)
         self._shop = shop
         self._chain = bytes(8)
         self._told: tuple[Verdict, bytes] | None = None  # the latest verdict, as clients are told it
@@ -117,15 +62,20 @@ class Generation:
     # Members
 
     def submit(self, seat: Seat, ring: wire.Ring) -> None:
-        """A rank submits an instance, the next one or one that it has submitted before."""
+        """A rank submits an instance or a post, the next one or one that it has submitted before."""
         ledger = self.ledger
+        prepared = seat.prepared.get(ring.prepared)
+        if prepared is None:
+            raise wire.Malformed(f"a ring of collective {ring.prepared}, which was never prepared")
+        if ring.instance >= wire.POST:
+            self.posts.submit(seat, ring, prepared)
+            return
         if ring.instance <= ledger.standings[seat.rank].submitted:
             for message in seat.outcome(ring.instance):
                 self._shop.bells.tell(seat, message)
             return
-        prepared = seat.prepared.get(ring.prepared)
-        if prepared is None:
-            raise wire.Malformed(f"a ring of collective {ring.prepared}, which was never prepared")
+        if isinstance(prepared.collective.operation, (Send, Recv)):
+            raise wire.Malformed(f"{prepared.op} numbered as an instance of the group")
         sources = seat.sources(prepared, ring.addresses, ring.staged)  # checks every bound; outlives the session
         arrival = Arrival(prepared, sources, time.monotonic())
         agrees = ledger.arrive(seat.rank, ring.instance, arrival, ring.remaining, ring.timeout)
@@ -151,10 +101,12 @@ class Generation:
         self.ledger.closed = True
         if self.running is not None:
             self.running.stop()
+        self.posts.let_go(rank)
         self.reports.fault(ReportKind.ABORT, self.ledger.next, rank=rank, text=reason)
 
     def lose(self, rank: int, why: str) -> None:
         """A rank's client is gone."""
+        self.posts.drop(rank)
         standing = self.ledger.standings[rank]
         if not standing.gone:
             standing.gone = True
@@ -172,16 +124,18 @@ class Generation:
 
     @property
     def deserted(self) -> bool:
-        return all(standing.gone for standing in self.ledger.standings.values())
+        """Whether no local rank is left, and nothing that one has sent is on its way."""
+        return all(standing.gone for standing in self.ledger.standings.values()) and self.posts.idle
 
     # What runs
 
     def advance(self) -> bool:
         """Starts and steps; whether something wants to go on at once."""
+        copying = self.posts.advance()
         if self.running is None:
             instance = self.ledger.startable()
             if instance is None:
-                return False
+                return copying
             instance.started = True
             self._begin(instance)
         running = self.running
@@ -195,7 +149,15 @@ class Generation:
             return False
         for strand in ended:
             self._strand_done(running, strand)
-        return again or bool(ended)
+        return again or copying or bool(ended)
+
+    def wakeup(self) -> float:
+        """When `due` has something to do."""
+        return min(self.reports.wakeup(), self.posts.wakeup())
+
+    def due(self, now: float) -> None:
+        self.posts.due(now)
+        self.reports.due()
 
     def watch_links(self) -> None:
         """Before the lane waits: says what is waited for."""
@@ -434,6 +396,7 @@ class Generation:
             submitted = self.ledger.standings[rank].submitted
             if submitted >= verdict.from_instance and not any(rank in instance.arrivals for instance in failing):
                 self.fail(seat, submitted, verdict)
+        self.posts.rule(verdict)
         if failing:
             log.warning("group %s: %s", self._shop.name, verdict.message)
 
@@ -462,7 +425,7 @@ class Generation:
             return None
         if any(instance.number < verdict.from_instance for instance in self.ledger.open()):
             return None
-        return verdict
+        return verdict if self.posts.idle else None
 
     def close(self) -> None:
         """Stops what runs; peers are told that it is no fault."""
@@ -470,6 +433,7 @@ class Generation:
             self.running.stop()
         self.running = None
         self.ledger.instances.clear()  # nothing may look into an arena when it is closed
+        self.posts.close()
         self.links.close()
 
 

@@ -19,13 +19,14 @@ from dataclasses import replace
 from collectived_proto.local import wire
 from collectived_proto.types import GroupInfo, RankPosition, Verdict, shown_name
 from collectived_runtime.engine.bells import Bells
-from collectived_runtime.engine.generation import Counters, Generation, Surroundings, Workshop
+from collectived_runtime.engine.generation import Generation
 from collectived_runtime.engine.ledger import Ledger
 from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.results import Results
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.engine.watch import Watch
+from collectived_runtime.engine.workshop import Counters, Surroundings, Workshop
 
 log = logging.getLogger("collectived.lane")
 
@@ -129,10 +130,10 @@ class Lane:
                     break
                 current = self._generation
                 current.watch_links()
-                due = current.reports.wakeup()
+                due = current.wakeup()
                 self._watch.wait(0.0 if again else due)
-                if time.monotonic() >= due:
-                    current.reports.due()
+                if (now := time.monotonic()) >= due:
+                    current.due(now)
         except Exception as error:  # whatever it is, neither clients nor peers may wait for this lane any more
             log.exception("lane of group %s: a defect of collectived ends it", self.name)
             self._generation.give_up(error)
@@ -201,6 +202,7 @@ class Lane:
         if verdict is None:
             return
         self._past[before.number] = verdict
+        before.posts.close()
         before.links.close()
         self._generation = Generation(self._shop, verdict.successor, self._rule)
         for rank, standing in before.ledger.standings.items():

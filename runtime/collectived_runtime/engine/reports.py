@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from collectived_proto.types import Report, ReportKind, Verdict, shown_name
 from collectived_runtime.engine import verdicts
@@ -14,6 +15,7 @@ from collectived_runtime.engine.program import Topology
 
 log = logging.getLogger("collectived.lane")
 
+_ANY = -1  # whatever instance comes next
 DECIDE_ALONE_SECONDS = 0.15  # how long a lane waits for the coordinator's verdict before it decides for itself
 
 
@@ -44,6 +46,13 @@ class Reports:
     def fault(self, kind: ReportKind, instance: int, *, rank: int = 0, worker: int = 0, text: str = "") -> None:
         """Reports what needs a verdict."""
         self._raise(self._ledger.report(kind, instance, rank=rank, worker=worker, text=text))
+
+    def overdue(self, rank: int, peer: int, timeout: float, text: str) -> None:
+        """A send or recv of `rank` has waited for `peer` beyond its deadline."""
+        report = self._ledger.report(ReportKind.OVERDUE, -1, rank=rank, text=text, timeout=timeout)
+        report = replace(report, peer=peer)
+        self._alone_at.setdefault(_ANY, (time.monotonic() + DECIDE_ALONE_SECONDS, report))
+        self._report(report)
 
     def note(self, kind: ReportKind, instance: int, *, rank: int = 0) -> None:
         """Reports what needs none."""
@@ -82,7 +91,11 @@ class Reports:
 
     def _decide_alone(self, first: int, report: Report) -> None:
         ledger = self._ledger
-        if ledger.verdict_on(first) is not None or all(instance.number < first for instance in ledger.open()):
+        if first == _ANY:
+            if ledger.verdicts:
+                return
+            first = 0
+        elif ledger.verdict_on(first) is not None or all(instance.number < first for instance in ledger.open()):
             return
         instance = ledger.instances.get(first)
         op = str(instance.collective.operation) if instance else ""

@@ -139,6 +139,8 @@ class Results:
         bytes_by_rank: dict[int, int] = {}
         for slot in self._slots.values():
             for rank in slot.holders:
+                if rank < 0:  # the worker itself keeps it
+                    continue
                 bytes_by_rank[rank] = bytes_by_rank.get(rank, 0) + slot.size
         return bytes_by_rank
 

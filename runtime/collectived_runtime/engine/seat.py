@@ -177,6 +177,15 @@ class Sources:
         members = [leaf for leaf, place in enumerate(layout.places) if place.pack == pack_number]
         return self._parts[members[0]] if len(members) == 1 else None
 
+    def leaf(self, index: int) -> NDArray[np.uint8]:
+        """The bytes of a leaf."""
+        if not self.staged:
+            return self._parts[index]
+        place = self.prepared.layout.places[index]
+        pack = self.prepared.layout.packs[place.pack]
+        start = pack.staging_offset + place.offset * pack.dtype.itemsize
+        return self._parts[0][start : start + self._size(index)]
+
     def leaves(self, pack_number: int) -> list[tuple[int, NDArray[np.uint8]]]:
         """(offset in the pack in elements, bytes) of every leaf of a pack."""
         layout = self.prepared.layout

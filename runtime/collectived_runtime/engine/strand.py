@@ -89,7 +89,7 @@ def _handed_over(
     if output is None:
         output = np.empty(0, dtype)
     for part in cut.local:
-        yield from _copied(leaves[part.rank][part.start : part.stop], output[part.to :])
+        yield from copied(leaves[part.rank][part.start : part.stop], output[part.to :])
     windows = {Buffer.OUTPUT: cut.receiving}
     sending = output
     if cut.sent and (run := one_run(cut.sent)) is not None:
@@ -101,11 +101,12 @@ def _handed_over(
         sending = workspace.buffer(strand.pack_number, end * dtype.itemsize).view(dtype)
         windows[Buffer.INPUT] = cut.sending
         for part in cut.sent:
-            yield from _copied(leaves[part.rank][part.start : part.stop], sending[cut.sending.at(part.to) :])
+            yield from copied(leaves[part.rank][part.start : part.stop], sending[cut.sending.at(part.to) :])
     return Buffers(sending, sending, output, _never, _in_place_already, _stays, windows)
 
 
-def _copied(source: Array, target: Array) -> Iterator[Wait]:
+def copied(source: Array, target: Array) -> Iterator[Wait]:
+    """Copies to the start of `target`, with looks at the world in between."""
     stretch = STRETCH_BYTES // source.itemsize
     for start in range(0, len(source), stretch):
         piece = source[start : start + stretch]

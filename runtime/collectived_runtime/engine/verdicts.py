@@ -51,6 +51,9 @@ def _judge(topology: Topology, report: Report) -> tuple[Code, str, list[int]]:
         case ReportKind.LINK:
             ranks = [rank for peer in topology.peers if peer.task == report.worker for rank in peer.ranks]
             return Code.UNAVAILABLE, f"worker {report.worker} is lost: {report.text}", ranks
+        case ReportKind.OVERDUE:
+            text = f"{report.text} of rank {report.rank} did not complete within {report.timeout_seconds:g} s"
+            return Code.DEADLINE_EXCEEDED, text, [report.peer]
         case ReportKind.EXHAUSTED:
             return Code.RESOURCE_EXHAUSTED, report.text, [report.rank]
         case ReportKind.MISMATCH:

@@ -24,6 +24,7 @@ class FrameKind(enum.IntEnum):
     DATA = 1
     BYE = 2  # nothing more will come on this link, and that is no fault
     WORD = 3  # what is about to come, for those that do not know
+    LETTER = 4  # what one rank sends to another: see engine/letter.py
 
 
 class BadFrame(Exception):

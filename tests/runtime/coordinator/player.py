@@ -13,7 +13,7 @@ happens on the way is shown under `@time`. Generations are called g1, g2, … an
     join TASK REQUEST NAME SIZE [rank=N] [pid=N] [device=CPU:0] [settle=S] [label=X]       SIZE: 4 or 2-4
     cancel TASK REQUEST [reason]
     contract NAME = OPERATION | STRUCTURE | PATH=LEAF; … | SITE [| bytes_per_pack=N]       "what comes": an open one
-    report TASK gN KIND [#INSTANCE] [rank=N] [worker=N] [timeout=S] [text=…] POSITION…
+    report TASK gN KIND [#INSTANCE] [rank=N] [worker=N] [peer=N] [timeout=S] [text=…] POSITION…
     answer TASK qN POSITION…          POSITION: RANK:SUBMITTED/FINISHED[=CONTRACT][@SITE]
     tune [NAME = ROWS]                a new coordinator that measures links; stored ROWS are LIMIT:ALGORITHM …
     measured TASK gN PEER LATENCY BANDWIDTH [text=…]        in seconds and bytes per second
@@ -189,6 +189,7 @@ class Player:
             given.get("text", ""),
             float(given.get("timeout", 0)),
             self._positions(words[3:], number),
+            int(given.get("peer", 0)),
         )
 
     def _positions(self, words: list[str], instance: int) -> tuple[RankPosition, ...]:

@@ -27,6 +27,7 @@ from collectived_proto.types import (
     Member,
     Operation,
     Peer,
+    Recv,
     ReduceOp,
     Report,
     ReportKind,
@@ -100,6 +101,7 @@ class Rank:
         self.seat = seat
         self.memory = memory
         self.next = 0
+        self.posted = wire.POST
 
     def submit(
         self,
@@ -128,6 +130,16 @@ class Rank:
         generation = self.world.group.generation if generation is None else generation
         addresses = () if taking else ((1, 0),)
         self.bell.send(wire.Ring(generation, number, instance, remaining, not taking, addresses).encode())
+
+    def post(self, operation: Operation, values: NDArray[Any] | None = None, **options: Any) -> int:
+        """Submits a send or recv; its number."""
+        number, following = self.posted, self.next
+        self.posted += 1
+        if isinstance(operation, Recv):
+            options["open"] = True
+        self.submit(values, operation=operation, instance=number, **options)
+        self.next = following
+        return number
 
     def hear(self, timeout: float = 10.0) -> wire.Done | tuple[int, Verdict]:
         """The next completion or failure; arenas are taken in passing."""

@@ -25,7 +25,7 @@ from collectived_proto.types import (
     ReportKind,
     Tier,
 )
-from collectived_runtime.engine import generation as generation_
+from collectived_runtime.engine import workshop
 from collectived_runtime.transport.frame import Stamp
 from collectived_runtime.transport.link import Link, TcpStream
 
@@ -338,7 +338,7 @@ def test_rings_of_a_generation_that_nobody_announced_are_not_kept_for_ever(world
 def test_programs_of_ever_changing_shapes_are_forgotten_and_made_again(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation_, "MAX_PROGRAMS", 3)
+    monkeypatch.setattr(workshop, "MAX_PROGRAMS", 3)
     here = world(2)
     for count in (1, 2, 3, 4, 5, 1):
         for rank in here.ranks:

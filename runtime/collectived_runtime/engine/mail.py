@@ -1,0 +1,200 @@
+"""How letters travel between two workers: a way out per peer, and a way in per link. Each moves on when its link can.
+
+Links of this kind go one way, who sends dials, and nothing else uses them; they are watched in the lane's one wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived_runtime.engine.letter import MAX_DESCRIPTION
+from collectived_runtime.engine.watch import ENDED, Watch
+from collectived_runtime.transport import frame as frames
+from collectived_runtime.transport.link import Link, LinkBroken, Part
+
+STEP_BYTES = 4 << 20  # moved on one link between two looks at the world
+_MOST_PARTS = 64  # given to the system at once
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """A letter on its way out: what is left of it, whose memory that is, and what to do when the system has it all."""
+
+    sender: int
+    parts: deque[Part]
+    sent: Callable[[], None]
+
+
+class WayOut:
+    """Parcels for one peer, one after another. `broken` is told when the link ends."""
+
+    def __init__(
+        self, watch: Watch, dial: Callable[[Callable[[Link], None]], None], broken: Callable[[LinkBroken], None]
+    ):
+        self._watch = watch
+        self._broken = broken
+        self._link: Link | None = None
+        self._queue: deque[Parcel] = deque()
+        dial(self._there)
+
+    @property
+    def idle(self) -> bool:
+        return not self._queue
+
+    def post(self, parcel: Parcel) -> None:
+        self._queue.append(parcel)
+        if self._link is not None and len(self._queue) == 1:
+            self._watch.change(self._link.stream.fileno(), select.POLLIN | select.POLLOUT)
+
+    def let_go(self, sender: int) -> None:
+        """The memory of this rank is read no more: what has begun goes on from a copy, the rest not at all."""
+        begun = self._queue[0] if self._queue and self._link is not None and self._link.midway_out else None
+        for parcel in [parcel for parcel in self._queue if parcel.sender == sender]:
+            if parcel is begun:
+                parcel.parts = deque([b"".join(parcel.parts)])
+            else:
+                self._queue.remove(parcel)
+
+    def close(self, farewell: bytes) -> None:
+        """Closes the link, and says so where no letter is cut off by it."""
+        self._queue.clear()
+        if self._link is not None:
+            self._watch.remove(self._link.stream.fileno())
+            if not self._link.midway_out:
+                with contextlib.suppress(LinkBroken):
+                    self._link.send([farewell])
+            self._link.close()
+            self._link = None
+
+    def _there(self, link: Link) -> None:
+        self._link = link
+        events = select.POLLIN | (select.POLLOUT if self._queue else 0)
+        self._watch.add(link.stream.fileno(), events, lambda events: self._event(link, events))
+
+    def _event(self, link: Link, events: int) -> None:
+        try:
+            if events & (select.POLLIN | ENDED) and (header := link.header()) is not None:
+                frames.parse(
+                    header
+                )  # nothing comes this way but a farewell: a verdict says what it means for the queue
+                self._end(link)
+            elif events & select.POLLOUT:
+                self._send(link)
+        except (LinkBroken, frames.BadFrame) as error:
+            self._end(link)
+            self._broken(broken_by(error, link.peer))
+
+    def _end(self, link: Link) -> None:
+        self._watch.remove(link.stream.fileno())
+        link.close()
+        self._link = None
+        self._queue.clear()
+
+    def _send(self, link: Link) -> None:
+        budget = STEP_BYTES
+        while self._queue and budget > 0:
+            parcel = self._queue[0]
+            taken = link.send(list(parcel.parts)[:_MOST_PARTS])
+            if not taken:
+                return
+            budget -= taken
+            while parcel.parts and taken >= len(parcel.parts[0]):
+                taken -= len(parcel.parts.popleft())
+            if taken:
+                parcel.parts[0] = memoryview(parcel.parts[0])[taken:]
+            link.midway_out = bool(parcel.parts)
+            if not parcel.parts:
+                self._queue.popleft()
+                parcel.sent()
+        if not self._queue:
+            self._watch.change(link.stream.fileno(), select.POLLIN)
+
+
+def broken_by(error: Exception, peer: int) -> LinkBroken:
+    """What happened to the link to a peer."""
+    broken = error if isinstance(error, LinkBroken) else LinkBroken(str(error))
+    broken.peer = peer
+    return broken
+
+
+# Given the frame and the description of a letter, the memory for its leaves; None: there is none.
+Begin = Callable[[frames.Frame, bytes], Sequence[NDArray[np.uint8]] | None]
+
+
+class WayIn:
+    """Letters of one peer. `begin` makes room for one, `arrived` is called when its last byte is there."""
+
+    def __init__(
+        self,
+        watch: Watch,
+        link: Link,
+        begin: Begin,
+        arrived: Callable[[frames.Frame], None],
+        broken: Callable[[LinkBroken], None],
+    ) -> None:
+        self._watch = watch
+        self._link = link
+        self._begin = begin
+        self._arrived = arrived
+        self._broken = broken
+        self._reading = self._read()
+        watch.add(link.stream.fileno(), select.POLLIN, self._event)
+
+    def close(self, farewell: bytes = b"") -> None:
+        if self._link.stream.fileno() < 0:
+            return
+        self._watch.remove(self._link.stream.fileno())
+        if farewell:
+            with contextlib.suppress(LinkBroken):
+                self._link.send([farewell])
+        self._link.close()
+
+    def _event(self, events: int) -> None:
+        try:
+            next(self._reading)
+        except StopIteration:
+            self.close()
+        except (LinkBroken, frames.BadFrame) as error:
+            self.close()
+            self._broken(broken_by(error, self._link.peer))
+
+    def _read(self) -> Iterator[None]:
+        """Reads letter after letter; each yield waits for the link."""
+        link = self._link
+        while True:
+            header = link.header()
+            if header is None:
+                yield
+                continue
+            frame = frames.parse(header)
+            if frame.kind is frames.FrameKind.BYE:
+                return
+            if frame.kind is not frames.FrameKind.LETTER or frame.length > MAX_DESCRIPTION:
+                raise LinkBroken(f"a {frame.kind.name} of {frame.length} bytes where letters come")
+            link.take_header()
+            description = bytearray(frame.length)
+            yield from self._fill(memoryview(description))
+            places = self._begin(frame, bytes(description))
+            while places is None:  # a verdict is on its way; until then nothing behind this is read
+                self._watch.change(link.stream.fileno(), 0)
+                yield
+            for place in places:
+                yield from self._fill(place.data)
+            self._arrived(frame)
+
+    def _fill(self, view: memoryview) -> Iterator[None]:
+        budget = STEP_BYTES
+        while view:
+            received = self._link.recv_into(view[:STEP_BYTES])
+            view = view[received:]
+            budget -= received
+            if not received or budget <= 0:
+                budget = STEP_BYTES
+                yield

@@ -1,0 +1,330 @@
+"""Posts: sends and recvs between two ranks, apart from the group's instances.
+
+A letter is taken from its sender at once: into a slot of its receiver where that is local, else over a link to the
+receiver's worker, which keeps it until somebody asks for it. So two ranks that both send first and then receive both
+complete. Letters of one address (receiver, sender, tag) keep their order; a send is complete when nobody reads its
+memory any more, a recv when its letter is there. What waits when a verdict comes fails a moment later, for letters of
+a rank that has left may still be on their way.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from collectived_proto.codec import collective_from_proto
+from collectived_proto.errors import InvalidArgumentError
+from collectived_proto.local import wire
+from collectived_proto.types import Recv, ReportKind, Send, Verdict
+from collectived_proto.v1 import common_pb2
+from collectived_runtime.engine import letter as letters
+from collectived_runtime.engine import preliminary
+from collectived_runtime.engine.execute import AGAIN, Wait
+from collectived_runtime.engine.ledger import OutOfTurn, Prepared
+from collectived_runtime.engine.links import address_of
+from collectived_runtime.engine.mail import Parcel, WayIn, WayOut
+from collectived_runtime.engine.program import CHANNELS
+from collectived_runtime.engine.reports import Reports
+from collectived_runtime.engine.results import Exhausted, Slot
+from collectived_runtime.engine.seat import Seat, Sources
+from collectived_runtime.engine.strand import copied
+from collectived_runtime.engine.workshop import Workshop
+from collectived_runtime.transport import frame as frames
+from collectived_runtime.transport.hello import NONCE_BYTES, Hello
+from collectived_runtime.transport.link import Link, LinkBroken, Part
+from collectived_runtime.transport.reception import Call
+
+CHANNEL = CHANNELS  # the one after those of strands
+LAST_LETTERS_SECONDS = 0.1  # after a verdict
+_WORKER = -1  # holds the slots of letters that nobody has asked for yet
+
+
+@dataclass(slots=True, eq=False)
+class Post:
+    """A send or recv that somebody waits for. `other` is the rank at its other end."""
+
+    rank: int
+    number: int
+    prepared: Prepared
+    other: int
+    deadline: float
+    timeout: float
+    overdue: bool = False  # reported
+
+
+class Posts:
+    """Of one generation. Runs in the lane's thread.
+
+    Args:
+        fail: tells a rank that one of its posts has failed.
+        broken: told when a peer is gone.
+    """
+
+    def __init__(
+        self,
+        shop: Workshop,
+        generation: int,
+        reports: Reports,
+        fail: Callable[[Seat, int, Verdict], None],
+        broken: Callable[[LinkBroken], None],
+    ) -> None:
+        self._shop = shop
+        self._generation = generation
+        self._reports = reports
+        self._fail = fail
+        self._broken = broken
+        self._next: dict[int, int] = {}  # by rank, the number of its next post
+        self._pending: dict[tuple[int, int], Post] = {}  # by rank and number
+        self._asking: dict[letters.Address, deque[Post]] = {}  # recvs whose letter has not come
+        self._boxes: dict[letters.Address, deque[Slot]] = {}  # letters that nobody has asked for
+        self._arriving: dict[Link, Slot] = {}
+        self._copying: deque[Iterator[Wait]] = deque()
+        self._out: dict[int, WayOut] = {}  # by place
+        self._in: list[WayIn] = []
+        self._verdict: Verdict | None = None
+        self._end_at = math.inf
+        self._closed = False
+        for peer in shop.topology.peers:
+            if peer is not shop.topology.peers[shop.topology.place]:
+                key = (shop.topology.group.key, generation, peer.task, CHANNEL)
+                shop.around.exchange.expect(key, self._come)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of what was submitted here is still on its way."""
+        return not self._pending and not self._copying and all(way.idle for way in self._out.values())
+
+    # From ranks
+
+    def submit(self, seat: Seat, ring: wire.Ring, prepared: Prepared) -> None:
+        """A rank submits a send or a recv.
+
+        Raises:
+            OutOfTurn: it skips a number, or has too many outstanding.
+        """
+        expected = self._next.get(seat.rank, wire.POST)
+        if ring.instance < expected:
+            for message in seat.outcome(ring.instance):
+                self._shop.bells.tell(seat, message)
+            return
+        mine = sum(rank == seat.rank for rank, _ in self._pending)
+        if ring.instance > expected or mine >= wire.MAX_OUTSTANDING:
+            raise OutOfTurn(f"rank {seat.rank} submitted post {ring.instance - wire.POST} with {mine} outstanding")
+        self._next[seat.rank] = ring.instance + 1
+        operation = prepared.collective.operation
+        deadline = time.monotonic() + ring.remaining if ring.remaining else math.inf
+        match operation:
+            case Send(to, tag):
+                post = Post(seat.rank, ring.instance, prepared, to, deadline, ring.timeout)
+                sources = seat.sources(prepared, ring.addresses, ring.staged)
+                self._send(seat, post, (to, seat.rank, tag), sources)
+            case Recv(source, tag):
+                post = Post(seat.rank, ring.instance, prepared, source, deadline, ring.timeout)
+                self._receive(post, (seat.rank, source, tag))
+            case _:
+                raise wire.Malformed(f"{operation} numbered as a send or recv")
+
+    def drop(self, rank: int) -> None:
+        """This rank asks for nothing any more; what it has sent goes on."""
+        for address in [address for address in self._boxes if address[0] == rank]:
+            for slot in self._boxes.pop(address):
+                self._shop.results.release(slot.number, _WORKER)
+        for key in [key for key, post in self._pending.items() if key[0] == rank]:
+            if isinstance(self._pending[key].prepared.collective.operation, Recv):
+                self._forget(self._pending.pop(key))
+
+    def let_go(self, rank: int) -> None:
+        """The memory of this rank must not be read any more."""
+        for way in self._out.values():
+            way.let_go(rank)
+        self._copying.clear()  # the generation is over; letters between local ranks go with it
+
+    # What is due
+
+    def advance(self) -> bool:
+        """Copies on; whether there is more to copy."""
+        if self._copying and next(self._copying[0], None) is None:
+            self._copying.popleft()
+        return bool(self._copying)
+
+    def wakeup(self) -> float:
+        """When `due` has something to do; inf where nothing is to come."""
+        if not self._pending:
+            return math.inf
+        deadlines = (post.deadline for post in self._pending.values() if not post.overdue)
+        return min(self._end_at, *deadlines, math.inf)
+
+    def due(self, now: float) -> None:
+        for post in list(self._pending.values()):
+            if self._verdict is not None and self._end_at <= now:
+                self._forget(self._pending.pop((post.rank, post.number)))
+                self._fail(self._shop.bells.seats[post.rank], post.number, self._verdict)
+            elif post.deadline <= now and not post.overdue:
+                post.overdue = True
+                where = f" at {post.prepared.collective.site}" if post.prepared.collective.site else ""
+                self._reports.overdue(post.rank, post.other, post.timeout, f"{post.prepared.op}{where}")
+
+    def rule(self, verdict: Verdict) -> None:
+        if self._verdict is None:
+            self._verdict = verdict
+            self._end_at = time.monotonic() + LAST_LETTERS_SECONDS
+
+    def close(self) -> None:
+        self._closed = True
+        farewell = frames.bye(self._shop.topology.group.key, self._generation)
+        for way_out in self._out.values():
+            way_out.close(farewell)
+        for way_in in self._in:
+            way_in.close(farewell)
+        for slot in [*self._arriving.values(), *(slot for box in self._boxes.values() for slot in box)]:
+            self._shop.results.release(slot.number, _WORKER)
+        self._arriving.clear()
+        self._boxes.clear()
+        self._copying.clear()
+
+    def _forget(self, post: Post) -> None:
+        for asking in self._asking.values():
+            if post in asking:
+                asking.remove(post)
+
+    # Sending
+
+    def _send(self, seat: Seat, post: Post, address: letters.Address, sources: Sources) -> None:
+        if self._verdict is not None:
+            self._fail(seat, post.number, self._verdict)
+            return
+        self._pending[post.rank, post.number] = post
+        collective = post.prepared.collective
+        description = preliminary.word(collective)
+        leaves = [sources.leaf(index) for index in range(len(collective.leaves))]
+        topology = self._shop.topology
+        place = topology.place_of(post.other)
+        if place == topology.place:
+            self._copying.append(self._copied(post, address, letters.Form.of(collective, description), leaves))
+            return
+        header = letters.header(topology.group.key, self._generation, address, description, leaves)
+        parts: deque[Part] = deque([header, description, *(leaf.data for leaf in leaves if len(leaf))])
+        if place not in self._out:
+            self._out[place] = WayOut(self._shop.watch, lambda there: self._dial(place, there), self._broken)
+        self._out[place].post(Parcel(post.rank, parts, lambda: self._sent(post)))
+
+    def _copied(
+        self, post: Post, address: letters.Address, form: letters.Form, leaves: Sequence[NDArray[np.uint8]]
+    ) -> Iterator[Wait]:
+        slot = self._slot(address, form)
+        if slot is None:
+            return
+        for leaf, place in zip(leaves, form.places(slot.memory), strict=True):
+            yield from copied(leaf, place)
+            yield AGAIN
+        self._sent(post)
+        self._put(address, slot)
+
+    def _sent(self, post: Post) -> None:
+        if self._pending.pop((post.rank, post.number), None) is not None:
+            self._tell(post.rank, wire.Done(post.number, 0, True, False))
+
+    def _dial(self, place: int, there: Callable[[Link], None]) -> None:
+        topology, watch = self._shop.topology, self._shop.watch
+        peer, me = topology.peers[place], topology.peers[topology.place].task
+        hello = Hello(me, peer.task, topology.group.key, self._generation, CHANNEL, os.urandom(NONCE_BYTES))
+
+        def arrived(link: Link) -> None:  # in the exchange's thread
+            watch.ask(lambda: link.close() if self._closed else there(link))
+
+        def failed(task: int, why: str) -> None:
+            error = LinkBroken(f"it cannot be reached: {why}")
+            error.peer = task
+            watch.ask(lambda: None if self._closed else self._broken(error))
+
+        self._shop.around.exchange.dial(Call(address_of(peer.link_address), hello, arrived, failed))
+
+    # Receiving
+
+    def _come(self, link: Link) -> None:  # in the exchange's thread
+        self._shop.watch.ask(lambda: link.close() if self._closed else self._take(link))
+
+    def _take(self, link: Link) -> None:
+        def begin(frame: frames.Frame, description: bytes) -> Sequence[NDArray[np.uint8]] | None:
+            form, address = self._read(link, frame, description)
+            slot = self._slot(address, form)
+            if slot is None:
+                return None
+            self._arriving[link] = slot
+            return form.places(slot.memory)
+
+        def arrived(frame: frames.Frame) -> None:
+            self._put(letters.address(frame), self._arriving.pop(link))
+
+        def broken(error: LinkBroken) -> None:
+            slot = self._arriving.pop(link, None)
+            if slot is not None:
+                self._shop.results.release(slot.number, _WORKER)
+            self._broken(error)
+
+        self._in.append(WayIn(self._shop.watch, link, begin, arrived, broken))
+
+    def _read(self, link: Link, frame: frames.Frame, description: bytes) -> tuple[letters.Form, letters.Address]:
+        """How a letter of a peer lies in a slot, and whom it is for; raises LinkBroken where it can be for nobody."""
+        topology = self._shop.topology
+        address = letters.address(frame)
+        if (frame.key, frame.generation) != (topology.group.key, self._generation) or address[0] not in topology.ranks:
+            raise LinkBroken(f"a letter for rank {address[0]} of generation {frame.generation}")
+        try:
+            collective = collective_from_proto(common_pb2.Collective.FromString(description))
+        except (DecodeError, InvalidArgumentError) as error:
+            raise LinkBroken(f"a letter whose description cannot be read: {error}") from None
+        if sum(leaf.nbytes for leaf in collective.leaves) != frame.offset:
+            raise LinkBroken(f"a letter of {frame.offset} bytes, which is not what it describes")
+        return letters.Form.of(collective, description), address
+
+    def _slot(self, address: letters.Address, form: letters.Form) -> Slot | None:
+        try:
+            return self._shop.results.take(form.size, (_WORKER,))
+        except (Exhausted, OSError) as error:
+            receiver, sender, tag = address
+            text = f"for what rank {sender} has sent it with tag {tag}: {error}"
+            self._reports.fault(ReportKind.EXHAUSTED, 0, rank=receiver, text=text)
+            return None
+
+    def _put(self, address: letters.Address, slot: Slot) -> None:
+        """A letter is there: for the first who asks."""
+        asking = self._asking.get(address)
+        if asking:
+            self._deliver(asking.popleft(), slot)
+        elif self._shop.bells.seats[address[0]].gone:
+            self._shop.results.release(slot.number, _WORKER)
+        else:
+            self._boxes.setdefault(address, deque()).append(slot)
+
+    def _receive(self, post: Post, address: letters.Address) -> None:
+        self._pending[post.rank, post.number] = post
+        box = self._boxes.get(address)
+        if box:
+            self._deliver(post, box.popleft())
+            if not box:
+                del self._boxes[address]
+            return
+        self._asking.setdefault(address, deque()).append(post)
+        if self._verdict is not None:
+            self._end_at = max(self._end_at, time.monotonic())
+
+    def _deliver(self, post: Post, slot: Slot) -> None:
+        del self._pending[post.rank, post.number]
+        slot.holders.add(post.rank)
+        self._shop.results.release(slot.number, _WORKER)
+        self._tell(post.rank, wire.Done(post.number, 0, True, True, slot.arena.number, slot.offset, slot.number))
+
+    def _tell(self, rank: int, done: wire.Done) -> None:
+        seat = self._shop.bells.seats[rank]
+        message = done.encode()
+        seat.record(done.instance, message)
+        self._shop.bells.tell(seat, message)

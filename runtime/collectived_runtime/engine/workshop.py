@@ -1,0 +1,74 @@
+"""What the generations of a lane have in common: its members, its memory, and the programs made so far."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from collectived_proto.types import CommunicationImplementation, Report
+from collectived_runtime.engine import preliminary
+from collectived_runtime.engine.bells import Bells
+from collectived_runtime.engine.ledger import Instance
+from collectived_runtime.engine.links import Exchange
+from collectived_runtime.engine.program import Program, Topology, compose
+from collectived_runtime.engine.results import Budget, Results, Workspace
+from collectived_runtime.engine.watch import Watch
+
+log = logging.getLogger("collectived.lane")
+
+MAX_PROGRAMS = 1024  # kept per lane; the oldest is made again when it is needed again
+
+
+@dataclass(slots=True)
+class Counters:
+    done: int = 0
+    failed: int = 0
+    result_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a lane needs of its worker. `report` and `ended` may be called from the lane's thread."""
+
+    name: str
+    exchange: Exchange
+    budget: Budget
+    stall_after: float
+    report: Callable[[Report], None]
+    ended: Callable[[Any], None]  # with the lane
+
+
+@dataclass(slots=True)
+class Workshop:
+    """What the generations of a lane have in common."""
+
+    topology: Topology
+    name: str
+    around: Surroundings
+    watch: Watch
+    bells: Bells
+    results: Results
+    counters: Counters = field(default_factory=Counters)
+    workspace: Workspace = field(default_factory=Workspace)
+    programs: dict[Any, Program] = field(default_factory=dict)
+    fell_back: bool = False  # has said that there is no NCCL here
+
+    def program(self, instance: Instance) -> Program:
+        """What carries out an instance of which everything is known."""
+        strangers = instance.strangers if preliminary.may_be_open(instance.collective.operation) else ()
+        key = (instance.contract, instance.rows, strangers) if instance.rows or strangers else instance.contract
+        program = self.programs.get(key)
+        if program is None:
+            program = compose(instance.collective, self.topology, instance.rows, strangers)
+            self.keep(key, program)
+            if instance.collective.implementation is CommunicationImplementation.NCCL and not self.fell_back:
+                self.fell_back = True
+                log.warning("group %s is on CPU devices: the hint NCCL falls back to RING", self.name)
+        return program
+
+    def keep(self, key: Any, program: Program) -> None:
+        if len(self.programs) >= MAX_PROGRAMS:  # somebody's shapes change with every call
+            del self.programs[next(iter(self.programs))]
+        self.programs[key] = program
