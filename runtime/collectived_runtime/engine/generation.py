@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from collectived_proto.errors import Code
 from collectived_proto.local import wire
 from collectived_proto.types import (
     Broadcast,
@@ -29,6 +30,7 @@ from collectived_runtime.engine import preliminary, verdicts
 from collectived_runtime.engine import strand as strands
 from collectived_runtime.engine.announce import announce
 from collectived_runtime.engine.execute import Wait
+from collectived_runtime.engine.flood import Flood
 from collectived_runtime.engine.ledger import Arrival, Instance, Ledger
 from collectived_runtime.engine.links import Links
 from collectived_runtime.engine.posts import Posts
@@ -45,7 +47,7 @@ log = logging.getLogger("collectived.lane")
 
 
 class Generation:
-    """See the module. `rule` takes a verdict that this worker made alone."""
+    """See the module. `rule` takes a verdict that the workers made without the coordinator."""
 
     def __init__(self, shop: Workshop, number: int, rule: Callable[[Verdict], None]) -> None:
         topology, around = shop.topology, shop.around
@@ -53,7 +55,8 @@ class Generation:
         self.running: Running | None = None
         self.ledger = Ledger(topology.group.key, number, topology.ranks, around.stall_after, time.monotonic())
         self.links = Links(topology, number, around.exchange, shop.watch, self.link_broken, self._frame_early)
-        self.reports = Reports(topology, self.ledger, around.name, around.report, rule)
+        self.flood = Flood(shop, number, lambda: next(iter(self.ledger.verdicts), None), rule, self._witness)
+        self.reports = Reports(topology, self.ledger, around.name, around.report, self.flood.decide)
         self.posts = Posts(shop, number, self.reports, self.fail, self.link_broken)
         self._shop = shop
         self._chain = bytes(8)
@@ -153,11 +156,12 @@ class Generation:
 
     def wakeup(self) -> float:
         """When `due` has something to do."""
-        return min(self.reports.wakeup(), self.posts.wakeup())
+        return min(self.reports.wakeup(), self.posts.wakeup(), self.flood.wakeup())
 
     def due(self, now: float) -> None:
         self.posts.due(now)
         self.reports.due()
+        self.flood.due(now)
 
     def watch_links(self) -> None:
         """Before the lane waits: says what is waited for."""
@@ -381,6 +385,14 @@ class Generation:
             text += f"; rank {rank} holds {held[rank]} bytes of results: release them"
         self.reports.fault(ReportKind.EXHAUSTED, instance.number, rank=rank, text=text)
 
+    def _witness(self, verdict: Verdict) -> Verdict:
+        """Another worker's verdict, with the ranks of this one that it waited for."""
+        standings = self.ledger.standings.items()
+        absent = [rank for rank, standing in standings if standing.submitted < verdict.instance]
+        if verdict.code != Code.DEADLINE_EXCEEDED or verdict.missing or not absent:
+            return verdict
+        return verdicts.with_missing(self._shop.topology, self._shop.around.name, verdict, absent)
+
     def rule(self, verdict: Verdict) -> None:
         """What it covers fails, now and later."""
         seats = self._shop.bells.seats
@@ -433,7 +445,12 @@ class Generation:
             self.running.stop()
         self.running = None
         self.ledger.instances.clear()  # nothing may look into an arena when it is closed
+        self.close_links()
+
+    def close_links(self) -> None:
+        """Says goodbye to the peers."""
         self.posts.close()
+        self.flood.close()
         self.links.close()
 
 

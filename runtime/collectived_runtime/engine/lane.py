@@ -202,8 +202,7 @@ class Lane:
         if verdict is None:
             return
         self._past[before.number] = verdict
-        before.posts.close()
-        before.links.close()
+        before.close_links()
         self._generation = Generation(self._shop, verdict.successor, self._rule)
         for rank, standing in before.ledger.standings.items():
             self.ledger.standings[rank].gone = standing.gone

@@ -1,11 +1,13 @@
-"""How letters travel between two workers: a way out per peer, and a way in per link. Each moves on when its link can.
+"""Mail between two workers, apart from the plans: a way out per peer, and a way in per link.
 
-Links of this kind go one way, who sends dials, and nothing else uses them; they are watched in the lane's one wait.
+Links of this kind go one way, who sends dials, and nothing else uses them; they are watched in the lane's one wait, and
+each moves on when it can.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectived_runtime.engine.letter import MAX_DESCRIPTION
+from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.watch import ENDED, Watch
+from collectived_runtime.engine.workshop import Workshop
 from collectived_runtime.transport import frame as frames
+from collectived_runtime.transport.hello import NONCE_BYTES, Hello
 from collectived_runtime.transport.link import Link, LinkBroken, Part
+from collectived_runtime.transport.reception import Call
 
 STEP_BYTES = 4 << 20  # moved on one link between two looks at the world
 _MOST_PARTS = 64  # given to the system at once
@@ -117,6 +123,40 @@ class WayOut:
             self._watch.change(link.stream.fileno(), select.POLLIN)
 
 
+def expect(shop: Workshop, generation: int, channel: int, come: Callable[[Link], None]) -> None:
+    """Hands the links that peers dial on this channel to `come`, in another thread."""
+    topology = shop.topology
+    for place, peer in enumerate(topology.peers):
+        if place != topology.place:
+            shop.around.exchange.expect((topology.group.key, generation, peer.task, channel), come)
+
+
+def dial(
+    shop: Workshop,
+    generation: int,
+    channel: int,
+    place: int,
+    broken: Callable[[LinkBroken], None],
+    closed: Callable[[], bool],
+) -> Callable[[Callable[[Link], None]], None]:
+    """What dials a peer for a way out, and hands it the link in the lane's thread unless it is closed meanwhile."""
+    topology, watch = shop.topology, shop.watch
+    peer, me = topology.peers[place], topology.peers[topology.place].task
+    hello = Hello(me, peer.task, topology.group.key, generation, channel, os.urandom(NONCE_BYTES))
+
+    def reach(there: Callable[[Link], None]) -> None:
+        def arrived(link: Link) -> None:  # in the exchange's thread
+            watch.ask(lambda: link.close() if closed() else there(link))
+
+        def failed(task: int, why: str) -> None:
+            error = broken_by(LinkBroken(f"it cannot be reached: {why}"), task)
+            watch.ask(lambda: None if closed() else broken(error))
+
+        shop.around.exchange.dial(Call(address_of(peer.link_address), hello, arrived, failed))
+
+    return reach
+
+
 def broken_by(error: Exception, peer: int) -> LinkBroken:
     """What happened to the link to a peer."""
     broken = error if isinstance(error, LinkBroken) else LinkBroken(str(error))
@@ -129,18 +169,20 @@ Begin = Callable[[frames.Frame, bytes], Sequence[NDArray[np.uint8]] | None]
 
 
 class WayIn:
-    """Letters of one peer. `begin` makes room for one, `arrived` is called when its last byte is there."""
+    """Mail of one peer. `begin` makes room for what comes, `arrived` is called when its last byte is there."""
 
     def __init__(
         self,
         watch: Watch,
         link: Link,
+        kind: frames.FrameKind,
         begin: Begin,
         arrived: Callable[[frames.Frame], None],
         broken: Callable[[LinkBroken], None],
     ) -> None:
         self._watch = watch
         self._link = link
+        self._kind = kind
         self._begin = begin
         self._arrived = arrived
         self._broken = broken
@@ -176,8 +218,8 @@ class WayIn:
             frame = frames.parse(header)
             if frame.kind is frames.FrameKind.BYE:
                 return
-            if frame.kind is not frames.FrameKind.LETTER or frame.length > MAX_DESCRIPTION:
-                raise LinkBroken(f"a {frame.kind.name} of {frame.length} bytes where letters come")
+            if frame.kind is not self._kind or frame.length > MAX_DESCRIPTION:
+                raise LinkBroken(f"a {frame.kind.name} of {frame.length} bytes, expected a {self._kind.name}")
             link.take_header()
             description = bytearray(frame.length)
             yield from self._fill(memoryview(description))

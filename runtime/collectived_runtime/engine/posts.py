@@ -10,7 +10,6 @@ a rank that has left may still be on their way.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +28,7 @@ from collectived_runtime.engine import letter as letters
 from collectived_runtime.engine import preliminary
 from collectived_runtime.engine.execute import AGAIN, Wait
 from collectived_runtime.engine.ledger import OutOfTurn, Prepared
-from collectived_runtime.engine.links import address_of
-from collectived_runtime.engine.mail import Parcel, WayIn, WayOut
+from collectived_runtime.engine.mail import Parcel, WayIn, WayOut, dial, expect
 from collectived_runtime.engine.program import CHANNELS
 from collectived_runtime.engine.reports import Reports
 from collectived_runtime.engine.results import Exhausted, Slot
@@ -38,9 +36,7 @@ from collectived_runtime.engine.seat import Seat, Sources
 from collectived_runtime.engine.strand import copied
 from collectived_runtime.engine.workshop import Workshop
 from collectived_runtime.transport import frame as frames
-from collectived_runtime.transport.hello import NONCE_BYTES, Hello
 from collectived_runtime.transport.link import Link, LinkBroken, Part
-from collectived_runtime.transport.reception import Call
 
 CHANNEL = CHANNELS  # the one after those of strands
 LAST_LETTERS_SECONDS = 0.1  # after a verdict
@@ -92,10 +88,7 @@ class Posts:
         self._verdict: Verdict | None = None
         self._end_at = math.inf
         self._closed = False
-        for peer in shop.topology.peers:
-            if peer is not shop.topology.peers[shop.topology.place]:
-                key = (shop.topology.group.key, generation, peer.task, CHANNEL)
-                shop.around.exchange.expect(key, self._come)
+        expect(shop, generation, CHANNEL, self._come)
 
     @property
     def idle(self) -> bool:
@@ -213,7 +206,8 @@ class Posts:
         header = letters.header(topology.group.key, self._generation, address, description, leaves)
         parts: deque[Part] = deque([header, description, *(leaf.data for leaf in leaves if len(leaf))])
         if place not in self._out:
-            self._out[place] = WayOut(self._shop.watch, lambda there: self._dial(place, there), self._broken)
+            reach = dial(self._shop, self._generation, CHANNEL, place, self._broken, lambda: self._closed)
+            self._out[place] = WayOut(self._shop.watch, reach, self._broken)
         self._out[place].post(Parcel(post.rank, parts, lambda: self._sent(post)))
 
     def _copied(
@@ -231,21 +225,6 @@ class Posts:
     def _sent(self, post: Post) -> None:
         if self._pending.pop((post.rank, post.number), None) is not None:
             self._tell(post.rank, wire.Done(post.number, 0, True, False))
-
-    def _dial(self, place: int, there: Callable[[Link], None]) -> None:
-        topology, watch = self._shop.topology, self._shop.watch
-        peer, me = topology.peers[place], topology.peers[topology.place].task
-        hello = Hello(me, peer.task, topology.group.key, self._generation, CHANNEL, os.urandom(NONCE_BYTES))
-
-        def arrived(link: Link) -> None:  # in the exchange's thread
-            watch.ask(lambda: link.close() if self._closed else there(link))
-
-        def failed(task: int, why: str) -> None:
-            error = LinkBroken(f"it cannot be reached: {why}")
-            error.peer = task
-            watch.ask(lambda: None if self._closed else self._broken(error))
-
-        self._shop.around.exchange.dial(Call(address_of(peer.link_address), hello, arrived, failed))
 
     # Receiving
 
@@ -270,7 +249,7 @@ class Posts:
                 self._shop.results.release(slot.number, _WORKER)
             self._broken(error)
 
-        self._in.append(WayIn(self._shop.watch, link, begin, arrived, broken))
+        self._in.append(WayIn(self._shop.watch, link, frames.FrameKind.LETTER, begin, arrived, broken))
 
     def _read(self, link: Link, frame: frames.Frame, description: bytes) -> tuple[letters.Form, letters.Address]:
         """How a letter of a peer lies in a slot, and whom it is for; raises LinkBroken where it can be for nobody."""

@@ -37,6 +37,14 @@ def alone(topology: Topology, name: str, generation: int, first: int, op: str, r
     )
 
 
+def with_missing(topology: Topology, name: str, verdict: Verdict, absent: list[int]) -> Verdict:
+    """The verdict of another worker about a deadline, with what worker `name` knows of its own ranks."""
+    missing = tuple(topology.group.members[rank] for rank in absent)
+    named = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+    text = f"{verdict.message}; {name} adds: {named} {'has' if len(missing) == 1 else 'have'} not come"
+    return replace(verdict, message=text, missing=missing, decided_by=name)
+
+
 def _judge(topology: Topology, report: Report) -> tuple[Code, str, list[int]]:
     """Code, what happened, and the ranks that are missing by it."""
     match report.kind:

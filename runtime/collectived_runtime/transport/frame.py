@@ -25,6 +25,7 @@ class FrameKind(enum.IntEnum):
     BYE = 2  # nothing more will come on this link, and that is no fault
     WORD = 3  # what is about to come, for those that do not know
     LETTER = 4  # what one rank sends to another: see engine/letter.py
+    VERDICT = 5  # what workers tell each other when the coordinator says nothing: see engine/flood.py
 
 
 class BadFrame(Exception):

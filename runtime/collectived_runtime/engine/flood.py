@@ -1,0 +1,137 @@
+"""Flooding: how the workers of a generation come to one verdict when the coordinator says nothing.
+
+Who decides alone tells all the others at once, and so does everybody who hears it; for a moment all of them listen,
+then each takes the verdict with the lowest (instance, rank) that it has heard. A verdict of the coordinator, and one
+that has been told to clients already, goes before every other. Whoever cannot be reached decides without us.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from collectived_proto.codec import verdict_from_proto, verdict_to_proto
+from collectived_proto.types import Verdict
+from collectived_proto.v1 import common_pb2
+from collectived_runtime.engine.mail import Parcel, WayIn, WayOut, dial, expect
+from collectived_runtime.engine.program import CHANNELS
+from collectived_runtime.engine.workshop import Workshop
+from collectived_runtime.transport import frame as frames
+from collectived_runtime.transport.link import Link, LinkBroken
+
+CHANNEL = CHANNELS + 1
+LISTEN_SECONDS = 0.05
+_BY_COORDINATOR = "coordinator"
+
+
+class Flood:
+    """Of one generation. Runs in the lane's thread.
+
+    Args:
+        ruled: the verdict that clients have been told, if any.
+        rule: takes what has been decided.
+        witness: what this worker has to add to a verdict of another: who is missing here.
+    """
+
+    def __init__(
+        self,
+        shop: Workshop,
+        generation: int,
+        ruled: Callable[[], Verdict | None],
+        rule: Callable[[Verdict], None],
+        witness: Callable[[Verdict], Verdict],
+    ) -> None:
+        self._shop = shop
+        self._generation = generation
+        self._ruled = ruled
+        self._rule = rule
+        self._witness = witness
+        self._best: Verdict | None = None
+        self._until = math.inf
+        self._out: dict[int, WayOut] = {}  # by place
+        self._in: list[WayIn] = []
+        self._closed = False
+        expect(shop, generation, CHANNEL, self._come)
+
+    def decide(self, verdict: Verdict) -> None:
+        """This worker has decided alone: what the others say within a moment counts too."""
+        others = [place for place in range(len(self._shop.topology.peers)) if place != self._shop.topology.place]
+        if not others:
+            self._rule(verdict)
+            return
+        first = self._best is None
+        if self._best is None or rank_of(verdict) < rank_of(self._best):
+            self._best = verdict
+            for place in others:
+                self._tell(place, verdict)
+        if first:
+            self._until = time.monotonic() + LISTEN_SECONDS
+
+    def wakeup(self) -> float:
+        return self._until
+
+    def due(self, now: float) -> None:
+        if self._until <= now and self._best is not None:
+            self._until = math.inf
+            if self._ruled() is None:
+                self._rule(self._best)
+
+    def close(self) -> None:
+        self._closed = True
+        farewell = frames.bye(self._shop.topology.group.key, self._generation)
+        for way_out in self._out.values():
+            way_out.close(farewell)
+        for way_in in self._in:
+            way_in.close(farewell)
+
+    def _tell(self, place: int, verdict: Verdict) -> None:
+        word = verdict_to_proto(verdict).SerializeToString()
+        key = self._shop.topology.group.key
+        kind = frames.FrameKind.VERDICT
+        header = frames.Frame(kind, 0, 0, 0, key, self._generation, 0, bytes(8), bytes(8), 0, len(word)).encode()
+        if place not in self._out:
+            reach = dial(self._shop, self._generation, CHANNEL, place, _unreachable, lambda: self._closed)
+            self._out[place] = WayOut(self._shop.watch, reach, _unreachable)
+        self._out[place].post(Parcel(-1, deque([header, word]), lambda: None))
+
+    def _come(self, link: Link) -> None:  # in the exchange's thread
+        self._shop.watch.ask(lambda: link.close() if self._closed else self._listen(link))
+
+    def _listen(self, link: Link) -> None:
+        def heard(frame: frames.Frame, word: bytes) -> Sequence[NDArray[np.uint8]]:
+            try:
+                self._heard(link.peer, verdict_from_proto(common_pb2.Verdict.FromString(word)))
+            except DecodeError as error:
+                raise LinkBroken(f"a verdict that cannot be read: {error}") from None
+            return ()
+
+        kind = frames.FrameKind.VERDICT
+        self._in.append(WayIn(self._shop.watch, link, kind, heard, lambda frame: None, _unreachable))
+
+    def _heard(self, task: int, verdict: Verdict) -> None:
+        group = self._shop.topology.group
+        if (verdict.key, verdict.generation) != (group.key, self._generation):
+            return
+        told = self._ruled()
+        if told is None:
+            self.decide(self._witness(verdict))
+        elif told != verdict and told.decided_by == _BY_COORDINATOR:
+            peers = self._shop.topology.peers
+            self._tell(next(place for place, peer in enumerate(peers) if peer.task == task), told)
+
+
+def rank_of(verdict: Verdict) -> tuple[bool, int, int, str]:
+    """Of several verdicts the one with the lowest of these counts."""
+    culprits = (*verdict.missing, *verdict.differing)
+    lowest = min((member.rank for member in culprits), default=1 << 32)
+    return verdict.decided_by != _BY_COORDINATOR, verdict.from_instance, lowest, verdict.decided_by
+
+
+def _unreachable(error: LinkBroken) -> None:
+    """Whoever cannot be reached decides without us."""

@@ -1,0 +1,65 @@
+"""Without a coordinator: the workers of a generation come to one verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from collectived_proto.errors import Code
+from collectived_proto.types import Member
+from collectived_runtime.engine.flood import rank_of
+from collectived_runtime.engine.mail import broken_by
+from collectived_runtime.transport.link import LinkBroken
+
+
+@pytest.mark.parametrize("hosts", [(1, 1, 1), (2, 1, 2), (1, 3)], ids=str)
+def test_all_hear_the_same_verdict_which_names_the_missing_rank(world: Any, hosts: Any) -> None:
+    here = world(*hosts)
+    *present, absent = here.ranks
+    for rank in present:
+        rank.submit(remaining=0.05)
+    heard = [rank.failed() for rank in present]
+    absent.submit()
+    heard.append(absent.failed())
+    verdicts = [verdict for _, verdict in heard]
+    assert {verdict.message for verdict in verdicts} == {verdicts[0].message}
+    assert {verdict.decided_by for verdict in verdicts} == {verdicts[0].decided_by} != {"coordinator"}
+    assert all(verdict.code == Code.DEADLINE_EXCEEDED for verdict in verdicts)
+    assert all([member.rank for member in verdict.missing] == [absent.rank] for verdict in verdicts)
+
+
+def test_a_lost_peer_is_named_alike_by_all_that_are_left(world: Any) -> None:
+    here = world(1, 1, 1, 1)
+    *present, last = here.ranks
+    for rank in present:
+        rank.submit()
+    here.lane_of(last.rank).stop()
+    last.bell.close()
+    for lane in here.lanes[:-1]:
+        lane._watch.ask(lambda lane=lane: lane._generation.link_broken(broken_by(LinkBroken("cut"), 3)))
+    verdicts = [rank.failed()[1] for rank in present]
+    assert len({verdict.message for verdict in verdicts}) == 1
+    assert all(verdict.code == Code.UNAVAILABLE and verdict.missing[0].rank == 3 for verdict in verdicts)
+
+
+def test_what_the_coordinator_has_said_goes_before_what_a_worker_decides(world: Any) -> None:
+    here = world(1, 1)
+    said = here.verdict(Code.ABORTED, message="the coordinator's word")
+    here.lanes[1].rule(said)  # the other one does not hear of it
+    here.ranks[0].submit(remaining=0.05)
+    assert here.ranks[0].failed()[1].message == "the coordinator's word"
+
+
+def test_of_several_verdicts_the_lowest_instance_and_rank_counts(world: Any) -> None:
+    here = world(1)
+    verdict = replace(here.verdict(Code.UNAVAILABLE), decided_by="a")
+
+    def about(instance: int, *ranks: int) -> Any:
+        members = tuple(Member(rank, "", 0, "", 0) for rank in ranks)
+        return replace(verdict, from_instance=instance, missing=members)
+
+    ordered = [about(1, 7), about(2, 0, 3), about(2, 1), about(2)]
+    assert sorted(reversed(ordered), key=rank_of) == ordered
+    assert rank_of(replace(verdict, decided_by="coordinator", from_instance=9)) < rank_of(ordered[0])
