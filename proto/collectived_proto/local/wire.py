@@ -28,6 +28,7 @@ _SLOT = struct.Struct("<Q")
 _ADDRESS = struct.Struct("<IQ")
 _DONE = struct.Struct("<BBHIQQQ")
 _FAILED = struct.Struct("<Bxxxxxxxq")
+_WAITING = struct.Struct("<BxxxI")
 _ARENA = struct.Struct("<BxxxIQ")
 
 
@@ -46,6 +47,7 @@ class Kind(enum.IntEnum):
     DONE = 16  # one pack of an instance is complete
     FAILED = 17  # an instance ended with a verdict (a serialized collectived.v1.Verdict follows)
     PONG = 18
+    WAITING = 21  # how many wait to join the group, from the next completion on
     # both sockets, worker → client: a descriptor rides along
     ARENA = 19
     REFUSED = 20  # a request cannot be granted: code, text
@@ -184,6 +186,18 @@ def parse_failed(data: bytes) -> tuple[int, bytes]:
     if len(data) < _FAILED.size:
         raise Malformed(f"a failure of {len(data)} bytes")
     return _FAILED.unpack_from(data)[1], data[_FAILED.size :]
+
+
+def waiting(count: int) -> bytes:
+    return _WAITING.pack(Kind.WAITING, count)
+
+
+def parse_waiting(data: bytes) -> int:
+    """How many wait to join."""
+    if len(data) != _WAITING.size:
+        raise Malformed(f"a count of {len(data)} bytes")
+    count: int = _WAITING.unpack(data)[1]
+    return count
 
 
 def arena(kind: Kind, number: int, size: int) -> bytes:

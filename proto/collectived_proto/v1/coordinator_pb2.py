@@ -26,7 +26,7 @@ from collectived_proto.v1 import common_pb2 as collectived__proto_dot_v1_dot_com
 from collectived_proto.v1 import status_pb2 as collectived__proto_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&collectived_proto/v1/coordinator.proto\x12\x0e\x63ollectived.v1\x1a!collectived_proto/v1/common.proto\x1a!collectived_proto/v1/status.proto\"\xb2\x03\n\rWorkerMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.collectived.v1.HelloH\x00\x12.\n\theartbeat\x18\x02 \x01(\x0b\x32\x19.collectived.v1.HeartbeatH\x00\x12\'\n\x04join\x18\x03 \x01(\x0b\x32\x17.collectived.v1.JoinAskH\x00\x12\x31\n\x0bjoin_cancel\x18\x04 \x01(\x0b\x32\x1a.collectived.v1.JoinCancelH\x00\x12(\n\x06report\x18\x05 \x01(\x0b\x32\x16.collectived.v1.ReportH\x00\x12,\n\x08position\x18\x06 \x01(\x0b\x32\x18.collectived.v1.PositionH\x00\x12\x30\n\ninspection\x18\x07 \x01(\x0b\x32\x1a.collectived.v1.InspectionH\x00\x12*\n\x07goodbye\x18\x08 \x01(\x0b\x32\x17.collectived.v1.GoodbyeH\x00\x12,\n\x08measured\x18\t \x01(\x0b\x32\x18.collectived.v1.MeasuredH\x00\x42\t\n\x07message\"\x8e\x03\n\x12\x43oordinatorMessage\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.collectived.v1.WelcomeH\x00\x12\x31\n\x0bjoin_update\x18\x02 \x01(\x0b\x32\x1a.collectived.v1.JoinUpdateH\x00\x12-\n\tjoin_done\x18\x03 \x01(\x0b\x32\x18.collectived.v1.JoinDoneH\x00\x12\x33\n\x0cjoin_refused\x18\x04 \x01(\x0b\x32\x1b.collectived.v1.JoinRefusedH\x00\x12*\n\x07verdict\x18\x05 \x01(\x0b\x32\x17.collectived.v1.VerdictH\x00\x12&\n\x05query\x18\x06 \x01(\x0b\x32\x15.collectived.v1.QueryH\x00\x12*\n\x07inspect\x18\x07 \x01(\x0b\x32\x17.collectived.v1.InspectH\x00\x12*\n\x07measure\x18\x08 \x01(\x0b\x32\x17.collectived.v1.MeasureH\x00\x42\t\n\x07message\"\xea\x01\n\x05Hello\x12*\n\x08protocol\x18\x01 \x01(\x0b\x32\x18.collectived.v1.Protocol\x12\x0c\n\x04task\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x03\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x14\n\x0clink_address\x18\x08 \x01(\t\x12\x15\n\rhighest_epoch\x18\t \x01(\x04\x12(\n\x06groups\x18\n \x03(\x0b\x32\x18.collectived.v1.Attached\"j\n\x08\x41ttached\x12$\n\x05group\x18\x01 \x01(\x0b\x32\x15.collectived.v1.Group\x12\r\n\x05ranks\x18\x02 \x03(\r\x12)\n\x08verdicts\x18\x03 \x03(\x0b\x32\x17.collectived.v1.Verdict\"J\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\x15\n\rstall_seconds\x18\x03 \x01(\x01\"\x0b\n\tHeartbeat\"\t\n\x07Goodbye\"\xba\x01\n\x07JoinAsk\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08min_size\x18\x03 \x01(\r\x12\x10\n\x08max_size\x18\x04 \x01(\r\x12\x16\n\x0esettle_seconds\x18\x05 \x01(\x01\x12\x11\n\x04rank\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x0c\n\x04host\x18\x08 \x01(\t\x12\x0b\n\x03pid\x18\t \x01(\x03\x12\r\n\x05label\x18\n \x01(\tB\x07\n\x05_rank\"-\n\nJoinCancel\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"N\n\nJoinUpdate\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07present\x18\x02 \x01(\r\x12\x10\n\x08\x65xpected\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\"\x99\x01\n\x08JoinDone\x12\x0f\n\x07request\x18\x01 \x01(\t\x12$\n\x05group\x18\x02 \x01(\x0b\x32\x15.collectived.v1.Group\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12#\n\x05peers\x18\x04 \x03(\x0b\x32\x14.collectived.v1.Peer\x12#\n\x05table\x18\x05 \x03(\x0b\x32\x14.collectived.v1.Tier\"\\\n\x04Peer\x12\x0c\n\x04task\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x14\n\x0clink_address\x18\x04 \x01(\t\x12\r\n\x05ranks\x18\x05 \x03(\r\"A\n\x07Measure\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\r\x12\x14\n\x0clink_address\x18\x03 \x01(\t\"m\n\x08Measured\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\r\x12\x17\n\x0flatency_seconds\x18\x03 \x01(\x01\x12\x18\n\x10\x62ytes_per_second\x18\x04 \x01(\x01\x12\x0c\n\x04text\x18\x05 \x01(\t\"=\n\x0bJoinRefused\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xff\x02\n\x06Report\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12)\n\x04kind\x18\x03 \x01(\x0e\x32\x1b.collectived.v1.Report.Kind\x12\x10\n\x08instance\x18\x04 \x01(\x03\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x0e\n\x06worker\x18\x06 \x01(\r\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x08 \x01(\x01\x12+\n\x05ranks\x18\t \x03(\x0b\x32\x1c.collectived.v1.RankPosition\x12\x0c\n\x04peer\x18\n \x01(\r\"\x96\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0b\n\x07PENDING\x10\x01\x12\x0b\n\x07\x45XPIRED\x10\x02\x12\x0c\n\x08MISMATCH\x10\x03\x12\x08\n\x04LOST\x10\x04\x12\t\n\x05\x41\x42ORT\x10\x05\x12\x08\n\x04LINK\x10\x06\x12\x08\n\x04LEFT\x10\x07\x12\r\n\tEXHAUSTED\x10\x08\x12\x0b\n\x07RESUMED\x10\t\x12\x0b\n\x07OVERDUE\x10\n\"\xe8\x01\n\x0cRankPosition\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\tsubmitted\x18\x02 \x01(\x03\x12\x10\n\x08\x66inished\x18\x03 \x01(\x03\x12\x0f\n\x07last_op\x18\x04 \x01(\t\x12\x11\n\tlast_site\x18\x05 \x01(\t\x12\x0f\n\x07\x61rrived\x18\x06 \x01(\x08\x12\n\n\x02op\x18\x07 \x01(\t\x12\x0c\n\x04site\x18\x08 \x01(\t\x12\x10\n\x08\x63ontract\x18\t \x01(\x0c\x12.\n\ncollective\x18\n \x01(\x0b\x32\x1a.collectived.v1.Collective\x12\x14\n\x0cidle_seconds\x18\x0b \x01(\x01\"I\n\x05Query\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08instance\x18\x03 \x01(\x03\x12\r\n\x05query\x18\x04 \x01(\x04\"y\n\x08Position\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08instance\x18\x03 \x01(\x03\x12\r\n\x05query\x18\x04 \x01(\x04\x12+\n\x05ranks\x18\x05 \x03(\x0b\x32\x1c.collectived.v1.RankPosition\"\x1a\n\x07Inspect\x12\x0f\n\x07inspect\x18\x01 \x01(\x04\"K\n\nInspection\x12\x0f\n\x07inspect\x18\x01 \x01(\x04\x12,\n\x06status\x18\x02 \x01(\x0b\x32\x1c.collectived.v1.WorkerStatus2\xa4\x01\n\x0b\x43oordinator\x12O\n\x06\x41ttach\x12\x1d.collectived.v1.WorkerMessage\x1a\".collectived.v1.CoordinatorMessage(\x01\x30\x01\x12\x44\n\x06Status\x12\x1d.collectived.v1.StatusRequest\x1a\x1b.collectived.v1.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&collectived_proto/v1/coordinator.proto\x12\x0e\x63ollectived.v1\x1a!collectived_proto/v1/common.proto\x1a!collectived_proto/v1/status.proto\"\xe0\x03\n\rWorkerMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.collectived.v1.HelloH\x00\x12.\n\theartbeat\x18\x02 \x01(\x0b\x32\x19.collectived.v1.HeartbeatH\x00\x12\'\n\x04join\x18\x03 \x01(\x0b\x32\x17.collectived.v1.JoinAskH\x00\x12\x31\n\x0bjoin_cancel\x18\x04 \x01(\x0b\x32\x1a.collectived.v1.JoinCancelH\x00\x12(\n\x06report\x18\x05 \x01(\x0b\x32\x16.collectived.v1.ReportH\x00\x12,\n\x08position\x18\x06 \x01(\x0b\x32\x18.collectived.v1.PositionH\x00\x12\x30\n\ninspection\x18\x07 \x01(\x0b\x32\x1a.collectived.v1.InspectionH\x00\x12*\n\x07goodbye\x18\x08 \x01(\x0b\x32\x17.collectived.v1.GoodbyeH\x00\x12,\n\x08measured\x18\t \x01(\x0b\x32\x18.collectived.v1.MeasuredH\x00\x12,\n\x08promised\x18\n \x01(\x0b\x32\x18.collectived.v1.PromisedH\x00\x42\t\n\x07message\"\xea\x03\n\x12\x43oordinatorMessage\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.collectived.v1.WelcomeH\x00\x12\x31\n\x0bjoin_update\x18\x02 \x01(\x0b\x32\x1a.collectived.v1.JoinUpdateH\x00\x12-\n\tjoin_done\x18\x03 \x01(\x0b\x32\x18.collectived.v1.JoinDoneH\x00\x12\x33\n\x0cjoin_refused\x18\x04 \x01(\x0b\x32\x1b.collectived.v1.JoinRefusedH\x00\x12*\n\x07verdict\x18\x05 \x01(\x0b\x32\x17.collectived.v1.VerdictH\x00\x12&\n\x05query\x18\x06 \x01(\x0b\x32\x15.collectived.v1.QueryH\x00\x12*\n\x07inspect\x18\x07 \x01(\x0b\x32\x17.collectived.v1.InspectH\x00\x12*\n\x07measure\x18\x08 \x01(\x0b\x32\x17.collectived.v1.MeasureH\x00\x12*\n\x07propose\x18\t \x01(\x0b\x32\x17.collectived.v1.ProposeH\x00\x12.\n\tnewcomers\x18\n \x01(\x0b\x32\x19.collectived.v1.NewcomersH\x00\x42\t\n\x07message\"\xea\x01\n\x05Hello\x12*\n\x08protocol\x18\x01 \x01(\x0b\x32\x18.collectived.v1.Protocol\x12\x0c\n\x04task\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x03\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x14\n\x0clink_address\x18\x08 \x01(\t\x12\x15\n\rhighest_epoch\x18\t \x01(\x04\x12(\n\x06groups\x18\n \x03(\x0b\x32\x18.collectived.v1.Attached\"j\n\x08\x41ttached\x12$\n\x05group\x18\x01 \x01(\x0b\x32\x15.collectived.v1.Group\x12\r\n\x05ranks\x18\x02 \x03(\r\x12)\n\x08verdicts\x18\x03 \x03(\x0b\x32\x17.collectived.v1.Verdict\"J\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\x15\n\rstall_seconds\x18\x03 \x01(\x01\"\x0b\n\tHeartbeat\"\t\n\x07Goodbye\"\xf6\x01\n\x07JoinAsk\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08min_size\x18\x03 \x01(\r\x12\x10\n\x08max_size\x18\x04 \x01(\r\x12\x16\n\x0esettle_seconds\x18\x05 \x01(\x01\x12\x11\n\x04rank\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x0c\n\x04host\x18\x08 \x01(\t\x12\x0b\n\x03pid\x18\t \x01(\x03\x12\r\n\x05label\x18\n \x01(\t\x12\x1a\n\rlast_instance\x18\x0b \x01(\x03H\x01\x88\x01\x01\x12\x0c\n\x04idle\x18\x0c \x01(\x08\x42\x07\n\x05_rankB\x10\n\x0e_last_instance\"-\n\nJoinCancel\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"N\n\nJoinUpdate\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07present\x18\x02 \x01(\r\x12\x10\n\x08\x65xpected\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\"\xa7\x01\n\x08JoinDone\x12\x0f\n\x07request\x18\x01 \x01(\t\x12$\n\x05group\x18\x02 \x01(\x0b\x32\x15.collectived.v1.Group\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12#\n\x05peers\x18\x04 \x03(\x0b\x32\x14.collectived.v1.Peer\x12#\n\x05table\x18\x05 \x03(\x0b\x32\x14.collectived.v1.Tier\x12\x0c\n\x04idle\x18\x06 \x01(\x08\"\\\n\x04Peer\x12\x0c\n\x04task\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x14\n\x0clink_address\x18\x04 \x01(\t\x12\r\n\x05ranks\x18\x05 \x03(\r\"A\n\x07Measure\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\r\x12\x14\n\x0clink_address\x18\x03 \x01(\t\"m\n\x08Measured\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\r\x12\x17\n\x0flatency_seconds\x18\x03 \x01(\x01\x12\x18\n\x10\x62ytes_per_second\x18\x04 \x01(\x01\x12\x0c\n\x04text\x18\x05 \x01(\t\"=\n\x0bJoinRefused\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xff\x02\n\x06Report\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12)\n\x04kind\x18\x03 \x01(\x0e\x32\x1b.collectived.v1.Report.Kind\x12\x10\n\x08instance\x18\x04 \x01(\x03\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x0e\n\x06worker\x18\x06 \x01(\r\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x08 \x01(\x01\x12+\n\x05ranks\x18\t \x03(\x0b\x32\x1c.collectived.v1.RankPosition\x12\x0c\n\x04peer\x18\n \x01(\r\"\x96\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0b\n\x07PENDING\x10\x01\x12\x0b\n\x07\x45XPIRED\x10\x02\x12\x0c\n\x08MISMATCH\x10\x03\x12\x08\n\x04LOST\x10\x04\x12\t\n\x05\x41\x42ORT\x10\x05\x12\x08\n\x04LINK\x10\x06\x12\x08\n\x04LEFT\x10\x07\x12\r\n\tEXHAUSTED\x10\x08\x12\x0b\n\x07RESUMED\x10\t\x12\x0b\n\x07OVERDUE\x10\n\"\xe8\x01\n\x0cRankPosition\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\tsubmitted\x18\x02 \x01(\x03\x12\x10\n\x08\x66inished\x18\x03 \x01(\x03\x12\x0f\n\x07last_op\x18\x04 \x01(\t\x12\x11\n\tlast_site\x18\x05 \x01(\t\x12\x0f\n\x07\x61rrived\x18\x06 \x01(\x08\x12\n\n\x02op\x18\x07 \x01(\t\x12\x0c\n\x04site\x18\x08 \x01(\t\x12\x10\n\x08\x63ontract\x18\t \x01(\x0c\x12.\n\ncollective\x18\n \x01(\x0b\x32\x1a.collectived.v1.Collective\x12\x14\n\x0cidle_seconds\x18\x0b \x01(\x01\"I\n\x05Query\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08instance\x18\x03 \x01(\x03\x12\r\n\x05query\x18\x04 \x01(\x04\"y\n\x08Position\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08instance\x18\x03 \x01(\x03\x12\r\n\x05query\x18\x04 \x01(\x04\x12+\n\x05ranks\x18\x05 \x03(\x0b\x32\x1c.collectived.v1.RankPosition\"\x1a\n\x07Inspect\x12\x0f\n\x07inspect\x18\x01 \x01(\x04\"K\n\nInspection\x12\x0f\n\x07inspect\x18\x01 \x01(\x04\x12,\n\x06status\x18\x02 \x01(\x0b\x32\x1c.collectived.v1.WorkerStatus\"<\n\x07Propose\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08proposal\x18\x03 \x01(\x04\"3\n\x08Promised\x12\x10\n\x08proposal\x18\x01 \x01(\x04\x12\x15\n\rfrom_instance\x18\x02 \x01(\x03\"f\n\tNewcomers\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08proposal\x18\x03 \x01(\x04\x12\x15\n\rfrom_instance\x18\x04 \x01(\x12\x12\x0f\n\x07waiting\x18\x05 \x01(\r2\xa4\x01\n\x0b\x43oordinator\x12O\n\x06\x41ttach\x12\x1d.collectived.v1.WorkerMessage\x1a\".collectived.v1.CoordinatorMessage(\x01\x30\x01\x12\x44\n\x06Status\x12\x1d.collectived.v1.StatusRequest\x1a\x1b.collectived.v1.StatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,49 +34,55 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'collectived_proto.v1.coordi
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKERMESSAGE']._serialized_start=129
-  _globals['_WORKERMESSAGE']._serialized_end=563
-  _globals['_COORDINATORMESSAGE']._serialized_start=566
-  _globals['_COORDINATORMESSAGE']._serialized_end=964
-  _globals['_HELLO']._serialized_start=967
-  _globals['_HELLO']._serialized_end=1201
-  _globals['_ATTACHED']._serialized_start=1203
-  _globals['_ATTACHED']._serialized_end=1309
-  _globals['_WELCOME']._serialized_start=1311
-  _globals['_WELCOME']._serialized_end=1385
-  _globals['_HEARTBEAT']._serialized_start=1387
-  _globals['_HEARTBEAT']._serialized_end=1398
-  _globals['_GOODBYE']._serialized_start=1400
-  _globals['_GOODBYE']._serialized_end=1409
-  _globals['_JOINASK']._serialized_start=1412
-  _globals['_JOINASK']._serialized_end=1598
-  _globals['_JOINCANCEL']._serialized_start=1600
-  _globals['_JOINCANCEL']._serialized_end=1645
-  _globals['_JOINUPDATE']._serialized_start=1647
-  _globals['_JOINUPDATE']._serialized_end=1725
-  _globals['_JOINDONE']._serialized_start=1728
-  _globals['_JOINDONE']._serialized_end=1881
-  _globals['_PEER']._serialized_start=1883
-  _globals['_PEER']._serialized_end=1975
-  _globals['_MEASURE']._serialized_start=1977
-  _globals['_MEASURE']._serialized_end=2042
-  _globals['_MEASURED']._serialized_start=2044
-  _globals['_MEASURED']._serialized_end=2153
-  _globals['_JOINREFUSED']._serialized_start=2155
-  _globals['_JOINREFUSED']._serialized_end=2216
-  _globals['_REPORT']._serialized_start=2219
-  _globals['_REPORT']._serialized_end=2602
-  _globals['_REPORT_KIND']._serialized_start=2452
-  _globals['_REPORT_KIND']._serialized_end=2602
-  _globals['_RANKPOSITION']._serialized_start=2605
-  _globals['_RANKPOSITION']._serialized_end=2837
-  _globals['_QUERY']._serialized_start=2839
-  _globals['_QUERY']._serialized_end=2912
-  _globals['_POSITION']._serialized_start=2914
-  _globals['_POSITION']._serialized_end=3035
-  _globals['_INSPECT']._serialized_start=3037
-  _globals['_INSPECT']._serialized_end=3063
-  _globals['_INSPECTION']._serialized_start=3065
-  _globals['_INSPECTION']._serialized_end=3140
-  _globals['_COORDINATOR']._serialized_start=3143
-  _globals['_COORDINATOR']._serialized_end=3307
+  _globals['_WORKERMESSAGE']._serialized_end=609
+  _globals['_COORDINATORMESSAGE']._serialized_start=612
+  _globals['_COORDINATORMESSAGE']._serialized_end=1102
+  _globals['_HELLO']._serialized_start=1105
+  _globals['_HELLO']._serialized_end=1339
+  _globals['_ATTACHED']._serialized_start=1341
+  _globals['_ATTACHED']._serialized_end=1447
+  _globals['_WELCOME']._serialized_start=1449
+  _globals['_WELCOME']._serialized_end=1523
+  _globals['_HEARTBEAT']._serialized_start=1525
+  _globals['_HEARTBEAT']._serialized_end=1536
+  _globals['_GOODBYE']._serialized_start=1538
+  _globals['_GOODBYE']._serialized_end=1547
+  _globals['_JOINASK']._serialized_start=1550
+  _globals['_JOINASK']._serialized_end=1796
+  _globals['_JOINCANCEL']._serialized_start=1798
+  _globals['_JOINCANCEL']._serialized_end=1843
+  _globals['_JOINUPDATE']._serialized_start=1845
+  _globals['_JOINUPDATE']._serialized_end=1923
+  _globals['_JOINDONE']._serialized_start=1926
+  _globals['_JOINDONE']._serialized_end=2093
+  _globals['_PEER']._serialized_start=2095
+  _globals['_PEER']._serialized_end=2187
+  _globals['_MEASURE']._serialized_start=2189
+  _globals['_MEASURE']._serialized_end=2254
+  _globals['_MEASURED']._serialized_start=2256
+  _globals['_MEASURED']._serialized_end=2365
+  _globals['_JOINREFUSED']._serialized_start=2367
+  _globals['_JOINREFUSED']._serialized_end=2428
+  _globals['_REPORT']._serialized_start=2431
+  _globals['_REPORT']._serialized_end=2814
+  _globals['_REPORT_KIND']._serialized_start=2664
+  _globals['_REPORT_KIND']._serialized_end=2814
+  _globals['_RANKPOSITION']._serialized_start=2817
+  _globals['_RANKPOSITION']._serialized_end=3049
+  _globals['_QUERY']._serialized_start=3051
+  _globals['_QUERY']._serialized_end=3124
+  _globals['_POSITION']._serialized_start=3126
+  _globals['_POSITION']._serialized_end=3247
+  _globals['_INSPECT']._serialized_start=3249
+  _globals['_INSPECT']._serialized_end=3275
+  _globals['_INSPECTION']._serialized_start=3277
+  _globals['_INSPECTION']._serialized_end=3352
+  _globals['_PROPOSE']._serialized_start=3354
+  _globals['_PROPOSE']._serialized_end=3414
+  _globals['_PROMISED']._serialized_start=3416
+  _globals['_PROMISED']._serialized_end=3467
+  _globals['_NEWCOMERS']._serialized_start=3469
+  _globals['_NEWCOMERS']._serialized_end=3571
+  _globals['_COORDINATOR']._serialized_start=3574
+  _globals['_COORDINATOR']._serialized_end=3738
 # @@protoc_insertion_point(module_scope)

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "join", "join_cancel", "report", "position", "inspection", "goodbye", "measured")
+    __slots__ = ("hello", "heartbeat", "join", "join_cancel", "report", "position", "inspection", "goodbye", "measured", "promised")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class WorkerMessage(_message.Message):
     INSPECTION_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     join: JoinAsk
@@ -29,10 +30,11 @@ class WorkerMessage(_message.Message):
     inspection: Inspection
     goodbye: Goodbye
     measured: Measured
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[JoinAsk, _Mapping]] = ..., join_cancel: _Optional[_Union[JoinCancel, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., inspection: _Optional[_Union[Inspection, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ...) -> None: ...
+    promised: Promised
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[JoinAsk, _Mapping]] = ..., join_cancel: _Optional[_Union[JoinCancel, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., inspection: _Optional[_Union[Inspection, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., promised: _Optional[_Union[Promised, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "join_update", "join_done", "join_refused", "verdict", "query", "inspect", "measure")
+    __slots__ = ("welcome", "join_update", "join_done", "join_refused", "verdict", "query", "inspect", "measure", "propose", "newcomers")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     JOIN_UPDATE_FIELD_NUMBER: _ClassVar[int]
     JOIN_DONE_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +43,8 @@ class CoordinatorMessage(_message.Message):
     QUERY_FIELD_NUMBER: _ClassVar[int]
     INSPECT_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
+    PROPOSE_FIELD_NUMBER: _ClassVar[int]
+    NEWCOMERS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     join_update: JoinUpdate
     join_done: JoinDone
@@ -49,7 +53,9 @@ class CoordinatorMessage(_message.Message):
     query: Query
     inspect: Inspect
     measure: Measure
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., join_update: _Optional[_Union[JoinUpdate, _Mapping]] = ..., join_done: _Optional[_Union[JoinDone, _Mapping]] = ..., join_refused: _Optional[_Union[JoinRefused, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., inspect: _Optional[_Union[Inspect, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ...) -> None: ...
+    propose: Propose
+    newcomers: Newcomers
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., join_update: _Optional[_Union[JoinUpdate, _Mapping]] = ..., join_done: _Optional[_Union[JoinDone, _Mapping]] = ..., join_refused: _Optional[_Union[JoinRefused, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., inspect: _Optional[_Union[Inspect, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., newcomers: _Optional[_Union[Newcomers, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "task", "incarnation", "host", "pid", "devices", "address", "link_address", "highest_epoch", "groups")
@@ -104,7 +110,7 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class JoinAsk(_message.Message):
-    __slots__ = ("request", "name", "min_size", "max_size", "settle_seconds", "rank", "device", "host", "pid", "label")
+    __slots__ = ("request", "name", "min_size", "max_size", "settle_seconds", "rank", "device", "host", "pid", "label", "last_instance", "idle")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MIN_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +121,8 @@ class JoinAsk(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
+    LAST_INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     request: str
     name: str
     min_size: int
@@ -125,7 +133,9 @@ class JoinAsk(_message.Message):
     host: str
     pid: int
     label: str
-    def __init__(self, request: _Optional[str] = ..., name: _Optional[str] = ..., min_size: _Optional[int] = ..., max_size: _Optional[int] = ..., settle_seconds: _Optional[float] = ..., rank: _Optional[int] = ..., device: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., label: _Optional[str] = ...) -> None: ...
+    last_instance: int
+    idle: bool
+    def __init__(self, request: _Optional[str] = ..., name: _Optional[str] = ..., min_size: _Optional[int] = ..., max_size: _Optional[int] = ..., settle_seconds: _Optional[float] = ..., rank: _Optional[int] = ..., device: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., label: _Optional[str] = ..., last_instance: _Optional[int] = ..., idle: bool = ...) -> None: ...
 
 class JoinCancel(_message.Message):
     __slots__ = ("request", "reason")
@@ -148,18 +158,20 @@ class JoinUpdate(_message.Message):
     def __init__(self, request: _Optional[str] = ..., present: _Optional[int] = ..., expected: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class JoinDone(_message.Message):
-    __slots__ = ("request", "group", "rank", "peers", "table")
+    __slots__ = ("request", "group", "rank", "peers", "table", "idle")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     request: str
     group: _common_pb2.Group
     rank: int
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
     table: _containers.RepeatedCompositeFieldContainer[_common_pb2.Tier]
-    def __init__(self, request: _Optional[str] = ..., group: _Optional[_Union[_common_pb2.Group, _Mapping]] = ..., rank: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., table: _Optional[_Iterable[_Union[_common_pb2.Tier, _Mapping]]] = ...) -> None: ...
+    idle: bool
+    def __init__(self, request: _Optional[str] = ..., group: _Optional[_Union[_common_pb2.Group, _Mapping]] = ..., rank: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., table: _Optional[_Iterable[_Union[_common_pb2.Tier, _Mapping]]] = ..., idle: bool = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("task", "incarnation", "host", "link_address", "ranks")
@@ -322,3 +334,35 @@ class Inspection(_message.Message):
     inspect: int
     status: _status_pb2.WorkerStatus
     def __init__(self, inspect: _Optional[int] = ..., status: _Optional[_Union[_status_pb2.WorkerStatus, _Mapping]] = ...) -> None: ...
+
+class Propose(_message.Message):
+    __slots__ = ("key", "generation", "proposal")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    generation: int
+    proposal: int
+    def __init__(self, key: _Optional[int] = ..., generation: _Optional[int] = ..., proposal: _Optional[int] = ...) -> None: ...
+
+class Promised(_message.Message):
+    __slots__ = ("proposal", "from_instance")
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    FROM_INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    proposal: int
+    from_instance: int
+    def __init__(self, proposal: _Optional[int] = ..., from_instance: _Optional[int] = ...) -> None: ...
+
+class Newcomers(_message.Message):
+    __slots__ = ("key", "generation", "proposal", "from_instance", "waiting")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    FROM_INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    generation: int
+    proposal: int
+    from_instance: int
+    waiting: int
+    def __init__(self, key: _Optional[int] = ..., generation: _Optional[int] = ..., proposal: _Optional[int] = ..., from_instance: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...

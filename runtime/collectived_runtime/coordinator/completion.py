@@ -9,8 +9,9 @@ The worst of the answers makes the table. It is one table for all, whatever each
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from collectived_proto.types import shown_name
+from collectived_proto.types import GroupInfo, shown_name
 from collectived_runtime.coordinator.events import Effect, JoinDone, JoinUpdate, Log, Measure, Measured, Send, Store
 from collectived_runtime.coordinator.registry import Generation, Measurement, Registry, Unmeasured
 from collectived_runtime.coordinator.tables import table, worst
@@ -35,7 +36,7 @@ def answer_again(book: Registry, task: int, request: str) -> Iterator[Effect]:
     if generation.info.generation in book.measurements:
         yield Send(task, _measuring(generation, request))
         return
-    yield Send(task, _done(generation, task, request))
+    yield Send(task, _done(generation, _with_history(generation), task, request))
     for verdict in generation.verdicts:
         yield Send(task, verdict)
 
@@ -97,17 +98,27 @@ def _measure(book: Registry, generation: Generation, now: float) -> Iterator[Eff
 
 
 def _tell(book: Registry, generation: Generation) -> Iterator[Effect]:
+    group = _with_history(generation)
     for task, request in generation.requests:
         if task in book.workers:
-            yield Send(task, _done(generation, task, request))
+            yield Send(task, _done(generation, group, task, request))
     for verdict in generation.verdicts:
         for task in generation.ranks_of:
             if task in book.workers:
                 yield Send(task, verdict)
 
 
-def _done(generation: Generation, task: int, request: str) -> JoinDone:
-    return JoinDone(request, generation.info, generation.requests[task, request], generation.peers, generation.table)
+def _done(generation: Generation, group: GroupInfo, task: int, request: str) -> JoinDone:
+    rank = generation.requests[task, request]
+    return JoinDone(request, group, rank, generation.peers, generation.table, generation.idle)
+
+
+def _with_history(generation: Generation) -> GroupInfo:
+    """The group with what its ranks had finished in an earlier generation, so that callers can line up."""
+    if not generation.last_instances:
+        return generation.info
+    pairs = zip(generation.info.members, generation.last_instances, strict=True)
+    return replace(generation.info, members=tuple(replace(member, last_instance=last) for member, last in pairs))
 
 
 def _measuring(generation: Generation, request: str) -> JoinUpdate:

@@ -58,6 +58,8 @@ class JoinAsk:
     host: str = ""
     pid: int = 0
     label: str = ""
+    last_instance: int = -1  # that this process has finished in an earlier generation of the group
+    idle: bool = False
 
 
 # Events
@@ -132,11 +134,22 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class Promised:
+    """A worker starts nothing from this instance on until it hears how many newcomers there are."""
+
+    task: int
+    proposal: int
+    from_instance: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time named by `next_wakeup` has come."""
 
 
-Event = WorkerAttached | WorkerGone | Beat | JoinAsked | JoinCancelled | Reported | Positioned | Measured | Tick
+Event = (
+    WorkerAttached | WorkerGone | Beat | JoinAsked | JoinCancelled | Reported | Positioned | Measured | Promised | Tick
+)
 
 
 # Messages to workers
@@ -164,6 +177,7 @@ class JoinDone:
     rank: int
     peers: tuple[Peer, ...]
     table: tuple[Tier, ...] = ()
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +206,27 @@ class Measure:
     link_address: str
 
 
-Message = Welcome | JoinUpdate | JoinDone | JoinRefused | Query | Measure | Verdict
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """ "Promise to start nothing from some instance on, and tell me from which." """
+
+    key: int
+    generation: int
+    proposal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomers:
+    """So many wait to join, from that instance on; -1: nothing was agreed, go on."""
+
+    key: int
+    generation: int
+    proposal: int
+    from_instance: int
+    waiting: int
+
+
+Message = Welcome | JoinUpdate | JoinDone | JoinRefused | Query | Measure | Verdict | Propose | Newcomers
 
 
 # Effects

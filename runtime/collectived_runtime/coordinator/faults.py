@@ -262,7 +262,10 @@ def _judge(book: Registry, inquiry: Inquiry, now: float) -> Iterator[Effect]:
     elif inquiry.kind is ReportKind.PENDING and not evidence.warned:
         evidence.warned = True
         text = judgement.pending(generation, inquiry.instance, silent, book.stall_seconds, now)
-        yield Log("warning" if text else "debug", text or f"instance {inquiry.instance} is slow: its data is moving")
+        yield Log(
+            "warning" if text and not generation.idle else "debug",
+            text or f"instance {inquiry.instance} is slow: its data is moving",
+        )
     elif inquiry.kind is not ReportKind.PENDING:
         generation.evidence.pop(inquiry.instance, None)  # it has ended after all
 
@@ -320,6 +323,7 @@ def _succeed(book: Registry, generation: Generation, verdict: Verdict) -> None:
     """The group goes on in the successor: same ranks, nothing submitted yet."""
     info = judgement.successor_info(generation, verdict.successor)
     successor = Generation(info, generation.peers, generation.table)
+    successor.idle = generation.idle
     successor.predecessor = generation.info.generation
     successor.departed = dict(generation.departed)
     generation.successor = verdict.successor

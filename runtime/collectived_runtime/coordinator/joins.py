@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import Code
 from collectived_proto.types import GroupInfo, Member, Peer, shown_name
-from collectived_runtime.coordinator import completion, faults
+from collectived_runtime.coordinator import completion, faults, newcomers
 from collectived_runtime.coordinator.events import (
     Effect,
     JoinAsk,
@@ -43,6 +43,7 @@ from collectived_runtime.coordinator.wording import (
 # often.
 TOLD_AT_ONCE = 32
 TOLD_EVERY_SECONDS = 0.5
+LOOK_AGAIN_SECONDS = 0.25  # whether the generation before has ended
 
 
 def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effect]:
@@ -74,6 +75,7 @@ def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effec
         forming.complete_at = now + forming.settle_seconds
         book.arm(forming.complete_at, Settled(forming.name))
     yield from _tell(book, forming, waiting, now)
+    yield from newcomers.changed(book, ask.name, now)
 
 
 def cancelled(book: Registry, event: JoinCancelled, now: float) -> Iterator[Effect]:
@@ -100,10 +102,28 @@ def worker_gone(book: Registry, task: int, now: float) -> Iterator[Effect]:
 
 
 def settled(book: Registry, name: str, now: float) -> Iterator[Effect]:
-    """An elastic group that has its smallest size starts with whoever is here."""
+    """An elastic group that has its smallest size starts with whoever is here, but not beside one that still runs.
+
+    Newcomers wait for the ranks of that one to end it and to come too.
+    """
     forming = book.forming.get(name)
-    if forming and forming.complete_at is not None and forming.complete_at <= now:
-        yield from _complete(book, forming, now)
+    if forming is None or forming.complete_at is None or forming.complete_at > now:
+        return
+    if _lives_on(book, forming):
+        forming.complete_at = now + max(forming.settle_seconds, LOOK_AGAIN_SECONDS)
+        book.arm(forming.complete_at, Settled(name))
+        return
+    yield from _complete(book, forming, now)
+
+
+def _lives_on(book: Registry, forming: Forming) -> bool:
+    """Whether the generation before still runs, with ranks that are not here."""
+    previous = book.generations.get(book.latest.get(forming.name, 0))
+    if previous is None or previous.over:
+        return False
+    here = {waiting.identity for waiting in forming.waiting.values()}
+    members = previous.info.members
+    return any(member.rank not in previous.departed and identity(member) not in here for member in members)
 
 
 def progress_due(book: Registry, name: str, now: float) -> Iterator[Effect]:
@@ -177,6 +197,7 @@ def _remove(book: Registry, forming: Forming, requests: list[tuple[int, str]], n
         yield from _tell_all(book, forming, now)
     else:
         del book.forming[forming.name]
+    yield from newcomers.changed(book, forming.name, now)
 
 
 def _tell(book: Registry, forming: Forming, newcomer: Waiting, now: float) -> Iterator[Effect]:
@@ -247,6 +268,9 @@ def _complete(book: Registry, forming: Forming, now: float) -> Iterator[Effect]:
     )
     info = GroupInfo(forming.name, book.key_of(forming.name), book.new_id(), members)
     generation = Generation(info, _peers(book, members))
+    generation.idle = any(waiting.ask.idle for waiting in order)
+    if any(waiting.ask.last_instance >= 0 for waiting in order):
+        generation.last_instances = tuple(waiting.ask.last_instance for waiting in order)
     generation.requests = {(w.task, w.ask.request): rank for rank, w in enumerate(order)}
     book.joined |= dict.fromkeys(generation.requests, info.generation)
     _retire(book, members, forming.name)

@@ -20,7 +20,10 @@ from collectived_runtime.coordinator.events import (
     Measure,
     Measured,
     Message,
+    Newcomers,
     Positioned,
+    Promised,
+    Propose,
     Query,
     Reported,
     Welcome,
@@ -65,6 +68,8 @@ def event_from_proto(task: int, message: pb.WorkerMessage) -> Event | None:
             told = message.measured
             link = (told.peer, told.latency_seconds, told.bytes_per_second)
             return Measured(task, told.generation, *link, told.text)
+        case "promised":
+            return Promised(task, message.promised.proposal, message.promised.from_instance)
         case _:
             return None
 
@@ -81,6 +86,8 @@ def _ask(message: pb.JoinAsk) -> JoinAsk:
         message.host,
         message.pid,
         message.label,
+        message.last_instance if message.HasField("last_instance") else -1,
+        message.idle,
     )
 
 
@@ -99,9 +106,9 @@ class Encoder:
             case JoinUpdate(request, present, expected, text):
                 update = pb.JoinUpdate(request=request, present=present, expected=expected, text=text)
                 return pb.CoordinatorMessage(join_update=update)
-            case JoinDone(request, group, rank, peers, table):
+            case JoinDone(request, group, rank, peers, table, idle):
                 shown = [codec.peer_to_proto(peer) for peer in peers]
-                done = pb.JoinDone(request=request, group=self._encoded_group(group), rank=rank, peers=shown)
+                done = pb.JoinDone(request=request, group=self._encoded_group(group), rank=rank, peers=shown, idle=idle)
                 done.table.extend(codec.tiers_to_proto(table))
                 return pb.CoordinatorMessage(join_done=done)
             case JoinRefused(request, code, text):
@@ -112,6 +119,14 @@ class Encoder:
             case Measure(generation, peer, address):
                 wanted = pb.Measure(generation=generation, peer=peer, link_address=address)
                 return pb.CoordinatorMessage(measure=wanted)
+            case Propose(key, generation, proposal):
+                wish = pb.Propose(key=key, generation=generation, proposal=proposal)
+                return pb.CoordinatorMessage(propose=wish)
+            case Newcomers(key, generation, proposal, from_instance, waiting):
+                told = pb.Newcomers(
+                    key=key, generation=generation, proposal=proposal, from_instance=from_instance, waiting=waiting
+                )
+                return pb.CoordinatorMessage(newcomers=told)
             case Verdict():
                 return self._encoded_verdict(message)
 

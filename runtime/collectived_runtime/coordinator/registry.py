@@ -103,6 +103,10 @@ class Generation:
     failed: bool = False
     successor: int = 0
     predecessor: int = 0
+    idle: bool = False  # waiting is normal here: no warnings
+    last_instances: tuple[int, ...] = ()  # by rank, what it had finished in an earlier generation; (): nothing known
+    newcomers: int = 0  # who wait to join, as the ranks have been told
+    proposal: int = 0  # under way, about the number of newcomers
     evidence: dict[int, Evidence] = field(default_factory=dict)
     # After a restart of the coordinator: workers that have not come back yet, those that came back without this
     # generation, and what was reported meanwhile.
@@ -201,6 +205,15 @@ class Inquiry:
 
 
 @dataclass(slots=True)
+class Proposal:
+    """Workers that have not promised yet, and the highest instance of those that have."""
+
+    generation: int
+    asked: set[int]
+    from_instance: int = 0
+
+
+@dataclass(slots=True)
 class Measurement:
     """The links of a complete generation that are being measured, (from, to) by task; None: no answer yet."""
 
@@ -252,7 +265,15 @@ class Unmeasured:
     generation: int
 
 
-Timer = Silence | Unanswered | Undecided | Settled | Progress | NoReturn | Unmeasured
+@dataclass(frozen=True, slots=True)
+class Unpromised:
+    """`proposal` 0: time to look again whether one is due."""
+
+    proposal: int
+    generation: int
+
+
+Timer = Silence | Unanswered | Undecided | Settled | Progress | NoReturn | Unmeasured | Unpromised
 
 
 @dataclass(slots=True)
@@ -271,6 +292,7 @@ class Registry:
     joined: dict[tuple[int, str], int] = field(default_factory=dict)  # (task, request) -> generation
     over: dict[int, None] = field(default_factory=dict)  # oldest first
     inquiries: dict[int, Inquiry] = field(default_factory=dict)
+    proposals: dict[int, Proposal] = field(default_factory=dict)
     failures: deque[Failure] = field(default_factory=lambda: deque(maxlen=KEPT_FAILURES))
     counter: int = 0
     arrivals: int = 0
@@ -328,6 +350,7 @@ class Registry:
         name = generation.info.name
         for request in generation.requests:
             self.joined.pop(request, None)
+        self.proposals.pop(generation.proposal, None)
         for query in [inquiry.query for inquiry in self.inquiries.values() if inquiry.generation == number]:
             del self.inquiries[query]
         if self.latest.get(name) == number:

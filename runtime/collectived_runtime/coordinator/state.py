@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from collectived_proto.types import Tier
-from collectived_runtime.coordinator import completion, faults, joins, workers
+from collectived_runtime.coordinator import completion, faults, joins, newcomers, workers
 from collectived_runtime.coordinator.events import (
     Beat,
     Effect,
@@ -19,6 +19,7 @@ from collectived_runtime.coordinator.events import (
     Log,
     Measured,
     Positioned,
+    Promised,
     Reported,
     Tick,
     WorkerAttached,
@@ -34,6 +35,7 @@ from collectived_runtime.coordinator.registry import (
     Unanswered,
     Undecided,
     Unmeasured,
+    Unpromised,
 )
 from collectived_runtime.coordinator.snapshot import Snapshot, snapshot
 
@@ -91,7 +93,7 @@ class Coordinator:
                 yield from self._heard(event, now)
 
     def _heard(
-        self, event: Beat | JoinAsked | JoinCancelled | Reported | Positioned | Measured, now: float
+        self, event: Beat | JoinAsked | JoinCancelled | Reported | Positioned | Measured | Promised, now: float
     ) -> Iterator[Effect]:
         book = self._book
         match event:
@@ -107,6 +109,8 @@ class Coordinator:
                 yield from faults.positioned(book, event, now)
             case Measured():
                 yield from completion.measured(book, event)
+            case Promised():
+                yield from newcomers.promised(book, event, now)
 
     def _tick(self, now: float) -> Iterator[Effect]:
         due = self.next_wakeup()
@@ -132,3 +136,5 @@ class Coordinator:
                 yield from workers.not_returned(book, number, now)
             case Unmeasured(number):
                 yield from completion.conclude(book, number)
+            case Unpromised():
+                yield from newcomers.lapsed(book, timer, now)

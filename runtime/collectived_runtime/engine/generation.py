@@ -46,6 +46,9 @@ from collectived_runtime.transport.link import Link, LinkBroken
 log = logging.getLogger("collectived.lane")
 
 
+PROMISE_SECONDS = 0.5  # longer than the coordinator takes to make something of it
+
+
 class Generation:
     """See the module. `rule` takes a verdict that the workers made without the coordinator."""
 
@@ -60,6 +63,7 @@ class Generation:
         self.posts = Posts(shop, number, self.reports, self.fail, self.link_broken)
         self._shop = shop
         self._chain = bytes(8)
+        self._waiting: list[tuple[int, int]] = []  # from which instance on how many wait to join
         self._told: tuple[Verdict, bytes] | None = None  # the latest verdict, as clients are told it
 
     # Members
@@ -239,7 +243,25 @@ class Generation:
         start = self._starter(instance, program, [preliminary.Table(mine)], all_rows.reshape(-1).view(np.uint8))
         self.running = Running(instance, program, None, start, exchanged)
 
+    def promise(self) -> int:
+        """Starts nothing from the returned instance on until `newcomers` is called, or for half a second."""
+        return self.ledger.promise(time.monotonic() + PROMISE_SECONDS)
+
+    def newcomers(self, from_instance: int, waiting: int) -> None:
+        """So many wait to join, as the ranks are to see with that instance; -1: nothing has changed."""
+        self.ledger.free()
+        if from_instance >= 0:
+            self._waiting.append((from_instance, waiting))
+
+    def _tell_of_newcomers(self, number: int) -> None:
+        while self._waiting and self._waiting[0][0] <= number:
+            message = wire.waiting(self._waiting.pop(0)[1])
+            for seat in self._shop.bells.seats.values():
+                self._shop.bells.tell(seat, message)
+
     def _carry_out(self, instance: Instance) -> None:
+        if self._waiting:
+            self._tell_of_newcomers(instance.number)
         program = self._shop.program(instance)
         slot: Slot | None = None
         memory: NDArray[np.uint8] | None = None

@@ -113,6 +113,24 @@ class Lane:
         """Calls `answer(generation, positions)` in the lane's thread."""
         self._watch.ask(lambda: answer(self._generation.number, self.ledger.positions(instance, time.monotonic())))
 
+    def promise(self, generation: int, answer: Callable[[int], None]) -> None:
+        """Calls `answer(instance)` in the lane's thread: nothing starts from that one on before `newcomers`."""
+
+        def ask() -> None:
+            if generation == self._generation.number:
+                answer(self._generation.promise())
+
+        self._watch.ask(ask)
+
+    def newcomers(self, generation: int, from_instance: int, waiting: int) -> None:
+        """So many wait to join the group, from that instance on; -1: nothing has changed."""
+
+        def take() -> None:
+            if generation == self._generation.number:
+                self._generation.newcomers(from_instance, waiting)
+
+        self._watch.ask(take)
+
     def stop(self) -> None:
         """Ends the lane now; its peers are told that it is no fault."""
         self._watch.ask(self._end)

@@ -112,6 +112,8 @@ class Ledger:
         self._finished: dict[int, Instance] = {}  # the latest
         self.verdicts: list[Verdict] = []  # in order of arrival; the first that covers an instance counts
         self.next = 0  # the instance that starts next
+        self.promised = math.inf  # nothing starts from this instance on
+        self.promised_until = -math.inf
         self.closed = False  # a rank has aborted: nothing starts any more, whatever the verdict will say
 
     # What happens
@@ -162,9 +164,21 @@ class Ledger:
             or instance.started
             or instance.disputed
             or len(instance.arrivals) < len(self.standings)
+            or self.next >= self.promised
         ):
             return None
         return None if self.verdict_on(self.next) else instance
+
+    def promise(self, until: float) -> int:
+        """Starts nothing from the returned instance on, until that time or until it is freed of the promise."""
+        running = self.instances.get(self.next)
+        self.promised = self.next + (running is not None and running.started)
+        self.promised_until = until
+        return int(self.promised)
+
+    def free(self) -> None:
+        """The promise need not be kept any longer."""
+        self.promised, self.promised_until = math.inf, -math.inf
 
     def finish(self, instance: Instance, now: float) -> None:
         """All local ranks have their outcome."""
@@ -204,6 +218,8 @@ class Ledger:
 
     def due(self, now: float) -> list[Report]:
         """What has to be reported at this time; each thing once, stalls again with back-off."""
+        if self.promised_until <= now:
+            self.free()
         reports = []
         for instance in self.open():
             if instance.deadline <= now and not instance.expired:
@@ -218,7 +234,7 @@ class Ledger:
 
     def wakeup(self) -> float:
         """When `due` next has something to say; inf where never."""
-        times = [math.inf]
+        times = [math.inf if self.promised == math.inf else self.promised_until]
         for instance in self.open():
             times.append(instance.stall_at)
             if not instance.expired:

@@ -11,9 +11,11 @@ happens on the way is shown under `@time`. Generations are called g1, g2, … an
     attach TASK HOST [inc=X] [epoch=N] [group=gN:RANKS[:vN+vM]]…   a worker says hello; vN: verdicts as they appeared
     gone TASK [inc=X] [orderly]       beat TASK       wait
     join TASK REQUEST NAME SIZE [rank=N] [pid=N] [device=CPU:0] [settle=S] [label=X]       SIZE: 4 or 2-4
+         … [last=N] [idle=yes]
     cancel TASK REQUEST [reason]
     contract NAME = OPERATION | STRUCTURE | PATH=LEAF; … | SITE [| bytes_per_pack=N]       "what comes": an open one
     report TASK gN KIND [#INSTANCE] [rank=N] [worker=N] [peer=N] [timeout=S] [text=…] POSITION…
+    promise TASK pN #INSTANCE          nothing starts from that one on
     answer TASK qN POSITION…          POSITION: RANK:SUBMITTED/FINISHED[=CONTRACT][@SITE]
     tune [NAME = ROWS]                a new coordinator that measures links; stored ROWS are LIMIT:ALGORITHM …
     measured TASK gN PEER LATENCY BANDWIDTH [text=…]        in seconds and bytes per second
@@ -68,7 +70,10 @@ from collectived_runtime.coordinator.events import (
     Measure,
     Measured,
     Message,
+    Newcomers,
     Positioned,
+    Promised,
+    Propose,
     Query,
     Reported,
     Send,
@@ -159,6 +164,9 @@ class Player:
                 generation = next(number for (_, number), name in self.names.items() if name == words[1])
                 link = (int(words[2]), float(words[3]), float(words[4]))
                 return Measured(task, generation, *link, given.get("text", ""))
+            case "promise":
+                proposal = next(number for (_, number), name in self.names.items() if name == words[1])
+                return Promised(task, proposal, int(words[2].removeprefix("#")))
             case "answer":
                 query = self.queries[words[1]]
                 return Positioned(task, query.query, self._positions(words[2:], query.instance))
@@ -260,10 +268,14 @@ class Player:
                 return "welcome"
             case JoinUpdate(request, present, expected, text):
                 return f"update {request} {present}/{expected}: {text}"
-            case JoinDone(request, group, rank, peers, table):
+            case JoinDone(request, group, rank, peers, table, idle):
                 self.groups[self._name("g", group.generation)] = group
                 where = " ".join(f"{peer.task}/{peer.incarnation}={','.join(map(str, peer.ranks))}" for peer in peers)
                 done = f"done {request} {self._name('g', group.generation)} rank {rank}/{group.size}, workers {where}"
+                if any(member.last_instance >= 0 for member in group.members):
+                    done += f", had finished {' '.join(str(member.last_instance) for member in group.members)}"
+                if idle:
+                    done += ", idle"
                 return f"{done}, {_table(table)}" if self.shows_tables else done
             case JoinRefused(request, code, text):
                 return f"refused {request} {code.name}: {text}"
@@ -273,6 +285,11 @@ class Player:
                 return f"query {name} {self._name('g', generation)} #{instance}"
             case Measure(generation, peer, address):
                 return f"measure {self._name('g', generation)}: the link to {peer} at {address}"
+            case Propose(_, generation, proposal):
+                return f"propose {self._name('p', proposal)} {self._name('g', generation)}"
+            case Newcomers(_, generation, proposal, from_instance, waiting):
+                agreed = f"{waiting} waiting from #{from_instance}" if from_instance >= 0 else "withdrawn"
+                return f"newcomers {self._name('p', proposal)} {self._name('g', generation)}: {agreed}"
             case Verdict():
                 return self._verdict(message)
 
@@ -334,6 +351,8 @@ def _ask(task: int, words: list[str], given: dict[str, str]) -> JoinAsk:
         given.get("host", f"h{task}"),
         int(given.get("pid", 10 * (task + 1))),
         given.get("label", ""),
+        int(given.get("last", -1)),
+        given.get("idle") == "yes",
     )
 
 

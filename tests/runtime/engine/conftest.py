@@ -102,6 +102,7 @@ class Rank:
         self.memory = memory
         self.next = 0
         self.posted = wire.POST
+        self.waiting = 0  # who wait to join, as told
 
     def submit(
         self,
@@ -149,6 +150,8 @@ class Rank:
             kind = wire.kind_of(data)
             if kind is wire.Kind.ARENA:
                 self.world.arenas[wire.parse_arena(data)[0]] = descriptors[0]
+            elif kind is wire.Kind.WAITING:
+                self.waiting = wire.parse_waiting(data)
             elif kind is wire.Kind.DONE:
                 return wire.parse_done(data)
             else:
