@@ -307,6 +307,7 @@ def verdict_to_proto(verdict: Verdict) -> common.Verdict:
         successor=verdict.successor,
         decided_by=verdict.decided_by,
         members=[member_to_proto(member) for member in verdict.members],
+        orderly=verdict.orderly,
     )
 
 
@@ -325,6 +326,7 @@ def verdict_from_proto(message: common.Verdict) -> Verdict:
         successor=message.successor,
         decided_by=message.decided_by,
         members=_members(message.members),
+        orderly=message.orderly,
     )
 
 

@@ -418,7 +418,8 @@ class Verdict:
     """What was decided about a generation, the same for every rank of it.
 
     Instances from `from_instance` on fail with it. `successor` is the generation in which the group goes on without a
-    new join (0: join again). `members` tells for every rank the last instance it is known to have finished.
+    new join (0: join again). `members` tells for every rank the last instance it is known to have finished. With
+    `orderly` a rank has only left: sends and receives between others go on.
     """
 
     group: str
@@ -434,6 +435,7 @@ class Verdict:
     successor: int = 0
     decided_by: str = "coordinator"
     members: tuple[Member, ...] = field(default=())
+    orderly: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +468,7 @@ class ReportKind(enum.IntEnum):
     EXHAUSTED = 8
     RESUMED = 9
     OVERDUE = 10
+    UNANSWERED = 11
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,7 +305,7 @@ class Group(_message.Message):
     def __init__(self, name: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("group", "key", "generation", "code", "message", "from_instance", "instance", "op", "missing", "differing", "successor", "decided_by", "members")
+    __slots__ = ("group", "key", "generation", "code", "message", "from_instance", "instance", "op", "missing", "differing", "successor", "decided_by", "members", "orderly")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -319,6 +319,7 @@ class Verdict(_message.Message):
     SUCCESSOR_FIELD_NUMBER: _ClassVar[int]
     DECIDED_BY_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ORDERLY_FIELD_NUMBER: _ClassVar[int]
     group: str
     key: int
     generation: int
@@ -332,7 +333,8 @@ class Verdict(_message.Message):
     successor: int
     decided_by: str
     members: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, group: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., from_instance: _Optional[int] = ..., instance: _Optional[int] = ..., op: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., differing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., successor: _Optional[int] = ..., decided_by: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    orderly: bool
+    def __init__(self, group: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., from_instance: _Optional[int] = ..., instance: _Optional[int] = ..., op: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., differing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., successor: _Optional[int] = ..., decided_by: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., orderly: bool = ...) -> None: ...
 
 class Protocol(_message.Message):
     __slots__ = ("lowest", "highest", "release")

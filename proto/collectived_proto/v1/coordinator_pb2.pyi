@@ -236,6 +236,7 @@ class Report(_message.Message):
         EXHAUSTED: _ClassVar[Report.Kind]
         RESUMED: _ClassVar[Report.Kind]
         OVERDUE: _ClassVar[Report.Kind]
+        UNANSWERED: _ClassVar[Report.Kind]
     KIND_UNSPECIFIED: Report.Kind
     PENDING: Report.Kind
     EXPIRED: Report.Kind
@@ -247,6 +248,7 @@ class Report(_message.Message):
     EXHAUSTED: Report.Kind
     RESUMED: Report.Kind
     OVERDUE: Report.Kind
+    UNANSWERED: Report.Kind
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]

@@ -8,11 +8,12 @@ fails with the first verdict that covers it, so later ones matter only where the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from collectived_proto.errors import Code
 from collectived_proto.types import Report, ReportKind, Verdict, shown_name
 from collectived_runtime.coordinator import judgement
-from collectived_runtime.coordinator.events import Effect, Log, Positioned, Query, Reported, Send
+from collectived_runtime.coordinator.events import Effect, Level, Log, Positioned, Query, Reported, Send
 from collectived_runtime.coordinator.registry import (
     ASK_AGAIN_SECONDS,
     INQUIRY_SECONDS,
@@ -27,7 +28,8 @@ from collectived_runtime.coordinator.registry import (
     Undecided,
 )
 
-_OF_A_RANK = (ReportKind.LOST, ReportKind.ABORT, ReportKind.LEFT, ReportKind.EXHAUSTED, ReportKind.OVERDUE)
+_OF_A_RANK = (ReportKind.LOST, ReportKind.ABORT, ReportKind.LEFT, ReportKind.EXHAUSTED)
+_OF_A_POST = (ReportKind.OVERDUE, ReportKind.UNANSWERED)
 _OF_AN_INSTANCE = (ReportKind.PENDING, ReportKind.EXPIRED, ReportKind.MISMATCH, ReportKind.LINK)
 # Of two reports on one instance the graver decides how it is judged.
 _GRAVITY = {ReportKind.PENDING: 0, ReportKind.LINK: 0, ReportKind.EXPIRED: 1, ReportKind.MISMATCH: 2}
@@ -43,7 +45,7 @@ def reported(book: Registry, event: Reported, now: float) -> Iterator[Effect]:
         # After a restart somebody may still bring a verdict that the earlier coordinator gave.
         generation.held.append(event)
     elif task not in generation.ranks_of or (
-        report.kind in _OF_A_RANK and report.rank not in generation.ranks_of[task]
+        report.kind in (*_OF_A_RANK, *_OF_A_POST) and report.rank not in generation.ranks_of[task]
     ):
         yield Log(
             "warning",
@@ -54,6 +56,8 @@ def reported(book: Registry, event: Reported, now: float) -> Iterator[Effect]:
         generation.learn(task, -1, report.ranks, now)
         if report.kind in _OF_A_RANK:
             yield from _of_a_rank(book, generation, report, now)
+        elif report.kind in _OF_A_POST:
+            yield from _of_a_post(book, generation, task, report, now)
         elif report.kind is ReportKind.RESUMED:
             yield from _resumed(book, generation, report.instance)
         else:
@@ -73,8 +77,7 @@ def _unknown(task: int, report: Report) -> Iterator[Effect]:
 
 def _of_a_rank(book: Registry, generation: Generation, report: Report, now: float) -> Iterator[Effect]:
     rank, last = report.rank, report.instance
-    if report.kind is not ReportKind.OVERDUE:
-        generation.learn_last(rank, last, now)
+    generation.learn_last(rank, last, now)
     match report.kind:
         case ReportKind.LOST:
             yield from rank_lost(book, generation, rank, last + 1, report.text or "its process ended", now)
@@ -88,13 +91,25 @@ def _of_a_rank(book: Registry, generation: Generation, report: Report, now: floa
             if successor:
                 again = judgement.verdict(successor, Code.ABORTED, text, 0, now, missing=[rank])
                 yield from deliver(book, successor, again, now)
-        case ReportKind.OVERDUE:
-            yield from deliver(book, generation, judgement.overdue(generation, report, now), now)
         case _:
             text = f"{generation.member(rank, now)} has no memory left: {report.text or 'no details given'}"
             start = max(last, 0)
             verdict = judgement.verdict(generation, Code.RESOURCE_EXHAUSTED, text, start, now, missing=[rank])
             yield from deliver(book, generation, verdict, now)
+
+
+def _of_a_post(book: Registry, generation: Generation, task: int, report: Report, now: float) -> Iterator[Effect]:
+    """A send or recv waits: too long, or for a rank of whose departure that worker has not heard."""
+    if report.kind is ReportKind.OVERDUE:
+        yield from deliver(book, generation, judgement.overdue(generation, report, now), now)
+    elif report.peer in generation.departed:
+        start = generation.verdicts[-1].from_instance if generation.verdicts else 0
+        text = f"{generation.member(report.peer, now)} has left the group"
+        gone = judgement.verdict(generation, Code.ABORTED, text, start, now, missing=[report.peer])
+        yield Send(task, replace(gone, orderly=True))
+    else:
+        level: Level = "debug" if generation.idle else "warning"
+        yield Log(level, judgement.unanswered(generation, report, now))
 
 
 def rank_lost(
@@ -122,7 +137,7 @@ def _left(book: Registry, generation: Generation, rank: int, last: int, now: flo
         if others:
             waiting = any(generation.submitted(other) > last for other in others)
             verdict = judgement.verdict(generation, Code.ABORTED, text, last + 1, now, missing=[rank])
-            yield from deliver(book, generation, verdict, now, fault=waiting)
+            yield from deliver(book, generation, replace(verdict, orderly=True), now, fault=waiting)
         book.settle(generation)
     successor = book.successor(generation)
     if successor:

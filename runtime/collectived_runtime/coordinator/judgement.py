@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from collectived_proto.errors import Code
-from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict
+from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, shown_name
 from collectived_runtime.coordinator.registry import Generation, Inquiry
 from collectived_runtime.coordinator.wording import (
     be,
@@ -138,12 +138,25 @@ def _expired(generation: Generation, inquiry: Inquiry, silent: Mapping[int, str]
 
 def overdue(generation: Generation, report: Report, now: float) -> Verdict:
     """A send or recv whose other end did not come in time."""
-    peer = report.peer if report.peer < generation.info.size else report.rank
-    standing = generation.standing.get(peer)
-    absent = not_come(generation.member(peer, now), standing.position if standing else None, "")
     what = f"{report.text} on {generation.member(report.rank, now)}"
-    text = f"{what} did not complete within {seconds(report.timeout_seconds)}: {absent}"
-    return verdict(generation, Code.DEADLINE_EXCEEDED, text, 0, now, missing=[peer])
+    text = f"{what} did not complete within {seconds(report.timeout_seconds)}: {_other_end(generation, report, now)}"
+    return verdict(generation, Code.DEADLINE_EXCEEDED, text, 0, now, missing=[_peer(generation, report)])
+
+
+def unanswered(generation: Generation, report: Report, now: float) -> str:
+    """The warning that a send or recv waits for its other end."""
+    what = f"group {shown_name(generation.info.name)!r}: {report.text} on {generation.member(report.rank, now)}"
+    return f"{what} has waited for {seconds(report.timeout_seconds)}: {_other_end(generation, report, now)}"
+
+
+def _other_end(generation: Generation, report: Report, now: float) -> str:
+    peer = _peer(generation, report)
+    standing = generation.standing.get(peer)
+    return not_come(generation.member(peer, now), standing.position if standing else None, "")
+
+
+def _peer(generation: Generation, report: Report) -> int:
+    return report.peer if report.peer < generation.info.size else report.rank
 
 
 def pending(generation: Generation, instance: int, silent: Mapping[int, str], stall_seconds: float, now: float) -> str:

@@ -209,8 +209,10 @@ class Generation:
 
         def heard(word: bytes, chain: bytes) -> None:
             told, contract = preliminary.told(word)
+            model = instance.model
+            agrees = model is None or preliminary.agrees(model, told, contract)
             instance.described(told, contract)
-            if chain != self._next_chain(instance):  # we have agreed on other things before
+            if not agrees or chain != self._next_chain(instance):  # or we have agreed on other things before
                 instance.disputed = True
                 self.reports.fault(ReportKind.MISMATCH, instance.number)
 

@@ -4,7 +4,7 @@ A letter is taken from its sender at once: into a slot of its receiver where tha
 receiver's worker, which keeps it until somebody asks for it. So two ranks that both send first and then receive both
 complete. Letters of one address (receiver, sender, tag) keep their order; a send is complete when nobody reads its
 memory any more, a recv when its letter is there. What waits when a verdict comes fails a moment later, for letters of
-a rank that has left may still be on their way.
+a rank that has left may still be on their way; where a rank has left in order, only what waits for it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,15 @@ class Post:
     other: int
     deadline: float
     timeout: float
+    since: float
+    stall_at: float
     overdue: bool = False  # reported
+
+    @property
+    def text(self) -> str:
+        """`recv(source=0, tag=3) at train.py:8`"""
+        site = self.prepared.collective.site
+        return f"{self.prepared.op}{f' at {site}' if site else ''}"
 
 
 class Posts:
@@ -85,8 +93,8 @@ class Posts:
         self._copying: deque[Iterator[Wait]] = deque()
         self._out: dict[int, WayOut] = {}  # by place
         self._in: list[WayIn] = []
-        self._verdict: Verdict | None = None
-        self._end_at = math.inf
+        self._over: tuple[Verdict, float] | None = None  # the verdict on all of this, and when it is carried out
+        self._left: dict[int, tuple[Verdict, float]] = {}  # the same for posts with a rank that has left in order
         self._closed = False
         expect(shop, generation, CHANNEL, self._come)
 
@@ -113,15 +121,15 @@ class Posts:
             raise OutOfTurn(f"rank {seat.rank} submitted post {ring.instance - wire.POST} with {mine} outstanding")
         self._next[seat.rank] = ring.instance + 1
         operation = prepared.collective.operation
-        deadline = time.monotonic() + ring.remaining if ring.remaining else math.inf
+        now = time.monotonic()
+        deadline = now + ring.remaining if ring.remaining else math.inf
+        times = (deadline, ring.timeout, now, now + self._shop.around.stall_after)
         match operation:
             case Send(to, tag):
-                post = Post(seat.rank, ring.instance, prepared, to, deadline, ring.timeout)
                 sources = seat.sources(prepared, ring.addresses, ring.staged)
-                self._send(seat, post, (to, seat.rank, tag), sources)
+                self._send(seat, Post(seat.rank, ring.instance, prepared, to, *times), (to, seat.rank, tag), sources)
             case Recv(source, tag):
-                post = Post(seat.rank, ring.instance, prepared, source, deadline, ring.timeout)
-                self._receive(post, (seat.rank, source, tag))
+                self._receive(Post(seat.rank, ring.instance, prepared, source, *times), (seat.rank, source, tag))
             case _:
                 raise wire.Malformed(f"{operation} numbered as a send or recv")
 
@@ -150,25 +158,40 @@ class Posts:
 
     def wakeup(self) -> float:
         """When `due` has something to do; inf where nothing is to come."""
-        if not self._pending:
-            return math.inf
-        deadlines = (post.deadline for post in self._pending.values() if not post.overdue)
-        return min(self._end_at, *deadlines, math.inf)
+        times = [math.inf]
+        for post in self._pending.values():
+            times.append(post.stall_at)
+            if not post.overdue:
+                times.append(post.deadline)
+            if (ending := self._ending(post)) is not None:
+                times.append(ending[1])
+        return min(times)
 
     def due(self, now: float) -> None:
         for post in list(self._pending.values()):
-            if self._verdict is not None and self._end_at <= now:
+            ending = self._ending(post)
+            if ending is not None and ending[1] <= now:
                 self._forget(self._pending.pop((post.rank, post.number)))
-                self._fail(self._shop.bells.seats[post.rank], post.number, self._verdict)
+                self._fail(self._shop.bells.seats[post.rank], post.number, ending[0])
             elif post.deadline <= now and not post.overdue:
                 post.overdue = True
-                where = f" at {post.prepared.collective.site}" if post.prepared.collective.site else ""
-                self._reports.overdue(post.rank, post.other, post.timeout, f"{post.prepared.op}{where}")
+                self._reports.overdue(post.rank, post.other, post.timeout, post.text)
+            elif post.stall_at <= now:
+                waited = now - post.since
+                post.stall_at = now + max(self._shop.around.stall_after, waited)  # again after twice the time
+                self._reports.unanswered(post.rank, post.other, waited, post.text)
 
     def rule(self, verdict: Verdict) -> None:
-        if self._verdict is None:
-            self._verdict = verdict
-            self._end_at = time.monotonic() + LAST_LETTERS_SECONDS
+        carried_out = (verdict, time.monotonic() + LAST_LETTERS_SECONDS)
+        if verdict.orderly:
+            for member in verdict.missing:
+                self._left.setdefault(member.rank, carried_out)
+        elif self._over is None:
+            self._over = carried_out
+
+    def _ending(self, post: Post) -> tuple[Verdict, float] | None:
+        """The verdict by which a post fails, and when."""
+        return self._over or self._left.get(post.other)
 
     def close(self) -> None:
         self._closed = True
@@ -191,8 +214,9 @@ class Posts:
     # Sending
 
     def _send(self, seat: Seat, post: Post, address: letters.Address, sources: Sources) -> None:
-        if self._verdict is not None:
-            self._fail(seat, post.number, self._verdict)
+        ending = self._ending(post)
+        if ending is not None:
+            self._fail(seat, post.number, ending[0])
             return
         self._pending[post.rank, post.number] = post
         collective = post.prepared.collective
@@ -293,8 +317,6 @@ class Posts:
                 del self._boxes[address]
             return
         self._asking.setdefault(address, deque()).append(post)
-        if self._verdict is not None:
-            self._end_at = max(self._end_at, time.monotonic())
 
     def _deliver(self, post: Post, slot: Slot) -> None:
         del self._pending[post.rank, post.number]

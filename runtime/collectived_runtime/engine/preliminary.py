@@ -113,6 +113,11 @@ def told(word: bytes) -> tuple[Collective, bytes]:
     return collective, digest(collective.contract())
 
 
+def agrees(model: Prepared, told: Collective, contract: bytes) -> bool:
+    """Whether what was announced is what a rank of ours takes part in."""
+    return digest(told.terms()) == model.terms if model.collective.open else contract == model.contract
+
+
 class Table:
     """Rows of this worker's ranks, as a strand reads what a rank submitted."""
 

@@ -58,18 +58,22 @@ def digest(text: str) -> bytes:
 class Topology:
     """A generation as one worker sees it. `peers` are its workers in order of their lowest rank; `place` is mine.
 
-    `table` is what AUTO chooses: made by the coordinator, the same for all.
+    `table` is what AUTO chooses: made by the coordinator, the same for all. In an `idle` group waiting is normal.
     """
 
     group: GroupInfo
     peers: tuple[Peer, ...]
     place: int
     table: tuple[Tier, ...]
+    idle: bool = False
 
     @classmethod
-    def of(cls, group: GroupInfo, peers: tuple[Peer, ...], task: int, table: tuple[Tier, ...]) -> Topology:
+    def of(
+        cls, group: GroupInfo, peers: tuple[Peer, ...], task: int, table: tuple[Tier, ...], idle: bool = False
+    ) -> Topology:
         ordered = tuple(sorted(peers, key=lambda peer: peer.ranks[0]))
-        return cls(group, ordered, next(i for i, peer in enumerate(ordered) if peer.task == task), table)
+        place = next(i for i, peer in enumerate(ordered) if peer.task == task)
+        return cls(group, ordered, place, table, idle)
 
     @property
     def automatic_pack_bytes(self) -> int:

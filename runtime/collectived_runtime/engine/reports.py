@@ -54,6 +54,16 @@ class Reports:
         self._alone_at.setdefault(_ANY, (time.monotonic() + DECIDE_ALONE_SECONDS, report))
         self._report(report)
 
+    def unanswered(self, rank: int, peer: int, waited: float, text: str) -> None:
+        """A send or recv of `rank` has waited for `peer` for some seconds, which may be a mistake."""
+        if not self._topology.idle:
+            group = shown_name(self._topology.group.name)
+            log.warning(
+                "group %s: %s of rank %d has been waiting for rank %d for %.1f s", group, text, rank, peer, waited
+            )
+        report = self._ledger.report(ReportKind.UNANSWERED, -1, rank=rank, text=text, timeout=waited)
+        self._report(replace(report, peer=peer))
+
     def note(self, kind: ReportKind, instance: int, *, rank: int = 0) -> None:
         """Reports what needs none."""
         self._report(self._ledger.report(kind, instance, rank=rank))
@@ -76,7 +86,8 @@ class Reports:
                 if report.kind is ReportKind.EXPIRED:
                     self._raise(report)
                 else:
-                    self._warn_stalled(report, now)
+                    if not self._topology.idle:
+                        self._warn_stalled(report, now)
                     self._report(report)
         for first, (at, report) in list(self._alone_at.items()):
             if at <= now:

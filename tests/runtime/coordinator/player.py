@@ -310,6 +310,8 @@ class Player:
             successor = self._name("g", verdict.successor)
             parts.append(f"successor {successor}")
             self.groups[successor] = replace(self.groups[generation], generation=verdict.successor)
+        if verdict.orderly:
+            parts.append("orderly")
         text = verdict.message.replace("\n", "\n    ")
         return f"verdict {generation} {Code(verdict.code).name} {', '.join(parts)}\n  {text}"
 

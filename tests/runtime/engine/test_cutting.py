@@ -223,3 +223,10 @@ def test_only_those_off_root_may_take_what_comes(world: Any, operation: Any) -> 
     here = world(2)
     with pytest.raises(InvalidArgumentError, match="needs a value"):
         here.ranks[0].submit(operation=operation, open=True)
+
+
+def test_terms_of_those_who_take_what_comes_are_compared_between_workers(world: Any) -> None:
+    here = world(1, 1)
+    here.ranks[0].submit(np.zeros((2, 2), np.float32), operation=Scatter(0, 0))
+    here.ranks[1].submit(operation=Scatter(0, 1), open=True)
+    assert here.report(ReportKind.MISMATCH).instance == 0

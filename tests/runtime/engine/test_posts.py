@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -186,3 +187,26 @@ def test_a_post_takes_no_part_in_a_generation_that_succeeds(world: Any) -> None:
     first.post(Send(1), numbers(3), generation=101)
     first.done()
     assert second.done().instance == number
+
+
+@spread
+def test_who_leaves_in_order_ends_only_what_waits_for_it(world: Any, hosts: Any) -> None:
+    here = world(*hosts, 1)  # one rank more, on a worker of its own
+    first, second, third = here.ranks
+    number = first.post(Recv(1))
+    first.post(Recv(2))
+    gone = replace(here.verdict(Code.ABORTED), missing=(here.group.members[1],), orderly=True)
+    here.rule(gone)
+    assert first.failed()[0] == number
+    third.post(Send(0), numbers(3))
+    assert not third.done().result
+    assert len(first.outlined(first.done())[0]) == 3
+    number = first.post(Send(1), numbers(3))
+    assert first.failed()[0] == number
+
+
+def test_a_recv_that_waits_is_reported_before_its_deadline_and_again_later(world: Any) -> None:
+    here = world(1, 1, stall_after=0.05)
+    here.ranks[0].post(Recv(1))
+    waited = [here.report(ReportKind.UNANSWERED).timeout_seconds for _ in range(3)]
+    assert waited[0] >= 0.05 and waited[2] >= 2 * waited[1] - 0.01
