@@ -16,8 +16,10 @@ PROTOC := $(PROTO_VENV)/bin/python -m grpc_tools.protoc
 PROTO_FILES := $(wildcard proto/collectived_proto/v1/*.proto)
 PROTO_OUT := proto
 
+TORCH_VENV := .venv-torch
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test mutants docs check format lint types layers proto proto-check clean
+.PHONY: help setup demo test test-torch mutants docs check format lint types layers proto proto-check clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -31,10 +33,14 @@ demo: $(VENV)/installed-examples ## train a small network with four ranks on two
 test: $(VENV)/installed-dev ## run all tests
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
+test-torch: $(TORCH_VENV)/installed ## run the tests that need PyTorch, in an environment of their own
+	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_OPTIONS) tests/client/test_torch.py tests/multi/test_torch.py
+
 mutants: $(VENV)/installed-dev ## whether the tests notice faults planted into the plans
 	$(BIN)/python tests/runtime/plan/mutants.py
 
-docs: $(VENV)/installed-dev ## put the simulator's figures into docs/algorithms.md
+docs: $(VENV)/installed-dev ## write docs/reference, and the simulator's figures in docs/algorithms.md
+	$(BIN)/python -m tests.docs.pages
 	$(BIN)/python tests/runtime/simulation/page.py
 
 check: lint types layers proto-check ## format, lint, strict types, import layers, generated code
@@ -64,7 +70,7 @@ proto-check: $(PROTO_STAMP) ## whether the generated code is what the .proto fil
 	{ echo 'generated code differs from the .proto files: run `make proto` and commit the result' >&2; exit 1; }
 
 clean: ## remove what was built or installed here
-	rm -rf $(VENV) $(PROTO_VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(PROTO_VENV) $(TORCH_VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -81,6 +87,15 @@ $(VENV)/installed-dev: pyproject.toml $(LOCK) | $(BIN)/python
 $(VENV)/installed-examples: pyproject.toml $(LOCK) | $(BIN)/python
 	@echo 'installing into $(VENV) (once) ...'
 	@$(PIP) install $(CONSTRAINTS) --editable '.[examples]'
+	@touch $@
+
+# PyTorch's wheel for GPUs, which is what an index gives by default, brings gigabytes along, so it lives apart.
+$(TORCH_VENV)/installed: pyproject.toml $(LOCK)
+	@echo 'installing PyTorch into $(TORCH_VENV) (once, takes minutes) ...'
+	@$(PYTHON) -m venv $(TORCH_VENV)
+	@echo '*' > $(TORCH_VENV)/.gitignore
+	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(CONSTRAINTS) \
+	    --editable '.[dev,torch]'
 	@touch $@
 
 # The generator needs an older setuptools than everything else, so it lives apart.

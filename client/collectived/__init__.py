@@ -8,8 +8,21 @@
 run by `collectived launch --clients 2 -- python prog.py`.
 """
 
-from collectived import errors
+from collectived import contrib, distribute, errors, integrations
+from collectived.contrib.distribute import MultiWorkerAllReduce
+from collectived.cross_device.values import Mirrored, PerReplica
+from collectived.distribute import (
+    AllReduceCrossDeviceOps,
+    CrossDeviceOps,
+    DistributedValues,
+    HierarchicalCopyAllReduce,
+    MirroredStrategy,
+    NcclAllReduce,
+    ReductionToOneDevice,
+    get_replica_context,
+)
 from collectived.group import Group
+from collectived.indexed_slices import IndexedSlices
 from collectived.session import Session, connect
 from collectived.work import Work, wait
 from collectived_proto.options import CollectiveHints, CommunicationOptions
@@ -19,16 +32,31 @@ CollectiveCommunication = CommunicationImplementation
 __version__ = RELEASE
 
 __all__ = [
+    "AllReduceCrossDeviceOps",
     "CollectiveCommunication",
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "CrossDeviceOps",
+    "DistributedValues",
     "Group",
+    "HierarchicalCopyAllReduce",
+    "IndexedSlices",
     "Member",
+    "Mirrored",
+    "MirroredStrategy",
+    "MultiWorkerAllReduce",
+    "NcclAllReduce",
+    "PerReplica",
     "ReduceOp",
+    "ReductionToOneDevice",
     "Session",
     "Work",
     "connect",
+    "contrib",
+    "distribute",
     "errors",
+    "get_replica_context",
+    "integrations",
     "wait",
 ]

@@ -1,14 +1,17 @@
-"""Where the worker is: addresses, the search for one, and a first knock."""
+"""Where the worker is: addresses, the search for one, a first knock, and the secret that is shown there."""
 
 from __future__ import annotations
 
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from collectived.errors import InvalidArgumentError, UnavailableError
 from collectived_proto.local import jobs
 
+SECRET_FILE = "COLLECTIVED_SECRET_FILE"
+SECRET = "COLLECTIVED_SECRET"
 START = "collectived launch --clients 2 -- python train.py"
 
 
@@ -80,3 +83,23 @@ def find(worker: str | None) -> Address:
         lines = "".join(f"\n  COLLECTIVED_WORKER={job.workers[0]}  # job {job.job}, {job.command}" for job in found)
         raise InvalidArgumentError(f"{len(found)} jobs of yours are running; say which one you mean:{lines}")
     return Address(found[0].workers[0], f"of the running job {found[0].job}")
+
+
+def secret(worker: Address) -> str:
+    """The job's secret, for an address that asks for it; '' where nothing says it, and for Unix sockets.
+
+    Raises:
+        ValueError: the file that should hold it cannot be read, or is empty.
+    """
+    if worker.path:
+        return ""
+    name = os.environ.get(SECRET_FILE)
+    if not name:
+        return os.environ.get(SECRET, "").strip()
+    try:
+        found = Path(name).read_text().strip()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{SECRET_FILE}={name!r} cannot be read: {error}") from None
+    if not found.isascii() or not found.isprintable() or not found:
+        raise ValueError(f"{SECRET_FILE}={name!r} holds no secret: expected one line of printable ASCII")
+    return found

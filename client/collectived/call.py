@@ -9,51 +9,78 @@ from typing import Any
 import numpy as np
 
 from collectived import nest
+from collectived.arguments import sendable
 from collectived.errors import InternalError
 from collectived.leaves import Array
-from collectived.memory import Staging
 from collectived.places import Backing
 from collectived.prepare import Prepared
-from collectived.results import ResultSlot
+from collectived.route import ALL, Address, Slot
+from collectived.targets import Targets, check_fits, take_targets
+from collectived_proto.local import wire
 from collectived_proto.types import Verdict
-
-ALL = 1 << 30  # "wait for all packs"
 
 
 class Call:
-    """Written by the doorbell under its lock until `complete`, then read by whoever collects it.
+    """Written by its route under a lock until `complete`, then read by whoever collects it.
 
     Attributes:
         packs: numbers of the packs that are complete, in order of completion.
         cut: when a wait for it gives up by itself; inf where there is no deadline.
+        slot: where the result lies, from its first pack until it is collected.
     """
 
     __slots__ = (
         "_backing", "_leaves", "_shared", "arrays", "callbacks", "complete", "cut", "generation", "instance", "out",
-        "packs", "prepared", "slot", "staging", "verdict",
+        "packs", "prepared", "slot", "staging", "verdict", "waiting",
     )  # fmt: skip
 
-    def __init__(self, prepared: Prepared, arrays: list[Array], located: list[tuple[int, int] | None] | None) -> None:
+    def __init__(self, prepared: Prepared, arrays: list[Array], located: list[Address | None] | None) -> None:
         self.prepared = prepared
         self.arrays = arrays  # keeps worker memory from being reused while the worker reads it
-        self.staging: Staging | None = None
-        self.out: list[Array] | None = None
+        self.staging: Any = None  # a `route.Staged`
+        self.out: Targets | None = None
         self.cut = math.inf
         self.generation = 0
         self.instance = -1
         self.packs: list[int] = []
         self.complete = False
         self.verdict: Verdict | None = None
-        self.slot: ResultSlot | None = None
+        self.waiting = 0  # how many waited to join the group when it ended
+        self.slot: Slot | None = None
         self.callbacks: list[Callable[[], object]] | None = None
         self._shared = located  # which leaves lay in worker memory, so that their results may too
         self._leaves: dict[int, Any] = {}
         self._backing: Backing | None = None
 
+    @property
+    def number(self) -> str:
+        """Its number, for people."""
+        post = self.instance >= wire.POST
+        return f"message {self.instance - wire.POST}" if post else f"instance {self.instance}"
+
+    def fill(self, out: object) -> None:
+        """Has the result copied into the arrays of `out`, and returned as that.
+
+        Raises:
+            TypeError, ValueError: they do not take it.
+        """
+        prepared = self.prepared
+        targets = take_targets(out)
+        check_fits(targets, sendable(nest.structure(prepared.spec)), [place[1:] for place in prepared.result_places])
+        self.out = targets
+
     def start(self, generation: int, instance: int) -> None:
         """It has its number and is about to be sent."""
         self.generation = generation
         self.instance = instance
+
+    def receive(self, slot: Slot) -> None:
+        """The result, or the part of it that is complete, lies here.
+
+        Raises:
+            ValueError: what lies there is no result of this collective.
+        """
+        self.slot = slot
 
     def ready(self, packs: int = ALL) -> bool:
         """Whether that many packs are complete, or the call has ended."""
@@ -79,6 +106,12 @@ class Call:
         leaves = self._all()
         self.slot = self._backing = None  # views hold the slot; without any, it is released here
         return nest.unflatten(prepared.spec, leaves)
+
+    def collect(self) -> list[Any]:
+        """The same without its structure: the leaves."""
+        leaves = self._all() if self.prepared.receives else []
+        self.slot = self._backing = None
+        return leaves
 
     def _all(self) -> list[Any]:
         kinds = self.prepared.kinds
@@ -108,20 +141,20 @@ class Call:
             raise InternalError(f"{self.prepared.op} has no result")  # the doorbell lets no such call end well
         view = self.prepared.views(self.slot)[index]
         if self.out is not None:
-            np.copyto(self.out[index], view)
-            return self.out[index]
+            np.copyto(self.out.views[index], view)
+            return self.out.leaves[index]
         kind = self.prepared.kinds[index]
         if kind.shares and self._shared is not None and self._shared[index] is not None:
-            shared = self._share(self.slot, index)
-            if shared is not None:
-                return shared
+            backing = self._back(self.prepared.layout.result_bytes)
+            if backing is not None:
+                offset, dtype, shape = self.prepared.result_places[index]
+                return np.ndarray(shape, dtype, backing, offset)
         return kind.restore(view.copy())
 
-    def _share(self, slot: ResultSlot, index: int) -> Array | None:
-        if self._backing is None:
-            self._backing = slot.share(self.prepared.layout.result_bytes)
+    def _back(self, nbytes: int) -> Backing | None:
+        """The slot as a base of views; None where results must be copies."""
+        if self._backing is None and self.slot is not None:
+            self._backing = self.slot.share(nbytes)
             if self._backing is None:
                 self._shared = None  # too much is held: copies, for all leaves of this call
-                return None
-        offset, dtype, shape = self.prepared.result_places[index]
-        return np.ndarray(shape, dtype, self._backing, offset)
+        return self._backing

@@ -13,10 +13,11 @@ from time import monotonic
 
 from collectived import door
 from collectived.arguments import sendable
-from collectived.call import ALL, Call
+from collectived.call import Call
 from collectived.callbacks import Callbacks
 from collectived.errors import FailedPreconditionError, ResourceExhaustedError
 from collectived.flight import Echo, Flight
+from collectived.route import ALL, Address
 from collectived.standing import Standing
 from collectived.turns import LOOK_UP, Turns
 from collectived_proto.errors import Code, CollectiveError, error_from_verdict
@@ -32,7 +33,7 @@ _LONGEST_REASON = 4096  # characters
 
 
 class Doorbell:
-    """One rank's doorbell. Thread-safe: `mutex` guards everything here but the socket's read side, the leader's.
+    """One rank's doorbell, a `Route`. `mutex` guards everything here but the socket's read side, the leader's.
 
     Attributes:
         severed: why it cannot be used in this process, a forked child; '' where it can.
@@ -65,37 +66,40 @@ class Doorbell:
             if self.standing.verdict is not None:
                 raise self.error(self.standing.verdict, site)
 
-    def ring(self, call: Call, timeout: float, remaining: float, addresses: tuple[tuple[int, int], ...]) -> None:
-        """Numbers a call and starts it; where the generation has failed, ends it with the verdict.
-
-        Args:
-            timeout, remaining: seconds that the caller gave it, and what is left of them; 0 for none.
-            addresses: (arena, offset) of each leaf, or of the staging slot where the call has one.
-
-        Raises:
-            ResourceExhaustedError: as many calls as allowed are in flight.
-        """
-        if self._flight.calls or self.standing.verdict is not None:
+    def ring(self, call: Call, timeout: float, remaining: float, addresses: tuple[Address, ...]) -> None:
+        """Numbers a call and starts it; see `Route`. Numbers are given under the lock under which they are sent."""
+        flight = self._flight
+        if flight.calls or self.standing.verdict is not None:
             self._make_room()
         with self.mutex:
             standing = self.standing
             if standing.verdict is not None:
                 call.end(standing.verdict)
                 return
-            if len(self._flight.calls) >= wire.MAX_OUTSTANDING:
-                raise ResourceExhaustedError(
-                    f"{len(self._flight.calls)} collectives of group {standing.group.name!r} are in flight on rank "
-                    f"{standing.rank}, which is the most there may be: wait for some before starting more"
-                )
-            instance = standing.next_instance
-            standing.next_instance = instance + 1
+            if call.prepared.post:
+                self._check_room(flight.posts, "sends and recvs")
+                instance = standing.next_post
+                standing.next_post = instance + 1
+                flight.posts += 1
+            else:
+                if len(flight.calls) >= wire.MAX_OUTSTANDING:
+                    self._check_room(len(flight.calls) - flight.posts, "collectives")
+                instance = standing.next_instance
+                standing.next_instance = instance + 1
             call.start(standing.generation, instance)
-            self._flight.calls[instance] = call
+            flight.calls[instance] = call
             self._heard = monotonic()
-            staged, released, number = call.staging is not None, self._flight.results.released(), call.prepared.id
+            staged, released, number = call.staging is not None, flight.results.released(), call.prepared.id
             ring = wire.Ring(standing.generation, number, instance, remaining, staged, addresses, released, timeout)
             if not door.send(self._socket, ring.encode(), _ROOM_WITHIN):
                 self._lose("it takes no more messages")
+
+    def _check_room(self, count: int, what: str) -> None:
+        if count >= wire.MAX_OUTSTANDING:
+            raise ResourceExhaustedError(
+                f"{count} {what} of group {self.standing.group.name!r} are in flight on rank {self.standing.rank}, "
+                "which is the most there may be: wait for some before starting more"
+            )
 
     def _make_room(self) -> None:
         """Reads what has come. Calls of an older generation end first: a completion does not say its generation."""

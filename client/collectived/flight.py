@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections import deque
 
-from collectived.call import ALL, Call
+from collectived.call import Call
 from collectived.callbacks import Callbacks
 from collectived.results import Results
+from collectived.route import ALL
 from collectived.standing import Standing
 from collectived.turns import Turns
 from collectived_proto.local import wire
@@ -38,11 +39,13 @@ class Flight:
 
     Attributes:
         calls: by instance.
+        posts: how many of them are sends and recvs.
         echoes: of the PINGs that have not been answered, in order.
     """
 
     def __init__(self, standing: Standing, turns: Turns, callbacks: Callbacks) -> None:
         self.calls: dict[int, Call] = {}
+        self.posts = 0
         self.echoes: deque[Echo] = deque()
         self.results = Results()
         self._standing = standing
@@ -68,6 +71,8 @@ class Flight:
             self._failed(*wire.parse_failed(message))
         elif kind is wire.Kind.PONG:
             self._answered()
+        elif kind is wire.Kind.WAITING:
+            self._standing.heard_waiting = wire.parse_waiting(message)
         else:
             raise wire.Malformed(f"a {kind.name} on a doorbell")
 
@@ -77,8 +82,12 @@ class Flight:
             return
         prepared = call.prepared
         if done.result and call.slot is None:
-            call.slot = self.results.slot(done)
-        if prepared.layout.packs:
+            slot = self.results.slot(done)
+            if prepared.form is None:
+                call.slot = slot
+            else:
+                call.receive(slot)
+        if prepared.packs and (done.last or not prepared.open):
             if call.slot is None and prepared.receives:
                 raise wire.Malformed(f"{prepared.op} without a result")
             call.packs.append(done.pack)
@@ -91,7 +100,8 @@ class Flight:
         verdict = self._standing.read(serialized)
         self._standing.decided(verdict)
         for call in list(self.calls.values()):
-            covered = call.instance >= verdict.from_instance or call.instance == instance
+            # A send or recv ends by its own number only: until then the worker may be reading its input.
+            covered = verdict.from_instance <= call.instance < wire.POST or call.instance == instance
             if call.generation == verdict.generation and covered:
                 self._end(call, verdict)
 
@@ -111,6 +121,8 @@ class Flight:
 
     def _end(self, call: Call, verdict: Verdict | None, retire: bool = False) -> None:
         del self.calls[call.instance]
+        self.posts -= call.prepared.post
+        self._standing.ended(call, verdict)
         call.end(verdict, retire)
         self._turns.wake(call)
         self._callbacks.ended(call)

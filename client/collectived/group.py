@@ -1,54 +1,98 @@
-"""Group: an ordered set of ranks, and the collectives among them."""
+"""Group: an ordered set of ranks; how its collectives are started, and how it ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 
-from collectived import site
+from collectived import several, site
 from collectived.arguments import whole
 from collectived.call import Call
-from collectived.doorbell import GRACE, Doorbell
-from collectived.errors import FailedPreconditionError
-from collectived.prepare import Signatures, check_out, locate, take_apart
+from collectived.collectives import Collectives
+from collectived.doorbell import GRACE
+from collectived.errors import FailedPreconditionError, ResourceExhaustedError
+from collectived.outlined import OutlinedCall
+from collectived.prepare import OPEN, Signatures, Special, Value, cut, locate, take_apart
+from collectived.route import Address, Route
+from collectived.wish import Wish, again
 from collectived.work import Work
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import CollectiveError, error_from_verdict
 from collectived_proto.options import CommunicationOptions
-from collectived_proto.types import AllReduce, Barrier, Broadcast, GroupInfo, Member, Operation, Reduce, ReduceOp
+from collectived_proto.types import AllReduce, Cutting, GroupInfo, Member, Operation, Reduce, ReduceOp
 
 _MOST_DIRECT = 8192  # addresses that fit in one message; values of more leaves are staged
-_BARRIER = Barrier()
-_NO_OPTIONS = CommunicationOptions()
 
 
-class Group:
+class Seat(NamedTuple):
+    """A rank's place in one generation of a group, and its way to the worker."""
+
+    info: GroupInfo
+    rank: int
+    route: Route
+    signatures: Signatures
+
+
+class Home(Protocol):
+    """What a group asks of its session."""
+
+    def left(self, group: Group) -> None:
+        """This rank takes part no longer."""
+
+    def entered(self, group: Group) -> None:
+        """It takes part again."""
+
+    def seat(self, wish: Wish) -> Seat:
+        """Waits for the others, and takes a place among them."""
+
+    def join(
+        self,
+        name: str,
+        size: int,
+        *,
+        rank: int,
+        device: str,
+        options: CommunicationOptions,
+        timeout: float | None,
+    ) -> Group:
+        """Joins another group; see `Session.join`."""
+
+
+class Group(Collectives):
     """One rank's hold on a group; made by `Session.join`. Thread-safe.
 
     All ranks must submit the same collectives in the same order. Used as a context manager, it leaves at the end, and
-    aborts where the block ends by an exception.
+    aborts where the block ends by an exception. What holds for all collectives is said at `Collectives`.
 
     Attributes:
         name: as joined. key: its integer name.
         rank, size: this rank, and how many there are. local_rank, local_size: the same among ranks of one worker.
-        device: this rank's device, in full. members: all ranks, in order.
+        device: this rank's device, in full.
+        members: all ranks, in order; after `rejoin`, `last_instance` of each is the last one that it is known to have
+            finished in the generation before.
         options: this group's defaults, as given to `join`.
     """
 
     def __init__(
-        self,
-        left: Callable[[Group], object],
-        info: GroupInfo,
-        rank: int,
-        doorbell: Doorbell,
-        signatures: Signatures,
-        options: CommunicationOptions,
-        default_timeout: float | None,
+        self, home: Home, wish: Wish, seat: Seat, options: CommunicationOptions, default_timeout: float | None
     ) -> None:
-        self._left = left  # told when this rank leaves
+        self._home = home
+        self._wish = wish  # as this group was joined
+        self.options = options
+        self._defaults = CommunicationOptions(timeout_seconds=default_timeout).merge(options)
+        self._merged: dict[CommunicationOptions, CommunicationOptions] = {}
+        self._reductions: dict[object, AllReduce] = {}
+        self._splits = 0
+        self._sit(seat)
+
+    def _sit(self, seat: Seat) -> None:
+        info, rank = seat.info, seat.rank
         self.name = info.name
         self.key = info.key
         self.rank = rank
@@ -58,12 +102,8 @@ class Group:
         local = [member.rank for member in info.members if member.worker == info.members[rank].worker]
         self.local_rank = local.index(rank)
         self.local_size = len(local)
-        self.options = options
-        self._defaults = CommunicationOptions(timeout_seconds=default_timeout).merge(options)
-        self._merged: dict[CommunicationOptions, CommunicationOptions] = {}
-        self._reductions: dict[object, AllReduce] = {}
-        self._doorbell = doorbell
-        self._signatures = signatures
+        self._doorbell = seat.route
+        self._signatures = seat.signatures
         self._unusable = ""
 
     @property
@@ -71,71 +111,63 @@ class Group:
         """The incarnation in which the next collective will run."""
         return self._doorbell.standing.generation
 
-    def all_reduce(
-        self,
-        reduce_op: ReduceOp | str,
-        value: Any,
-        options: CommunicationOptions | None = None,
-        *,
-        async_op: bool = False,
-        out: Any = None,
-        experimental_hints: CommunicationOptions | None = None,
-    ) -> Any:
-        """Combines the values of all ranks, element by element; every rank gets the same bits.
+    @property
+    def waiting(self) -> int:
+        """How many processes wait to join this group, as of the last collective whose result was taken.
+
+        The same on all ranks after the same collective, so that all can decide alike to `rejoin` and let them in.
+        """
+        return self._doorbell.standing.waiting
+
+    def rejoin(self, size: int | tuple[int, int] | None = None, *, timeout: float | timedelta | None = None) -> Self:
+        """Joins the next generation of this group, with whoever comes; this rank's number may change.
+
+        To be called by all ranks that want to go on: after an error whose `rejoin` is True, or when others wait to join
+        (`waiting`). Where the generation still runs, this rank leaves it first.
 
         Args:
-            reduce_op: `"sum"`, `"mean"` or another `ReduceOp`; the mean of integers is floating.
-            value: arrays, numbers or None in any nest of lists, tuples, namedtuples and dicts; the same structure,
-                shapes and dtypes on all ranks.
-            options: for this call, over the group's.
-            async_op: return a `Work` at once.
-            out: a nest of the same structure whose arrays take the result; may be `value` itself.
+            size: how many ranks, or (least, most); None: as this group was joined.
+            timeout: seconds to wait for the others; None and 0: for ever, saying every 10 s who is here.
 
         Returns:
-            The result in the structure of `value`: arrays of their own, or, for NumPy arrays from `session.empty`,
-            read-only views that the ranks of this host share. With `async_op`, a `Work`.
+            The group itself, with new `rank`, `size`, `members` and `generation`.
 
         Raises:
-            TypeError, ValueError: an argument is wrong.
-            CollectiveError: the collective failed; the class says what comes next.
+            DeadlineExceededError: not complete in time; the group can be joined again all the same.
+            CollectiveError: the worker or the coordinator refuses, or the worker is lost: then connect again.
         """
-        return self._start(self._all_reduce(reduce_op), value, options, experimental_hints, async_op, out)
+        if self._doorbell.severed:
+            raise FailedPreconditionError(self._unusable)
+        finished = self._doorbell.standing.finished
+        wish = again(self._wish, size, timeout, None if finished < 0 else finished)
+        if not self._unusable:
+            with contextlib.suppress(CollectiveError):  # that it has failed is why we are here
+                self.leave()
+        self._sit(self._home.seat(wish))
+        self._home.entered(self)
+        return self
 
-    def reduce(
-        self,
-        reduce_op: ReduceOp | str,
-        value: Any,
-        root: int = 0,
-        options: CommunicationOptions | None = None,
-        *,
-        async_op: bool = False,
-        experimental_hints: CommunicationOptions | None = None,
-    ) -> Any:
-        """As `all_reduce`, but only `root` gets the result; the others get None."""
-        operation = Reduce(ReduceOp.of(reduce_op), self._root(root))
-        return self._start(operation, value, options, experimental_hints, async_op)
+    def split(self, color: int | None, key: int | None = None) -> Group | None:
+        """Splits this group: all ranks that give the same color form a group of their own. A collective call.
 
-    def broadcast(
-        self,
-        value: Any,
-        root: int = 0,
-        options: CommunicationOptions | None = None,
-        *,
-        async_op: bool = False,
-        experimental_hints: CommunicationOptions | None = None,
-    ) -> Any:
-        """Gives every rank the value of `root`. On other ranks `value` says the structure, shapes and dtypes."""
-        return self._start(Broadcast(self._root(root)), value, options, experimental_hints, async_op)
+        Args:
+            color: a number that is not negative; None: this rank is in none of them.
+            key: ranks of the new group are in order of it, then of their rank here; None: of their rank here.
 
-    def barrier(
-        self,
-        options: CommunicationOptions | None = None,
-        *,
-        async_op: bool = False,
-        experimental_hints: CommunicationOptions | None = None,
-    ) -> Any:
-        """Ends when all ranks have called it; None, or a `Work` with `async_op`."""
-        return self._start(_BARRIER, None, options, experimental_hints, async_op)
+        Returns:
+            The new group, on the same device and with the same options; None where `color` is None.
+        """
+        own = -1 if color is None else whole(color, "color", 0, sys.maxsize, "a number that is not negative, or None")
+        order = 0 if key is None else whole(key, "key", -sys.maxsize, sys.maxsize, "a whole number or None")
+        self._splits += 1
+        name = f"{self.name}/{self.generation}.{self._splits}.{own}"
+        pairs = self.all_gather(np.array([[own, order]], np.int64))
+        if own < 0:
+            return None
+        same = sorted((int(pairs[rank, 1]), rank) for rank in range(self.size) if pairs[rank, 0] == own)
+        place = [rank for _, rank in same].index(self.rank)
+        timeout = self._defaults.timeout_seconds
+        return self._home.join(name, len(same), rank=place, device=self.device, options=self.options, timeout=timeout)
 
     def leave(self) -> None:
         """Waits for this rank's collectives in flight and leaves; the others may finish what was fully submitted.
@@ -151,7 +183,7 @@ class Group:
             unseen = self._doorbell.leave()
         finally:
             self._signatures.forget()
-            self._left(self)
+            self._home.left(self)
         if unseen is not None:
             raise error_from_verdict(unseen)
 
@@ -190,21 +222,30 @@ class Group:
         hints: CommunicationOptions | None,
         async_op: bool,
         out: Any = None,
+        *,
+        cutting: bool = False,
+        comes: bool = False,
+        special: Special | None = None,
     ) -> Any:
-        self._check_usable()
+        if self._unusable:
+            raise FailedPreconditionError(self._unusable)
         line = site.caller()
         merged = self._options(options, hints)
         timeout = merged.timeout_seconds
         deadline = Deadline.after(timeout) if timeout else None
-        taken = take_apart(value)
+        taken = OPEN if comes else take_apart(value)
+        if cutting:
+            operation, taken = cut(cast(Cutting, operation), taken)
         doorbell = self._doorbell
         try:
             doorbell.check_goes_on(line)
-            prepared = self._signatures.find(operation, taken, merged, line, deadline)
+            if taken.sparse and isinstance(operation, (AllReduce, Reduce)):
+                return self._start_several(operation, taken, merged, line, deadline, async_op, out, special)
+            prepared = self._signatures.find(operation, taken, merged, line, deadline, special)
             located = locate(prepared, taken.arrays)
-            call = Call(prepared, taken.arrays, located)
+            call = (Call if prepared.form is None else OutlinedCall)(prepared, taken.arrays, located)
             if out is not None:
-                call.out = check_out(prepared, out)
+                call.fill(out)
             self._ring(call, located, timeout or 0.0, deadline)
             if async_op:
                 return self._work(call)
@@ -214,26 +255,70 @@ class Group:
             raise
         if call.verdict is not None:
             raise doorbell.error(call.verdict, line)
+        doorbell.standing.waiting = call.waiting
         return call.value()
 
+    def _start_several(
+        self,
+        operation: AllReduce | Reduce,
+        taken: Value,
+        merged: CommunicationOptions,
+        line: str,
+        deadline: Deadline | None,
+        async_op: bool,
+        out: Any,
+        special: Special | None,
+    ) -> Any:
+        """A value with sparse leaves. Everything that can be refused is, before the first collective starts."""
+        if out is not None:
+            raise TypeError("out cannot take IndexedSlices, for how many rows there will be is not known: leave it out")
+        parts = several.parts(operation, taken, self.size)
+        found = [
+            self._signatures.find(part.operation, part.value, merged, line, deadline, None if part.sparse else special)
+            for part in parts
+        ]
+        calls: list[Call] = []
+        places = []
+        for prepared, part in zip(found, parts, strict=True):
+            located = locate(prepared, part.value.arrays)
+            calls.append((OutlinedCall if part.sparse else Call)(prepared, part.value.arrays, located))
+            if located is None or None in located:
+                _stage(calls[-1])
+            places.append(located)
+        for number, (call, located) in enumerate(zip(calls, places, strict=True)):
+            self._ring(call, located, merged.timeout_seconds or 0.0, deadline, calls[:number])
+        work = several.Several(calls, self._doorbell, parts, taken)
+        return work if async_op else work.result()
+
     def _ring(
-        self, call: Call, located: list[tuple[int, int] | None] | None, timeout: float, deadline: Deadline | None
+        self,
+        call: Call,
+        located: list[Address | None] | None,
+        timeout: float,
+        deadline: Deadline | None,
+        earlier: Sequence[Call] = (),
     ) -> None:
-        addresses: tuple[tuple[int, int], ...] = ()
+        """Starts a call. `earlier` ones of the same submission are waited for where there is no room for it."""
+        addresses: tuple[Address, ...] = ()
         if call.arrays:
             if located is not None and None not in located and len(located) <= _MOST_DIRECT:
                 addresses = tuple(located)  # type: ignore[arg-type]  # mypy does not see that None is out
             else:
-                staging = call.staging = call.prepared.memory.stage(call.prepared)
-                for view, array in zip(staging.views, call.arrays, strict=True):
-                    np.copyto(view, array)
-                addresses = staging.address
-                call.arrays = []
+                _stage(call)
+        if call.staging is not None:
+            addresses = call.staging.address
         remaining = 0.0
         if deadline is not None:
             call.cut = deadline.at + GRACE
             remaining = deadline.wire()
-        self._doorbell.ring(call, timeout, remaining, addresses)
+        try:
+            self._doorbell.ring(call, timeout, remaining, addresses)
+        except ResourceExhaustedError:
+            if not earlier:
+                raise
+            for other in earlier:
+                self._doorbell.wait(other)
+            self._doorbell.ring(call, timeout, remaining, addresses)
 
     def _work(self, call: Call) -> Work:
         """The call as a Work; one that cannot ever run any more raises at once, unless the group goes on."""
@@ -266,9 +351,6 @@ class Group:
             operation = AllReduce(ReduceOp.of(reduce_op))
             return self._reductions.setdefault(reduce_op, operation)
 
-    def _root(self, root: int) -> int:
-        return whole(root, "root", 0, self.size - 1, f"a rank of this group, 0 to {self.size - 1}")
-
     def _check_usable(self) -> None:
         if self._unusable:
             raise FailedPreconditionError(self._unusable)
@@ -279,3 +361,11 @@ class Group:
         )
         self._doorbell.sever(self._unusable)
         self._signatures.forget()
+
+
+def _stage(call: Call) -> None:
+    """Copies the arrays of a call to where the worker reads them."""
+    call.staging = call.prepared.memory.stage(call.prepared)
+    for view, array in zip(call.staging.views, call.arrays, strict=True):
+        np.copyto(view, array)
+    call.arrays = []

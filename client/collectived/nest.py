@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 LEAF = "*"
 NONE = "None"
+OPEN = ""  # the spec of a value that this rank does not have: it takes what comes
 
 
 class Node(NamedTuple):

@@ -7,42 +7,71 @@ are part of the contract, and the caller's line. Equal signatures share one `Pre
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectived import nest
+from collectived import axes, nest
 from collectived.arguments import sendable
 from collectived.errors import InternalError
+from collectived.indexed_slices import IndexedSlices
 from collectived.leaves import Array, Kind, UnknownLeaf, check_reducible, element_type, kind_of, shown
-from collectived.memory import Memory
+from collectived.parcel import Form
 from collectived.places import Place
-from collectived.results import ResultSlot
+from collectived.route import Address, Describe, Room, Slot
+from collectived.sparse import expanded
 from collectived_proto.deadline import Deadline
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.options import CommunicationOptions
-from collectived_proto.types import Collective, Layout, Leaf, Operation, Reduce
+from collectived_proto.types import (
+    Collective,
+    Cutting,
+    Gather,
+    Layout,
+    Leaf,
+    Operation,
+    Packing,
+    Recv,
+    Reduce,
+    Reduction,
+    Send,
+    Tier,
+)
 
 MOST = 2048  # signatures of a group; the worker keeps the latest 4096 of a rank
 _MOST_VIEWS = 4  # result slots whose views are kept; a group uses few, in turn
 
 
 class Value(NamedTuple):
-    """A caller's value taken apart."""
+    """A caller's value taken apart; `sparse` are the leaves of each `IndexedSlices` in it."""
 
     spec: nest.Spec
     arrays: list[Array]
     metas: tuple[tuple[Kind, np.dtype[Any], tuple[int, ...]], ...]
+    sparse: tuple[range, ...] = ()
 
 
-def take_apart(value: object) -> Value:
+OPEN = Value(nest.OPEN, [], ())  # of a rank that takes what comes
+
+
+class Special(NamedTuple):
+    """Parts of the contract that only cross-device operations choose."""
+
+    all_reduce_spec: tuple[Tier, ...] = ()
+    packing: Packing | None = None
+
+
+def take_apart(value: object, flat: tuple[nest.Spec, list[Any]] | None = None) -> Value:
     """The spec, the leaves as host arrays, and what is known of each without its data.
+
+    Args:
+        flat: the same flattened, if it has been.
 
     Raises:
         TypeError: a leaf is nothing that collectives carry; the message names its path.
     """
-    spec, leaves = nest.flatten(value)
+    spec, leaves = flat or nest.flatten(value)
     arrays: list[Array] = []
     metas = []
     for leaf in leaves:
@@ -50,11 +79,32 @@ def take_apart(value: object) -> Value:
             kind = kind_of(leaf)
             array = kind.array(leaf)
         except (UnknownLeaf, ValueError) as error:
+            if isinstance(leaf, IndexedSlices):
+                spec, leaves, sparse = expanded(spec, leaves)
+                return take_apart(None, (spec, leaves))._replace(sparse=sparse)
             path = shown(nest.paths(spec)[len(arrays)])
             raise (TypeError if isinstance(error, UnknownLeaf) else ValueError)(f"{path} is {error}") from None
         arrays.append(array)
         metas.append((kind, array.dtype, array.shape))
     return Value(spec, arrays, tuple(metas))
+
+
+def cut(operation: Cutting, value: Value) -> tuple[Cutting, Value]:
+    """An operation along an axis and its value as ranks compare them: arrays with that axis first.
+
+    Raises:
+        InvalidArgumentError: an array has no such axis, or not as many rows as `sizes` hands out.
+        TypeError: there are sparse values.
+    """
+    if value.sparse:
+        path = shown(nest.paths(value.spec)[value.sparse[0][0]].removesuffix(".values"))
+        raise TypeError(
+            f"{path} is IndexedSlices, which {operation} does not take: all_reduce, reduce, broadcast and send do; "
+            "give its values and indices as arrays"
+        )
+    operation, arrays = axes.moved(operation, value.spec, value.arrays)
+    metas = [(kind, dtype, array.shape) for (kind, dtype, _), array in zip(value.metas, arrays, strict=True)]
+    return operation, Value(value.spec, arrays, tuple(metas))
 
 
 class Prepared:
@@ -64,17 +114,19 @@ class Prepared:
         id: the worker's number for it.
         direct: whether leaves may be read where they lie (their byte order is the wire's).
         receives: whether this rank gets a result.
+        form: what comes, where the layout does not say it: results have an outline. Else None.
+        open: whether this rank takes what comes, all of it at once.
+        packs: how many completions are told apart.
+        post: whether it is numbered apart from the group's instances.
         current: whether it is still found by its signature.
     """
 
     __slots__ = (
-        "_views", "current", "direct", "id", "kinds", "layout", "memory", "op", "paths", "receives", "result_places",
-        "site", "spec", "staging_places",
+        "_views", "current", "direct", "form", "id", "kinds", "layout", "memory", "op", "open", "packs", "paths",
+        "post", "receives", "result_places", "site", "spec", "staging_places",
     )  # fmt: skip
 
-    def __init__(
-        self, id: int, layout: Layout, collective: Collective, value: Value, memory: Memory, rank: int
-    ) -> None:
+    def __init__(self, id: int, layout: Layout, collective: Collective, value: Value, memory: Room, rank: int) -> None:
         self.id = id
         self.current = True
         self.layout = layout
@@ -86,7 +138,10 @@ class Prepared:
         self.kinds = tuple(kind for kind, _, _ in value.metas)
         self.direct = bool(value.metas) and all(dtype.isnative for _, dtype, _ in value.metas)
         operation = collective.operation
-        self.receives = not isinstance(operation, Reduce) or operation.root == rank
+        self.post = isinstance(operation, (Send, Recv))
+        self.receives = _receives(operation, rank)
+        self.open = collective.open
+        self.packs = 1 if self.open else len(layout.packs)
         self.staging_places: list[Place] = []
         self.result_places: list[Place] = []
         for leaf, place in zip(collective.leaves, layout.places, strict=True):
@@ -94,16 +149,24 @@ class Prepared:
             given, got = to_numpy(pack.dtype), to_numpy(pack.result_dtype)
             self.staging_places.append((pack.staging_offset + place.offset * given.itemsize, given, leaf.shape))
             self.result_places.append((pack.result_offset + place.offset * got.itemsize, got, leaf.shape))
+        self.form = self._form(operation)
         self._views: dict[tuple[int, int], list[Array]] = {}
 
-    def views(self, slot: ResultSlot) -> list[Array]:
+    def _form(self, operation: Operation) -> Form | None:
+        joined = isinstance(operation, Cutting)
+        if not (joined or self.open):
+            return None
+        leaves = None if self.open else tuple((dtype, shape) for _, dtype, shape in self.result_places)
+        return Form(leaves, joined, operation.axis if isinstance(operation, Cutting) else 0)
+
+    def views(self, slot: Slot) -> list[Array]:
         """All leaves in a result slot. They do not hold it: copy from them, do not hand them out."""
-        where = (slot.arena.number, slot.offset)
+        where = slot.where
         views = self._views.get(where)
         if views is None:
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
-            memory, start = slot.arena.memory, slot.offset
+            memory, start = slot.memory, slot.offset
             views = [np.ndarray(shape, dtype, memory, start + offset) for offset, dtype, shape in self.result_places]
             self._views[where] = views
         return views
@@ -118,14 +181,16 @@ class Prepared:
         self._views.clear()
 
 
-# Describes a collective to the worker, which answers with its number and layout.
-Describe = Callable[[Collective, Deadline | None], tuple[int, Layout]]
+def _receives(operation: Operation, rank: int) -> bool:
+    if isinstance(operation, (Reduce, Gather)):
+        return operation.root == rank
+    return not isinstance(operation, Send)
 
 
 class Signatures:
     """The latest prepared collectives of one group. Calls in flight keep theirs beyond that."""
 
-    def __init__(self, describe: Describe, memory: Memory, rank: int) -> None:
+    def __init__(self, describe: Describe, memory: Room, rank: int) -> None:
         self._describe = describe
         self._memory = memory
         self._rank = rank
@@ -133,7 +198,13 @@ class Signatures:
         self._known: dict[Hashable, Prepared] = {}
 
     def find(
-        self, operation: Operation, value: Value, options: CommunicationOptions, site: str, deadline: Deadline | None
+        self,
+        operation: Operation,
+        value: Value,
+        options: CommunicationOptions,
+        site: str,
+        deadline: Deadline | None,
+        special: Special | None = None,
     ) -> Prepared:
         """The prepared collective of that signature; the first time, the worker is asked.
 
@@ -141,10 +212,10 @@ class Signatures:
             TypeError: a leaf's dtype is none that this operation takes.
             CollectiveError: the worker refuses.
         """
-        key = (operation, value.spec, value.metas, options.bytes_per_pack, options.implementation, site)
+        key = (operation, value.spec, value.metas, options.bytes_per_pack, options.implementation, site, special)
         prepared = self._known.get(key)
         if prepared is None:
-            collective = self._collective(operation, value, options, site)
+            collective = _collective(operation, value, options, site, special)
             number, layout = self._describe(collective, deadline)
             try:
                 prepared = Prepared(number, layout, collective, value, self._memory, self._rank)
@@ -162,15 +233,6 @@ class Signatures:
                 self._memory.outdated(replaced)
             self._known[key] = prepared
 
-    def _collective(self, operation: Operation, value: Value, options: CommunicationOptions, site: str) -> Collective:
-        leaves = []
-        for path, (_, dtype, shape) in zip(nest.paths(value.spec), value.metas, strict=True):
-            element = element_type(dtype, path)
-            check_reducible(operation, element, path)
-            leaves.append(Leaf(sendable(path), element, shape))
-        structure = sendable(nest.structure(value.spec))
-        return Collective(operation, structure, tuple(leaves), options.bytes_per_pack, options.implementation, site)
-
     def forget(self) -> None:
         """Lets go of mapped memory."""
         for prepared in self._known.values():
@@ -178,28 +240,28 @@ class Signatures:
         self._known.clear()
 
 
-def check_out(prepared: Prepared, out: object) -> list[Array]:
-    """The arrays into which results are copied.
+def _collective(
+    operation: Operation, value: Value, options: CommunicationOptions, site: str, special: Special | None
+) -> Collective:
+    leaves = []
+    for path, (_, dtype, shape) in zip(nest.paths(value.spec), value.metas, strict=True):
+        element = element_type(dtype, path)
+        if isinstance(operation, Reduction):
+            check_reducible(Reduce(operation.reduce_op), element, path)
+        leaves.append(Leaf(sendable(path), element, shape))
+    return Collective(
+        operation,
+        sendable(nest.structure(value.spec)),
+        tuple(leaves),
+        options.bytes_per_pack,
+        options.implementation,
+        site,
+        *(special or Special()),
+        open=value.spec == nest.OPEN,
+    )
 
-    Raises:
-        ValueError: `out` has another structure, shape or dtype than the result, or cannot be written.
-        TypeError: a leaf of it is no array.
-    """
-    spec, leaves = nest.flatten(out)
-    if nest.structure(spec) != nest.structure(prepared.spec):
-        raise ValueError(f"out has the structure {nest.structure(spec)}, expected {nest.structure(prepared.spec)}")
-    for path, leaf, (_, dtype, shape) in zip(prepared.paths, leaves, prepared.result_places, strict=True):
-        where = f"out{path}"
-        if not isinstance(leaf, np.ndarray):
-            raise TypeError(f"{where} is a {type(leaf).__name__}: expected a NumPy array of {dtype}{list(shape)}")
-        if leaf.shape != shape or leaf.dtype != dtype:
-            raise ValueError(f"{where} is {leaf.dtype}{list(leaf.shape)}, the result is {dtype}{list(shape)}")
-        if not leaf.flags.writeable:
-            raise ValueError(f"{where} cannot be written")
-    return leaves
 
-
-def locate(prepared: Prepared, arrays: Sequence[Array]) -> list[tuple[int, int] | None] | None:
+def locate(prepared: Prepared, arrays: Sequence[Array]) -> list[Address | None] | None:
     """(arena, offset) of each leaf that lies in worker memory, None for others; None where no leaf does."""
     if not prepared.direct:
         return None

@@ -36,7 +36,7 @@ class ResultArena:
 class ResultSlot:
     """The results of one instance; released when collected."""
 
-    __slots__ = ("_released", "arena", "backing", "held", "number", "offset")
+    __slots__ = ("_released", "arena", "held", "number", "offset", "where")
 
     def __init__(
         self, number: int, arena: ResultArena, offset: int, released: deque[tuple[int, ResultArena, int]]
@@ -44,8 +44,13 @@ class ResultSlot:
         self.number = number
         self.arena = arena
         self.offset = offset
+        self.where = (arena.number, offset)
         self.held = 0
         self._released = released
+
+    @property
+    def memory(self) -> mmap.mmap:
+        return self.arena.memory
 
     def __del__(self) -> None:
         self._released.append((self.number, self.arena, self.held))

@@ -9,8 +9,9 @@ import contextlib
 import os
 import queue
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 # grpc reads this while it is imported. Without it, a child that is forked beside an open session crashes now and then
 # when it connects for itself (2 of 75 times with grpcio 1.85; with it, none).
@@ -20,22 +21,38 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from collectived import environment
-from collectived.address import Address
+from collectived.address import SECRET_FILE, Address
 from collectived.arguments import sendable
-from collectived.errors import CancelledError, CollectiveError, DeadlineExceededError, InternalError, UnavailableError
+from collectived.errors import (
+    CancelledError,
+    CollectiveError,
+    DeadlineExceededError,
+    InternalError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from collectived.exchange import Exchange, gate
+from collectived.wish import Wish
 from collectived_proto import codec
 from collectived_proto.deadline import Deadline
 from collectived_proto.status import from_rpc_error
 from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE, Collective, GroupInfo, Layout
-from collectived_proto.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
 
 PROGRESS_EVERY = 10.0  # seconds
 _ANSWER_WITHIN = 30.0  # seconds for what a worker answers by itself
 _GRACE = 0.25  # seconds after a deadline in which the worker's own answer is still preferred
+_LEAVE_WITHIN = 2.0  # seconds in which a worker says what it knows when we leave
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a session has a connection of its own
+    ("grpc.max_receive_message_length", 64 << 20),  # a layout of very many leaves
+    ("grpc.max_metadata_size", 64 << 10),
+    # Who waits for a collective without a deadline hears within the sum of these that the worker is gone or stopped.
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 
 
@@ -60,23 +77,13 @@ class Joined:
     token: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a join asks for; a size of (n, n) is fixed."""
-
-    name: str
-    size: tuple[int, int]
-    rank: int | None
-    device: str
-    settle: float
-    timeout: float | None
-
-
 class Worker:
     """A connection to a worker. Thread-safe."""
 
-    def __init__(self, address: Address, credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(self, address: Address, credentials: grpc.ChannelCredentials | None, secret: str = "") -> None:
+        """`secret` is the job's, for addresses that ask for it."""
         self.address = address
+        self._metadata = (("authorization", f"Bearer {secret}"),) if secret else ()
         target = f"unix:{address.path}" if address.path else address.text
         self._channel = (
             grpc.insecure_channel(target, _OPTIONS)
@@ -86,16 +93,21 @@ class Worker:
         gate.guard()
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._life: Exchange | None = None
+        self._ended = False
 
     @property
     def name(self) -> str:
         return f"the worker at {self.address.text}"
 
-    def open_session(self, timeout: float) -> Opened:
+    def open_session(self, timeout: float, local: bool = True) -> Opened:
         """Opens the session. It lasts as long as this stream or, once that is attached, the session socket.
+
+        Args:
+            local: ask for such a socket.
 
         Raises:
             UnavailableError: no answer in time.
+            UnauthenticatedError: the worker asks for the job's secret.
             CollectiveError: the worker refuses.
         """
         request = worker_pb2.OpenSessionRequest(
@@ -104,9 +116,9 @@ class Worker:
             pid=os.getpid(),
             label=environment.label(),
             job=environment.job(),
-            local=True,
+            local=local,
         )
-        self._life = Exchange(lambda: self._stub.OpenSession(request), self._ours)
+        self._life = Exchange(lambda: self._stub.OpenSession(request, metadata=self._metadata), self.ours)
         try:
             event = self._life.next(timeout)
         except queue.Empty:
@@ -114,10 +126,43 @@ class Worker:
                 f"{self.name} ({self.address.source}) has not answered within {timeout:g} s; is it a worker of "
                 "collectived, and not stopped?"
             ) from None
+        except UnauthenticatedError as error:
+            raise UnauthenticatedError(f"{self.name}: {error}; set {SECRET_FILE} to a file that holds it") from None
         if event is None or not event.HasField("opened"):
             raise InternalError(f"{self.name} began a session with something else than its opening")
         opened = event.opened
         return Opened(opened.session, opened.worker, tuple(opened.devices), opened.door, opened.token)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the stream that opened the session is over, and with it the session, unless a socket is."""
+        if self._life is None or self._ended:
+            return self._ended
+        try:
+            self._life.next(0.0)
+        except queue.Empty:
+            return False
+        except CollectiveError:  # which is an end too
+            pass
+        self._ended = True
+        return True
+
+    def status(self, request: status_pb2.StatusRequest, timeout: float) -> status_pb2.StatusReply:
+        """What the worker tells of itself and its job.
+
+        Raises:
+            CollectiveError: no answer.
+        """
+        exchange = Exchange(
+            lambda: self._stub.Status.future(request, timeout=timeout, metadata=self._metadata),
+            self.ours,
+            lambda future: future.result(),
+        )
+        try:
+            reply: status_pb2.StatusReply = exchange.next(None)
+        finally:
+            exchange.end()
+        return reply
 
     def end_stream(self) -> None:
         """The session socket is attached, and the session is it: no RPC stays open, which would slow `os.fork` down."""
@@ -141,8 +186,10 @@ class Worker:
             rank=wish.rank,
             device=wish.device,
             timeout_seconds=wish.timeout or 0.0,
+            last_instance=wish.last_instance,
+            idle=wish.idle,
         )
-        exchange = Exchange(lambda: self._stub.Join(request), self._ours)
+        exchange = Exchange(lambda: self._stub.Join(request, metadata=self._metadata), self.ours)
         try:
             return self._await_seat(exchange, wish, say)
         finally:
@@ -191,10 +238,12 @@ class Worker:
             if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 late = UnavailableError if limit == _ANSWER_WITHIN else DeadlineExceededError
                 return late(f"{self.name} has not answered within {limit:.3g} s; it may be stopped")
-            return self._ours(error)
+            return self.ours(error)
 
         exchange = Exchange(
-            lambda: self._stub.Prepare.future(request, timeout=limit), ours, lambda future: future.result()
+            lambda: self._stub.Prepare.future(request, timeout=limit, metadata=self._metadata),
+            ours,
+            lambda future: future.result(),
         )
         try:
             reply = exchange.next(None)
@@ -202,7 +251,39 @@ class Worker:
             exchange.end()
         return reply.id, codec.layout_from_proto(reply.layout)
 
-    def _ours(self, error: Exception) -> CollectiveError:
+    def submit(self, requests: Iterator[worker_pb2.SubmitRequest]) -> Any:
+        """Begins a `Submit`; its replies. Only in threads of the library's."""
+        return self._stub.Submit(requests, metadata=self._metadata)
+
+    def abort(self, session: bytes, key: int, rank: int, reason: str) -> Exchange:
+        """Ends a generation for all ranks; its answer comes when nothing of it runs on the worker any more."""
+        request = worker_pb2.AbortRequest(session=session, key=key, rank=rank, reason=reason)
+        return Exchange(
+            lambda: self._stub.Abort.future(request, timeout=_ANSWER_WITHIN, metadata=self._metadata),
+            self.ours,
+            lambda future: future.result(),
+        )
+
+    def leave(self, session: bytes, key: int, rank: int) -> common_pb2.Verdict | None:
+        """Says that a rank submits nothing more; a verdict that it has not been given.
+
+        Raises:
+            CollectiveError: the worker does not answer.
+        """
+        request = worker_pb2.LeaveRequest(session=session, key=key, rank=rank)
+        exchange = Exchange(
+            lambda: self._stub.Leave.future(request, timeout=_LEAVE_WITHIN, metadata=self._metadata),
+            self.ours,
+            lambda future: future.result(),
+        )
+        try:
+            reply = exchange.next(None)
+        finally:
+            exchange.end()
+        return reply.unseen if reply.HasField("unseen") else None
+
+    def ours(self, error: Exception) -> CollectiveError:
+        """What an error of an RPC is raised as."""
         if isinstance(error, (ValueError, grpc.FutureCancelledError)):  # gRPC's words for a channel that was closed
             return CancelledError(f"the session with {self.name} was closed during a call ({error})")
         if not isinstance(error, grpc.RpcError):
@@ -212,9 +293,11 @@ class Worker:
         except (DecodeError, ValueError) as unreadable:  # the status, or the verdict in it
             return InternalError(f"{self.name} answered with a status that cannot be read ({unreadable}): {error}")
 
+    _ours = ours
+
     def close(self) -> None:
         """Ends the session and the connection."""
         self.end_stream()
-        closing = Exchange(self._channel.close, self._ours, lambda closed: closed)
+        closing = Exchange(self._channel.close, self.ours, lambda closed: closed)
         with contextlib.suppress(queue.Empty):
             closing.next(_ANSWER_WITHIN)

@@ -1,4 +1,4 @@
-"""Session: this process's connection to the worker of its host."""
+"""Session: this process's connection to a worker."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from collectived import address, door, environment, lifetime
-from collectived.arguments import sendable, whole
-from collectived.doorbell import Doorbell
+from collectived import address, environment, lifetime
+from collectived.arguments import whole
 from collectived.errors import CollectiveError, FailedPreconditionError, NotFoundError, UnimplementedError
-from collectived.group import Group
-from collectived.leaves import Array, element_type
-from collectived.memory import Memory, SessionSocket
+from collectived.group import Group, Seat
+from collectived.leaves import element_type, numpy_dtype, template
 from collectived.prepare import Signatures
+from collectived.transports import Transport, choose, grpc_alone
+from collectived.wish import Wish, wish
 from collectived_proto.devices import DeviceName
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.options import CommunicationOptions, seconds
@@ -28,12 +28,9 @@ from collectived_proto.options import CommunicationOptions, seconds
 if TYPE_CHECKING:
     import grpc
 
-    from collectived.rpc import Joined, Opened, Wish, Worker
+    from collectived.rpc import Opened, Worker
 
 log = logging.getLogger("collectived")
-
-_DOOR_WITHIN = 10.0  # seconds
-_MOST_RANKS = 1 << 20  # more is a mistake: nobody waits for that many
 
 
 def connect(
@@ -44,41 +41,37 @@ def connect(
 ) -> Session:
     """Connects to a worker: `worker`, else COLLECTIVED_WORKER, else the one job of yours that is running.
 
+    Through its Unix socket, tensors lie in memory that both share. Over TCP, and where COLLECTIVED_TRANSPORT is `grpc`,
+    they travel inside gRPC messages; everything else is the same.
+
     Args:
-        worker: `unix:/path` or `host:port`.
+        worker: `unix:/path` or `host:port`. TCP needs the job's secret, from the file that COLLECTIVED_SECRET_FILE
+            names, or from COLLECTIVED_SECRET.
         timeout: seconds for it to answer; None and 0: no limit.
         credentials: of gRPC, for TCP with TLS.
 
     Raises:
-        TypeError, ValueError: `worker` is not an address, or `timeout` is negative.
+        TypeError, ValueError: `worker` is not an address, `timeout` is negative, or a variable of the environment says
+            what it cannot.
         InvalidArgumentError: several jobs are running; the error lists them.
         UnavailableError: no worker answers, or none is known; the error shows what to type.
-        UnimplementedError: the worker is on another host.
+        UnauthenticatedError: the worker asks for the job's secret.
     """
-    limit = seconds(timeout, "timeout") or math.inf
+    limit = min(seconds(timeout, "timeout") or math.inf, threading.TIMEOUT_MAX)
     found = address.find(worker)
-    found.knock(min(limit, threading.TIMEOUT_MAX))
+    alone = grpc_alone() or not found.path
+    secret = address.secret(found)
+    found.knock(limit)
 
     from collectived.rpc import Worker  # late, for it imports grpc
 
-    rpc = Worker(found, credentials)
+    rpc = Worker(found, credentials, secret)
     try:
-        opened = rpc.open_session(min(limit, threading.TIMEOUT_MAX))
-        if not opened.door:
-            raise UnimplementedError(
-                f"{rpc.name} offers no shared memory to this process: it must run on this host, under the same user"
-            )
-        sock = SessionSocket(door.enter(opened.door, opened.token, min(limit, _DOOR_WITHIN), rpc.name), rpc.name)
-        try:
-            sock.greet(min(limit, _DOOR_WITHIN))
-            rpc.end_stream()
-        except BaseException:
-            sock.close()
-            raise
+        opened, transport = choose(rpc, limit, alone)
     except BaseException:
         rpc.close()
         raise
-    return Session(rpc, opened, sock)
+    return Session(rpc, opened, transport)
 
 
 class Session:
@@ -87,18 +80,17 @@ class Session:
     Attributes:
         worker: the worker's name, `/job:worker/task:0`.
         devices: its devices, in full.
-        transport: how tensors get there: "shared memory".
+        transport: how tensors get there: "shared memory" or "grpc".
     """
 
-    transport = "shared memory"
-
-    def __init__(self, rpc: Worker, opened: Opened, sock: SessionSocket) -> None:
+    def __init__(self, rpc: Worker, opened: Opened, transport: Transport) -> None:
         self.worker = opened.worker
         self.devices = opened.devices
+        self.transport = transport.name
         self._rpc = rpc
         self._token = opened.session
-        self._socket = sock
-        self._memory = Memory(sock)
+        self._transport = transport
+        self._memory = transport.memory
         self._groups: list[Group] = []
         self._unusable = ""
         lifetime.opened(self)
@@ -113,6 +105,7 @@ class Session:
         options: CommunicationOptions | None = None,
         timeout: float | timedelta | None = None,
         settle: float = 5.0,
+        idle: bool = False,
     ) -> Group:
         """Joins a group and waits until it is complete.
 
@@ -123,6 +116,8 @@ class Session:
             device: of this worker, such as "CPU:1"; else chosen by the worker.
             options: defaults for the group's collectives.
             timeout: seconds to wait for the others; None and 0: for ever, saying every 10 s who is here.
+            settle: seconds; an elastic group never starts beside ranks of it that still run: these see `Group.waiting`.
+            idle: waiting for a rank is normal in this group, and no reason for a warning.
 
         Raises:
             ValueError: an argument is wrong, or missing from the environment too.
@@ -133,69 +128,70 @@ class Session:
         if options is not None and not isinstance(options, CommunicationOptions):
             raise TypeError(f"options must be CommunicationOptions or None, got {type(options).__name__}")
         default_timeout = environment.timeout()
-        wish = self._wish(name, size, rank, device, settle, seconds(timeout, "timeout"))
-        joined = self._rpc.join(self._token, wish, log.warning)
-        group = self._seat(joined, options or CommunicationOptions(), default_timeout)
-        self._groups.append(group)
+        full = "" if device is None else str(self._device(device))
+        wished = wish(name, size, rank, full, settle, timeout, idle)
+        group = Group(self, wished, self.seat(wished), options or CommunicationOptions(), default_timeout)
+        self.entered(group)
         return group
 
-    def _wish(
+    # What its groups ask for
+
+    def seat(self, wish: Wish) -> Seat:
+        """Waits until a group is complete; the place in it."""
+        self._check_usable()
+        joined = self._rpc.join(self._token, wish, log.warning)
+        route, describe = self._transport.seat(joined)
+        return Seat(joined.group, joined.rank, route, Signatures(describe, self._memory, joined.rank))
+
+    def entered(self, group: Group) -> None:
+        """A group takes part, and is to be left when the session is closed."""
+        self._groups.append(group)
+
+    def left(self, group: Group) -> None:
+        """A group takes part no longer."""
+        self._groups.remove(group)
+
+    def empty(
         self,
-        name: str | None,
-        size: int | tuple[int, int] | None,
-        rank: int | None,
-        device: str | None,
-        settle: float,
-        timeout: float | None,
-    ) -> Wish:
-        from collectived.rpc import Wish  # late, for it imports grpc
+        shape: int | Sequence[int] | None = None,
+        dtype: Any = None,
+        device: str | None = None,
+        *,
+        like: Any = None,
+    ) -> Any:
+        """An uninitialised array in memory that the worker owns; collectives on it copy nothing in.
 
-        name = environment.group_name() if name is None else name
-        if not isinstance(name, str) or not name or name != sendable(name):
-            raise ValueError(f"name must be a text that is not empty and fits in UTF-8, got {name!r}")
-        least, most = _sizes(environment.group_size() if size is None else size)
-        if rank is None:
-            rank = environment.rank(most)
-        if rank is not None:
-            rank = whole(rank, "rank", 0, most - 1, f"from 0 to {most - 1} in a group of {most}")
-        full = "" if device is None else str(self._device(device))
-        if not (settle >= 0 and math.isfinite(settle)):
-            raise ValueError(f"settle must be seconds, not negative, got {settle!r}")
-        return Wish(name, (least, most), rank, full, float(settle), timeout)
-
-    def _seat(self, joined: Joined, options: CommunicationOptions, default_timeout: float | None) -> Group:
-        info, rank = joined.group, joined.rank
-        name = f"{self.worker} ({self._rpc.name})"
-        sock = door.enter(joined.door, joined.token, _DOOR_WITHIN, name)
-        doorbell = Doorbell(sock, info, rank, name)
-        signatures = Signatures(
-            lambda collective, deadline: self._rpc.prepare(self._token, info.key, rank, collective, deadline),
-            self._memory,
-            rank,
-        )
-        return Group(self._groups.remove, info, rank, doorbell, signatures, options, default_timeout)
-
-    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32, device: str | None = None) -> Array:
-        """An uninitialised NumPy array in memory that the worker owns; collectives on it copy nothing in.
-
-        Slices, reshapes and views of it count too. The memory is given back when the last of them is collected.
+        Slices, reshapes and views of it count too. The memory is given back when the last of them is collected. Where
+        the transport is "grpc" it is an ordinary array.
 
         Args:
-            shape: lengths; dtype: any that collectives carry.
+            shape: lengths; left out: those of `like`.
+            dtype: any that collectives carry, `torch.dtype` too; left out: that of `like`, else float32.
             device: a CPU device of the worker, or None.
+            like: an array or PyTorch tensor, or a library such as `torch`, whose kind of array to return; None: NumPy.
 
         Raises:
-            ValueError: a length is negative. TypeError: collectives do not carry that dtype.
+            ValueError: a length is negative.
+            TypeError: collectives do not carry that dtype, no shape is given, or arrays of the kind of `like` cannot
+                look into memory that is written, as those of JAX.
             NotFoundError: the worker has no such device; the error lists those it has.
             ResourceExhaustedError: the worker refuses more memory.
         """
         self._check_usable()
         if device is not None and self._device(device).kind != "CPU":
             raise UnimplementedError(f"arrays on {device} are not offered: only on CPU devices")
+        kind, like_shape, like_dtype = template(like)
+        if shape is None:
+            if like_shape is None:
+                raise TypeError("shape is missing: give lengths, or an array as like")
+            shape = like_shape
         lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         expected = f"a length that is not negative, or several (the shape is {shape!r})"
         lengths = tuple(whole(length, "shape", 0, sys.maxsize, expected) for length in lengths)
-        return self._memory.empty(lengths, to_numpy(element_type(np.dtype(dtype), "the array")))
+        if dtype is None:
+            dtype = np.float32 if like_dtype is None else like_dtype
+        element = element_type(numpy_dtype(dtype), "the array")
+        return kind.restore(self._memory.empty(lengths, to_numpy(element)))
 
     def close(self) -> None:
         """Leaves all groups in the order in which they were joined and ends the session; idempotent."""
@@ -207,8 +203,7 @@ class Session:
                 group.leave()
             except CollectiveError as error:
                 log.error("on leaving group %r: %s", group.name, error)
-        self._socket.close()
-        self._memory.forget()
+        self._transport.close()
         self._rpc.close()
         lifetime.closed(self)
 
@@ -241,19 +236,9 @@ class Session:
 
     def _after_fork(self) -> None:
         self._unusable = f"the session with {self.worker} is the parent's; connect again in the child itself"
-        self._socket.close()
         for group in self._groups:
             group._after_fork()
-        self._memory.forget()
-
-
-def _sizes(size: int | tuple[int, int]) -> tuple[int, int]:
-    expected = f"a whole number from 1 to {_MOST_RANKS}, or (least, most) of such"
-    given = size if isinstance(size, tuple) and len(size) == 2 else (size, size)
-    least, most = (whole(number, "size", 1, _MOST_RANKS, expected) for number in given)
-    if least > most:
-        raise ValueError(f"size must be {expected}, got {size!r}")
-    return least, most
+        self._transport.close()
 
 
 def _task(worker: str) -> int:

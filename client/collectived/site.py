@@ -8,7 +8,7 @@ from types import TracebackType
 
 from collectived.arguments import sendable
 
-_PACKAGE = os.path.dirname(__file__) + os.sep
+_inside: tuple[str, ...] = (os.path.dirname(__file__) + os.sep,)
 _short: dict[str, str] = {}
 
 
@@ -19,10 +19,16 @@ def _name(filename: str) -> str:
     return short
 
 
+def pass_over(folder: str) -> None:
+    """Frames of files under `folder` are not the caller's either: that library calls us on the caller's behalf."""
+    global _inside
+    _inside += (folder + os.sep,)
+
+
 def caller() -> str:
     """Where the code is that called into this package: `train.py:88`; '' where nobody did."""
     frame = sys._getframe(2)
-    while frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_code.co_filename.startswith(_inside):
         if frame.f_back is None:
             return ""
         frame = frame.f_back
@@ -34,7 +40,7 @@ def describe(error: BaseException, traceback: TracebackType | None) -> str:
     place = ""
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
-        if not filename.startswith(_PACKAGE):
+        if not filename.startswith(_inside):
             place = f" ({_name(filename)}:{traceback.tb_lineno})"
         traceback = traceback.tb_next
     try:

@@ -23,9 +23,13 @@ class Standing:
         self.rank = rank
         self.generation = group.generation
         self.next_instance = 0
+        self.next_post = wire.POST
         self.verdict: Verdict | None = None  # of this generation
         self._verdicts: dict[int, Verdict] = {}
         self._seen = 0  # the latest generation whose verdict the caller has been given
+        self.finished = -1  # the last instance of this generation that has ended well here
+        self.heard_waiting = 0  # how many wait to join, as the worker said last
+        self.waiting = 0  # the same as of the last collective whose result was taken
         self._aborted = 0  # the latest generation that this rank has aborted
 
     @property
@@ -83,9 +87,13 @@ class Standing:
         )
 
     def decided(self, verdict: Verdict) -> None:
-        """A verdict about this generation, or about one that others have begun before us."""
+        """A verdict about this generation, or about one that others have begun before us.
+
+        That a rank has left in order concerns us when we go on to where it is missing: the worker says so then.
+        """
         self._verdicts[verdict.generation] = verdict
-        if verdict.generation == self.generation:
+        ahead = verdict.orderly and verdict.from_instance >= self.next_instance
+        if verdict.generation == self.generation and not ahead:
             self.verdict = verdict
 
     def given(self, verdict: Verdict) -> None:
@@ -94,26 +102,34 @@ class Standing:
         if verdict.successor and verdict.generation == self.generation:
             self.generation = verdict.successor
             self.next_instance = 0
+            self.next_post = wire.POST
+            self.finished = -1
             self.verdict = self._verdicts.get(verdict.successor)
+
+    def ended(self, call: Call, verdict: Verdict | None) -> None:
+        """A call has ended; it tells who was waiting to join by then."""
+        call.waiting = self.heard_waiting
+        if verdict is None and call.instance < wire.POST and call.generation == self.generation:
+            self.finished = max(self.finished, call.instance)
 
     def overdue(self, call: Call, worker: str, grace: float) -> Verdict:
         """Nothing has been heard of `call` for `grace` seconds after its deadline."""
         message = (
-            f"{worker} has not answered {call.prepared.op} (instance {call.instance} of group {self.group.name!r}, "
+            f"{worker} has not answered {call.prepared.op} ({call.number} of group {self.group.name!r}, "
             f"{call.prepared.site}) within {grace:g} s after its deadline; it may be stopped or overloaded"
         )
         return self.own_verdict(Code.DEADLINE_EXCEEDED, message, call)
 
     def own_verdict(self, code: Code, message: str, call: Call | None = None) -> Verdict:
         """What this rank decides alone, because its worker cannot tell it: about `call`, or from the next one on."""
-        instance = call.instance if call else -1
+        instance = call.instance if call and not call.prepared.post else -1
         return Verdict(
             self.group.name,
             self.group.key,
             call.generation if call else self.generation,
             code,
             message,
-            from_instance=call.instance if call else self.next_instance,
+            from_instance=self.next_instance if instance < 0 else instance,
             instance=instance,
             op=call.prepared.op if call else "",
             decided_by=f"rank {self.rank}",

@@ -8,13 +8,17 @@ import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from typing import Any
 
+from collectived import nest
+from collectived.arguments import sendable
 from collectived.call import Call
-from collectived.doorbell import Doorbell
+from collectived.route import Route
 from collectived_proto.errors import CollectiveError, error_from_verdict
 from collectived_proto.options import seconds
+from collectived_proto.types import Verdict
 
 log = logging.getLogger("collectived")
 
@@ -27,8 +31,9 @@ class Work:
     FailedPreconditionError.
     """
 
-    def __init__(self, call: Call, doorbell: Doorbell) -> None:
+    def __init__(self, call: Call, doorbell: Route, *more: Call) -> None:
         self._call = call
+        self._calls = (call, *more)  # see `several`; in order of submission
         self._doorbell = doorbell
         self._lock = threading.Lock()
         self._collected = False
@@ -48,8 +53,9 @@ class Work:
         self._raise_failure()
         with self._lock:
             if not self._collected:
-                self._value = self._call.value()
+                self._value = self._take()
                 self._collected = True
+                self._doorbell.standing.waiting = self._calls[-1].waiting
             return self._value
 
     def wait(self, timeout: float | timedelta | None = None) -> Any:
@@ -59,9 +65,9 @@ class Work:
     def done(self) -> bool:
         """Whether the collective has ended, well or not."""
         self._doorbell.check()
-        if not self._call.complete:
+        if not self._ended:
             self._doorbell.glance()
-        return self._call.complete
+        return self._ended
 
     def exception(self, timeout: float | timedelta | None = None) -> CollectiveError | None:
         """Waits as `result` does; the collective's error, or None where it went well."""
@@ -71,27 +77,31 @@ class Work:
     def add_done_callback(self, callback: Callable[[Work], object]) -> None:
         """Calls `callback(work)` when the collective has ended, at once if it has; in a thread of the library's."""
         self._doorbell.check()
-        if not self._doorbell.callbacks.add(self._call, lambda: callback(self)):
-            callback(self)
+        self._call_back(callback, 0)
 
     def as_completed(self) -> Iterator[tuple[str, Any]]:
         """(path, result) of every leaf as its pack completes, all leaves of a pack together, last leaves first.
 
+        Sparse values come last, each by itself; what comes to a rank that had no value of its own comes together.
+
         Raises:
             CollectiveError: the collective failed; what was yielded before is right.
         """
-        call = self._call
-        given = 0
-        while given < len(call.prepared.layout.packs):
-            self._doorbell.check()
-            self._doorbell.wait(call, given + 1)
-            if given >= len(call.packs):
-                break
-            with self._lock:
-                leaves = [] if self._collected else call.leaves_of(call.packs[given])
-            yield from leaves
-            given += 1
-        self.result()
+        given: set[str] = set()
+        for call in self._calls:
+            for number in range(call.prepared.packs):
+                self._doorbell.check()
+                self._doorbell.wait(call, number + 1)
+                if number >= len(call.packs):  # it has failed
+                    break
+                with self._lock:
+                    leaves = [] if self._collected else self._leaves_of(call, call.packs[number])
+                given.update(path for path, _ in leaves)
+                yield from leaves
+        spec, results = nest.flatten(self.result())
+        for path, result in reversed(list(zip(map(sendable, nest.paths(spec)), results, strict=True))):
+            if path not in given:  # somebody has collected the whole result before we came
+                yield path, result
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # late, for few need it
@@ -107,19 +117,39 @@ class Work:
         yield from ended
         return self.result()
 
+    @property
+    def _ended(self) -> bool:
+        return all(call.complete for call in self._calls)
+
+    @property
+    def _verdict(self) -> Verdict | None:
+        return next((call.verdict for call in self._calls if call.verdict is not None), None)
+
+    def _take(self) -> Any:
+        return self._call.value()
+
+    def _leaves_of(self, call: Call, pack: int) -> list[tuple[str, Any]]:
+        return call.leaves_of(pack)
+
+    def _call_back(self, callback: Callable[[Work], object], first: int) -> None:
+        """Calls back once the calls from the first one on have ended; those before it have."""
+        for number in range(first, len(self._calls)):
+            if self._doorbell.callbacks.add(self._calls[number], partial(self._call_back, callback, number + 1)):
+                return
+        callback(self)
+
     def _wait(self, timeout: float | timedelta | None) -> None:
         self._doorbell.check()
-        call = self._call
         limit = seconds(timeout, "timeout")
-        if limit is None:
-            self._doorbell.wait(call)
-        elif not call.complete:
-            self._doorbell.wait(call, until=monotonic() + limit)
+        end = math.inf if limit is None else monotonic() + limit
+        for call in self._calls:
+            if not call.complete:
+                self._doorbell.wait(call, until=end)
             if not call.complete:
                 raise TimeoutError(f"{call.prepared.op} has not ended within {limit:g} s; it goes on")
 
     def _failure(self) -> CollectiveError | None:
-        verdict = self._call.verdict
+        verdict = self._verdict
         if verdict is None:
             return None
         self._collected = True
@@ -131,14 +161,15 @@ class Work:
             raise failure
 
     def __del__(self) -> None:
-        verdict = self._call.verdict
+        verdict = self._verdict
         if verdict is not None and not self._collected and not self._doorbell.severed:
             log.error("nobody collected this error: %s (%s)", error_from_verdict(verdict), self._call.prepared.site)
 
     def __repr__(self) -> str:
         call = self._call
-        state = ("failed" if call.verdict else "done") if call.complete else "in flight"
-        return f"<Work {call.prepared.op} instance {call.instance} from {call.prepared.site}: {state}>"
+        state = ("failed" if self._verdict else "done") if self._ended else "in flight"
+        more = f" and {len(self._calls) - 1} more" if len(self._calls) > 1 else ""
+        return f"<Work {call.prepared.op} {call.number}{more} from {call.prepared.site}: {state}>"
 
 
 def wait(works: Iterable[Work], timeout: float | timedelta | None = None) -> list[Any]:

@@ -18,28 +18,40 @@ import grpc
 import numpy as np
 import pytest
 
+from collectived import nest
 from collectived.doorbell import Doorbell
-from collectived.group import Group
+from collectived.group import Group, Seat
 from collectived.memory import Memory, SessionSocket
 from collectived.prepare import Signatures
+from collectived.wish import Wish
 from collectived_proto import codec
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import Code
 from collectived_proto.local import arena, wire
+from collectived_proto.local.outline import Outline
 from collectived_proto.local.slots import Slots
-from collectived_proto.numpy_types import to_numpy
+from collectived_proto.numpy_types import from_numpy, to_numpy
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import (
-    AllReduce,
+    AllGather,
+    AllToAll,
     Collective,
+    Cutting,
     DType,
+    Gather,
     GroupInfo,
     Layout,
+    Leaf,
     Member,
+    Operation,
     Pack,
     Place,
     Reduce,
     ReduceOp,
+    ReduceScatter,
+    Reduction,
+    Scatter,
+    Send,
     Verdict,
 )
 from collectived_proto.v1 import worker_pb2, worker_pb2_grpc
@@ -47,6 +59,8 @@ from collectived_proto.v1 import worker_pb2, worker_pb2_grpc
 KEY = 7
 GENERATION = 100
 PER_PACK = 2  # leaves
+
+Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 
 class FarEnd:
@@ -66,6 +80,8 @@ class FarEnd:
         self.asked: list[int] = []
         self.answer: Callable[[wire.Ring], list[bytes] | None] = lambda ring: None
         self.pong = True
+        self.comes: Any = None  # the root's or sender's value, for calls that take what comes
+        self.apart = False  # whether every rank's rows lie by themselves
         self.changed = threading.Condition()
         self.bell = bell
         self.session = session
@@ -93,14 +109,14 @@ class FarEnd:
         packs: list[Pack] = []
         places: dict[int, Place] = {}
         staging = result = 0
-        mean = isinstance(collective.operation, (AllReduce, Reduce)) and (
-            collective.operation.reduce_op is ReduceOp.MEAN
-        )
+        mean = isinstance(collective.operation, Reduction) and collective.operation.reduce_op is ReduceOp.MEAN
+        outlined = isinstance(collective.operation, Cutting)
+        per_pack = 1 if outlined else PER_PACK
         for index in reversed(range(len(collective.leaves))):
             leaf = collective.leaves[index]
             got = DType.FLOAT64 if mean and leaf.dtype.is_integer else leaf.dtype
             members = [place for place in places.values() if place.pack == len(packs) - 1]
-            if packs and packs[-1].dtype is leaf.dtype and len(members) < PER_PACK:
+            if packs and packs[-1].dtype is leaf.dtype and len(members) < per_pack:
                 last = packs[-1]
                 places[index] = Place(len(packs) - 1, last.count)
                 packs[-1] = Pack(last.dtype, got, last.count + leaf.count, last.staging_offset, last.result_offset)
@@ -110,7 +126,7 @@ class FarEnd:
             staging = packs[-1].staging_offset + -(-packs[-1].count * leaf.dtype.itemsize // 64) * 64
             result = packs[-1].result_offset + -(-packs[-1].count * got.itemsize // 64) * 64
         ordered = tuple(places[index] for index in range(len(collective.leaves)))
-        layout = Layout(tuple(packs), ordered, staging, result)
+        layout = Layout(tuple(packs), ordered, staging, 0 if outlined else result)
         self.prepared[len(self.prepared) + 1] = collective, layout
         return len(self.prepared), layout
 
@@ -183,36 +199,102 @@ class FarEnd:
             self.slots.give(self.slot_at.pop(slot))
             self.released.append(slot)
 
+    def given(self, ring: wire.Ring, index: int) -> Array:
+        """A leaf of this rank, as it travels."""
+        collective, layout = self.prepared[ring.prepared]
+        leaf, place = collective.leaves[index], layout.places[index]
+        pack = layout.packs[place.pack]
+        number, offset = ring.addresses[0 if ring.staged else index]
+        if ring.staged:
+            offset += pack.staging_offset + place.offset * pack.dtype.itemsize
+        return np.ndarray(leaf.shape, to_numpy(leaf.dtype), self.inputs[number].view(), offset)
+
+    def take_slot(self, ring: wire.Ring, nbytes: int) -> tuple[int, int]:
+        start = self.slots.take(nbytes)
+        assert start is not None, "the result arena is full"
+        slot = 5000 + ring.instance
+        self.slot_at[slot] = start
+        return start, slot
+
     def complete(self, ring: wire.Ring) -> list[bytes]:
         """Carries a ring out; one completion per pack."""
         collective, layout = self.prepared[ring.prepared]
         operation = collective.operation
-        receives = bool(layout.packs) and (not isinstance(operation, Reduce) or operation.root == self.rank)
+        receives = bool(layout.packs) or collective.open
+        if isinstance(operation, Send) or (isinstance(operation, (Reduce, Gather)) and operation.root != self.rank):
+            receives = False
         if not receives:
             return [wire.Done(ring.instance, 0, True, False).encode()]
-        start = self.slots.take(layout.result_bytes)
-        assert start is not None, "the result arena is full"
-        slot = 5000 + ring.instance
-        self.slot_at[slot] = start
+        if collective.open or isinstance(operation, Cutting):
+            return self.complete_outlined(ring)
+        start, slot = self.take_slot(ring, layout.result_bytes)
         for index, (leaf, place) in enumerate(zip(collective.leaves, layout.places, strict=True)):
             pack = layout.packs[place.pack]
-            arena_number, offset = ring.addresses[0 if ring.staged else index]
-            if ring.staged:
-                offset += pack.staging_offset + place.offset * pack.dtype.itemsize
-            given: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = np.ndarray(
-                leaf.shape, to_numpy(leaf.dtype), self.inputs[arena_number].view(), offset
-            )
             at = start + pack.result_offset + place.offset * pack.result_dtype.itemsize
-            got: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = np.ndarray(
-                leaf.shape, to_numpy(pack.result_dtype), self.results.view(), at
-            )
-            summed = isinstance(operation, (AllReduce, Reduce)) and operation.reduce_op is ReduceOp.SUM
-            np.multiply(given, self.size if summed else 1, out=got, casting="unsafe")
-        last = len(layout.packs) - 1
+            got: Array = np.ndarray(leaf.shape, to_numpy(pack.result_dtype), self.results.view(), at)
+            summed = isinstance(operation, Reduction) and operation.reduce_op is ReduceOp.SUM
+            np.multiply(self.given(ring, index), self.size if summed else 1, out=got, casting="unsafe")
+        return self.dones(ring, len(layout.packs), start, slot)
+
+    def dones(self, ring: wire.Ring, packs: int, start: int, slot: int) -> list[bytes]:
         return [
-            wire.Done(ring.instance, number, number == last, True, 1000, start, slot).encode()
-            for number in range(last + 1)
+            wire.Done(ring.instance, number, number == packs - 1, True, 1000, start, slot).encode()
+            for number in range(packs)
         ]
+
+    def complete_outlined(self, ring: wire.Ring) -> list[bytes]:
+        collective, layout = self.prepared[ring.prepared]
+        description = b""
+        if collective.open:
+            description, parts = self.announced(collective.operation)
+        else:
+            parts = [
+                self.parts(collective.operation, self.given(ring, index), layout.packs[place.pack].result_dtype)
+                for index, place in enumerate(layout.places)
+            ]
+        pieces = [part if self.apart else [np.concatenate(part)] for part in parts]
+        at = -(-Outline(0, tuple(((0, 0),) * len(leaf) for leaf in pieces), description).nbytes // 64) * 64
+        places, written = [], []
+        for leaf in pieces:
+            places.append([(at + sum(part.nbytes + 64 for part in leaf[:i]), len(part)) for i, part in enumerate(leaf)])
+            written += [(place[0], part) for place, part in zip(places[-1], leaf, strict=True)]
+            at += sum(part.nbytes + 64 for part in leaf)
+        outline = Outline(at, tuple(map(tuple, places)), description).encode()
+        start, slot = self.take_slot(ring, at)
+        memory = self.results.view()
+        for offset, data in ((0, outline), *((offset, part.tobytes()) for offset, part in written)):
+            memory[start + offset : start + offset + len(data)] = data
+        return self.dones(ring, 2 if collective.open else len(layout.packs), start, slot)
+
+    def parts(self, operation: Operation, given: Array, dtype: DType) -> list[Array]:
+        """This rank's result by sender, if every rank gives the same, rows first."""
+        if isinstance(operation, (AllGather, Gather)):
+            return [given] * self.size
+        assert isinstance(operation, (Scatter, ReduceScatter, AllToAll))
+        cuts = np.cumsum(operation.sizes)[:-1] if operation.sizes else self.size
+        mine = np.array_split(given, cuts)[self.rank]
+        if isinstance(operation, ReduceScatter):
+            summed = operation.reduce_op is ReduceOp.SUM
+            return [np.multiply(mine, self.size if summed else 1).astype(to_numpy(dtype))]
+        return [mine] * (self.size if isinstance(operation, AllToAll) else 1)
+
+    def announced(self, operation: Operation) -> tuple[bytes, list[list[Array]]]:
+        """The description of what comes, and its leaves as pieces."""
+        spec, values = nest.flatten(self.comes)
+        arrays = [np.asarray(value) for value in values]
+        if isinstance(operation, Scatter):
+            arrays = [np.moveaxis(array, operation.axis, 0) for array in arrays]
+        kinds = [from_numpy(array.dtype) for array in arrays]
+        leaves = [
+            Leaf(path, kind, array.shape)
+            for path, kind, array in zip(nest.paths(spec), kinds, arrays, strict=True)
+            if kind is not None
+        ]
+        described = Collective(operation, nest.structure(spec), tuple(leaves))
+        if isinstance(operation, Scatter):
+            arrays = [np.array_split(array, self.size)[self.rank] for array in arrays]
+        data = codec.collective_to_proto(described).SerializeToString()
+        return data, [[np.ascontiguousarray(np.atleast_1d(array))] for array in arrays]
 
 
 class Setting:
@@ -233,16 +315,24 @@ class Setting:
         client_bell.setblocking(False)
         self.memory = Memory(SessionSocket(client_session, "/job:worker/task:0"))
         self.doorbell = Doorbell(client_bell, info, rank, "/job:worker/task:0")
-        self.left: list[Group] = []
-        self.group = Group(
-            self.left.append,
-            info,
-            rank,
-            self.doorbell,
-            Signatures(self.far.describe, self.memory, rank),
-            options,
-            timeout,
-        )
+        seat = Seat(info, rank, self.doorbell, Signatures(self.far.describe, self.memory, rank))
+        self.group = Group(Nowhere(), Wish("train", (size, size), rank, "", 0.0, None), seat, options, timeout)
+
+
+class Nowhere:
+    """A group's home that has no other groups."""
+
+    def left(self, group: Group) -> None:
+        pass
+
+    def entered(self, group: Group) -> None:
+        pass
+
+    def seat(self, wish: Wish) -> Seat:
+        raise AssertionError("nobody joins here")
+
+    def join(self, name: str, size: int, *, rank: int, device: str, options: Any, timeout: float | None) -> Group:
+        raise AssertionError("nobody joins here")
 
 
 Make = Callable[..., Setting]

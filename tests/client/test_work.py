@@ -74,6 +74,51 @@ def test_leaves_come_by_pack_last_leaves_first(make: Any) -> None:
     assert work.wait()["b"].tolist() == [2, 2]
 
 
+def test_weights_of_a_complete_pack_are_updated_while_the_others_are_still_being_reduced(make: Any) -> None:
+    setting = make()
+    far = setting.far
+    held: list[bytes] = []
+    events: list[str] = []
+
+    def hold(ring: wire.Ring) -> list[bytes]:
+        held.extend(far.complete(ring))
+        return []
+
+    def complete_next_pack() -> None:
+        events.append(f"pack {len(held)} is complete")
+        far.bell.send(held.pop(0))
+
+    far.answer = hold
+    weights = {f"layer{number}": np.zeros(2) for number in range(6)}
+    gradients = {name: np.full(2, float(number)) for number, name in enumerate(weights)}
+    work = setting.group.all_reduce("sum", gradients, async_op=True)
+    far.until(lambda: len(held) == 3)
+    complete_next_pack()
+    for number, (path, gradient) in enumerate(work.as_completed()):
+        name = path[2:-2]
+        weights[name] -= gradient
+        events.append(name)
+        if number in (1, 3):  # all of a pack has been used, and no other pack is complete
+            assert not work.done()
+            complete_next_pack()
+    assert events == [
+        *("pack 3 is complete", "layer5", "layer4"),
+        *("pack 2 is complete", "layer3", "layer2"),
+        *("pack 1 is complete", "layer1", "layer0"),
+    ]
+    assert [weights[name][0] for name in weights] == [-2.0 * number for number in range(6)]
+
+
+def test_leaves_can_be_walked_again_after_the_result_was_collected(make: Any) -> None:
+    work = make().group.all_reduce("sum", {"a": np.ones(1), "b": (2, None)}, async_op=True)
+    result = work.wait()
+    for _ in range(2):
+        assert [
+            (path, leaf is found)
+            for (path, leaf), found in zip(work.as_completed(), (result["b"][0], result["a"]), strict=True)
+        ] == [("['b'][0]", True), ("['a']", True)]
+
+
 def test_as_completed_ends_in_the_collectives_error(make: Any) -> None:
     setting = make()
     far = setting.far

@@ -8,17 +8,32 @@ from collectived import errors
 
 def test_what_users_import() -> None:
     assert sorted(cd.__all__) == [
+        "AllReduceCrossDeviceOps",
         "CollectiveCommunication",
         "CollectiveHints",
         "CommunicationImplementation",
         "CommunicationOptions",
+        "CrossDeviceOps",
+        "DistributedValues",
         "Group",
+        "HierarchicalCopyAllReduce",
+        "IndexedSlices",
         "Member",
+        "Mirrored",
+        "MirroredStrategy",
+        "MultiWorkerAllReduce",
+        "NcclAllReduce",
+        "PerReplica",
         "ReduceOp",
+        "ReductionToOneDevice",
         "Session",
         "Work",
         "connect",
+        "contrib",
+        "distribute",
         "errors",
+        "get_replica_context",
+        "integrations",
         "wait",
     ]
 

@@ -22,6 +22,23 @@ import collectived as cd
 from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 
 _names = itertools.count()
+OVER_BOTH = ("test_collectives.py", "test_all_collectives.py")  # whose tests run over every transport
+TRANSPORTS = ("shared memory", "grpc")
+SECRET = "the-secret-of-these-tests"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.path.name in OVER_BOTH:
+        metafunc.parametrize("transport", TRANSPORTS, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How clients of this test reach their workers: "" for whatever they would choose."""
+    name: str = getattr(request, "param", "")
+    if name == "grpc":
+        monkeypatch.setenv("COLLECTIVED_TRANSPORT", name)
+    return name
 
 
 class Daemon:
@@ -39,7 +56,7 @@ class Daemon:
         self.log: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.process.stdin.write("the-secret-of-these-tests\n")
+        self.process.stdin.write(f"{SECRET}\n")
         self.process.stdin.flush()
 
     def ready(self) -> dict[str, Any]:
@@ -78,10 +95,11 @@ class Cluster:
         hosts: tuple[tuple[str, str], ...] = (),
         options: tuple[str, ...] = (),
         through: Callable[[str], str] = str,
+        worker_options: tuple[str, ...] = (),
     ) -> None:
         """
         hosts: for each worker the network namespace in which it runs and its address there.
-        options: of the coordinator.
+        options: of the coordinator. worker_options: of every worker.
         through: from the coordinator's address to the one at which the workers find it.
         """
         self._closed = False
@@ -95,11 +113,13 @@ class Cluster:
             self.workers.append(
                 Daemon(
                     *("worker", "--task", str(task), "--folder", str(self.folder), "--host-name", f"host{task}"),
-                    *("--coordinator", seen_at, "--link-listen", f"{address}:0"),
+                    *("--coordinator", seen_at, "--link-listen", f"{address}:0", *worker_options),
                     within=("ip", "netns", "exec", namespace) if namespace else (),
                 )
             )
-        self.addresses = [str(worker.ready()["address"]) for worker in self.workers]
+        served = [worker.ready() for worker in self.workers]
+        self.addresses = [str(one["address"]) for one in served]
+        self.tcp_addresses = [str(one["addresses"][-1]) for one in served]  # the same where they listen at no other
 
     @property
     def log(self) -> str:

@@ -171,7 +171,7 @@ def test_worker_memory_is_reduced_in_place_and_shared(two_workers: Any) -> None:
         array = session.empty((1000, 10), np.float32)
         array[:] = group.rank
         result = group.all_reduce("sum", array)
-        assert not result.flags.writeable
+        assert result.flags.writeable == (session.transport == "grpc")  # which shares nothing
         return result.copy()
 
     for found in two_workers.run_sessions(4, body):
@@ -195,7 +195,7 @@ def test_overwriting_an_input_right_after_completion_changes_nobodys_result(four
     def body(session: cd.Session, group: cd.Group) -> int:
         array = session.empty((count,), np.float32)
         wrong = 0
-        for step in range(200):
+        for step in range(200 if session.transport == "shared memory" else 20):
             array[:] = group.rank + step
             result = group.all_reduce("sum", array)
             array[:] = -1e9

@@ -32,7 +32,10 @@ from collectived_runtime.engine.results import Budget
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.transport.reception import TOKEN_SECONDS, Reception
 from collectived_runtime.worker import probe
+from collectived_runtime.worker.descriptions import Descriptions
+from collectived_runtime.worker.remote import Remote
 from collectived_runtime.worker.sessions import SESSION_BYTES, Session
+from collectived_runtime.worker.submit import Place
 
 log = logging.getLogger("collectived.worker")
 
@@ -125,13 +128,6 @@ class Groups:
                     )
                 )
 
-    def seat(self, session: Session, key: int, rank: int) -> tuple[Lane, Seat]:
-        """The seat that a session holds; raises NotFoundError where it does not."""
-        for holding in reversed(session.holdings):
-            if holding.rank == rank and holding.lane.topology.group.key == key:
-                return holding.lane, holding.lane.seats[rank]
-        raise NotFoundError(f"this session is not rank {rank} of a group with key {key}; join it first")
-
     def _ask(self, session: Session, request: worker_pb2.JoinRequest) -> pb.JoinAsk:
         if not request.name:
             raise InvalidArgumentError("a group needs a name")
@@ -152,9 +148,12 @@ class Groups:
             host=self._host,
             pid=client.pid,
             label=client.label,
+            idle=request.idle,
         )
         if request.HasField("rank"):
             ask.rank = request.rank
+        if request.HasField("last_instance"):
+            ask.last_instance = request.last_instance
         return ask
 
     def _device(self, text: str) -> DeviceName:
@@ -191,6 +190,13 @@ class Groups:
                 self._query(message.query)
             case "measure":
                 self._measure(message.measure)
+            case "propose":
+                self._propose(message.propose)
+            case "newcomers":
+                told = message.newcomers
+                for (key, _), lane in list(self._lanes.items()):
+                    if key == told.key:
+                        lane.newcomers(told.generation, told.from_instance, told.waiting)
             case other:
                 log.warning("a message of kind %s from the coordinator is not known to this release", other)
 
@@ -221,37 +227,56 @@ class Groups:
         lane = self._lanes.get((group.key, group.generation))
         if lane is None:
             peers = tuple(peer_from_proto(peer) for peer in done.peers)
-            lane = Lane(Topology.of(group, peers, self._task, tiers_from_proto(done.table)), self._surroundings())
+            topology = Topology.of(group, peers, self._task, tiers_from_proto(done.table), done.idle)
+            lane = Lane(topology, self._surroundings())
             self._lanes[group.key, group.generation] = lane
         if done.rank in lane.seats:  # said twice, for a coordinator that came back does not know what was heard
             return
         if join is None:
             lane.absent(done.rank, "it withdrew while joining")
             return
-        session = join.session
-        seat = Seat(
-            done.rank,
-            group.members[done.rank],
-            session.memory,
-            os.dup(session.pidfd) if session.pidfd >= 0 else -1,
-            session.seated(),
-        )
-        lane.take_seat(seat)
-        session.hold(lane, done.rank)
-        token = secrets.token_bytes(SESSION_BYTES)
         done.group.name = lane.name
-        self._reception.admit(token, functools.partial(lane.connect, done.rank))
+        joined = worker_pb2.Joined(group=done.group, rank=done.rank)
+        if join.session.remote:
+            self._seat_remote(join.session, lane, done.rank)
+        else:
+            joined.door, joined.token = self._door, self._seat(join.session, lane, done.rank)
+        join.answers.put_nowait(worker_pb2.JoinEvent(joined=joined))
+
+    def _seat(self, session: Session, lane: Lane, rank: int) -> bytes:
+        """Seats a rank that is to connect its doorbell; the token that admits this."""
+        pidfd = os.dup(session.pidfd) if session.pidfd >= 0 else -1
+        seat = Seat(rank, lane.topology.group.members[rank], session.memory, pidfd, session.seated())
+        lane.take_seat(seat)
+        session.hold(lane, rank)
+        token = secrets.token_bytes(SESSION_BYTES)
+        self._reception.admit(token, functools.partial(lane.connect, rank))
         self._loop.call_later(TOKEN_SECONDS, _hang_up_late, weakref.ref(lane), weakref.ref(seat))
-        join.answers.put_nowait(
-            worker_pb2.JoinEvent(
-                joined=worker_pb2.Joined(group=done.group, rank=done.rank, door=self._door, token=token)
-            )
+        return token
+
+    def _seat_remote(self, session: Session, lane: Lane, rank: int) -> None:
+        """Seats a rank whose client submits over gRPC."""
+        group = replace(lane.topology.group, name=lane.name)
+        remote = Remote(
+            group, rank, self._budget, functools.partial(lane.submit, rank), functools.partial(lane.hang_up, rank)
         )
+        seat = Seat(rank, group.members[rank], remote.uploads.memory, -1, outlet=remote)
+        lane.take_seat(seat)
+        session.hold(lane, rank, Place(remote, Descriptions(lane, seat)))
 
     def _query(self, query: pb.Query) -> None:
         for (key, _), lane in list(self._lanes.items()):
             if key == query.key:
                 lane.query(query.instance, lambda generation, ranks: self._position(query, generation, ranks))
+
+    def _propose(self, asked: pb.Propose) -> None:
+        def answer(from_instance: int) -> None:
+            promised = pb.Promised(proposal=asked.proposal, from_instance=from_instance)
+            self._say(pb.WorkerMessage(promised=promised))
+
+        for (key, _), lane in list(self._lanes.items()):
+            if key == asked.key:
+                lane.promise(asked.generation, answer)
 
     def _measure(self, asked: pb.Measure) -> None:
         def found(link: probe.Found) -> None:

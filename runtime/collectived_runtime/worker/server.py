@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,15 @@ from collectived_runtime.worker.status import Identity, worker_status
 STATUS_SECONDS = 0.8
 SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
 CPU_DEVICES = 8
+# A session over gRPC lives by its stream: a client whose host has vanished is noticed within the sum of the first two.
+KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.ping_timeout_ms", 5000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),  # clients may ask as often whether we live
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,8 @@ class WorkerSettings:
     """What a worker is told at its start.
 
     job: the job's name. task: this worker's number. coordinator: its address. folder: for sockets, 0700.
-    listen: gRPC address, `unix:/path` or `host:port`. link_listen: `host:port` for other workers; port 0 is chosen.
+    listen: `unix:/path` instead of the socket in the folder, or `host:port` beside it, for clients of other hosts;
+    without a host, the loopback. link_listen: `host:port` for other workers; port 0 is chosen.
     host: this host's name for people. secret: the job's. memory_limit: bytes of shared memory in all; 0: half of what
     this machine (or its cgroup) has. patience_seconds: how long a new worker looks for its coordinator.
     """
@@ -94,7 +105,7 @@ class _Worker:
         folder = settings.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
-        self.listen = settings.listen or f"unix:{check_socket_path(folder / f'worker-{task}.sock')}"
+        self.listen = listening(settings.listen, f"unix:{check_socket_path(folder / f'worker-{task}.sock')}")
         devices = tuple(DeviceName(task, "CPU", index) for index in range(CPU_DEVICES))
         self.budget = Budget(settings.memory_limit or default_memory_limit())
         link_host, link_port = address_of(settings.link_listen)
@@ -105,7 +116,7 @@ class _Worker:
             settings.host,
             f"{int(time.time() * 1000):x}-{secrets.token_hex(4)}",
             tuple(str(device) for device in devices),
-            self.listen,
+            self.listen[0],
             f"{link_host}:{self.reception.link_port}",
         )
         self.sessions = Sessions(self.budget)
@@ -113,7 +124,9 @@ class _Worker:
             task, settings.host, devices, self.reception, self.door, self.budget, self._say, self._connected
         )
         self.membership = Membership(settings.coordinator, settings.secret, self._hello, self._heard, self._welcomed)
-        self.server = grpc.aio.server(interceptors=[Admission(settings.secret, settings.insecure)], options=OPTIONS)
+        self.server = grpc.aio.server(
+            interceptors=[Admission(settings.secret, settings.insecure)], options=(*OPTIONS, *KEEPALIVE)
+        )
         service = WorkerService(
             f"/job:worker/task:{task}",
             self.identity.devices,
@@ -135,13 +148,17 @@ class _Worker:
 
     async def start(self) -> None:
         await self.membership.joined(self.settings.patience_seconds)
-        self.listen = bind(self.server, self.listen)
+        # What others may have taken comes first: where it fails, no socket has been made.
+        # Values of many leaves are thought about there, one at a time.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1, thread_name_prefix="thinking"))
+        self.listen = [bind(self.server, address) for address in reversed(self.listen)][::-1]
         await self.server.start()
         await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
 
     def announcement(self) -> dict[str, object]:
         return {
-            "address": self.listen,
+            "address": self.listen[0],
+            "addresses": self.listen,
             "link_address": self.identity.link_address,
             "task": self.identity.task,
             "pid": os.getpid(),
@@ -154,7 +171,7 @@ class _Worker:
         await self.server.stop(0.2)
         await asyncio.to_thread(self.groups.close)
         await asyncio.to_thread(self.reception.close)
-        remove_sockets([self.listen])
+        remove_sockets(self.listen)
 
     def _hello(self, epoch: int) -> pb.Hello:
         identity = self.identity
@@ -165,7 +182,7 @@ class _Worker:
             host=identity.host,
             pid=os.getpid(),
             devices=identity.devices,
-            address=self.listen,
+            address=self.listen[0],
             link_address=identity.link_address,
             highest_epoch=epoch,
             groups=self.groups.attached(),
@@ -202,6 +219,14 @@ class _Worker:
         return status_pb2.StatusReply(
             unix_time=time.time(), workers=[self._own_status()], warnings=[reason] if reason else []
         )
+
+
+def listening(wanted: str, default: str) -> list[str]:
+    """The addresses to serve at: always a Unix socket first, and a TCP address where one is wanted."""
+    if not wanted or wanted.startswith("unix:"):
+        return [wanted or default]
+    host, colon, port = wanted.rpartition(":")
+    return [default, wanted if host or not colon else f"127.0.0.1:{port}"]
 
 
 def default_memory_limit() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import secrets
@@ -12,18 +13,20 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from collectived_proto.codec import collective_from_proto, layout_to_proto
+from collectived_proto.codec import layout_to_proto, verdict_to_proto
 from collectived_proto.errors import CollectiveError, FailedPreconditionError
 from collectived_proto.local.wire import TOKEN_BYTES
-from collectived_proto.status import to_status
 from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
-from collectived_runtime.engine.preliminary import prepare
+from collectived_runtime.admission import is_local
+from collectived_runtime.engine.ledger import Prepared
 from collectived_runtime.transport.reception import Reception
+from collectived_runtime.worker.descriptions import keep, prepared, think
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.sessions import Client, Session, Sessions
+from collectived_runtime.worker.statuses import status_of
+from collectived_runtime.worker.submit import Place, submit
 
-MAX_PREPARED = 4096  # per rank; older ones are forgotten, as clients do at half of this
 LONGEST_NAME = 128  # characters of a label or host that others are shown
 
 PROTOCOL = common_pb2.Protocol(lowest=PROTOCOL_LOWEST, highest=PROTOCOL_HIGHEST, release=RELEASE)
@@ -36,10 +39,11 @@ def _translated(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         async def stream(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
-                async for answer in method(self, request, context):
-                    yield answer
+                async with contextlib.aclosing(method(self, request, context)) as answers:
+                    async for answer in answers:
+                        yield answer
             except CollectiveError as error:
-                await context.abort_with_status(to_status(error))
+                await context.abort_with_status(status_of(error))
 
         return stream
 
@@ -48,7 +52,7 @@ def _translated(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return await method(self, request, context)
         except CollectiveError as error:
-            await context.abort_with_status(to_status(error))
+            await context.abort_with_status(status_of(error))
 
     return unary
 
@@ -82,12 +86,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.OpenSessionRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[worker_pb2.SessionEvent]:
         _check_protocol(request.protocol)
-        session = self._sessions.open(_client(request))
+        local = request.local and is_local(context.peer())
+        session = self._sessions.open(_client(request), remote=not local)
         try:
             opened = worker_pb2.SessionOpened(
                 session=session.identity, protocol=PROTOCOL, worker=self._name, devices=self._devices
             )
-            if request.local:
+            if local:
                 opened.door = self._door
                 opened.token = self._admit(session)
             yield worker_pb2.SessionEvent(opened=opened)
@@ -107,14 +112,42 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Prepare(
         self, request: worker_pb2.PrepareRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.PrepareReply:
-        session = self._sessions.find(request.session)
-        lane, seat = self._groups.seat(session, request.key, request.rank)
-        made = prepare(collective_from_proto(request.collective), request.rank, lane.topology)
-        identity = secrets.randbits(63)
-        while len(seat.prepared) >= MAX_PREPARED:
-            del seat.prepared[next(iter(seat.prepared))]
-        seat.prepared[identity] = made
-        return worker_pb2.PrepareReply(id=identity, layout=layout_to_proto(made.layout))
+        holding = self._sessions.find(request.session).holding(request.key, request.rank)
+
+        def describe() -> tuple[Prepared, common_pb2.Layout]:
+            made = prepared(holding.lane, request.rank, request.collective)
+            return made, layout_to_proto(made.layout)
+
+        made, layout = await think(len(request.collective.leaves), describe)
+        number = keep(holding.lane.seats[request.rank], made)
+        return worker_pb2.PrepareReply(id=number, layout=layout)
+
+    @_translated
+    async def Submit(
+        self, requests: AsyncIterator[worker_pb2.SubmitRequest], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[worker_pb2.SubmitReply]:
+        def find(header: worker_pb2.SubmitHeader) -> Place:
+            return self._sessions.find(header.session).place(header.key, header.rank)
+
+        async with contextlib.aclosing(submit(requests, find)) as replies:
+            async for reply in replies:
+                yield reply
+
+    @_translated
+    async def Abort(
+        self, request: worker_pb2.AbortRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.AbortReply:
+        place = self._sessions.find(request.session).place(request.key, request.rank)
+        await place.remote.abort(request.reason)
+        return worker_pb2.AbortReply()
+
+    @_translated
+    async def Leave(
+        self, request: worker_pb2.LeaveRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.LeaveReply:
+        place = self._sessions.find(request.session).place(request.key, request.rank)
+        unseen = await place.remote.leave()
+        return worker_pb2.LeaveReply(unseen=verdict_to_proto(unseen) if unseen is not None else None)
 
     async def Status(
         self, request: status_pb2.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived_proto.errors import Code, NotFoundError
+from collectived_proto.errors import Code, FailedPreconditionError, NotFoundError
 from collectived_proto.local import wire
 from collectived_proto.local.arena import Arena
 from collectived_runtime.engine.lane import Lane
 from collectived_runtime.engine.results import Budget, Exhausted, new_arena
+from collectived_runtime.worker.submit import Place
 
 log = logging.getLogger("collectived.worker")
 
@@ -44,10 +45,11 @@ class Client:
 
 @dataclass(slots=True)
 class Holding:
-    """A rank that a session holds."""
+    """A rank that a session holds; `place` is where it submits over gRPC, None where it has a doorbell."""
 
     lane: Lane
     rank: int
+    place: Place | None = None
 
 
 @dataclass(slots=True)
@@ -55,6 +57,7 @@ class Session:
     client: Client
     budget: Budget
     over: Callable[[Session], None]  # called when it has ended
+    remote: bool = False  # its client shares no memory with this worker
     identity: bytes = field(default_factory=lambda: secrets.token_bytes(SESSION_BYTES))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     holdings: list[Holding] = field(default_factory=list)
@@ -113,7 +116,7 @@ class Session:
         self._why = why
         self.ended.set()
         for holding in self.holdings:
-            holding.lane.hang_up(holding.rank, why)
+            _let_go(holding, why)
         loop = asyncio.get_running_loop()
         if self._socket is not None:
             loop.remove_reader(self._socket.fileno())
@@ -141,12 +144,33 @@ class Session:
             for number in list(self._arenas):
                 self._drop(number)
 
-    def hold(self, lane: Lane, rank: int) -> None:
+    def hold(self, lane: Lane, rank: int, place: Place | None = None) -> None:
         """The session has become a rank; if it has ended meanwhile, the others hear of it at once."""
-        self.holdings = [known for known in self.holdings if known.lane.seats]
-        self.holdings.append(Holding(lane, rank))
+        self.holdings = [known for known in self.holdings if not known.lane.seats[known.rank].gone]
+        self.holdings.append(Holding(lane, rank, place))
         if self.ended.is_set():
-            lane.hang_up(rank, self._why)
+            _let_go(self.holdings[-1], self._why)
+
+    def holding(self, key: int, rank: int) -> Holding:
+        """The latest place of that rank in a group; raises NotFoundError where this session does not hold it."""
+        for holding in reversed(self.holdings):
+            if holding.rank == rank and holding.lane.topology.group.key == key:
+                return holding
+        raise NotFoundError(f"this session is not rank {rank} of a group with key {key}; join it first")
+
+    def place(self, key: int, rank: int) -> Place:
+        """Where that rank submits over gRPC.
+
+        Raises:
+            NotFoundError: this session does not hold that rank. FailedPreconditionError: it has a doorbell.
+        """
+        place = self.holding(key, rank).place
+        if place is None:
+            raise FailedPreconditionError(
+                f"rank {rank} was joined by a session with shared memory, and submits through its doorbell; open a "
+                "session without `local` to submit over gRPC"
+            )
+        return place
 
     def _read(self) -> None:
         assert self._socket is not None
@@ -204,6 +228,13 @@ class Session:
             arena.close()
 
 
+def _let_go(holding: Holding, why: str) -> None:
+    if holding.place is not None:
+        holding.place.remote.end(why)
+    else:
+        holding.lane.hang_up(holding.rank, why)
+
+
 def _soon(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has closed, and the worker with it
         loop.call_soon_threadsafe(what)
@@ -233,8 +264,9 @@ class Sessions:
     def arena_bytes(self) -> int:
         return sum(session.arena_bytes for session in self._sessions.values())
 
-    def open(self, client: Client) -> Session:
-        session = Session(client, self._budget, self._over)
+    def open(self, client: Client, *, remote: bool) -> Session:
+        """A new session; `remote` where its client shares no memory with this worker."""
+        session = Session(client, self._budget, self._over, remote)
         self._sessions[session.identity] = session
         return session
 

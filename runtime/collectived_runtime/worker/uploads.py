@@ -18,6 +18,7 @@ NOTHING = 0  # the number of an upload that nobody will read
 SPARE_BYTES = 64 << 20  # the most that a rank keeps for later
 _SPARE_RATIO = 4  # an upload takes no spare that is larger than this many times what it needs
 _PAGE = 4096
+_MOST = (1 << 32) - 1  # numbers, as many as addresses have
 
 Memory = NDArray[np.uint8]
 
@@ -27,10 +28,9 @@ class Uploads:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._numbers = count(NOTHING + 1)
+        self._numbers = count()
         self._used: dict[int, Memory] = {}
         self._spare: list[Memory] = []
-        self._closed = False
 
     def take(self, nbytes: int) -> tuple[int, Memory]:
         """A number and at least `nbytes` of memory.
@@ -51,7 +51,7 @@ class Uploads:
             except MemoryError as error:
                 self._budget.give(size)
                 raise Exhausted(f"{size} bytes of memory: {error}") from None
-        number = next(self._numbers) & 0xFFFFFFFF or next(self._numbers)
+        number = NOTHING + 1 + next(self._numbers) % _MOST
         self._used[number] = memory
         return number, memory
 

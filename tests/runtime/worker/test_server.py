@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -102,3 +103,50 @@ def test_a_worker_starts_again_where_a_killed_one_left_its_sockets_and_not_besid
     for daemon in (second, coordinator):
         daemon.terminate()
         assert daemon.wait(20) == 0
+
+
+def addresses(daemon: subprocess.Popen[str]) -> list[str]:
+    """Where it serves, by its own word."""
+    found: list[str] = json.loads(ready(daemon).removeprefix("ready "))["addresses"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "served"),
+    [
+        ([], ["unix:{folder}/worker-0.sock"]),
+        (["--listen", "unix:{folder}/mine"], ["unix:{folder}/mine"]),
+        (["--listen", "localhost:0"], ["unix:{folder}/worker-0.sock", "localhost:"]),
+        (["--listen", ":0"], ["unix:{folder}/worker-0.sock", "127.0.0.1:"]),
+    ],
+)
+def test_a_worker_serves_at_its_socket_and_where_else_it_is_told(
+    folder: Path, start: Start, options: list[str], served: list[str]
+) -> None:
+    coordinator = start("coordinator", "--listen", f"unix:{folder}/c.sock")
+    assert ready(coordinator).startswith("ready ")
+    told = [option.format(folder=folder) for option in options]
+    daemon = start(*worker(folder, f"unix:{folder}/c.sock", *told))
+    found = addresses(daemon)
+    assert len(found) == len(served)
+    for address, expected in zip(found, served, strict=True):
+        if expected.endswith(":"):
+            host, _, port = address.rpartition(":")
+            assert f"{host}:" == expected and int(port) > 0
+        else:
+            assert address == expected.format(folder=folder)
+    for one in (daemon, coordinator):
+        one.terminate()
+        assert one.wait(20) == 0
+
+
+def test_where_a_tcp_address_cannot_be_had_no_socket_is_left(folder: Path, start: Start) -> None:
+    coordinator = start("coordinator", "--listen", f"unix:{folder}/c.sock")
+    assert ready(coordinator).startswith("ready ")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        said = refusal(start(*worker(folder, f"unix:{folder}/c.sock", "--listen", address)))
+    assert f"cannot listen at {address}: address already in use" in said
+    assert [path.name for path in folder.iterdir()] == ["c.sock"]
+    coordinator.terminate()
+    assert coordinator.wait(20) == 0

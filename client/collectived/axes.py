@@ -1,0 +1,92 @@
+"""Cutting values along an axis, and joining them: arrays travel with that axis first, so that rows are neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from collectived import nest
+from collectived.arguments import whole
+from collectived.errors import InvalidArgumentError
+from collectived.leaves import Array, shown
+from collectived.nest import Spec
+from collectived_proto.types import AllGather, Cutting, Gather, Scatter
+
+_MOST_AXES = 64  # of a NumPy array
+_MOST_ROWS = (1 << 63) - 1
+
+
+def axis_of(axis: SupportsIndex) -> int:
+    """The caller's axis as a number; which arrays have it is seen later."""
+    return whole(axis, "axis", -_MOST_AXES, _MOST_AXES - 1, "an axis of the arrays, such as 0 or -1")
+
+
+def rows_of(sizes: Iterable[SupportsIndex] | None, size: int) -> tuple[int, ...]:
+    """Rows by rank; () for an even split.
+
+    Raises:
+        TypeError, ValueError: not one number per rank, or one is negative.
+    """
+    if sizes is None:
+        return ()
+    expected = f"rows for each of the {size} ranks, none of them negative"
+    if not isinstance(sizes, Iterable):
+        raise TypeError(f"sizes must be {expected}, or None, got {sizes!r}")
+    rows = tuple([whole(number, "sizes", 0, _MOST_ROWS, expected) for number in sizes])
+    if len(rows) != size:
+        raise ValueError(f"sizes must be {expected}: got {len(rows)}, {list(rows)}")
+    return rows
+
+
+def moved(operation: Cutting, spec: Spec, arrays: Sequence[Array]) -> tuple[Cutting, list[Array]]:
+    """The arrays with the operation's axis first, and the operation as ranks compare it.
+
+    A negative axis is counted from the front where all arrays agree on what it means, but not of a scatter, for only
+    its root has arrays.
+
+    Raises:
+        InvalidArgumentError: an array has no such axis, or not as many rows as `sizes` hands out.
+    """
+    axis, sizes = operation.axis, () if isinstance(operation, (AllGather, Gather)) else operation.sizes
+    for number, array in enumerate(arrays):
+        if not -array.ndim <= axis < array.ndim:
+            raise _wrong(operation, spec, number, array, _no_axis(array, axis))
+        if sizes and sum(sizes) != array.shape[axis]:
+            why = f"has {array.shape[axis]} rows along axis {axis}, but sizes {list(sizes)} add up to {sum(sizes)}"
+            raise _wrong(operation, spec, number, array, why)
+    if axis < 0 and not isinstance(operation, Scatter) and len({array.ndim for array in arrays}) == 1:
+        axis += arrays[0].ndim
+        operation = replace(operation, axis=axis)
+    if axis == 0:
+        return operation, list(arrays)
+    return operation, [np.moveaxis(array, axis, 0) for array in arrays]
+
+
+def _no_axis(array: Array, axis: int) -> str:
+    if array.ndim == 0:
+        return "is 0-d, and has no axis to go by; give it one, for example with numpy.reshape(value, 1)"
+    return f"has the shape {list(array.shape)}, and no axis {axis}"
+
+
+def _wrong(operation: Cutting, spec: Spec, number: int, array: Array, why: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{operation}: {shown(nest.paths(spec)[number])} {why}")
+
+
+def back(array: Array, axis: int) -> Array:
+    """A view of an array whose rows come first, with them along `axis`."""
+    return np.moveaxis(array, 0, axis) if axis else array
+
+
+def shape_back(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    """The shape of such a view."""
+    rows, *tail = shape
+    at = axis % len(shape)
+    return (*tail[:at], rows, *tail[at:])
+
+
+def empty(shape: Sequence[int], dtype: np.dtype[Any], axis: int) -> Array:
+    """An array for rows of that shape, in the caller's order of axes."""
+    return np.empty(shape_back(shape, axis) if axis else tuple(shape), dtype)

@@ -1,0 +1,357 @@
+"""The collectives of a group, as users call them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, SupportsIndex
+
+from collectived.arguments import whole
+from collectived.axes import axis_of, rows_of
+from collectived.prepare import Special
+from collectived_proto.options import CommunicationOptions
+from collectived_proto.types import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Gather,
+    Operation,
+    Packing,
+    Recv,
+    Reduce,
+    ReduceOp,
+    ReduceScatter,
+    Scatter,
+    Send,
+    Tier,
+)
+
+_BARRIER = Barrier()
+_MOST_TAGS = (1 << 32) - 1
+
+
+class Collectives(ABC):
+    """What follows holds for all of them.
+
+    - All ranks call the same collectives in the same order; what differs is an `InvalidArgumentError` on all of them.
+    - A *value* is an array or number, or any nest of lists, tuples, namedtuples and dicts of such, None and
+      `IndexedSlices`. A result has its structure, dtypes and kinds of arrays.
+    - Results are arrays of their own, row-major, which nobody else looks into; but where NumPy arrays lie in memory
+      from `session.empty`, their results are read-only views that the ranks of this host share.
+    - A blocking call returns when nobody reads its inputs any more. With `async_op=True` it returns a `Work` at once.
+    - `options` go over the group's. `experimental_hints` is their deprecated name.
+    - `TypeError` and `ValueError` tell of wrong arguments; any `CollectiveError` of a collective that failed, and its
+      class of what comes next.
+    """
+
+    rank: int
+    size: int
+
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        options: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+        out: Any = None,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """Combines the values of all ranks, element by element; every rank gets the same bits.
+
+        Args:
+            reduce_op: `"sum"`, `"mean"` or another `ReduceOp`; the mean of integers is floating.
+            value: the same structure, shapes and dtypes on all ranks; no bool, and what has no order has no minimum.
+                Of `IndexedSlices` every rank gets the rows of all, in order of rank, as many as each has: their sum, or
+                with `"mean"` divided by the number of ranks.
+            options: for this call, over the group's; its timeout is in seconds.
+            async_op: return a `Work` at once.
+            out: a nest of the same structure whose arrays take the result; may be `value` itself.
+            experimental_hints: deprecated name of `options`.
+
+        Returns:
+            The result in the structure of `value`: arrays of their own, or, for NumPy arrays from `session.empty`,
+            read-only views that the ranks of this host share. With `async_op`, a `Work`.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong.
+            CollectiveError: the collective failed; the class says what comes next.
+        """
+        return self._start(self._all_reduce(reduce_op), value, options, experimental_hints, async_op, out)
+
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        root: int = 0,
+        options: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """As `all_reduce`, but only `root` gets the result; the others get None."""
+        operation = Reduce(ReduceOp.of(reduce_op), self._rank(root, "root"))
+        return self._start(operation, value, options, experimental_hints, async_op)
+
+    def broadcast(
+        self,
+        value: Any,
+        root: int = 0,
+        options: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """Gives every rank the value of `root`.
+
+        Args:
+            value: on `root`, what is sent, of any dtype. On other ranks a template, whose structure, shapes and dtypes
+                must be the same (so `IndexedSlices` must have as many rows), and whose kinds of arrays the result has;
+                or None: whatever comes is taken.
+
+        Returns:
+            The value of `root`. Where `value` was None, its arrays are NumPy arrays, its numbers NumPy scalars, and its
+            containers lists, tuples, namedtuples of that name and dicts.
+
+        Raises:
+            InvalidArgumentError: a template is unlike the value; or None was given, and a dict of the value has keys
+                that are no literals of Python.
+        """
+        root = self._rank(root, "root")
+        comes = value is None and root != self.rank
+        return self._start(Broadcast(root), value, options, experimental_hints, async_op, comes=comes)
+
+    def all_gather(
+        self,
+        value: Any,
+        axis: SupportsIndex = 0,
+        options: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """Joins the arrays of all ranks along `axis`, in order of rank; every rank gets all.
+
+        Args:
+            value: arrays of at least one axis and any dtype; lengths along `axis` may differ between ranks, and be 0,
+                everything else must be the same.
+            axis: negative ones count from the end.
+
+        Returns:
+            The structure of `value`; an array of shape [2, 3] becomes one of [2 * size, 3] if all ranks have such.
+
+        Raises:
+            InvalidArgumentError: an array is 0-d, or has no such axis.
+        """
+        return self._start(AllGather(axis_of(axis)), value, options, experimental_hints, async_op, cutting=True)
+
+    def gather(
+        self,
+        value: Any,
+        root: int = 0,
+        axis: SupportsIndex = 0,
+        options: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """As `all_gather`, but only `root` gets the result; the others get None."""
+        operation = Gather(self._rank(root, "root"), axis_of(axis))
+        return self._start(operation, value, options, experimental_hints, async_op, cutting=True)
+
+    def scatter(
+        self,
+        value: Any,
+        root: int = 0,
+        axis: SupportsIndex = 0,
+        sizes: Iterable[SupportsIndex] | None = None,
+        options: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """Cuts the arrays of `root` along `axis` and gives each rank its piece, the first one to rank 0.
+
+        Args:
+            value: on `root`, arrays of at least one axis and any dtype. On other ranks it is not looked at.
+            axis: the same on all ranks.
+            sizes: on `root`, how many rows each rank gets; they add up to the length of every array along `axis`.
+                None: as even as possible, one more for the first ranks where it does not divide. Not looked at
+                elsewhere.
+
+        Returns:
+            This rank's piece, in the structure of root's value; on other ranks than `root` as NumPy arrays.
+
+        Raises:
+            InvalidArgumentError: an array is 0-d, has no such axis, or `sizes` do not add up to its length.
+        """
+        root = self._rank(root, "root")
+        if self.rank != root:
+            operation = Scatter(root, axis_of(axis))
+            return self._start(operation, None, options, experimental_hints, async_op, comes=True)
+        operation = Scatter(root, axis_of(axis), rows_of(sizes, self.size))
+        return self._start(operation, value, options, experimental_hints, async_op, cutting=True)
+
+    def reduce_scatter(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        axis: SupportsIndex = 0,
+        sizes: Iterable[SupportsIndex] | None = None,
+        options: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """Combines the values of all ranks as `all_reduce` does, and gives each rank its piece along `axis`.
+
+        Args:
+            reduce_op: `"sum"`, `"mean"` or another `ReduceOp`; the mean of integers is floating.
+            value: arrays of at least one axis; the same structure, shapes and dtypes on all ranks; no bool.
+            sizes: how many rows each rank gets, the same on all ranks; they add up to the length of every array along
+                `axis`. None: as even as possible, one more for the first ranks where it does not divide.
+
+        Returns:
+            The structure of `value`, with this rank's rows.
+
+        Raises:
+            InvalidArgumentError: an array is 0-d, has no such axis, or `sizes` do not add up to its length.
+        """
+        operation = ReduceScatter(ReduceOp.of(reduce_op), axis_of(axis), rows_of(sizes, self.size))
+        return self._start(operation, value, options, experimental_hints, async_op, cutting=True)
+
+    def all_to_all(
+        self,
+        value: Any,
+        axis: SupportsIndex = 0,
+        sizes: Iterable[SupportsIndex] | None = None,
+        options: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """Cuts the arrays of every rank along `axis`, sends piece r to rank r, and joins what comes by sender.
+
+        Args:
+            value: arrays of at least one axis and any dtype; with `sizes`, lengths along `axis` may differ between
+                ranks.
+            sizes: how many of this rank's rows go to each rank; they add up to the length of every array along `axis`.
+                Every rank gives its own, or none does. None: as even as possible, one more for the first ranks where
+                it does not divide.
+
+        Returns:
+            The structure of `value`: along `axis` the piece from rank 0, then that from rank 1, and so on.
+
+        Raises:
+            InvalidArgumentError: an array is 0-d, has no such axis, or `sizes` do not add up to its length.
+        """
+        operation = AllToAll(axis_of(axis), rows_of(sizes, self.size))
+        return self._start(operation, value, options, experimental_hints, async_op, cutting=True)
+
+    def send(
+        self,
+        value: Any,
+        to: int,
+        tag: int = 0,
+        options: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """Sends a value to one rank, which calls `recv`; any dtype. Other ranks take no part.
+
+        What one rank sends another one under one tag arrives in order. Sends and recvs are numbered apart from the
+        group's other collectives, and at most 64 of them are in flight.
+
+        Args:
+            to: a rank of this group; this rank itself, too, if it also receives: with `async_op` in one of the two.
+            tag: 0 to 2**32 - 1; a recv takes only what was sent under its tag.
+
+        Returns:
+            None, when nobody reads the value any more; with `async_op`, a `Work`.
+        """
+        operation = Send(self._rank(to, "to"), self._tag(tag))
+        return self._start(operation, value, options, experimental_hints, async_op)
+
+    def recv(
+        self,
+        source: int,
+        tag: int = 0,
+        options: CommunicationOptions | None = None,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """Receives what `source` sends to this rank under `tag`; see `send`.
+
+        Args:
+            out: a nest whose arrays take the value; its structure, shapes and dtypes must be those of what comes.
+
+        Returns:
+            `out`, or the value: its arrays as NumPy arrays, its numbers as NumPy scalars, its containers as lists,
+            tuples, namedtuples of that name and dicts. With `async_op`, a `Work` for it.
+
+        Raises:
+            InvalidArgumentError: what came does not fit `out`, which is left as it is; or, without `out`, a dict of
+                the value has keys that are no literals of Python.
+        """
+        operation = Recv(self._rank(source, "source"), self._tag(tag))
+        return self._start(operation, None, options, experimental_hints, async_op, out, comes=True)
+
+    def barrier(
+        self,
+        options: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """Ends when all ranks have called it; None, or a `Work` with `async_op`."""
+        return self._start(_BARRIER, None, options, experimental_hints, async_op)
+
+    def _all_reduce_packed(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        options: CommunicationOptions | None,
+        *,
+        all_reduce_spec: tuple[Tier, ...] = (),
+        packing: Packing | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """`all_reduce` by algorithms and in packs that a cross-device operation chooses."""
+        special = Special(all_reduce_spec, packing)
+        return self._start(self._all_reduce(reduce_op), value, options, None, async_op, special=special)
+
+    @abstractmethod
+    def _start(
+        self,
+        operation: Operation,
+        value: Any,
+        options: CommunicationOptions | None,
+        hints: CommunicationOptions | None,
+        async_op: bool,
+        out: Any = None,
+        *,
+        cutting: bool = False,
+        comes: bool = False,
+        special: Special | None = None,
+    ) -> Any:
+        """Starts a collective and, unless `async_op`, waits for its result.
+
+        Args:
+            cutting: whether the operation is a `Cutting` on a value of this rank.
+            comes: whether this rank has no value and takes what comes.
+        """
+
+    @abstractmethod
+    def _all_reduce(self, reduce_op: ReduceOp | str) -> AllReduce:
+        """The operation, remembered, for this one is to be quick."""
+
+    def _rank(self, rank: int, name: str) -> int:
+        return whole(rank, name, 0, self.size - 1, f"a rank of this group, 0 to {self.size - 1}")
+
+    def _tag(self, tag: int) -> int:
+        return whole(tag, "tag", 0, _MOST_TAGS, f"a whole number from 0 to {_MOST_TAGS}")

@@ -1,0 +1,169 @@
+"""Cross-device operations by all-reduce: where values lie on the devices that want their sum."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from collectived.arguments import whole
+from collectived.cross_device import local
+from collectived.cross_device.destinations import match
+from collectived.cross_device.ops import CrossDeviceOps, Pair, Terms, mirrored, remaining
+from collectived.cross_device.reduction import ReductionToOneDevice
+from collectived.cross_device.values import PerReplica
+from collectived.session import Session
+from collectived_proto.deadline import Deadline
+from collectived_proto.options import CommunicationOptions
+from collectived_proto.types import CommunicationImplementation, Packing, ReduceOp
+
+_ALGORITHMS = ("nccl", "hierarchical_copy")
+_MOST = 1 << 62
+
+
+class AllReduceCrossDeviceOps(CrossDeviceOps):
+    """Base of the operations that reduce by one all-reduce over the devices of a value.
+
+    Values of a batch that lie on the same devices travel together. A value that is wanted on other devices than its
+    own, or is sparse, goes by `ReductionToOneDevice`; the former is said once in the log "collectived".
+
+    Args:
+        all_reduce_alg: "nccl", or "hierarchical_copy": folded on each worker, then across the workers.
+        num_packs: all dense values of a batch and of one type are put together and cut into so many packs; 0: each
+            value by itself. Where a call's options have `bytes_per_pack`, that is followed instead.
+        agg_small_grads_max_bytes: with `num_packs=0`, neighbouring values of at most so many bytes travel together.
+        agg_small_grads_max_group: at most so many of them.
+        session: None: the process's default session.
+
+    Raises:
+        ValueError: an unknown algorithm, or a negative number. TypeError: not a whole number.
+    """
+
+    def __init__(
+        self,
+        all_reduce_alg: str = "nccl",
+        num_packs: int = 1,
+        agg_small_grads_max_bytes: int = 0,
+        agg_small_grads_max_group: int = 10,
+        *,
+        session: Session | None = None,
+    ) -> None:
+        super().__init__(session=session)
+        if all_reduce_alg not in _ALGORITHMS:
+            raise ValueError(f"all_reduce_alg must be one of {', '.join(_ALGORITHMS)}, got {all_reduce_alg!r}")
+        self._algorithm = all_reduce_alg
+        self._packing = Packing(
+            count(num_packs, "num_packs"),
+            count(agg_small_grads_max_bytes, "agg_small_grads_max_bytes"),
+            count(agg_small_grads_max_group, "agg_small_grads_max_group"),
+        )
+        self._otherwise = ReductionToOneDevice(session=session)
+
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: CommunicationOptions
+    ) -> Any:
+        """See `CrossDeviceOps`."""
+        return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
+
+    def batch_reduce_implementation(
+        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[Pair], options: CommunicationOptions
+    ) -> list[Any]:
+        """See `CrossDeviceOps`."""
+        deadline = Deadline.after(options.timeout_seconds)
+        results: list[Any] = [None] * len(value_destination_pairs)
+        together: dict[tuple[str, ...], list[int]] = {}
+        for number, (value, destinations) in enumerate(value_destination_pairs):
+            if self._goes_by_all_reduce(value, destinations):
+                together.setdefault(value.devices, []).append(number)
+            else:
+                results[number] = self._otherwise.reduce_implementation(
+                    reduce_op, value, destinations, remaining(options, deadline)
+                )
+        for devices, numbers in together.items():
+            values = [value_destination_pairs[number][0] for number in numbers]
+            reduced = self._all_reduce(reduce_op, values, devices, remaining(options, deadline))
+            for number, components in zip(numbers, reduced, strict=True):
+                wanted = self._devices(value_destination_pairs[number][1])
+                results[number] = mirrored(components, wanted, devices)
+        return results
+
+    def _terms(self, options: CommunicationOptions, devices: Sequence[str]) -> Terms:
+        """See `CrossDeviceOps`."""
+        if self._algorithm == "nccl" and options.implementation is CommunicationImplementation.AUTO:
+            options = replace(options, implementation=CommunicationImplementation.NCCL)
+            without = next((device for device in devices if "CPU" in device), None)
+            if without is not None:
+                self._say_once("nccl", f"{without} has no NCCL: the ring is used instead")
+        return Terms(options, packing=None if options.bytes_per_pack else self._packing)
+
+    def _goes_by_all_reduce(self, value: PerReplica, destinations: Any) -> bool:
+        wanted = self._devices(destinations)
+        if any(map(local.is_sparse, value.values)):
+            return False
+        if not match(value.devices, wanted):
+            self._say_once(
+                "elsewhere",
+                f"a value on {', '.join(value.devices)} is wanted on {', '.join(wanted)}: ReductionToOneDevice is used",
+                logging.INFO,
+            )
+            return False
+        return True
+
+    def _all_reduce(
+        self, op: ReduceOp, values: Sequence[PerReplica], devices: tuple[str, ...], options: CommunicationOptions
+    ) -> list[list[Any]]:
+        """For each value the results of all ranks."""
+        terms = self._terms(options, devices)
+
+        def contribution(rank: int) -> Any:
+            parts = [value.values[rank] for value in values]
+            return parts if len(parts) > 1 else parts[0]  # alone it has no path in errors
+
+        by_rank = self._spread.ranks(devices).carry_out(
+            lambda group: group._all_reduce_packed(
+                op,
+                contribution(group.rank),
+                terms.options,
+                all_reduce_spec=terms.all_reduce_spec,
+                packing=terms.packing,
+                async_op=True,
+            )
+        )
+        rows = by_rank if len(values) > 1 else [[result] for result in by_rank]
+        return [list(components) for components in zip(*rows, strict=True)]
+
+
+class NcclAllReduce(AllReduceCrossDeviceOps):
+    """Reduces by NCCL's all-reduce over the devices of a value; on CPUs by the ring, said once in the log.
+
+    Args:
+        num_packs: how many packs a batch is cut into, per type; 0: each value by itself.
+        session: None: the process's default session.
+
+    Raises:
+        ValueError: `num_packs` is negative. TypeError: it is no whole number.
+    """
+
+    def __init__(self, num_packs: int = 1, *, session: Session | None = None) -> None:
+        super().__init__("nccl", num_packs, session=session)
+
+
+class HierarchicalCopyAllReduce(AllReduceCrossDeviceOps):
+    """Reduces level by level: on each worker its devices, then across the workers; for any number of devices.
+
+    Args:
+        num_packs: how many packs a batch is cut into, per type; 0: each value by itself.
+        session: None: the process's default session.
+
+    Raises:
+        ValueError: `num_packs` is negative. TypeError: it is no whole number.
+    """
+
+    def __init__(self, num_packs: int = 1, *, session: Session | None = None) -> None:
+        super().__init__("hierarchical_copy", num_packs, session=session)
+
+
+def count(number: int, name: str) -> int:
+    """Checks an argument that counts something."""
+    return whole(number, name, 0, _MOST, "a whole number, not negative")

@@ -1,0 +1,94 @@
+"""Replicas of a strategy: threads that reduce by the strategy's cross-device operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from collectived import nest
+from collectived.cross_device.ops import CrossDeviceOps, call_options
+from collectived.cross_device.replica import ReplicaContext
+from collectived.cross_device.values import DistributedValues, PerReplica
+from collectived.group import Group
+from collectived_proto.options import CommunicationOptions
+from collectived_proto.types import ReduceOp
+
+
+class Board:
+    """Where the replicas of one run meet: what each gives, and what came of it.
+
+    Args:
+        ops: the operation that the caller chose for the strategy; None: the group's own all-reduce.
+        devices: of the replicas, in full.
+    """
+
+    def __init__(self, ops: CrossDeviceOps | None, devices: Sequence[str]) -> None:
+        self.ops = ops
+        self.devices = tuple(devices)
+        self.given: list[tuple[nest.Spec, list[Any]]] = [(nest.NONE, [])] * len(self.devices)
+        self.reduced: list[Any] | Exception = []
+
+    def reduce(self, reduce_op: ReduceOp | str, options: CommunicationOptions) -> None:
+        """Reduces what all have given, by the operation."""
+        assert self.ops is not None
+        try:
+            structures = [nest.structure(spec) for spec, _ in self.given]
+            for replica, structure in enumerate(structures):
+                if structure != structures[0]:
+                    raise ValueError(f"replica {replica} gave {structure}, replica 0 {structures[0]} (* is a leaf)")
+            leaves = zip(*(leaves for _, leaves in self.given), strict=True)
+            values = [PerReplica(components, self.devices) for components in leaves]
+            self.reduced = self.ops.batch_reduce(reduce_op, [(value, value) for value in values], options)
+        except Exception as error:
+            self.reduced = error
+
+
+class StrategyReplica(ReplicaContext):
+    """A replica of a strategy. An operation that is no plain all-reduce is carried out by replica 0, for all."""
+
+    def __init__(self, group: Group, board: Board) -> None:
+        super().__init__(lambda: group)
+        self._board = board
+
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        options: CommunicationOptions | None = None,
+        experimental_hints: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+    ) -> Any:
+        """See `ReplicaContext`."""
+        ops = self._board.ops
+        if ops is None:
+            return super().all_reduce(reduce_op, value, options, experimental_hints, async_op=async_op)
+        chosen = call_options(options, experimental_hints)
+        terms = ops._terms(chosen, self._board.devices)
+        if terms is None:
+            return self._merged(reduce_op, value, chosen, async_op)
+        return self._group._all_reduce_packed(
+            reduce_op,
+            value,
+            terms.options,
+            all_reduce_spec=terms.all_reduce_spec,
+            packing=terms.packing,
+            async_op=async_op,
+        )
+
+    def _merged(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions, async_op: bool) -> Any:
+        if async_op:
+            raise ValueError(
+                f"async_op is not offered with {type(self._board.ops).__name__}, which runs in this process"
+            )
+        group, board = self._group, self._board
+        spec, leaves = nest.flatten(value)
+        board.given[group.rank] = spec, leaves
+        group.barrier(options)  # all have given
+        if group.rank == 0:
+            board.reduce(reduce_op, options)
+        group.barrier(options)  # it is reduced, and may be taken until all meet here again
+        if isinstance(board.reduced, Exception):
+            raise board.reduced
+        mine = [one.values[group.rank] if isinstance(one, DistributedValues) else one for one in board.reduced]
+        return nest.unflatten(spec, mine)

@@ -1,0 +1,258 @@
+"""Cross-device operations: reductions and broadcasts over values with one component per device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from collectived.cross_device import local
+from collectived.cross_device.destinations import destination_devices, match
+from collectived.cross_device.spread import Spread, spread_from
+from collectived.cross_device.values import DistributedValues, Mirrored, PerReplica
+from collectived.session import Session
+from collectived_proto.deadline import Deadline
+from collectived_proto.options import CommunicationOptions
+from collectived_proto.types import Packing, ReduceOp, Tier
+
+log = logging.getLogger("collectived")
+
+Pair = tuple[PerReplica, Any]  # a value whose devices are known in full, and a destination as the caller gave it
+_DEFAULT = CommunicationOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What an operation asks of an all-reduce beside its value."""
+
+    options: CommunicationOptions
+    all_reduce_spec: tuple[Tier, ...] = ()
+    packing: Packing | None = None
+
+
+class CrossDeviceOps:
+    """Base of the cross-device operations. Thread-safe.
+
+    One client holds a value with a component for each device, on the devices of one or several workers, and wants the
+    sum or the mean of the components on some devices. The ranks of a hidden group carry it out, one per device; it is
+    joined at the first use of these devices and kept as long as the session.
+
+    A class of your own overrides `reduce_implementation`, and `batch_reduce_implementation` where a batch can be done
+    better than pair by pair.
+
+    Args:
+        session: whose worker names without a task belong to, and whose job's workers are reached; None: the process's
+            default session, connected at the first use.
+    """
+
+    def __init__(self, *, session: Session | None = None) -> None:
+        if session is not None and not isinstance(session, Session):
+            raise TypeError(f"session must be what cd.connect() returned, or None, got {type(session).__name__}")
+        self._session = session
+        self._said: set[str] = set()
+
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        per_replica_value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+        *,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """Combines the components of a value, and puts the result on the destinations' devices.
+
+        Args:
+            reduce_op: sum or mean, as `ReduceOp` or text. The mean of integers is floating.
+            per_replica_value: `PerReplica` or `Mirrored` with components of one shape and type, dense or sparse; an
+                array or a number is a value of one component.
+            destinations: `PerReplica` or `Mirrored`, of which only the devices count; a device name; an array on a
+                device.
+            options: bytes per pack, time limit and implementation of this call.
+            experimental_hints: older name of `options`.
+
+        Returns:
+            `Mirrored` with an array of its own for every device of the destinations; for one device the bare array.
+            Arrays are of the kind of the components, and never those that were given.
+
+        Raises:
+            ValueError: an argument is none of these, a value has no components, or both `options` and
+                `experimental_hints` are given. Components that differ are an `InvalidArgumentError`, which is one.
+            TypeError: collectives do not carry the components, or the operation does not take their elements.
+            NotFoundError: a worker has no such device.
+            CollectiveError: the collective failed; the next call joins again where that is needed.
+        """
+        op, chosen = reduction(reduce_op), call_options(options, experimental_hints)
+        value = self._located(_checked(op, per_replica_value, "the value", destinations))
+        if self._stays(value, destinations):
+            return _alone(op, value)
+        return self.reduce_implementation(op, value, destinations, chosen)
+
+    def batch_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Iterable[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+        *,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> list[Any]:
+        """Reduces several values at once, each to destinations of its own.
+
+        Args:
+            reduce_op: as for `reduce`.
+            value_destination_pairs: any iterable of tuples (value, destinations), as for `reduce`; shapes, element
+                types, devices, sparse and dense ones may be mixed.
+            options, experimental_hints: as for `reduce`; the time limit is one for all.
+
+        Returns:
+            What `reduce` gives for each pair, in the order of the pairs; [] for none.
+
+        Raises:
+            ValueError: a pair is no tuple of two; else as `reduce`.
+        """
+        op, chosen = reduction(reduce_op), call_options(options, experimental_hints)
+        given = [_pair(op, pair, f"pair {number}") for number, pair in enumerate(value_destination_pairs)]
+        pairs = [(self._located(value), where) for value, where in given]
+        staying = [self._stays(*pair) for pair in pairs]
+        left = [pair for pair, stays in zip(pairs, staying, strict=True) if not stays]
+        reduced = iter(self.batch_reduce_implementation(op, left, chosen) if left else ())
+        return [_alone(op, value) if stays else next(reduced) for (value, _), stays in zip(pairs, staying, strict=True)]
+
+    def broadcast(self, tensor: Any, destinations: Any) -> Any:
+        """Copies an array, a number or `IndexedSlices` to every device of the destinations.
+
+        Returns:
+            `Mirrored` with an array of its own for every device; for one device the bare array.
+
+        Raises:
+            ValueError, TypeError, NotFoundError: as `reduce`.
+        """
+        destination_devices(destinations)
+        if isinstance(tensor, DistributedValues):
+            raise ValueError(f"a {type(tensor).__name__} cannot be broadcast: give one component of it, as .primary is")
+        local.element(tensor, "the value")
+        return self.broadcast_implementation(tensor, destinations)
+
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: CommunicationOptions
+    ) -> Any:
+        """What `reduce` does when its arguments are checked; to be overridden.
+
+        Args:
+            reduce_op: SUM or MEAN.
+            per_replica_value: at least one component, and devices in full.
+            destinations: as the caller gave them.
+            options: never None.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must override reduce_implementation")
+
+    def batch_reduce_implementation(
+        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[Pair], options: CommunicationOptions
+    ) -> list[Any]:
+        """What `batch_reduce` does with pairs that are checked, one at least: here one after the other."""
+        return [
+            self.reduce_implementation(reduce_op, value, where, options) for value, where in value_destination_pairs
+        ]
+
+    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+        """What `broadcast` does when its arguments are checked."""
+        return mirrored([local.copied(tensor)], self._devices(destinations))
+
+    def _terms(self, options: CommunicationOptions, devices: Sequence[str]) -> Terms | None:
+        """How an all-reduce over these devices is asked for; None where this operation is more than an all-reduce."""
+        return None
+
+    @property
+    def _spread(self) -> Spread:
+        return spread_from(self._session)
+
+    def _devices(self, destinations: Any) -> tuple[str, ...]:
+        return self._spread.devices(destination_devices(destinations))
+
+    def _stays(self, value: PerReplica, destinations: Any) -> bool:
+        return len(value.values) == 1 and match(value.devices, self._devices(destinations))
+
+    def _located(self, value: DistributedValues) -> PerReplica:
+        return PerReplica(value.values, self._spread.devices(value.devices))
+
+    def _say_once(self, matter: str, text: str, level: int = logging.WARNING) -> None:
+        if matter not in self._said:
+            self._said.add(matter)
+            log.log(level, "%s: %s", type(self).__name__, text)
+
+
+def reduction(reduce_op: ReduceOp | str) -> ReduceOp:
+    """SUM or MEAN.
+
+    Raises:
+        ValueError: another operation, or none. TypeError: neither a `ReduceOp` nor a text.
+    """
+    op = ReduceOp.of(reduce_op)
+    if op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise ValueError(f"cross-device operations are sum and mean, got {op.value}: Group.all_reduce has all others")
+    return op
+
+
+def call_options(
+    options: CommunicationOptions | None, experimental_hints: CommunicationOptions | None
+) -> CommunicationOptions:
+    """The options of a call under whichever name they were given.
+
+    Raises:
+        ValueError: both are given. TypeError: they are no options.
+    """
+    if options is not None and experimental_hints is not None:
+        raise ValueError("options and experimental_hints were both given: give options alone")
+    chosen = experimental_hints if options is None else options
+    if chosen is not None and not isinstance(chosen, CommunicationOptions):
+        raise TypeError(f"options must be CommunicationOptions or None, got {type(chosen).__name__}")
+    return _DEFAULT if chosen is None else chosen
+
+
+def remaining(options: CommunicationOptions, deadline: Deadline) -> CommunicationOptions:
+    """The same options with what is left of their time limit, if they have one."""
+    return replace(options, timeout_seconds=deadline.wire()) if deadline.is_set else options
+
+
+def mirrored(results: Sequence[Any], devices: Sequence[str], held: Sequence[str] = ()) -> Any:
+    """A result on every one of `devices`: `Mirrored`, or the bare array for one device.
+
+    Args:
+        results: equal arrays in memory of their own, one at least; what they do not suffice for are copies.
+        held: the devices of the results, which keep theirs; () for one result without a device.
+    """
+    unused = list(zip(held or devices, results, strict=False))
+    parts = []
+    for device in devices:
+        here = next((number for number, (where, _) in enumerate(unused) if where == device), None)
+        parts.append(local.copied(results[0]) if here is None else unused.pop(here)[1])
+    return parts[0] if len(parts) == 1 else Mirrored(parts, devices)
+
+
+def _alone(op: ReduceOp, value: PerReplica) -> Any:
+    """The result where the one component is where it is wanted."""
+    return local.mean(value.primary) if op is ReduceOp.MEAN else local.copied(value.primary)
+
+
+def _pair(op: ReduceOp, pair: object, name: str) -> tuple[DistributedValues, Any]:
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise ValueError(f"{name} must be a tuple (value, destinations), got {pair!r}")
+    value, destinations = pair
+    return _checked(op, value, f"the value of {name}", destinations), destinations
+
+
+def _checked(op: ReduceOp, given: Any, name: str, destinations: Any) -> DistributedValues:
+    """The value with its components, if it can be reduced at all; nobody is asked."""
+    if given is None or isinstance(given, (str, list, tuple, dict)):
+        raise ValueError(
+            f"{name} must be a PerReplica or Mirrored value, an array or a number, got {type(given).__name__}; "
+            "for one component per replica give PerReplica([...], devices)"
+        )
+    value = given if isinstance(given, DistributedValues) else PerReplica([given])
+    if not value.values:
+        raise ValueError(f"{name} has no components: there is nothing to reduce")
+    for replica, component in enumerate(value.values):
+        local.check(component, op, f"component {replica} of {name}")
+    destination_devices(destinations)
+    return value

@@ -1,0 +1,144 @@
+"""The replica context: this process, or this thread of a strategy, as one of the replicas that work in step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from collectived.cross_device.home import default_session
+from collectived.errors import CollectiveError
+from collectived.group import Group
+from collectived_proto.options import CommunicationOptions
+from collectived_proto.types import ReduceOp
+
+
+class ReplicaContext:
+    """One replica among `num_replicas_in_sync`; see `get_replica_context`. Thread-safe.
+
+    All replicas must make the same calls in the same order.
+    """
+
+    def __init__(self, join: Callable[[], Group]) -> None:
+        self._join = join
+        self._lock = threading.Lock()
+        self._joined: Group | None = None
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """The number of this replica, from 0: its rank."""
+        return self._group.rank
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are."""
+        return self._group.size
+
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        options: CommunicationOptions | None = None,
+        experimental_hints: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+    ) -> Any:
+        """Combines the values of all replicas, element by element; see `Group.all_reduce`.
+
+        Args:
+            reduce_op: `ReduceOp` or text, such as "sum".
+            value: arrays, numbers, `IndexedSlices` or None in any nest; the same structure, shapes and types on all
+                replicas.
+            options: of this call. experimental_hints: its older name.
+            async_op: return a `Work` at once, whose `as_completed` gives leaves as they come.
+
+        Returns:
+            The result in the structure of `value`.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong, or both `options` and `experimental_hints` are given.
+            CollectiveError: the collective failed. Where its `.rejoin` is True, `get_replica_context()` gives a new
+                context, which joins again.
+        """
+        return self._group.all_reduce(
+            reduce_op, value, options, async_op=async_op, experimental_hints=experimental_hints
+        )
+
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        """Joins the values of all replicas along `axis`, in their order; see `Group.all_gather`."""
+        return self._group.all_gather(value, axis, options=options)
+
+    @property
+    def _group(self) -> Group:
+        with self._lock:
+            if self._joined is None:
+                self._joined = self._join()
+            return self._joined
+
+    @property
+    def _spent(self) -> bool:
+        """Whether nothing can come of it any more, and the caller has been told so."""
+        if self._joined is None:
+            return False
+        standing = self._joined._doorbell.standing
+        return bool(self._joined._unusable) or (standing.over and standing.unseen is None)
+
+    def _leave(self) -> None:
+        if self._joined is not None:
+            with contextlib.suppress(CollectiveError):
+                self._joined.leave()
+
+    def __repr__(self) -> str:
+        return f"<ReplicaContext: {'not joined yet' if self._joined is None else self._joined!r}>"
+
+
+_lock = threading.Lock()
+_process: ReplicaContext | None = None
+_thread = threading.local()
+
+
+def get_replica_context() -> ReplicaContext:
+    """This replica: in `MirroredStrategy.run` the one of this thread, else this process.
+
+    A process is a replica of its default group, which is joined at the context's first use from the environment that
+    `collectived launch` sets. Where that group has failed, and the error was raised here, this gives a new context.
+    """
+    global _process
+    current: ReplicaContext | None = getattr(_thread, "context", None)
+    if current is not None:
+        return current
+    with _lock:
+        if _process is not None and _process._spent:
+            _process._leave()
+            _process = None
+        if _process is None:
+            _process = ReplicaContext(lambda: default_session().join())
+        return _process
+
+
+def in_replica() -> bool:
+    """Whether this thread is a replica of a strategy."""
+    return getattr(_thread, "context", None) is not None
+
+
+@contextlib.contextmanager
+def as_replica(context: ReplicaContext) -> Iterator[None]:
+    """Makes it this thread's."""
+    _thread.context = context
+    try:
+        yield
+    finally:
+        _thread.context = None
+
+
+def _after_fork_in_child() -> None:
+    global _lock, _process
+    _lock = threading.Lock()
+    _process = None
+    _thread.context = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

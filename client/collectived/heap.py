@@ -1,0 +1,136 @@
+"""Memory of this process, for sessions that share none with their worker: arrays, staging, and results as they came."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived.leaves import Array
+from collectived.places import Backing, Stageable
+from collectived.route import Address
+
+SPARE_BYTES = 256 << 20  # the most staging that is kept for later calls
+_MOST_FREE = 4  # blocks of results that are kept for later ones
+_RATIO = 4  # a result takes no block that is larger than this many times what it needs
+_SMALL = 4096
+
+Bytes = NDArray[np.uint8]
+
+
+class HeapStaging:
+    """Room for the leaves of one call, laid out as Prepare said; a `route.Staged`.
+
+    Attributes:
+        parts: the bytes of each leaf, in the order of the leaves.
+    """
+
+    __slots__ = ("address", "parts", "size", "views")
+
+    def __init__(self, prepared: Stageable) -> None:
+        self.size = prepared.layout.staging_bytes
+        self.address: tuple[Address, ...] = ((0, 0),)
+        memory = np.empty(max(1, self.size), np.uint8)
+        self.views: list[Array] = [
+            np.ndarray(shape, dtype, memory, offset) for offset, dtype, shape in prepared.staging_places
+        ]
+        self.parts: list[Bytes] = [view.reshape(-1).view(np.uint8) for view in self.views]
+
+
+class Heap:
+    """A `route.Room` that no worker can read: every value is staged, and sent from there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spares: dict[Stageable, HeapStaging] = {}
+        self._spare_bytes = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array, row-major."""
+        return np.empty(shape, dtype)
+
+    def locate(self, array: Array) -> Address | None:
+        return None
+
+    def stage(self, prepared: Stageable) -> HeapStaging:
+        with self._lock:
+            return self._take(prepared) or HeapStaging(prepared)
+
+    def keep(self, prepared: Stageable, staging: HeapStaging) -> None:
+        if not prepared.current or staging.size > SPARE_BYTES:
+            return
+        with self._lock:
+            self._take(prepared)
+            self._spares[prepared] = staging
+            self._spare_bytes += staging.size
+            while self._spare_bytes > SPARE_BYTES:
+                self._take(next(iter(self._spares)))
+
+    def retire(self, staging: HeapStaging | None, arrays: Sequence[Array]) -> None:
+        """What is still being sent is held by who sends it."""
+
+    def outdated(self, prepared: Stageable) -> None:
+        prepared.current = False
+        with self._lock:
+            self._take(prepared)
+
+    def forget(self) -> None:
+        """Lets go of all that is kept."""
+        self._spares.clear()
+        self._spare_bytes = 0
+
+    def _take(self, prepared: Stageable) -> HeapStaging | None:
+        staging = self._spares.pop(prepared, None)
+        if staging is not None:
+            self._spare_bytes -= staging.size
+        return staging
+
+
+class Block:
+    """Memory for a result, a `route.Slot`; given back when collected."""
+
+    __slots__ = ("_returned", "memory", "offset", "where")
+
+    def __init__(self, number: int, memory: Bytes, returned: deque[tuple[int, Bytes]]) -> None:
+        self.memory = memory
+        self.offset = 0
+        self.where = (number, 0)
+        self._returned = returned
+
+    def __del__(self) -> None:
+        self._returned.append((self.where[0], self.memory))
+
+    def share(self, nbytes: int) -> Backing | None:
+        """Nothing is shared here: results are copied from it."""
+        return None
+
+
+class Blocks:
+    """Memory for results, used again and again; its owner has a lock."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self._free: list[tuple[int, Bytes]] = []
+        self._returned: deque[tuple[int, Bytes]] = deque()
+
+    def take(self, nbytes: int) -> Block:
+        """A block of at least that size."""
+        while self._returned:
+            self._free.append(self._returned.popleft())
+        del self._free[:-_MOST_FREE]
+        fitting = [free for free in self._free if nbytes <= free[1].nbytes <= max(_RATIO * nbytes, _SMALL)]
+        if not fitting:
+            return Block(next(self._numbers), np.empty(max(nbytes, _SMALL), np.uint8), self._returned)
+        number, memory = min(fitting, key=lambda free: free[1].nbytes)
+        self._free = [free for free in self._free if free[0] != number]
+        return Block(number, memory, self._returned)
+
+    def forget(self) -> None:
+        """Lets go of all that is kept."""
+        self._free.clear()
+        self._returned.clear()

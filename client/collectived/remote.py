@@ -1,0 +1,313 @@
+"""The way of a rank to a worker with which it shares no memory: every call is one `Submit` over gRPC.
+
+Replies are read in threads of the library's, one per call in flight; callers only ever wait for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import threading
+from dataclasses import dataclass, fields
+from functools import partial
+from time import monotonic
+
+from collectived.arguments import sendable
+from collectived.call import Call
+from collectived.callbacks import Callbacks
+from collectived.doorbell import GRACE
+from collectived.errors import CollectiveError, FailedPreconditionError, ResourceExhaustedError
+from collectived.heap import Blocks, HeapStaging
+from collectived.incoming import Incoming, LaidOut, Outlined
+from collectived.prepare import MOST
+from collectived.route import ALL, Address
+from collectived.rpc import Worker
+from collectived.standing import Standing
+from collectived.submission import Submission
+from collectived.turns import Turns
+from collectived_proto import codec
+from collectived_proto.deadline import Deadline
+from collectived_proto.errors import Code, error_class, error_from_verdict
+from collectived_proto.local import wire
+from collectived_proto.types import Collective, GroupInfo, Layout, Verdict
+from collectived_proto.v1 import common_pb2, worker_pb2
+
+_STOP_WITHIN = 0.09  # seconds in which a worker says that it has stopped; Ctrl-C is to be over within 0.1
+_LONGEST_REASON = 4096  # characters
+_NEGLIGIBLE = 0.02  # seconds between the caller's call and the worker's clock of it that are not counted
+# With these a worker says that it has not taken a submission, and that its number is free again.
+_REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal(Verdict):
+    """What one call ends with that the worker did not take, and that concerns nobody else: the group goes on."""
+
+
+class _Listeners(Turns):
+    """Somebody else always reads: callers only follow."""
+
+    def __init__(self, mutex: threading.Lock) -> None:
+        super().__init__(mutex)
+        self._leader = -1  # no thread's
+
+
+class Remote:
+    """A `Route` over gRPC. `mutex` guards everything here.
+
+    Args:
+        session: the session's secret name.
+        worker: its name, for people.
+    """
+
+    def __init__(self, rpc: Worker, session: bytes, group: GroupInfo, rank: int, worker: str) -> None:
+        self.mutex = threading.Lock()
+        self.standing = Standing(group, rank)
+        self.callbacks = Callbacks(self.mutex, self.wait)
+        self.severed = ""
+        self._rpc = rpc
+        self._session = session
+        self._worker = worker
+        self._turns = _Listeners(self.mutex)
+        self._calls: dict[int, Call] = {}  # in flight, by instance
+        self._described: dict[int, common_pb2.Collective] = {}  # by the worker's number
+        self._blocks = Blocks()
+        self._lost = False
+
+    def describe(self, collective: Collective, deadline: Deadline | None) -> tuple[int, Layout]:
+        """A number and a layout for a collective; a `route.Describe`."""
+        key, rank = self.standing.group.key, self.standing.rank
+        number, layout = self._rpc.prepare(self._session, key, rank, collective, deadline)
+        with self.mutex:
+            while len(self._described) >= 2 * MOST:
+                del self._described[next(iter(self._described))]
+            self._described[number] = codec.collective_to_proto(collective)
+        return number, layout
+
+    def check(self) -> None:
+        if self.severed:
+            raise FailedPreconditionError(self.severed)
+
+    def check_goes_on(self, site: str) -> None:
+        if self.standing.over and self.standing.verdict is not None:
+            raise self.error(self.standing.verdict, site)
+
+    def ring(self, call: Call, timeout: float, remaining: float, addresses: tuple[Address, ...]) -> None:
+        """See `Route`. Submissions may overtake each other on their way: the worker goes by their numbers."""
+        standing = self.standing
+        for other in list(self._calls.values()):  # of an older generation, whose numbers come again
+            if other.generation != standing.generation:
+                self.wait(other)
+        with self.mutex:
+            if standing.verdict is not None:
+                call.end(standing.verdict)
+                return
+            instance = self._number(call.prepared.post)
+            call.start(standing.generation, instance)
+            self._calls[instance] = call
+            submission = self._submission(call, timeout, remaining)
+        submission.begin()
+
+    def _number(self, post: bool) -> int:
+        standing = self.standing
+        flying = sum(call.prepared.post == post for call in self._calls.values())
+        if flying >= wire.MAX_OUTSTANDING:
+            raise ResourceExhaustedError(
+                f"{flying} {'sends and recvs' if post else 'collectives'} of group {standing.group.name!r} are in "
+                f"flight on rank {standing.rank}, which is the most there may be: wait for some before starting more"
+            )
+        if post:
+            standing.next_post += 1
+            return standing.next_post - 1
+        standing.next_instance += 1
+        return standing.next_instance - 1
+
+    def _submission(self, call: Call, timeout: float, remaining: float) -> Submission:
+        described = self._described[call.prepared.id]
+        header = worker_pb2.SubmitHeader(
+            session=self._session,
+            key=self.standing.group.key,
+            rank=self.standing.rank,
+            generation=call.generation,
+            instance=call.instance,
+            collective=described,
+            timeout_seconds=timeout if timeout - remaining < _NEGLIGIBLE else remaining,
+        )
+        staging: HeapStaging | None = call.staging
+        elsewhere = described.HasField("broadcast") and described.broadcast.root != self.standing.rank
+        incoming = (LaidOut if call.prepared.form is None else Outlined)(call.prepared, described, self._blocks.take)
+        return Submission(
+            self._rpc.submit,
+            header,
+            () if staging is None or elsewhere else staging.parts,
+            partial(self._heard, call, incoming),
+            partial(self._ended, call, incoming),
+        )
+
+    # In threads of the library's
+
+    def _heard(self, call: Call, incoming: Incoming, reply: worker_pb2.SubmitReply) -> None:
+        try:
+            packs = incoming.take(reply)
+            if not packs or incoming.block is None:
+                return
+            with self.mutex:
+                if call.complete:  # given up on, and with it the generation
+                    return
+                if call.slot is None:
+                    call.receive(incoming.block)
+                call.packs.extend(packs)
+                self._turns.wake(call)
+        except (ValueError, LookupError) as error:
+            raise wire.Malformed(f"{type(error).__name__}: {error}") from error
+
+    def _ended(self, call: Call, incoming: Incoming, error: Exception | None) -> None:
+        with self.mutex:
+            stop = None
+            if error is not None:
+                stop = self._failed(call, error)
+            elif not call.complete:
+                self._done(call, incoming)
+        if stop is not None:
+            self._stop(stop)
+        self.callbacks.call_back()
+
+    def _failed(self, call: Call, error: Exception) -> Verdict | None:
+        """Ends a call whose RPC has failed; a verdict, if that means the end of the generation for all."""
+        if isinstance(error, wire.Malformed):
+            self._lose(f"it sent something unexpected ({error})")
+            return None
+        ours = self._rpc.ours(error)
+        if ours.verdict is not None:
+            verdict = self.standing.read(codec.verdict_to_proto(ours.verdict).SerializeToString())
+            self.standing.decided(verdict)
+            if not call.complete:
+                self._end(call, verdict)
+        elif call.complete or (ours.code in _REFUSALS and self._refused(call, ours)):
+            pass
+        elif ours.code in (*_REFUSALS, Code.DEADLINE_EXCEEDED):
+            # Nobody else knows of this call, and what is numbered after it has no turn.
+            return self.standing.own_verdict(ours.code, f"{call.prepared.op}: {ours}", call)
+        else:
+            self._lose(str(ours))
+        return None
+
+    def _done(self, call: Call, incoming: Incoming) -> None:
+        prepared = call.prepared
+        if not incoming.begun or (prepared.receives and len(call.packs) < prepared.packs):
+            self._lose(f"it ended {call.prepared.op} before its result had come")
+        else:
+            self._end(call, None)
+
+    def _refused(self, call: Call, error: CollectiveError) -> bool:
+        """Takes the number of a call back, which ends alone; False where later ones have been given away."""
+        standing = self.standing
+        if call.generation != standing.generation:
+            return False
+        if call.prepared.post and standing.next_post == call.instance + 1:
+            standing.next_post = call.instance
+        elif not call.prepared.post and standing.next_instance == call.instance + 1:
+            standing.next_instance = call.instance
+        else:
+            return False
+        verdict = standing.own_verdict(error.code, str(error), call)
+        self._end(call, _Refusal(*(getattr(verdict, field.name) for field in fields(Verdict))))
+        return True
+
+    def _end(self, call: Call, verdict: Verdict | None) -> None:
+        del self._calls[call.instance]
+        call.end(verdict)
+        self._turns.wake(call)
+        self.callbacks.ended(call)
+
+    def _lose(self, why: str) -> None:
+        if not self._lost:
+            self._lost = True
+            message = f"{self._worker} is lost: {why}; connect and join again"
+            verdict = self.standing.own_verdict(Code.UNAVAILABLE, message, next(iter(self._calls.values()), None))
+            if not self.standing.over:
+                self.standing.decided(verdict)
+            self._end_all(verdict)
+
+    def _end_all(self, verdict: Verdict) -> None:
+        for call in list(self._calls.values()):
+            self._end(call, verdict)
+
+    # In the caller's
+
+    def wait(self, call: Call, packs: int = ALL, until: float = math.inf) -> None:
+        """See `Route`. Ctrl-C ends the generation for all ranks."""
+        try:
+            while not call.ready(packs):
+                self.check()
+                self._turns.follow(call, packs, min(until, call.cut))
+                if not call.complete and monotonic() >= call.cut:
+                    self._stop(self.standing.overdue(call, self._worker, GRACE))
+                if until != math.inf and monotonic() >= until:
+                    return
+        except KeyboardInterrupt:
+            self.interrupted()
+            raise
+
+    def glance(self) -> None:
+        """What has come has been taken in already."""
+
+    def interrupted(self) -> None:
+        self.abort(f"interrupted on rank {self.standing.rank}")
+
+    def error(self, verdict: Verdict, site: str = "") -> CollectiveError:
+        if isinstance(verdict, _Refusal):
+            return error_class(verdict.code)(verdict.message, site=site)
+        with self.mutex:
+            self.standing.given(verdict)
+        return error_from_verdict(verdict, site)
+
+    def abort(self, reason: str) -> None:
+        """See `Route`. What is in flight was copied when it was submitted: nobody reads the caller's memory."""
+        self._stop(self.standing.own_verdict(Code.ABORTED, sendable(reason[:_LONGEST_REASON])))
+
+    def _stop(self, verdict: Verdict) -> None:
+        standing = self.standing
+        with self.mutex:
+            over = standing.over
+            if over and not self._calls:
+                return
+            if not over:
+                standing.decided(verdict)
+            told = not self._lost and standing.abort_once()
+            self._end_all(verdict)
+        self.callbacks.call_back()
+        if told:
+            aborted = self._rpc.abort(self._session, standing.group.key, standing.rank, verdict.message)
+            with contextlib.suppress(queue.Empty, CollectiveError):
+                aborted.next(_STOP_WITHIN)
+
+    def leave(self) -> Verdict | None:
+        standing = self.standing
+        try:
+            for call in list(self._calls.values()):
+                self.wait(call)
+            with contextlib.suppress(CollectiveError):  # it is gone, and the group is left all the same
+                unseen = self._rpc.leave(self._session, standing.group.key, standing.rank)
+                if unseen is not None and not self._lost:
+                    with self.mutex:
+                        standing.decided(standing.read(unseen.SerializeToString()))
+            return standing.unseen
+        finally:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        with self.mutex:
+            self._lost = True
+            verdict = self.standing.own_verdict(Code.FAILED_PRECONDITION, "the group has been left")
+            if not self.standing.over:
+                self.standing.decided(verdict)
+            self._end_all(verdict)
+            self._blocks.forget()
+        self.callbacks.call_back()
+
+    def sever(self, why: str) -> None:
+        self.severed = why
+        self._lost = True
+        self._blocks.forget()

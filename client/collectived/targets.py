@@ -1,0 +1,55 @@
+"""Targets: what a caller gives as `out=`, into which results are copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collectived import nest
+from collectived.arguments import sendable
+from collectived.errors import InvalidArgumentError
+from collectived.leaves import Array, UnknownLeaf, writable_view
+
+
+class Targets(NamedTuple):
+    """The caller's own leaves, which are returned, and arrays through which they are written."""
+
+    spec: nest.Spec
+    leaves: list[Any]
+    views: list[Array]
+
+
+def take_targets(out: object) -> Targets:
+    """`out` taken apart.
+
+    Raises:
+        TypeError: a leaf of it is no array. ValueError: it cannot be written.
+    """
+    spec, leaves = nest.flatten(out)
+    views = []
+    for number, leaf in enumerate(leaves):
+        try:
+            views.append(writable_view(leaf))
+        except (UnknownLeaf, ValueError) as error:
+            where = f"out{nest.paths(spec)[number]}"
+            raise (TypeError if isinstance(error, UnknownLeaf) else ValueError)(f"{where} is {error}") from None
+    return Targets(spec, leaves, views)
+
+
+def check_fits(targets: Targets, structure: str, types: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> None:
+    """
+    Args:
+        structure, types: of the result, dtype and shape of each leaf.
+
+    Raises:
+        InvalidArgumentError: the targets are others.
+    """
+    given = sendable(nest.structure(targets.spec))
+    if given != structure:
+        raise InvalidArgumentError(f"out has the structure {given}, expected {structure}")
+    for number, (view, (dtype, shape)) in enumerate(zip(targets.views, types, strict=True)):
+        if view.shape != shape or view.dtype != dtype:
+            where = f"out{nest.paths(targets.spec)[number]}"
+            raise InvalidArgumentError(f"{where} is {view.dtype}{list(view.shape)}, the result is {dtype}{list(shape)}")

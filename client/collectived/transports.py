@@ -1,0 +1,149 @@
+"""The two ways to a worker: shared memory and doorbells on its own host, gRPC alone from anywhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+from typing import TYPE_CHECKING, Protocol
+
+from collectived import door
+from collectived.doorbell import Doorbell
+from collectived.errors import UnavailableError
+from collectived.heap import Heap
+from collectived.memory import Memory, SessionSocket
+from collectived.route import Describe, Route
+
+if TYPE_CHECKING:
+    from collectived.rpc import Joined, Opened, Worker
+
+log = logging.getLogger("collectived")
+
+VARIABLE = "COLLECTIVED_TRANSPORT"
+_DOOR_WITHIN = 10.0  # seconds
+
+
+class Transport(Protocol):
+    """What a session needs of a way to its worker.
+
+    Attributes:
+        name: as users see it.
+        memory: where `Session.empty` makes arrays, and where calls are staged.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def memory(self) -> Memory | Heap: ...
+
+    def seat(self, joined: Joined) -> tuple[Route, Describe]:
+        """The way of a rank that was joined, and how its collectives are described."""
+
+    def lost(self) -> bool:
+        """Whether the worker has ended the session."""
+
+    def close(self) -> None:
+        """Lets go of everything; takes no locks, for forked children do it too."""
+
+
+class SharedMemory:
+    """A worker of this host."""
+
+    name = "shared memory"
+
+    def __init__(self, rpc: Worker, opened: Opened, entered: socket.socket, timeout: float) -> None:
+        """Attaches the session socket, which from here on is the session.
+
+        Raises:
+            UnavailableError: nobody answers there.
+        """
+        self._rpc = rpc
+        self._session = opened.session
+        self._worker = opened.worker
+        self.socket = SessionSocket(entered, rpc.name)
+        try:
+            self.socket.greet(timeout)
+            rpc.end_stream()
+        except BaseException:
+            self.socket.close()
+            raise
+        self.memory = Memory(self.socket)
+
+    def seat(self, joined: Joined) -> tuple[Route, Describe]:
+        info, rank = joined.group, joined.rank
+        name = f"{self._worker} ({self._rpc.name})"
+        doorbell = Doorbell(door.enter(joined.door, joined.token, _DOOR_WITHIN, name), info, rank, name)
+        return doorbell, lambda collective, deadline: self._rpc.prepare(
+            self._session, info.key, rank, collective, deadline
+        )
+
+    def lost(self) -> bool:
+        poll = select.poll()
+        poll.register(self.socket.socket, 0)  # that the other side has hung up is told unasked
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        self.socket.close()
+        self.memory.forget()
+
+
+class Grpc:
+    """A worker of any host. The session lasts as long as the stream that opened it."""
+
+    name = "grpc"
+
+    def __init__(self, rpc: Worker, opened: Opened) -> None:
+        self._rpc = rpc
+        self._session = opened.session
+        self._worker = opened.worker
+        self.memory = Heap()
+
+    def seat(self, joined: Joined) -> tuple[Route, Describe]:
+        from collectived.remote import Remote  # late, for it imports grpc
+
+        name = f"{self._worker} ({self._rpc.name})"
+        route = Remote(self._rpc, self._session, joined.group, joined.rank, name)
+        return route, route.describe
+
+    def lost(self) -> bool:
+        return self._rpc.ended
+
+    def close(self) -> None:
+        self.memory.forget()
+
+
+def choose(rpc: Worker, timeout: float, alone: bool) -> tuple[Opened, Transport]:
+    """Opens a session the fastest way there is.
+
+    Args:
+        timeout: seconds for the worker to answer. alone: do not ask for shared memory.
+
+    Raises:
+        CollectiveError: the worker refuses, or does not answer.
+    """
+    opened = rpc.open_session(timeout, local=not alone)
+    if opened.door and not alone:
+        limit = min(timeout, _DOOR_WITHIN)
+        try:
+            entered = door.enter(opened.door, opened.token, limit, rpc.name)
+        except UnavailableError as error:  # of another user, or of another host behind a tunnel
+            log.warning("%s; arrays travel over gRPC instead", error)
+            rpc.end_stream()
+            opened = rpc.open_session(timeout, local=False)
+        else:
+            return opened, SharedMemory(rpc, opened, entered, limit)
+    return opened, Grpc(rpc, opened)
+
+
+def grpc_alone() -> bool:
+    """Whether the environment asks for gRPC even where memory could be shared.
+
+    Raises:
+        ValueError: it asks for something else.
+    """
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted not in ("", Grpc.name):
+        raise ValueError(f"{VARIABLE} must be 'grpc', or not set for the fastest way there is: it is {wanted!r}")
+    return wanted == Grpc.name

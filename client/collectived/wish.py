@@ -1,0 +1,72 @@
+"""Wishes: what a join asks for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from collectived import environment
+from collectived.arguments import sendable, whole
+from collectived_proto.options import seconds
+
+_MOST_RANKS = 1 << 20  # more is a mistake: nobody waits for that many
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A size of (n, n) is fixed; `last_instance` is what this process finished in the generation before."""
+
+    name: str
+    size: tuple[int, int]
+    rank: int | None
+    device: str
+    settle: float
+    timeout: float | None
+    idle: bool = False
+    last_instance: int | None = None
+
+
+def wish(
+    name: str | None,
+    size: int | tuple[int, int] | None,
+    rank: int | None,
+    device: str,
+    settle: float,
+    timeout: float | timedelta | None,
+    idle: bool,
+) -> Wish:
+    """What is not given comes from the environment.
+
+    Raises:
+        TypeError, ValueError: it is wrong, or is missing there too.
+    """
+    name = environment.group_name() if name is None else name
+    if not isinstance(name, str) or not name or name != sendable(name):
+        raise ValueError(f"name must be a text that is not empty and fits in UTF-8, got {name!r}")
+    least, most = _sizes(environment.group_size() if size is None else size)
+    if rank is None:
+        rank = environment.rank(most)
+    if rank is not None:
+        rank = whole(rank, "rank", 0, most - 1, f"from 0 to {most - 1} in a group of {most}")
+    if not (settle >= 0 and math.isfinite(settle)):
+        raise ValueError(f"settle must be seconds, not negative, got {settle!r}")
+    return Wish(name, (least, most), rank, device, float(settle), seconds(timeout, "timeout"), bool(idle))
+
+
+def again(
+    before: Wish, size: int | tuple[int, int] | None, timeout: float | timedelta | None, last_instance: int | None
+) -> Wish:
+    """The wish for the next generation. A rank that was asked for is asked for again where the size allows it."""
+    sizes = before.size if size is None else _sizes(size)
+    rank = None if before.rank is None or before.rank >= sizes[1] else before.rank
+    return replace(before, size=sizes, rank=rank, timeout=seconds(timeout, "timeout"), last_instance=last_instance)
+
+
+def _sizes(size: int | tuple[int, int]) -> tuple[int, int]:
+    expected = f"a whole number from 1 to {_MOST_RANKS}, or (least, most) of such"
+    given = size if isinstance(size, tuple) and len(size) == 2 else (size, size)
+    least, most = (whole(number, "size", 1, _MOST_RANKS, expected) for number in given)
+    if least > most:
+        raise ValueError(f"size must be {expected}, got {size!r}")
+    return least, most

@@ -1,0 +1,145 @@
+"""One client on the devices of several workers: what it joins, keeps, loses, finds again and closes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectived as cd
+from collectived.cross_device.spread import spread_from
+
+WORKERS = [f"/job:worker/replica:0/task:{task}" for task in range(3)]
+
+
+def value(count: int, workers: int = 1) -> cd.PerReplica:
+    """Different on every replica; the devices are in turn on so many workers."""
+    devices = [f"{WORKERS[index % workers]}/device:CPU:{index // workers}" for index in range(count)]
+    return cd.PerReplica([np.arange(3) + replica for replica in range(count)], devices)
+
+
+def summed(given: cd.PerReplica) -> Any:
+    return np.sum(given.values, axis=0)
+
+
+def test_a_group_that_failed_is_joined_again_at_the_next_call(three_workers: Any) -> None:
+    with cd.connect(three_workers.addresses[0]) as session:
+        ops, given = cd.HierarchicalCopyAllReduce(session=session), value(3, 2)
+        ops.reduce("sum", given, given)
+        (ranks,) = spread_from(session)._ranks.values()
+        ranks.groups[1].abort("for this test")
+        assert np.array_equal(ops.reduce("sum", given, given).primary, summed(given))
+        (again,) = spread_from(session)._ranks.values()
+        assert ranks.over and not again.over and all(group not in session._groups for group in ranks.groups)
+
+
+def test_the_same_devices_are_joined_once_and_others_apart(three_workers: Any) -> None:
+    with cd.connect(three_workers.addresses[0]) as session:
+        for _ in range(3):
+            for ops in (cd.NcclAllReduce(session=session), cd.HierarchicalCopyAllReduce(session=session)):
+                ops.reduce("sum", value(2), value(2))
+                ops.reduce("sum", value(3, 2), value(3, 2))
+        held = spread_from(session)._ranks.values()
+        assert sorted(len(ranks.groups) for ranks in held) == [2, 3]
+        names = [ranks.groups[0].name for ranks in held]
+        assert len(set(names)) == 2 and all(f"-{os.getpid()}-" in name for name in names)
+
+
+def test_a_session_that_is_closed_takes_the_groups_and_the_other_sessions_with_it(three_workers: Any) -> None:
+    before = [row.sessions for row in three_workers.status().workers]
+    with cd.connect(three_workers.addresses[0]) as session:
+        ops, given = cd.NcclAllReduce(session=session), value(3, 3)
+        ops.reduce("sum", given, given)
+        held = spread_from(session)
+        groups = [group for ranks in held._ranks.values() for group in ranks.groups]
+        others = [other for other in held._sessions.values() if other is not session]
+        assert [row.sessions for row in three_workers.status().workers] == [count + 1 for count in before]
+    assert len(others) == 2 and all(other._unusable for other in others)
+    assert all(group._unusable for group in groups)
+    with pytest.raises(cd.errors.FailedPreconditionError, match="is closed"):
+        ops.reduce("sum", given, given)
+
+
+def test_a_worker_that_is_lost_is_an_error_the_others_go_on_and_its_successor_is_found(make_cluster: Any) -> None:
+    cluster = make_cluster(2)
+    with cd.connect(cluster.addresses[0]) as session:
+        ops, given = cd.HierarchicalCopyAllReduce(session=session), value(2, 2)
+        ops.reduce("sum", given, given)
+        cluster.workers[1].close()
+        for _ in range(2):
+            with pytest.raises(cd.errors.CollectiveError):
+                ops.reduce("sum", given, given)
+        assert np.array_equal(ops.reduce("sum", value(2), value(2)).primary, summed(value(2)))
+        lost = cluster.workers[1]
+        cluster.workers[1] = type(lost)(*lost.process.args[3:-3])
+        assert cluster.workers[1].ready()["address"] == cluster.addresses[1]
+        assert np.array_equal(ops.reduce("sum", given, given).primary, summed(given))
+
+
+DEFAULT_SESSION = """
+import os, sys, numpy as np, collectived as tf
+value = tf.PerReplica([np.ones(2), np.ones(2)])
+ops = tf.distribute.HierarchicalCopyAllReduce()
+parents = tf.distribute.NcclAllReduce(session=tf.connect())
+print(ops.reduce("sum", value, "CPU:0"), flush=True)
+child = os.fork()
+if not child:
+    print(ops.reduce("mean", value, "CPU:0"), flush=True)
+    try:
+        parents.reduce("sum", value, value)
+    except tf.errors.FailedPreconditionError:
+        os._exit(7)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), ops.reduce("sum", value, value).primary)
+"""
+
+
+def test_the_default_session_is_forgotten_in_a_forked_child_and_ends_without_noise(two_workers: Any) -> None:
+    process = two_workers.client(0, 1, "unused", DEFAULT_SESSION)
+    out, err = process.communicate(timeout=40)
+    assert (out.splitlines(), err) == (["[2. 2.]", "[1. 1.]", "child 7 [2. 2.]"], "")
+    assert process.returncode == 0
+
+
+WORKER_COMES_BACK = """
+import sys, threading, numpy as np, collectived as tf
+value = tf.PerReplica([np.ones(2), np.ones(2)])
+ops = tf.distribute.HierarchicalCopyAllReduce()
+found = []
+threads = [threading.Thread(target=lambda: found.append(ops.reduce("sum", value, value))) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(found), flush=True)
+sys.stdin.readline()
+print(ops.reduce("sum", value, value).primary)
+"""
+
+
+def test_the_default_session_is_one_for_all_threads_and_a_new_one_when_its_worker_was_lost(make_cluster: Any) -> None:
+    cluster = make_cluster(1)
+    process = cluster.client(0, 1, "unused", WORKER_COMES_BACK)
+    assert process.stdout.readline() == "4\n"
+    assert [row.sessions for row in cluster.status().workers] == [1]
+    lost = cluster.workers[0]
+    lost.close()
+    cluster.workers[0] = type(lost)(*lost.process.args[3:-3])
+    cluster.workers[0].ready()
+    assert process.communicate("go on\n", timeout=30) == ("[2. 2.]\n", "") and process.returncode == 0
+
+
+OVER_TWO_WORKERS = """
+import numpy as np, collectived as tf
+devices = ["CPU:0", "/task:1/cpu:0"]
+value = tf.PerReplica([np.ones(2), np.ones(2)], devices)
+print(tf.distribute.NcclAllReduce().reduce("sum", value, value).devices)
+"""
+
+
+def test_a_client_with_sessions_to_several_workers_ends_without_noise(two_workers: Any) -> None:
+    process = two_workers.client(0, 1, "unused", OVER_TWO_WORKERS)
+    out, err = process.communicate(timeout=40)
+    assert "task:1" in out and process.returncode == 0
+    assert err.splitlines() == [f"NcclAllReduce: {WORKERS[0]}/device:CPU:0 has no NCCL: the ring is used instead"]

@@ -1,0 +1,302 @@
+"""A rank without a doorbell: in which order its submissions are rung, and what becomes of what its lane says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from collectived_proto.codec import verdict_to_proto
+from collectived_proto.errors import (
+    AbortedError,
+    Code,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from collectived_proto.local import arena, wire
+from collectived_proto.types import GroupInfo, Member, Verdict
+from collectived_runtime.engine.results import Budget
+from collectived_runtime.worker.flights import Flight
+from collectived_runtime.worker.remote import Remote
+
+GENERATION = 100
+GROUP = GroupInfo("world", 7, GENERATION, tuple(Member(r, f"CPU:{r}", 0, "here", 10 + r) for r in range(2)))
+
+
+class Setting:
+    """A rank, and its lane as these tests play it."""
+
+    def __init__(self) -> None:
+        self.said: list[bytes] = []
+        self.hung_up: list[str] = []
+        self.budget = Budget(1 << 30)
+        self.remote = Remote(GROUP, 0, self.budget, self.say, self.hung_up.append)
+
+    def say(self, message: bytes) -> None:
+        self.said.append(message)
+        if wire.kind_of(message) is wire.Kind.PING:
+            self.remote.tell(wire.bare(wire.Kind.PONG))
+
+    @property
+    def rung(self) -> list[tuple[int, int]]:
+        rings = [wire.parse_ring(message) for message in self.said if wire.kind_of(message) is wire.Kind.RING]
+        return [(ring.generation, ring.instance) for ring in rings]
+
+    @property
+    def released(self) -> list[int]:
+        return [
+            number
+            for message in self.said
+            if wire.kind_of(message) is wire.Kind.RELEASE
+            for number in wire.parse_release(message)
+        ]
+
+    async def submit(self, instance: int | None, generation: int = 0, post: bool = False) -> Flight:
+        remote, order = self.remote, self.remote.order
+        with remote.stream(post), order.numbered(generation, instance, post) as number:
+            turn = await order.turn(number, generation, post)
+            upload, _ = remote.uploads.take(100)
+            return remote.ring(turn, wire.Ring(turn[0], 1, turn[1], 0.0, True, ((upload, 0),)))
+
+    def done(self, instance: int, *, last: bool = True, slot: int = 0) -> None:
+        self.remote.tell(wire.Done(instance, 0, last, bool(slot), 1, 0, slot).encode())
+        self.remote.hear()
+
+    def fail(self, instance: int, verdict: Verdict) -> None:
+        self.remote.tell(wire.failed(instance, verdict_to_proto(verdict).SerializeToString()))
+        self.remote.hear()
+
+
+def verdict(code: Code, from_instance: int, successor: int = 0, generation: int = GENERATION) -> Verdict:
+    return Verdict("world", 7, generation, code, "decided", from_instance, successor=successor)
+
+
+Story = Callable[[Setting], Awaitable[None]]
+
+
+def story(test: Story) -> Callable[[], None]:
+    """A test in an event loop of its own."""
+
+    async def told() -> None:
+        async with asyncio.timeout(20):
+            await test(Setting())
+
+    def run() -> None:
+        asyncio.run(told())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+async def settle() -> None:
+    """Lets everything run that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@story
+async def test_submissions_are_rung_in_the_order_of_their_numbers(setting: Setting) -> None:
+    late = [asyncio.ensure_future(setting.submit(instance)) for instance in (2, 1, 3)]
+    await settle()
+    assert setting.rung == []
+    await setting.submit(0)
+    await asyncio.gather(*late)
+    assert setting.rung == [(GENERATION, instance) for instance in range(4)]
+
+
+@story
+async def test_sends_and_recvs_are_numbered_apart(setting: Setting) -> None:
+    early = asyncio.ensure_future(setting.submit(wire.POST + 1, post=True))
+    await setting.submit(0)
+    await settle()
+    await setting.submit(None, post=True)
+    await early
+    assert [instance for _, instance in setting.rung] == [0, wire.POST, wire.POST + 1]
+
+
+@story
+async def test_what_has_no_number_is_the_next(setting: Setting) -> None:
+    for instance in (None, 1, None):
+        await setting.submit(instance)
+    assert [instance for _, instance in setting.rung] == [0, 1, 2]
+
+
+@story
+async def test_a_number_is_taken_once(setting: Setting) -> None:
+    await setting.submit(0)
+    waiting = asyncio.ensure_future(setting.submit(2))
+    await settle()
+    for instance in (0, 2):
+        with pytest.raises(FailedPreconditionError, match=f"instance {instance} has been submitted already"):
+            await setting.submit(instance)
+    waiting.cancel()
+    await settle()
+    again = asyncio.ensure_future(setting.submit(2))
+    await setting.submit(1)
+    await again
+    assert [instance for _, instance in setting.rung] == [0, 1, 2], "what was withdrawn may come again"
+
+
+@story
+async def test_no_more_than_so_many_are_in_flight(setting: Setting) -> None:
+    with pytest.raises(ResourceExhaustedError, match=f"instance {wire.MAX_OUTSTANDING} comes before instance 0"):
+        await setting.submit(wire.MAX_OUTSTANDING)
+    for _ in range(wire.MAX_OUTSTANDING):
+        await setting.submit(None)
+    with pytest.raises(ResourceExhaustedError, match="64 collectives of group 'world' are in flight"):
+        await setting.submit(None)
+    await setting.submit(None, post=True)
+    setting.done(0)
+    await setting.submit(None)
+
+
+@story
+async def test_an_unknown_generation_is_refused(setting: Setting) -> None:
+    with pytest.raises(FailedPreconditionError, match="generation 101 of group 'world' is not known"):
+        await setting.submit(0, GENERATION + 1)
+
+
+@story
+async def test_results_are_released_when_they_have_been_read_or_nobody_will(setting: Setting) -> None:
+    read, abandoned = await setting.submit(0), await setting.submit(1)
+    setting.done(0, slot=8)
+    assert (await read.next()).slot == 8 and setting.released == []
+    setting.remote.finished(read)
+    assert setting.released == [8]
+    setting.remote.finished(abandoned)
+    assert setting.released == [8], "it still runs"
+    setting.done(1, last=False, slot=9)
+    assert setting.released == [8]
+    setting.done(1, slot=9)
+    assert setting.released == [8, 9]
+
+
+@story
+async def test_memory_of_a_value_serves_again_when_its_instance_has_ended(setting: Setting) -> None:
+    await setting.submit(0)
+    used = setting.budget.used
+    setting.done(0)
+    await setting.submit(1)
+    assert setting.budget.used == used
+    setting.fail(1, verdict(Code.ABORTED, 1))
+    setting.remote.close()
+    await settle()
+    assert setting.budget.used == 0
+
+
+@story
+async def test_a_verdict_ends_what_it_covers_and_what_waits_behind_it(setting: Setting) -> None:
+    flight = await setting.submit(0)
+    waiting = asyncio.ensure_future(setting.submit(2))
+    await settle()
+    setting.fail(0, verdict(Code.UNAVAILABLE, 0))
+    for ended in (flight.next(), waiting):
+        with pytest.raises(UnavailableError, match="decided"):
+            await ended
+    assert len(setting.rung) == 1
+
+
+@story
+async def test_the_successor_begins_when_the_client_has_been_given_the_verdict(setting: Setting) -> None:
+    flight = await setting.submit(0)
+    decided = verdict(Code.INVALID_ARGUMENT, 0, successor=GENERATION + 1)
+    setting.fail(0, decided)
+    with pytest.raises(InvalidArgumentError):
+        await flight.next()
+    await setting.submit(None)
+    assert setting.rung[-1] == (GENERATION, 1), "it does not know yet"
+    setting.fail(1, decided)
+    setting.remote.given(decided)
+    await setting.submit(None)
+    assert setting.rung[-1] == (GENERATION + 1, 0)
+
+
+@story
+async def test_a_new_generation_waits_until_the_old_one_has_ended(setting: Setting) -> None:
+    early, failed = await setting.submit(0), await setting.submit(1)
+    decided = verdict(Code.INVALID_ARGUMENT, 1, successor=GENERATION + 1)
+    setting.fail(1, decided)
+    setting.remote.given(decided)
+    following = asyncio.ensure_future(setting.submit(0, GENERATION + 1))
+    await settle()
+    assert len(setting.rung) == 2, "completions do not say their generation"
+    setting.done(0)
+    await following
+    setting.done(0)
+    assert (early.over, failed.over, following.result().over) == (True, True, True)
+
+
+@story
+async def test_leaving_tells_what_the_client_has_not_been_given(setting: Setting) -> None:
+    await setting.submit(0)
+    setting.done(0)
+    decided = verdict(Code.UNAVAILABLE, 0)
+    setting.remote.tell(wire.failed(0, verdict_to_proto(decided).SerializeToString()))
+    assert await setting.remote.leave() == decided
+    assert wire.kind_of(setting.said[-1]) is wire.Kind.LEAVE and setting.hung_up == ["it has left"]
+    with pytest.raises(FailedPreconditionError, match="rank 0 has left group 'world'"):
+        await setting.submit(1)
+    assert await setting.remote.leave() == decided, "said again it changes nothing"
+
+
+@story
+async def test_who_leaves_amid_a_collective_hangs_up_when_that_has_ended(setting: Setting) -> None:
+    flight = await setting.submit(0)
+    assert await setting.remote.leave() is None
+    setting.remote.finished(flight)
+    assert setting.hung_up == []
+    setting.done(0)
+    assert setting.hung_up == ["it has left"]
+
+
+@story
+async def test_after_its_own_abort_a_rank_submits_nothing_more(setting: Setting) -> None:
+    waiting = asyncio.ensure_future(setting.submit(1))
+    await settle()
+    await setting.remote.abort("loss is NaN")
+    with pytest.raises(AbortedError, match="has aborted group 'world' itself: loss is NaN"):
+        await setting.submit(0)
+    setting.fail(0, verdict(Code.ABORTED, 0))
+    with pytest.raises(AbortedError, match="decided"):
+        await waiting
+    assert setting.rung == []
+
+
+@story
+async def test_when_its_lane_lets_go_everything_ends(setting: Setting) -> None:
+    flight = await setting.submit(0)
+    waiting = asyncio.ensure_future(setting.submit(2))
+    await settle()
+    made = arena.create(1, 4096, readers_only=True)
+    setting.remote.announce(made)
+    assert len(setting.remote.arena(1)) == 4096
+    setting.remote.end("its process ended")
+    assert setting.hung_up == ["its process ended"]
+    setting.remote.close()
+    await settle()
+    made.close()
+    calls: list[Awaitable[Any]] = [flight.next(), waiting, setting.submit(1), setting.remote.abort("too late")]
+    for call in calls:
+        with pytest.raises(UnavailableError, match="rank 0 of group 'world' has lost its place: its process ended"):
+            await call
+    with pytest.raises(UnavailableError):
+        setting.remote.arena(1)
+    assert await setting.remote.leave() is None and setting.budget.used == 0
+
+
+@story
+async def test_the_end_of_a_rank_is_the_end_of_what_waits_for_its_client(setting: Setting) -> None:
+    async def receive() -> None:
+        async with asyncio.timeout(None) as limit:
+            with setting.remote.limited(limit):
+                await asyncio.Event().wait()
+
+    receiving = asyncio.ensure_future(receive())
+    await settle()
+    setting.remote.close()
+    with pytest.raises(TimeoutError):
+        await receiving

@@ -1,0 +1,66 @@
+"""Memory for values that come over gRPC: it is of the worker's budget, and is used again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from collectived_proto.local import wire
+from collectived_runtime.engine.results import Budget, Exhausted
+from collectived_runtime.worker.uploads import NOTHING, SPARE_BYTES, Uploads
+
+
+def test_what_is_taken_counts_and_what_is_closed_does_not() -> None:
+    budget = Budget(1 << 20)
+    uploads = Uploads(budget)
+    first, memory = uploads.take(1000)
+    second, _ = uploads.take(5000)
+    assert first != second and memory.nbytes >= 1000
+    assert budget.used == uploads.nbytes == 4096 + 8192
+    uploads.close()
+    uploads.close()
+    assert budget.used == uploads.nbytes == 0
+
+
+def test_memory_that_was_given_back_serves_the_next_upload_of_about_that_size() -> None:
+    budget = Budget(1 << 30)
+    uploads = Uploads(budget)
+    number, memory = uploads.take(100_000)
+    uploads.give(number)
+    uploads.give(number)
+    again, same = uploads.take(90_000)
+    assert same is memory and again != number
+    uploads.give(again)
+    _, small = uploads.take(10)
+    assert small is not memory, "a small value does not hold a large piece"
+
+
+def test_the_rank_that_asks_for_too_much_is_refused_and_its_spares_go_first() -> None:
+    budget = Budget(100 << 10)
+    uploads = Uploads(budget)
+    number, _ = uploads.take(60 << 10)
+    with pytest.raises(Exhausted, match="would exceed the worker's 102400 bytes"):
+        uploads.take(60 << 10)
+    uploads.give(number)
+    assert budget.used == 60 << 10, "kept for later"
+    uploads.take(96 << 10)
+    assert budget.used == 96 << 10
+
+
+def test_no_more_than_so_much_is_kept() -> None:
+    budget = Budget(1 << 30)
+    uploads = Uploads(budget)
+    for number, _ in [uploads.take(SPARE_BYTES // 2) for _ in range(4)]:
+        uploads.give(number)
+    assert budget.used == SPARE_BYTES
+
+
+def test_addresses_are_checked() -> None:
+    uploads = Uploads(Budget(1 << 20))
+    number, memory = uploads.take(4096)
+    memory[:] = np.arange(4096) % 251
+    assert uploads.memory(number, 3, 4).tolist() == [3, 4, 5, 6]
+    assert uploads.memory(NOTHING, 0, 1 << 40).nbytes == 0, "nobody reads it"
+    for wrong in ((number, 4000, 97), (number + 1, 0, 1)):
+        with pytest.raises(wire.Malformed, match="which are not there"):
+            uploads.memory(*wrong)
