@@ -42,13 +42,13 @@ class Seat(NamedTuple):
 class Home(Protocol):
     """What a group asks of its session."""
 
-    def left(self, group: Group) -> None:
+    def _left(self, group: Group) -> None:
         """This rank takes part no longer."""
 
-    def entered(self, group: Group) -> None:
+    def _entered(self, group: Group) -> None:
         """It takes part again."""
 
-    def seat(self, wish: Wish) -> Seat:
+    def _seat(self, wish: Wish) -> Seat:
         """Waits for the others, and takes a place among them."""
 
     def join(
@@ -143,8 +143,8 @@ class Group(Collectives):
         if not self._unusable:
             with contextlib.suppress(CollectiveError):  # that it has failed is why we are here
                 self.leave()
-        self._sit(self._home.seat(wish))
-        self._home.entered(self)
+        self._sit(self._home._seat(wish))
+        self._home._entered(self)
         return self
 
     def split(self, color: int | None, key: int | None = None) -> Group | None:
@@ -183,7 +183,7 @@ class Group(Collectives):
             unseen = self._doorbell.leave()
         finally:
             self._signatures.forget()
-            self._home.left(self)
+            self._home._left(self)
         if unseen is not None:
             raise error_from_verdict(unseen)
 

@@ -1,6 +1,6 @@
 """IndexedSlices: rows of an array, each with its number, as the gradient of an embedding is; and their arithmetic.
 
-Duplicate numbers are allowed and mean addition. Everything here is local; collectives on sparse values are in `group`.
+Duplicate numbers are allowed and mean addition. Everything here is local; collectives on sparse values are in `several`.
 """
 
 from __future__ import annotations

@@ -148,6 +148,8 @@ class Remote:
     # In threads of the library's
 
     def _heard(self, call: Call, incoming: Incoming, reply: worker_pb2.SubmitReply) -> None:
+        if reply.HasField("result"):
+            self.standing.heard_waiting = reply.waiting
         try:
             packs = incoming.take(reply)
             if not packs or incoming.block is None:
@@ -217,6 +219,7 @@ class Remote:
 
     def _end(self, call: Call, verdict: Verdict | None) -> None:
         del self._calls[call.instance]
+        self.standing.ended(call, verdict)
         call.end(verdict)
         self._turns.wake(call)
         self.callbacks.ended(call)

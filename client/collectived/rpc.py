@@ -293,8 +293,6 @@ class Worker:
         except (DecodeError, ValueError) as unreadable:  # the status, or the verdict in it
             return InternalError(f"{self.name} answered with a status that cannot be read ({unreadable}): {error}")
 
-    _ours = ours
-
     def close(self) -> None:
         """Ends the session and the connection."""
         self.end_stream()

@@ -130,24 +130,24 @@ class Session:
         default_timeout = environment.timeout()
         full = "" if device is None else str(self._device(device))
         wished = wish(name, size, rank, full, settle, timeout, idle)
-        group = Group(self, wished, self.seat(wished), options or CommunicationOptions(), default_timeout)
-        self.entered(group)
+        group = Group(self, wished, self._seat(wished), options or CommunicationOptions(), default_timeout)
+        self._entered(group)
         return group
 
     # What its groups ask for
 
-    def seat(self, wish: Wish) -> Seat:
+    def _seat(self, wish: Wish) -> Seat:
         """Waits until a group is complete; the place in it."""
         self._check_usable()
         joined = self._rpc.join(self._token, wish, log.warning)
         route, describe = self._transport.seat(joined)
         return Seat(joined.group, joined.rank, route, Signatures(describe, self._memory, joined.rank))
 
-    def entered(self, group: Group) -> None:
+    def _entered(self, group: Group) -> None:
         """A group takes part, and is to be left when the session is closed."""
         self._groups.append(group)
 
-    def left(self, group: Group) -> None:
+    def _left(self, group: Group) -> None:
         """A group takes part no longer."""
         self._groups.remove(group)
 

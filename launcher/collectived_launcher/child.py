@@ -148,6 +148,7 @@ class Daemon(Child):
     def __init__(self, name: str, loop: Loop, keeper: Keeper, terminal: Terminal, log: Path | None) -> None:
         super().__init__(name, loop, keeper, terminal, log)
         self.ready: dict[str, Any] | None = None
+        self.became_ready: Callable[[], None] = lambda: None
 
     @property
     def address(self) -> str:
@@ -175,8 +176,13 @@ class Daemon(Child):
         with contextlib.suppress(BrokenPipeError):
             self._lifeline.close()
 
+    def _end(self) -> None:
+        self.end_in_order()  # closes our end of what nobody reads any more
+        super()._end()
+
     def hear(self, stream: int, line: bytes) -> None:
         if stream == 1 and self.ready is None and line.startswith(b"ready "):
             self.ready = json.loads(line.removeprefix(b"ready "))
+            self.became_ready()
         else:
             super().hear(2, line)

@@ -1,4 +1,4 @@
-"""The coordinator and the workers of one job on this host: start them, wait until they serve, end them in order."""
+"""The coordinator and the workers of one job on this host: start them (again), wait until they serve, end them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from collectived_launcher.child import Child, Daemon
-from collectived_launcher.job import Job
+from collectived_launcher.job import COORDINATOR, Job
 from collectived_launcher.loop import Loop
 from collectived_launcher.output import Terminal
 from collectived_launcher.summary import describe
@@ -25,31 +25,53 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DaemonCommand:
-    """How daemons are started (`line`, `coordinator …` or `worker …`, `options`), and how long they may take.
+    """How daemons are started (`line`, `coordinator …` or `worker …`, `options`), and how long they may take to end.
 
     `coordinator` are options of the coordinator alone.
     """
 
     line: tuple[str, ...] = DAEMON
     options: tuple[str, ...] = ()
-    ready_within: float = 30.0
     ended_within: float = 5.0
     coordinator: tuple[str, ...] = ()
 
 
 class Daemons:
-    """`make` gives a new `Daemon` of that name, with everything that it needs but its command line."""
+    """The daemons of one job, by name. A daemon that is started again takes the place of the one that ended.
+
+    Args:
+        make: gives a new `Daemon` of that name, with everything that it needs but its command line.
+        ready_within: seconds from its start until a daemon serves.
+    """
 
     def __init__(
-        self, job: Job, command: DaemonCommand, loop: Loop, terminal: Terminal, make: Callable[[str], Daemon]
+        self,
+        job: Job,
+        command: DaemonCommand,
+        loop: Loop,
+        terminal: Terminal,
+        make: Callable[[str], Daemon],
+        ready_within: float,
     ) -> None:
         self._job, self._command, self._loop, self._terminal = job, command, loop, terminal
-        self.coordinator = make("coordinator")
-        self.workers = [make(f"worker {task}") for task in range(job.workers)]
+        self._make, self._ready_within = make, ready_within
+        self._secret = secrets.token_hex(32)
+        self._daemons = {name: make(name) for name in (COORDINATOR, *job.worker_names)}
+
+    def __getitem__(self, name: str) -> Daemon:
+        return self._daemons[name]
+
+    @property
+    def coordinator(self) -> Daemon:
+        return self._daemons[COORDINATOR]
+
+    @property
+    def workers(self) -> list[Daemon]:
+        return [self._daemons[name] for name in self._job.worker_names]
 
     @property
     def all(self) -> list[Daemon]:
-        return [*self.workers, self.coordinator]
+        return list(self._daemons.values())
 
     def start(self) -> bool:
         """Whether all of them serve; False when a signal came first.
@@ -57,16 +79,24 @@ class Daemons:
         Raises:
             StartError: one ended or was not ready in time.
         """
-        folder = self._job.folder
-        secret = secrets.token_hex(32)
-        listen = ("--listen", f"unix:{folder}/coordinator.sock")
-        self._run(self.coordinator, secret, "coordinator", *listen, *self._command.coordinator)
+        self._run(self.coordinator)
         if not self._await_ready([self.coordinator]):
             return False
-        for task, worker in enumerate(self.workers):
-            place = ("--task", str(task), "--coordinator", self.coordinator.address, "--folder", str(folder))
-            self._run(worker, secret, "worker", *place)
+        for worker in self.workers:
+            self._run(worker)
         return self._await_ready(self.all)
+
+    def start_again(self, name: str) -> Daemon:
+        """Starts a daemon that has ended as it was started before, without waiting until it serves.
+
+        Raises:
+            StartError: the kernel cannot run it.
+        """
+        former, daemon = self._daemons[name], self._make(name)
+        daemon.last_words.extend(former.last_words)
+        self._daemons[name] = daemon
+        self._run(daemon)
+        return daemon
 
     def end(self) -> None:
         """Workers first, then the coordinator; those who do not end in time are killed, which is said."""
@@ -74,7 +104,10 @@ class Daemons:
             living = [daemon for daemon in daemons if daemon.alive]
             for daemon in living:
                 daemon.ended = lambda: None
-                daemon.end_in_order()
+                if daemon.ready:
+                    daemon.end_in_order()
+                else:  # it may not listen yet, and nobody knows it
+                    daemon.send(signal.SIGKILL)
             if not await_end(self._loop, living, self._command.ended_within):
                 self._kill(living)
             for daemon in living:
@@ -91,18 +124,32 @@ class Daemons:
                 daemon.send(signal.SIGKILL)
         await_end(self._loop, daemons)
 
-    def _run(self, daemon: Daemon, secret: str, kind: str, *options: str) -> None:
-        line = (*self._command.line, kind, "--job", self._job.name, *options, "--attached", *self._command.options)
+    def _run(self, daemon: Daemon) -> None:
+        command = self._command
+        kind, *place = self._arguments(daemon.name)
+        line = (*command.line, kind, "--job", self._job.name, *place, "--attached", *command.options)
         try:
-            daemon.start(line, secret)
+            daemon.start(line, self._secret)
         except OSError as error:
             raise StartError(f"{daemon.name} cannot be started: {error}") from error
+
+    def _arguments(self, name: str) -> tuple[str, ...]:
+        """The same at each start: a daemon comes back at its address, and the coordinator with its journal."""
+        folder = str(self._job.folder)
+        if name == COORDINATOR:
+            listen = ("--listen", f"unix:{folder}/coordinator.sock", "--journal", f"{folder}/epoch")
+            return ("coordinator", *listen, *self._command.coordinator)
+        task = self._job.worker_names.index(name)
+        # The coordinator may be on its way back too. Whoever looks for it in vain is to say so before we lose patience.
+        patience = f"{self._ready_within * 0.8:g}"
+        place = ("--coordinator", f"unix:{folder}/coordinator.sock", "--patience", patience, "--folder", folder)
+        return ("worker", "--task", str(task), *place)
 
     def _await_ready(self, daemons: Sequence[Daemon]) -> bool:
         def settled() -> bool:
             return all(daemon.ready for daemon in daemons) or not all(daemon.alive for daemon in daemons)
 
-        self._loop.until(settled, self._command.ready_within)
+        self._loop.until(settled, self._ready_within)
         if self._loop.signals:
             return False
         for daemon in sorted(daemons, key=lambda daemon: daemon.alive):  # whoever ended is why the others are not ready
@@ -112,7 +159,7 @@ class Daemons:
 
     def _why_not_ready(self, daemon: Daemon) -> str:
         if daemon.status is None:
-            what = f"was not ready within {self._command.ready_within:g} s"
+            what = f"was not ready within {self._ready_within:g} s"
         else:
             what = f"ended before it was ready: {describe(daemon.status)}"
         said = f"its last line: {daemon.last_words[-1]}" if daemon.last_words else "it said nothing on standard error"

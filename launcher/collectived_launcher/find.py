@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+import contextlib
+import queue
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import click
@@ -13,7 +15,9 @@ from collectived_proto.local import jobs
 from collectived_proto.v1.status_pb2 import StatusReply, StatusRequest
 from collectived_proto.v1.worker_pb2_grpc import WorkerStub
 
-PATIENCE = 0.9  # seconds for all attempts together
+PATIENCE = 1.2  # seconds for an answer: workers that hear nothing from the coordinator speak for themselves after 0.8
+HEAD_START = 0.3  # seconds before the next worker is asked too
+_MOST_ASKED = 3
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN)
 
 
@@ -59,28 +63,39 @@ def find(worker: str | None, environment: Mapping[str, str]) -> Target:
 
 
 def ask(target: Target) -> StatusReply:
-    """The answer of the first worker that gives one.
+    """The answer of the first worker that gives one; the next is asked when one has refused or takes its time.
 
     Raises:
         Unreachable: none answered in time.
         click.ClickException: one refused.
     """
     failures = []
-    deadline = time.monotonic() + PATIENCE
-    candidates = target.workers[:3]
-    for tried, address in enumerate(candidates):
-        patience = max(0.05, (deadline - time.monotonic()) / (len(candidates) - tried))
-        try:
-            return _ask_one(address, patience)
-        except grpc.RpcError as error:
-            if error.code() not in _SILENT:
-                raise click.ClickException(f"{address} answered {error.code().name}: {error.details()}") from error
-            failures.append(f"    {address}: {error.details() or error.code().name}")
+    candidates = deque(target.workers[:_MOST_ASKED])
+    answers: queue.SimpleQueue[tuple[str, grpc.Future[StatusReply]]] = queue.SimpleQueue()
+    waiting = 0
+    with contextlib.ExitStack() as channels:
+        while candidates or waiting:
+            if candidates:
+                _ask_one(candidates.popleft(), channels, answers.put)
+                waiting += 1
+            try:
+                address, answer = answers.get(timeout=HEAD_START if candidates else None)
+            except queue.Empty:
+                continue
+            waiting -= 1
+            try:
+                return answer.result()
+            except grpc.RpcError as error:
+                code, details = error.code(), error.details()
+                if code not in _SILENT:
+                    raise click.ClickException(f"{address} answered {code.name}: {details}") from error
+                failures.append(f"    {address}: {details or code.name}")
     raise Unreachable("\n".join([f"no worker answered (known from {target.origin}):", *failures]))
 
 
-def _ask_one(address: str, patience: float) -> StatusReply:
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        stub = WorkerStub(channel)
-        reply: StatusReply = stub.Status(StatusRequest(), timeout=patience)
-        return reply
+def _ask_one(
+    address: str, channels: contextlib.ExitStack, answered: Callable[[tuple[str, grpc.Future[StatusReply]]], None]
+) -> None:
+    channel = channels.enter_context(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]))
+    answer = WorkerStub(channel).Status.future(StatusRequest(), timeout=PATIENCE)
+    answer.add_done_callback(lambda answer: answered((address, answer)))

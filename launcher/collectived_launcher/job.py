@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_GROUP = "world"
+COORDINATOR = "coordinator"  # its name among the daemons of a job
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,11 @@ class Job:
 
     def ranks_of(self, worker: int) -> range:
         return range(worker * self.clients, (worker + 1) * self.clients)
+
+    @property
+    def worker_names(self) -> list[str]:
+        """What people know the workers by, in order of their tasks."""
+        return [f"worker {task}" for task in range(self.workers)]
 
     def opening(self) -> str:
         """The line that every launch begins with."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from collectived_launcher import restarts
 from collectived_launcher.daemons import DaemonCommand
 from collectived_launcher.job import Job, new_name
 from collectived_launcher.local import LocalJob
@@ -51,6 +52,13 @@ def seconds(context: click.Context, parameter: click.Parameter, value: float | N
     show_default=True,
     help="Start a failed client again with its RANK, this often; COLLECTIVED_RESTART counts.",
 )
+@click.option(
+    "--daemon-restarts",
+    type=click.IntRange(min=0),
+    default=restarts.MOST,
+    show_default=True,
+    help="Start a coordinator or worker that died again, this often each within 5 minutes; then the job fails.",
+)
 @click.option("--tune", is_flag=True, help="Measure the links when a group forms; later runs use what was found.")
 @click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
@@ -61,6 +69,7 @@ def launch(
     grace: float,
     log_dir: Path | None,
     max_restarts: int,
+    daemon_restarts: int,
     tune: bool,
     log_level: str | None,
     program: tuple[str, ...],
@@ -76,7 +85,8 @@ def launch(
     job = Job(name, choose_folder(name, workers), workers, clients, program, timeout)
     options = ("--log-level", log_level) if log_level else ()
     command = DaemonCommand(options=options, coordinator=("--tune",) if tune else ())
-    return LocalJob(job, Policy(grace, max_restarts), log_dir=log_dir, command=command).run()
+    policy = Policy(grace, max_restarts, daemon_restarts=daemon_restarts)
+    return LocalJob(job, policy, log_dir=log_dir, command=command).run()
 
 
 def _check_program(program: str) -> None:

@@ -9,10 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from collectived_proto.codec import tiers_from_proto
+from collectived_proto.types import shown_name
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
 
 SLOW = 1.0  # seconds in flight after which a collective that waits for somebody is worth a word
+_LOCAL = "seen from here"  # the state of a group of which only one worker's part is known
 _CODES = {
     1: "CANCELLED",
     3: "INVALID_ARGUMENT",
@@ -25,7 +27,7 @@ _CODES = {
 
 def tables(reply: pb.StatusReply) -> Iterator[Table | Text]:
     """What to print, in order."""
-    reply = _with_short_names(reply)
+    reply = _with_short_names(_with_lanes(reply))
     yield from _troubles(reply)
     yield _coordinator(reply.coordinator)
     if reply.workers:
@@ -36,6 +38,25 @@ def tables(reply: pb.StatusReply) -> Iterator[Table | Text]:
         yield from (Text(), _ranks(reply.groups))
     if any(group.in_flight for group in reply.groups):
         yield from (Text(), _in_flight(reply.groups))
+
+
+def _with_lanes(reply: pb.StatusReply) -> pb.StatusReply:
+    """Without a coordinator nobody sees a group as a whole: the lanes of those who answered stand for it."""
+    if reply.coordinator.address or reply.groups:
+        return reply
+    local = pb.StatusReply()
+    local.CopyFrom(reply)
+    for lane in (lane for worker in reply.workers for lane in worker.lanes):
+        local.groups.add(
+            name=shown_name(lane.group),
+            generation=lane.generation,
+            state=_LOCAL,
+            members=lane.members,
+            collectives_done=lane.collectives_done,
+            bytes_reduced=lane.bytes_reduced,
+            in_flight=lane.in_flight,
+        )
+    return local
 
 
 def _with_short_names(reply: pb.StatusReply) -> pb.StatusReply:
@@ -100,9 +121,14 @@ def _workers(workers: Sequence[pb.WorkerStatus]) -> Table:
             size(worker.resident_bytes),
             str(worker.threads),
             span(worker.uptime_seconds),
-            "connected" if worker.connected else Text(f"lost {span(worker.last_heartbeat_seconds)} ago", style="red"),
+            "connected" if worker.connected else Text(_lost(worker.last_heartbeat_seconds), style="red"),
         )
     return table
+
+
+def _lost(heartbeat: float) -> str:
+    """Only the coordinator knows when it last heard a worker; a worker that speaks for itself gives no age."""
+    return f"lost {span(heartbeat)} ago" if heartbeat else "lost"
 
 
 def _groups(groups: Sequence[pb.GroupStatus]) -> Table:
@@ -112,12 +138,18 @@ def _groups(groups: Sequence[pb.GroupStatus]) -> Table:
             group.name,
             str(group.generation),
             Text(group.state, style="red" if group.state == "failed" else ""),
-            f"{len(group.members)} of {group.size}" if group.state == "forming" else str(group.size),
+            _size_of(group),
             str(group.collectives_done),
             size(group.bytes_reduced),
             str(len(group.in_flight)),
         )
     return table
+
+
+def _size_of(group: pb.GroupStatus) -> str:
+    if group.state == _LOCAL:
+        return f"{len(group.members)} here"
+    return f"{len(group.members)} of {group.size}" if group.state == "forming" else str(group.size)
 
 
 def _choices(groups: Sequence[pb.GroupStatus]) -> Iterator[Text]:

@@ -1,9 +1,9 @@
-"""How a job that did not end well is told: the first failure first, because the others are mostly its consequences."""
+"""What is told at the end of a job: the first failure first, because the others are mostly its consequences."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -38,8 +38,19 @@ def describe(status: int) -> str:
     return f"killed by signal {-status} ({signal_name(-status)})" if status < 0 else f"exit status {status}"
 
 
-def summary(failures: Sequence[Ending]) -> Iterable[str]:
-    """Lines about what failed, in the order in which it failed."""
+def times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def summary(failures: Sequence[Ending], started_again: Mapping[str, Mapping[str, int]]) -> Iterable[str]:
+    """Lines about what failed, in the order in which it failed, after those about daemons, whose ends are mostly why.
+
+    Args:
+        started_again: daemon -> in words how it had ended -> how often.
+    """
+    for name, ends in started_again.items():
+        how = [end if len(ends) == 1 else f"{end} {times(count)}" for end, count in ends.items()]
+        yield f"collectived: {name} was started again {times(sum(ends.values()))}: {', '.join(how)}"
     if not failures:
         return
     first, *others = failures

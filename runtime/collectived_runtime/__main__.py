@@ -111,7 +111,11 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--task", type=int, required=True, help="number of this worker")
     worker.add_argument("--coordinator", required=True, help="address of the coordinator")
     worker.add_argument("--folder", type=Path, required=True, help="folder for sockets")
-    worker.add_argument("--listen", default="", help="gRPC address; default: unix:FOLDER/worker-TASK.sock")
+    worker.add_argument(
+        "--listen",
+        default="",
+        help="unix:/path instead of FOLDER/worker-TASK.sock, or host:port beside it (no host: the loopback)",
+    )
     worker.add_argument("--link-listen", default="127.0.0.1:0", help="host:port for links of other workers")
     worker.add_argument("--patience", type=float, default=10.0, help="seconds to look for the coordinator")
     worker.add_argument("--host-name", default="", help="name of this host, for people")

@@ -322,13 +322,13 @@ class Setting:
 class Nowhere:
     """A group's home that has no other groups."""
 
-    def left(self, group: Group) -> None:
+    def _left(self, group: Group) -> None:
         pass
 
-    def entered(self, group: Group) -> None:
+    def _entered(self, group: Group) -> None:
         pass
 
-    def seat(self, wish: Wish) -> Seat:
+    def _seat(self, wish: Wish) -> Seat:
         raise AssertionError("nobody joins here")
 
     def join(self, name: str, size: int, *, rank: int, device: str, options: Any, timeout: float | None) -> Group:

@@ -17,10 +17,11 @@ def main() -> int:
     wish = json.loads(sys.argv[1])
     name = new_name()
     job = Job(name, choose_folder(name, 1), wish.get("workers", 2), wish.get("clients", 2), tuple(sys.argv[2:]), None)
-    policy = Policy(wish.get("grace", 10.0), wish.get("max_restarts", 0), wish.get("kill_after", 5.0))
+    chosen = ("grace", "max_restarts", "kill_after", "daemon_restarts", "ready_within")
+    policy = Policy(**{name: wish[name] for name in chosen if name in wish})
     standin = str(Path(__file__).with_name("standin.py"))
     line = DAEMON if wish.get("real") else (sys.executable, standin, wish.get("fault", "none"))
-    command = DaemonCommand(line, (), wish.get("ready_within", 30.0), wish.get("ended_within", 5.0))
+    command = DaemonCommand(line, (), wish.get("ended_within", 5.0))
     log_dir = Path(wish["log_dir"]) if "log_dir" in wish else None
     return LocalJob(job, policy, log_dir=log_dir, command=command).run()
 

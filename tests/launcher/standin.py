@@ -2,7 +2,8 @@
 
 It keeps the daemons' promises to the launcher: one `ready` line, an end in order when standard input ends. FAULT is
 `none`, or one of: `refuse` (fails at once with a reason), `mute` (never ready), `deaf` (does not end with its standard
-input), each with `:coordinator` or `:worker` for whom it befalls.
+input), each with `:coordinator` or `:worker` for whom it befalls, and with `:again` if it does so only when it is
+started for the second time or later.
 """
 
 from __future__ import annotations
@@ -12,12 +13,23 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
+
+
+def _was_here(kind: str, options: list[str]) -> bool:
+    """Whether a daemon of this name was started before: each leaves a file in the job's folder."""
+    place = options[options.index("--folder" if kind == "worker" else "--journal") + 1]
+    folder = Path(place) if kind == "worker" else Path(place).parent
+    mark = folder / f"{kind}{options[options.index('--task') + 1] if kind == 'worker' else ''}.mark"
+    here = mark.exists()
+    mark.touch()
+    return here
 
 
 def main() -> int:
-    fault, _, whom = sys.argv[1].partition(":")
+    fault, *limits = sys.argv[1].split(":")
     kind, options = sys.argv[2], sys.argv[3:]
-    if whom not in ("", kind):
+    if not {kind, *(["again"] if _was_here(kind, options) else [])}.issuperset(limits):
         fault = "none"
     secret = sys.stdin.readline()
     if len(secret) < 32 or "--attached" not in options:
@@ -30,8 +42,9 @@ def main() -> int:
         print("ready", json.dumps({"address": f"unix:/nowhere/{kind}.sock", "pid": os.getpid()}), flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     sys.stdin.read()
-    while fault == "deaf":
-        time.sleep(60)
+    if fault == "deaf":
+        print(f"{kind}: did you say something?", file=sys.stderr, flush=True)
+        time.sleep(600)
     return 0
 
 

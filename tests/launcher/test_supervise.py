@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from collectived_launcher.supervise import (
     Action,
     ClientEnded,
     DaemonEnded,
+    DaemonReady,
     Elapsed,
     Event,
     Finish,
+    KillDaemon,
     Phase,
     Policy,
     Restart,
     Send,
     Signalled,
+    StartDaemon,
     State,
     begin,
     decide,
     exit_status,
 )
 
+WORKERS = {0: "worker 0", 1: "worker 0", 2: "worker 1"}
+
 
 def play(policy: Policy, *story: tuple[float, Event]) -> tuple[State, list[list[Action]]]:
     """Three ranks and what happened to them: the last state, and the actions after each event."""
-    state, told = begin(policy, range(3)), []
+    state, told = begin(policy, WORKERS), []
     for now, event in story:
         state, actions = decide(state, event, now)
         told.append(list(actions))
@@ -88,21 +95,168 @@ def test_a_restarted_client_that_ends_well_makes_a_job_that_ended_well() -> None
     assert exit_status(state) == 0
 
 
-def test_nobody_is_started_again_once_a_daemon_died() -> None:
-    state, told = play(Policy(max_restarts=5), (1, DaemonEnded("worker 0", -9)), (2, ClientEnded(1, 1)))
-    assert told == [[], []]
+def test_a_daemon_that_ended_is_started_again_after_its_pause_and_the_job_ends_well() -> None:
+    state, told = play(
+        Policy(),
+        (1, DaemonEnded("coordinator", -9)),
+        (1.1, Elapsed()),
+        (1.2, Elapsed()),
+        (2, DaemonReady("coordinator")),
+        *[(3.0, ClientEnded(rank, 0)) for rank in range(3)],
+    )
+    assert told == [[], [], [StartDaemon("coordinator")], [], [], [], [Finish()]]
+    assert exit_status(state) == 0
+
+
+def test_the_launcher_wakes_when_the_first_pause_is_over() -> None:
+    state, _ = play(Policy(), (1, DaemonEnded("coordinator", -9)), (1.05, DaemonEnded("worker 1", -9, chance=0.5)))
+    assert state.wakeup == 1.2
+    state, actions = decide(state, Elapsed(), 1.21)
+    assert set(actions) == {StartDaemon("coordinator"), StartDaemon("worker 1")}
+    state, _ = decide(state, DaemonReady("coordinator"), 2)
+    assert state.wakeup == 1.21 + 30
+    state, _ = decide(state, DaemonReady("worker 1"), 2)
+    assert state.wakeup is None
+
+
+def test_a_daemon_that_is_started_again_and_does_not_come_to_serve_is_killed_once_and_tried_again() -> None:
+    _, told = play(
+        Policy(ready_within=30),
+        (1, DaemonEnded("worker 0", 1)),
+        (2, Elapsed()),
+        (31.9, Elapsed()),
+        (32, Elapsed()),
+        (33, Elapsed()),
+        (34, DaemonEnded("worker 0", -9)),
+        (35, Elapsed()),
+    )
+    assert told == [[], [StartDaemon("worker 0")], [], [KillDaemon("worker 0")], [], [], [StartDaemon("worker 0")]]
+
+
+def test_a_client_is_started_again_only_when_its_worker_serves() -> None:
+    state, told = play(
+        Policy(max_restarts=1),
+        (1, DaemonEnded("worker 0", -9)),
+        (1.01, ClientEnded(1, 1)),
+        (1.02, ClientEnded(2, 1)),
+        (1.03, ClientEnded(0, 1)),
+        (1.5, Elapsed()),
+        (2, DaemonReady("worker 0")),
+    )
+    assert told[1:4] == [[], [Restart(2, 1)], []]
+    assert told[4:] == [[StartDaemon("worker 0")], [Restart(0, 1), Restart(1, 1)]]
+    assert state.alive == {0, 1, 2}
+
+
+def test_the_coordinator_is_nobody_whom_a_client_waits_for() -> None:
+    _, told = play(Policy(max_restarts=1), (1, DaemonEnded("coordinator", -9)), (1.1, ClientEnded(0, 1)))
+    assert told[-1] == [Restart(0, 1)]
+
+
+def test_a_client_that_waits_for_its_worker_is_nobody_once_the_job_has_failed() -> None:
+    story: list[tuple[float, Event]] = [
+        (1, DaemonEnded("worker 0", -9)),
+        (1.1, ClientEnded(0, 1)),  # is to be started again
+        (1.2, ClientEnded(2, 1)),
+        (1.3, ClientEnded(2, 1)),  # and now it has failed
+        (1.4, DaemonReady("worker 0")),
+        (1.5, ClientEnded(1, 0)),
+    ]
+    state, told = play(Policy(max_restarts=1), *story)
     assert state.phase is Phase.GRACE
+    assert told == [[], [], [Restart(2, 1)], [], [], [Finish()]]
 
 
-def test_a_dead_daemon_fails_the_job_even_if_all_clients_end_well() -> None:
+def test_during_the_grace_daemons_are_started_again_and_afterwards_not() -> None:
+    grace = Policy(grace=10)
+    _, told = play(grace, (1, ClientEnded(0, 1)), (2, DaemonEnded("coordinator", -9)), (3, Elapsed()))
+    assert told[-1] == [StartDaemon("coordinator")]
+    state, told = play(
+        grace,
+        (1, ClientEnded(0, 1)),
+        (10.9, DaemonEnded("coordinator", -9)),
+        (11, Elapsed()),
+        (11.5, Elapsed()),
+        (12, DaemonEnded("worker 0", -9)),
+        (13, Elapsed()),
+    )
+    assert told[1:] == [[], [Send((1, 2), signal.SIGTERM)], [], [], []]
+    assert state.wakeup == state.deadline
+
+
+def test_after_ctrl_c_nothing_is_started_again() -> None:
+    _, told = play(
+        Policy(max_restarts=3),
+        (1, DaemonEnded("worker 0", -9)),
+        (1.1, ClientEnded(0, 1)),
+        (1.1, Signalled(signal.SIGINT)),
+        (2, Elapsed()),
+        (3, DaemonReady("worker 0")),
+        (3, DaemonEnded("coordinator", -9)),
+        (4, Elapsed()),
+    )
+    assert told == [[], [], [Send((1, 2), signal.SIGINT)], [], [], [], []]
+
+
+def test_ctrl_c_while_all_clients_wait_for_their_worker_finishes() -> None:
+    _, told = play(
+        Policy(max_restarts=1),
+        (1, ClientEnded(2, 0)),
+        (1, DaemonEnded("worker 0", -9)),
+        (1.1, ClientEnded(0, 1)),
+        (1.1, ClientEnded(1, 1)),
+        (1.1, Signalled(signal.SIGINT)),
+    )
+    assert told[-1] == [Finish()]
+
+
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_a_daemon_that_has_used_up_its_restarts_fails_the_job(allowed: int) -> None:
+    policy = Policy(grace=10, max_restarts=5, daemon_restarts=allowed)
+    state = begin(policy, WORKERS)
+    for restart in range(allowed):
+        state, actions = decide(state, DaemonEnded("worker 0", -9), restart)
+        state, actions = decide(state, Elapsed(), restart + 0.5)
+        assert actions == (StartDaemon("worker 0"),) and state.phase is Phase.RUNNING
+    state, actions = decide(state, DaemonEnded("worker 0", -9), 5)
+    assert (actions, state.phase, state.deadline) == ((), Phase.GRACE, 15)
+    state, actions = decide(state, ClientEnded(0, 1), 6)
+    assert actions == ()  # nobody is started again
+    assert state.first_failure == DaemonEnded("worker 0", -9)
+    assert decide(state, Elapsed(), 15)[1] == (Send((1, 2), signal.SIGTERM),)
+    assert exit_status(state) == 1
+
+
+def test_daemons_are_counted_each_for_itself() -> None:
+    state, _ = play(
+        Policy(daemon_restarts=1),
+        *[(1.0, DaemonEnded(name, -9)) for name in ("coordinator", "worker 0", "worker 1")],
+    )
+    assert state.phase is Phase.RUNNING
+
+
+def test_a_daemon_without_restarts_fails_the_job_even_if_all_clients_end_well() -> None:
     story: list[tuple[float, Event]] = [
         (1.0, DaemonEnded("coordinator", -9)),
         *[(2.0, ClientEnded(rank, 0)) for rank in range(3)],
     ]
-    state, told = play(Policy(), *story)
+    state, told = play(Policy(daemon_restarts=0), *story)
     assert told[-1] == [Finish()]
     assert exit_status(state) == 1
     assert state.first_failure == DaemonEnded("coordinator", -9)
+
+
+def test_where_all_clients_wait_for_a_worker_that_does_not_come_back_the_job_is_over() -> None:
+    _, told = play(
+        Policy(max_restarts=1, daemon_restarts=1),
+        (1, ClientEnded(2, 0)),
+        (1, DaemonEnded("worker 0", -9)),
+        (1.1, ClientEnded(0, 1)),
+        (1.1, ClientEnded(1, 1)),
+        (2, Elapsed()),
+        (3, DaemonEnded("worker 0", 1)),
+    )
+    assert told[-2:] == [[StartDaemon("worker 0")], [Finish()]]
 
 
 def test_ctrl_c_is_forwarded_and_after_the_grace_the_rest_is_killed() -> None:
@@ -139,6 +293,6 @@ def test_ctrl_c_during_the_grace_ends_the_others_at_once_and_keeps_the_failure()
 
 
 def test_a_signal_before_any_client_was_started_finishes() -> None:
-    state, actions = decide(begin(Policy(), ()), Signalled(signal.SIGINT), 1)
+    state, actions = decide(begin(Policy(), {}), Signalled(signal.SIGINT), 1)
     assert actions == (Finish(),)
     assert exit_status(state) == 130

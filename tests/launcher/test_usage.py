@@ -23,6 +23,7 @@ from collectived_launcher.__main__ import run
         (["launch", "--timeout", "nan", "--", "true"], "nan is not a number of seconds"),
         (["launch", "--grace", "inf", "--", "true"], "inf is not a number of seconds"),
         (["launch", "--max-restarts", "-1", "--", "true"], "-1 is not in the range"),
+        (["launch", "--daemon-restarts", "-1", "--", "true"], "-1 is not in the range"),
         (["launch", "--log-dir", "/proc/logs", "--", "true"], "--log-dir '/proc/logs' cannot be made"),
         (["launch", "--no-such-option", "--", "true"], "--no-such-option"),
         (["no-such-command"], "no-such-command"),
@@ -48,4 +49,5 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     assert run(["launch", "--help"]) == 0
     assert run(["--version"]) == 0
-    assert "--max-restarts" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "--max-restarts" in said and "--daemon-restarts" in said

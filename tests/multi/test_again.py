@@ -157,3 +157,17 @@ def test_a_size_that_cannot_be_is_refused_before_the_group_is_left(one_worker: A
         return float(group.all_reduce("sum", 1.0))
 
     assert one_worker.run(2, body) == [2.0, 2.0]
+
+
+def test_who_aborts_right_after_joining_is_heard_with_its_reason(one_worker: Any) -> None:
+    def body(group: cd.Group) -> str:
+        if group.rank:
+            with pytest.raises(RuntimeError), group:
+                raise RuntimeError("no data")
+            return ""
+        with pytest.raises(cd.errors.AbortedError) as caught:
+            group.barrier()
+        return str(caught.value)
+
+    for _ in range(20):
+        assert "RuntimeError: no data" in one_worker.run(2, body)[0]

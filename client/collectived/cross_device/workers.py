@@ -25,17 +25,7 @@ def ask(rpc: Worker) -> dict[int, Whereabouts]:
     Raises:
         CollectiveError: no answer.
     """
-    from collectived.exchange import Exchange
     from collectived_proto.v1 import status_pb2  # late, for it brings protobuf
 
-    request = status_pb2.StatusRequest()
-    exchange = Exchange(
-        lambda: rpc._stub.Status.future(request, timeout=_ANSWER_WITHIN, metadata=rpc._metadata),
-        rpc.ours,
-        lambda future: future.result(),
-    )
-    try:
-        reply = exchange.next(None)
-    finally:
-        exchange.end()
+    reply = rpc.status(status_pb2.StatusRequest(), _ANSWER_WITHIN)
     return {row.task: Whereabouts(row.address, tuple(row.devices)) for row in reply.workers if row.address}

@@ -147,12 +147,14 @@ class SubmitHeader(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., key: _Optional[int] = ..., rank: _Optional[int] = ..., generation: _Optional[int] = ..., instance: _Optional[int] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
-    __slots__ = ("result", "data")
+    __slots__ = ("result", "data", "waiting")
     RESULT_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     result: SubmitResult
     data: bytes
-    def __init__(self, result: _Optional[_Union[SubmitResult, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    waiting: int
+    def __init__(self, result: _Optional[_Union[SubmitResult, _Mapping]] = ..., data: _Optional[bytes] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class SubmitResult(_message.Message):
     __slots__ = ("indices", "leaves", "structure", "total")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 from collections.abc import Callable, Iterable
 
 from collectived_proto.local import wire
@@ -12,6 +13,7 @@ from collectived_runtime.engine.ledger import OutOfTurn
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.engine.watch import ENDED, Watch
 
+LAST_WORDS_SECONDS = 0.4  # for a doorbell to arrive whose client is gone already
 MOST_UNREAD = wire.MAX_OUTSTANDING * wire.MAX_PACKS  # what a rank may have outstanding, if every pack is large
 
 
@@ -26,6 +28,9 @@ class Bells:
         self._watch = watch
         self._message = message
         self._lost = lost
+        self._ending: dict[
+            int, tuple[str, float]
+        ] = {}  # ranks without a doorbell whose client is gone: why, until when
 
     def seat(self, seat: Seat) -> None:
         """Watches the process of a rank that is about to connect its doorbell."""
@@ -45,6 +50,8 @@ class Bells:
             self._announce(seat, arena)
         if seat.flush():
             self._watch.change(bell.fileno(), select.POLLIN | select.POLLOUT)
+        if rank in self._ending:
+            self.hang_up(seat, self._ending.pop(rank)[0])
 
     def announce(self, arena: Arena) -> None:
         for seat in self.seats.values():
@@ -60,7 +67,15 @@ class Bells:
                 self.lose(seat, f"it has left {seat.unread} messages unread")
 
     def hang_up(self, seat: Seat, why: str) -> None:
-        """The client is gone; what it had fully submitted before counts."""
+        """The client is gone; what it had fully submitted before counts.
+
+        Where its doorbell has not arrived, its last words may be on their way with it: they have a moment.
+        """
+        if seat.bell is None and seat.outlet is None and not seat.gone:
+            _, until = self._ending.setdefault(seat.rank, (why, time.monotonic() + LAST_WORDS_SECONDS))
+            if time.monotonic() < until:
+                self._watch.remove(seat.pidfd)
+                return
         while self._read(seat):
             pass
         self.lose(seat, why)

@@ -319,6 +319,7 @@ class Generation:
             return
         instance, slot, program = running.instance, running.slot, running.program
         if slot is not None:
+            running.told = True
             done = wire.Done(
                 instance.number,
                 strand.pack_number,
@@ -442,7 +443,8 @@ class Generation:
         running.stop()
         if running.slot is not None:
             for rank in running.program.receivers:
-                self._shop.results.release(running.slot.number, rank)
+                if not running.told or self._shop.bells.seats[rank].gone:  # others may be reading it
+                    self._shop.results.release(running.slot.number, rank)
         self.running = None
 
     def fail(self, seat: Seat, instance: int, verdict: Verdict) -> None:

@@ -237,6 +237,6 @@ class WayIn:
             received = self._link.recv_into(view[:STEP_BYTES])
             view = view[received:]
             budget -= received
-            if not received or budget <= 0:
+            if view and (not received or budget <= 0):
                 budget = STEP_BYTES
                 yield

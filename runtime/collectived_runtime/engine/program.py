@@ -224,10 +224,10 @@ def _cut_strands(
 
 
 def queues(strands: Sequence[Strand]) -> tuple[tuple[int, tuple[Strand, ...]], ...]:
-    """Strands by channel, the one that runs first last."""
-    found: dict[int, list[Strand]] = {}
+    """Strands by channel, in order of packs; in each the one that runs first stands last."""
+    found: dict[int, list[Strand]] = {strand.channel: [] for strand in strands}
     for strand in reversed(strands):
-        found.setdefault(strand.channel, []).append(strand)
+        found[strand.channel].append(strand)
     return tuple((channel, tuple(queue)) for channel, queue in found.items())
 
 

@@ -41,6 +41,7 @@ class Running:
         self.program = program
         self.slot = slot
         self.then = then
+        self.told = False  # of a pack: from then on its receivers hold the slot until they release it
         self._left = dict(program.strands_per_pack)  # how many of each pack have not ended
         self._start = start
         self._queues = {channel: list(queue) for channel, queue in program.queues}

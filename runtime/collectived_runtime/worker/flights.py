@@ -20,6 +20,7 @@ class Flight:
         upload: where its value lies. slot: the result slot that this rank holds for it, 0 for none.
         over: whether its lane has said the last about it.
         abandoned: whether nobody waits for it any more.
+        waiting: how many waited to join the group when it was complete.
     """
 
     generation: int
@@ -29,6 +30,7 @@ class Flight:
     slot: int = 0
     over: bool = False
     abandoned: bool = False
+    waiting: int = 0
     _dones: deque[wire.Done] = field(default_factory=deque)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _broken: Callable[[], CollectiveError] | None = None

@@ -64,6 +64,7 @@ class Remote:
         self._read: tuple[bytes, Verdict] | None = None
         self._given = 0  # the latest generation whose verdict the client has been given
         self._left = False
+        self._waiting = 0  # who wait to join, as the lane said last
         self._aborted: dict[int, str] = {}  # by generation: why
         self._streams = [0, 0]  # submissions that are under way, sends and recvs last
         self._flights: dict[Number, Flight] = {}
@@ -199,6 +200,8 @@ class Remote:
                     self._done(wire.parse_done(message))
                 case wire.Kind.FAILED:
                     self._failed(*wire.parse_failed(message))
+                case wire.Kind.WAITING:
+                    self._waiting = wire.parse_waiting(message)
                 case wire.Kind.PONG if self._echoes:
                     self._echoes.popleft().set()
                 case _:  # of an echo that nobody awaits any more
@@ -209,6 +212,7 @@ class Remote:
         flying = [flight for flight in self._flights.values() if flight.instance == done.instance]
         if flying:
             flight = max(flying, key=lambda flight: flight.generation)
+            flight.waiting = self._waiting
             flight.done(done)
             self._settle(flight)
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from collectived_proto.errors import Code, FailedPreconditionError, NotFoundError
 from collectived_proto.local import wire
 from collectived_proto.local.arena import Arena
+from collectived_runtime.engine.bells import LAST_WORDS_SECONDS
 from collectived_runtime.engine.lane import Lane
 from collectived_runtime.engine.results import Budget, Exhausted, new_arena
 from collectived_runtime.worker.submit import Place
@@ -115,9 +116,9 @@ class Session:
             return
         self._why = why
         self.ended.set()
+        loop = asyncio.get_running_loop()
         for holding in self.holdings:
             _let_go(holding, why)
-        loop = asyncio.get_running_loop()
         if self._socket is not None:
             loop.remove_reader(self._socket.fileno())
             self._socket.close()
@@ -231,8 +232,10 @@ class Session:
 def _let_go(holding: Holding, why: str) -> None:
     if holding.place is not None:
         holding.place.remote.end(why)
-    else:
-        holding.lane.hang_up(holding.rank, why)
+        return
+    holding.lane.hang_up(holding.rank, why)
+    # And for good, if its doorbell has not arrived with its last words by then.
+    asyncio.get_running_loop().call_later(2 * LAST_WORDS_SECONDS, holding.lane.hang_up, holding.rank, why)
 
 
 def _soon(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:

@@ -199,7 +199,7 @@ async def _results(remote: Remote, flight: Flight, described: Description) -> Re
     while True:
         done = await flight.next()
         if not done.result:  # this rank receives nothing; it is told when all is over
-            yield worker_pb2.SubmitReply(result=worker_pb2.SubmitResult())
+            yield worker_pb2.SubmitReply(result=worker_pb2.SubmitResult(), waiting=flight.waiting)
             return
         memory = remote.arena(done.arena)[done.offset :]
         if not described.outlined:
@@ -210,7 +210,7 @@ async def _results(remote: Remote, flight: Flight, described: Description) -> Re
             if parcel is None:
                 parcel = await Parcel.read(memory, described)
             shipment = await parcel.shipment(None if described.collective.open else done.pack)
-        yield worker_pb2.SubmitReply(result=shipment.header)
+        yield worker_pb2.SubmitReply(result=shipment.header, waiting=flight.waiting)
         for parts in _parts(memory, shipment.spans):
             data = b"".join(parts)
             remote.hear()

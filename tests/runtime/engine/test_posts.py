@@ -13,6 +13,7 @@ from collectived_proto.errors import Code
 from collectived_proto.local import wire
 from collectived_proto.types import AllReduce, Recv, ReduceOp, ReportKind, Send
 from collectived_proto.v1 import common_pb2
+from collectived_runtime.engine import mail
 
 spread = pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
 
@@ -74,6 +75,15 @@ def test_letters_of_one_tag_keep_their_order_and_tags_do_not_mix(world: Any, hos
         for count in (3, 50_000, 0, 2):
             receiver.post(Recv(0, tag))
             assert len(receiver.outlined(receiver.done())[0]) == count + more
+
+
+@pytest.mark.parametrize("count", [1023, 1024, 1025, 2048, 4096])
+def test_letters_of_every_size_arrive_whole(world: Any, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(mail, "STEP_BYTES", 4096)  # of which some of these are multiples
+    here = world(1, 1)
+    here.ranks[0].post(Send(1), numbers(count))
+    here.ranks[1].post(Recv(0))
+    assert np.array_equal(here.ranks[1].outlined(here.ranks[1].done())[0].ravel(), numbers(count))
 
 
 @spread

@@ -1,0 +1,1 @@
+print(cd.CollectiveCommunication is cd.CommunicationImplementation)  # True

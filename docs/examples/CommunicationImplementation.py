@@ -1,0 +1,2 @@
+ring = cd.CommunicationOptions(implementation=cd.CommunicationImplementation.RING)
+print(group.all_reduce("sum", 1, ring))  # 2

@@ -1,0 +1,2 @@
+group.barrier()
+group.barrier(cd.CommunicationOptions(timeout_seconds=10))

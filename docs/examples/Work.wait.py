@@ -1,0 +1,2 @@
+work = group.barrier(async_op=True)
+print(work.wait())  # None

@@ -1,0 +1,3 @@
+import collectived as cd
+
+print(cd.integrations.__all__)  # ['torch']

@@ -1,0 +1,18 @@
+"""Every example of the reference does and prints what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.docs.contents import EXAMPLES
+from tests.docs.running import expected, printed
+from tests.multi.conftest import Cluster
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: str(path.stem))
+def test_it_prints_what_it_says(path: Path, cluster: Cluster) -> None:
+    source = path.read_text()
+    if "import torch" in source:
+        pytest.importorskip("torch", reason="torch is not installed: make test-torch")
+    assert printed(cluster, source, path.stem) == expected(source)

@@ -1,0 +1,112 @@
+"""Every public name has a page, which says what the code says."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from tests.docs import pages
+from tests.docs.contents import EXAMPLES, HOOK, REFERENCE, ROOT, UNSAID, WRITTEN_BY_HAND, names, public, resolved
+from tests.docs.docstrings import Docstring, Function, entries
+
+import collectived as cd
+from collectived.collectives import Collectives
+from collectived.cross_device.replica import ReplicaContext
+from collectived.cross_device.strategy import StrategyExtended
+
+DOCS = ROOT / "docs"
+PACKAGES = ("proto", "client", "runtime", "launcher")
+NOT_FOR_USERS = {"COLUMNS", "GRPC_ENABLE_FORK_SUPPORT"}
+
+
+def test_every_public_name_has_a_page() -> None:
+    assert sorted(names()) == sorted(public()), "put it into tests/docs/contents.py"
+
+
+def test_every_page_has_an_example() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(names()) - set(WRITTEN_BY_HAND)
+
+
+def test_the_pages_are_what_the_code_says() -> None:
+    fresh = pages.pages()
+    written = {path.name: path.read_text() for path in REFERENCE.glob("*.md") if path.stem not in WRITTEN_BY_HAND}
+    drifted = [name for name in {*fresh, *written} if fresh.get(name) != written.get(name)]
+    assert not drifted, "run `make docs` and commit the result"
+
+
+def functions() -> list[Function]:
+    """All whose signatures are shown."""
+    found = [pages.hook()]
+    for name in set(names()) - {HOOK, *WRITTEN_BY_HAND}:
+        thing = resolved(name)
+        if inspect.isfunction(thing):
+            whole = Function.of(thing)
+            found.append(pages.completed(whole) if name.partition(".")[2] in vars(Collectives) else whole)
+        elif isinstance(thing, type):
+            made = pages.constructor(thing, Docstring.of(thing))
+            separate = thing in (cd.Group, cd.Session, cd.Work)
+            found += [*([made] if made else []), *([] if separate else pages.shown_methods(thing))]
+    return found + pages.shown_methods(ReplicaContext) + pages.shown_methods(StrategyExtended)
+
+
+def test_every_argument_is_said_to_be_something() -> None:
+    assert len(functions()) > 60
+    silent = {function.name: function.unsaid for function in functions() if function.unsaid}
+    assert not silent
+
+
+def test_nothing_is_added_to_what_a_docstring_says_itself() -> None:
+    known = {function.name: function for function in functions()}
+    assert set(UNSAID) <= {*known, "Member"}
+    for name, words in UNSAID.items():
+        if name in known and not name.startswith("Collectives."):
+            own = ", ".join(known[name].doc.sections.get("Args", {})).split(", ")
+            assert not set(", ".join(words).split(", ")) & set(own), name
+
+
+def test_one_line_of_a_docstring_may_describe_several_things() -> None:
+    found = dict(
+        entries("name: as joined. key: its number,\n    or None. None: no name.\nrank, size: both", "Attributes")
+    )
+    assert found == {"name": "as joined.", "key": "its number, or None. None: no name.", "rank, size": "both"}
+
+
+def test_what_is_no_entry_of_a_docstring_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="not an entry of Args"):
+        dict(entries("an argument without a name", "Args"))
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS)))
+def test_links_lead_somewhere(path: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)]+)\)", prose):
+        if re.match(r"[a-z]+://", target):
+            continue
+        file, _, place = target.partition("#")
+        found = path.parent / file if file else path
+        assert found.exists(), target
+        assert not place or place in anchors(found), target
+
+
+def anchors(path: Path) -> set[str]:
+    """Of headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_page_of_the_folder_is_in_its_index() -> None:
+    index = (DOCS / "README.md").read_text()
+    pages_here = {path.name for path in DOCS.glob("*.md")} - {"README.md"}
+    assert not [name for name in {*pages_here, "reference/README.md"} if f"]({name})" not in index]
+
+
+def test_every_variable_that_the_code_reads_or_sets_is_on_its_page() -> None:
+    page = (REFERENCE / "environment.md").read_text()
+    sources = [path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    own = {name for text in sources for name in re.findall(r'"(COLLECTIVED_[A-Z_]+)"', text)}
+    read = {name for text in sources for name in re.findall(r'environ(?:ment)?(?:\.get\(|\[)"([A-Z_]+)"', text)}
+    by_name = set(re.findall(r'"([A-Z_]{4,})"', (ROOT / "client/collectived/environment.py").read_text()))
+    missing = {*own, *read, *by_name} - NOT_FOR_USERS - set(re.findall(r"`([A-Z_]+)`", page))
+    assert own and read and by_name and not missing
