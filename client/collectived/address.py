@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from collectived_proto.local import jobs
 
 SECRET_FILE = "COLLECTIVED_SECRET_FILE"
 SECRET = "COLLECTIVED_SECRET"
+_AGAIN = 0.05  # seconds between knocks at a worker that may be on its way back
 START = "collectived launch --clients 2 -- python train.py"
 
 
@@ -38,25 +40,36 @@ class Address:
     def knock(self, timeout: float) -> None:
         """Connects and hangs up, which takes no time where gRPC would try again and again.
 
+        A socket file that nobody listens at is what a killed worker leaves: it may be on its way back.
+
         Raises:
             UnavailableError: nobody listens there.
         """
-        sock = socket.socket(socket.AF_UNIX) if self.path else None
-        try:
-            if sock is None:
-                host, _, port = self.text.rpartition(":")
-                sock = socket.create_connection((host.strip("[]"), int(port)), timeout)
-            else:
-                sock.settimeout(timeout)
-                sock.connect(self.path)
-        except (OSError, OverflowError) as error:
-            raise UnavailableError(
-                f"no worker answers at {self.text} ({self.source}): {error}; correct the address, "
-                f"or start a job: {START}"
-            ) from error
-        finally:
-            if sock is not None:
-                sock.close()
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                self._touch(max(0.01, end - time.monotonic()))
+                return
+            except ConnectionRefusedError as error:
+                if not self.path or time.monotonic() >= end:
+                    raise self._nobody(error) from error
+                time.sleep(_AGAIN)
+            except (OSError, OverflowError) as error:
+                raise self._nobody(error) from error
+
+    def _touch(self, timeout: float) -> None:
+        if not self.path:
+            host, _, port = self.text.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout).close()
+            return
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(timeout)
+            sock.connect(self.path)
+
+    def _nobody(self, error: Exception) -> UnavailableError:
+        return UnavailableError(
+            f"no worker answers at {self.text} ({self.source}): {error}; correct the address, or start a job: {START}"
+        )
 
 
 def find(worker: str | None) -> Address:

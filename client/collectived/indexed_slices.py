@@ -1,6 +1,6 @@
 """IndexedSlices: rows of an array, each with its number, as the gradient of an embedding is; and their arithmetic.
 
-Duplicate numbers are allowed and mean addition. Everything here is local; collectives on sparse values are in `several`.
+Duplicate numbers are allowed and mean addition. Everything here is local; `several` has collectives on sparse values.
 """
 
 from __future__ import annotations

@@ -113,6 +113,10 @@ class Lane:
         """Calls `answer(generation, positions)` in the lane's thread."""
         self._watch.ask(lambda: answer(self._generation.number, self.ledger.positions(instance, time.monotonic())))
 
+    def report_again(self) -> None:
+        """The coordinator is back, and may not have heard who has gone."""
+        self._watch.ask(lambda: self._generation.reports.again())
+
     def promise(self, generation: int, answer: Callable[[int], None]) -> None:
         """Calls `answer(instance)` in the lane's thread: nothing starts from that one on before `newcomers`."""
 

@@ -15,6 +15,7 @@ from collectived_runtime.engine.program import Topology
 
 log = logging.getLogger("collectived.lane")
 
+_DEPARTURES = (ReportKind.LEFT, ReportKind.LOST, ReportKind.ABORT)
 _ANY = -1  # whatever instance comes next
 DECIDE_ALONE_SECONDS = 0.15  # how long a lane waits for the coordinator's verdict before it decides for itself
 
@@ -41,11 +42,15 @@ class Reports:
         self._worker = worker
         self._report = report
         self._rule = rule
+        self._departures: list[Report] = []
         self._alone_at: dict[int, tuple[float, Report]] = {}  # first instance concerned -> when to decide it alone
 
     def fault(self, kind: ReportKind, instance: int, *, rank: int = 0, worker: int = 0, text: str = "") -> None:
         """Reports what needs a verdict."""
-        self._raise(self._ledger.report(kind, instance, rank=rank, worker=worker, text=text))
+        report = self._ledger.report(kind, instance, rank=rank, worker=worker, text=text)
+        if kind in _DEPARTURES:
+            self._departures.append(report)
+        self._raise(report)
 
     def overdue(self, rank: int, peer: int, timeout: float, text: str) -> None:
         """A send or recv of `rank` has waited for `peer` beyond its deadline."""
@@ -66,7 +71,15 @@ class Reports:
 
     def note(self, kind: ReportKind, instance: int, *, rank: int = 0) -> None:
         """Reports what needs none."""
-        self._report(self._ledger.report(kind, instance, rank=rank))
+        report = self._ledger.report(kind, instance, rank=rank)
+        if kind in _DEPARTURES:
+            self._departures.append(report)
+        self._report(report)
+
+    def again(self) -> None:
+        """Says once more who has gone: what was said to a coordinator that went away may not have been heard."""
+        for report in self._departures:
+            self._report(report)
 
     def completed(self, instance: int) -> None:
         """An instance completed after all."""

@@ -201,9 +201,11 @@ class Groups:
                 log.warning("a message of kind %s from the coordinator is not known to this release", other)
 
     def ask_again(self) -> None:
-        """The coordinator may have forgotten the joins under way: it knows them by their request."""
+        """The coordinator may have forgotten the joins under way, which it knows by their request, and who has gone."""
         for join in self._joins.values():
             self._say(pb.WorkerMessage(join=join.ask))
+        for lane in self._lanes.values():
+            lane.report_again()
 
     def attached(self) -> list[pb.Attached]:
         """The running groups, for a coordinator that may not know them."""

@@ -26,6 +26,8 @@ log = logging.getLogger("collectived.worker")
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
+# gRPC's own pauses between attempts to connect grow to two minutes, longer than a coordinator that came back waits.
+RECONNECT = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED, grpc.StatusCode.ALREADY_EXISTS)
 WAITING_MESSAGES = 10_000  # kept while the coordinator is away; older ones are dropped first
 
@@ -51,7 +53,7 @@ class Membership:
         self.stall_seconds = 1.0
         self.connected = asyncio.Event()
         self._metadata = client_metadata(address, secret)
-        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._channel = grpc.aio.insecure_channel(address, options=(*OPTIONS, *RECONNECT))
         self._stub = rpc.CoordinatorStub(self._channel)
         self._hello = hello
         self._heard = heard
@@ -60,6 +62,7 @@ class Membership:
         self._waiting: deque[pb.WorkerMessage] = deque(maxlen=WAITING_MESSAGES)
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._streams = 0  # that were tried
         self._closing = False
         self._welcome_once = False
         self._warned = ""
@@ -133,7 +136,8 @@ class Membership:
         self._warned = reason
 
     async def _stream(self) -> None:
-        call = self._stub.Attach(self._outgoing(), metadata=self._metadata)
+        self._streams += 1
+        call = self._stub.Attach(self._outgoing(self._streams), metadata=self._metadata)
         async for message in call:
             if message.HasField("welcome"):
                 self._welcomed(message.welcome)
@@ -149,11 +153,13 @@ class Membership:
         self._rejoin()
         self._news.set()
 
-    async def _outgoing(self) -> AsyncIterator[pb.WorkerMessage]:
+    async def _outgoing(self, stream: int) -> AsyncIterator[pb.WorkerMessage]:
+        """What is to be said on this stream. gRPC does not end its iterator with it, so it looks for itself: what it
+        took for a stream that is over, nobody would hear."""
         yield pb.WorkerMessage(hello=self._hello(self.epoch))
-        while True:
+        while stream == self._streams:
             if self.connected.is_set():
-                while self._waiting:
+                while self._waiting and stream == self._streams:
                     message = self._waiting.popleft()
                     yield message
                     if message.HasField("goodbye"):
@@ -162,4 +168,5 @@ class Membership:
                 await asyncio.wait_for(self._news.wait(), self._heartbeat)
             except TimeoutError:
                 yield pb.WorkerMessage(heartbeat=pb.Heartbeat())
-            self._news.clear()
+            if stream == self._streams:
+                self._news.clear()

@@ -423,3 +423,16 @@ def test_a_stray_frame_on_another_link_is_noticed_while_a_peer_is_stalled_in_the
         theirs.sendall(b"garbage!" * 8)
         report = stalled.world.report(ReportKind.LINK)
     assert report.worker == 1 and "frame" in report.text
+
+
+def test_who_has_gone_is_said_again_to_a_coordinator_that_is_back(world: Any) -> None:
+    here = world(3)
+    here.ranks[0].bell.send(wire.bare(wire.Kind.LEAVE))
+    assert here.report(ReportKind.LEFT).rank == 0
+    here.ranks[1].bell.close()
+    assert here.report(ReportKind.LOST).rank == 1
+    here.lanes[0].report_again()
+    assert [(report.kind, report.rank) for report in (here.reports.get(timeout=10), here.reports.get(timeout=10))] == [
+        (ReportKind.LEFT, 0),
+        (ReportKind.LOST, 1),
+    ]
