@@ -24,7 +24,8 @@ from collectived_proto.errors import Code, CollectiveError, error_from_verdict
 from collectived_proto.local import wire
 from collectived_proto.types import GroupInfo, Verdict
 
-GRACE = 0.25  # seconds after its deadline in which a call may still hear from the worker
+GRACE = 0.21  # seconds after its deadline in which a call may still hear from the worker
+_CUT_WITHIN = 0.04  # seconds in which the worker says that it has stopped: together they are the promised 0.25
 PING_EVERY = 5.0  # seconds of silence after which the worker is asked whether it lives, and again until it is lost
 _ROOM_WITHIN = 10.0  # seconds in which a worker makes room for a message
 _LEAVE_WITHIN = 1.0  # seconds in which a worker says what it knows when we leave
@@ -91,7 +92,7 @@ class Doorbell:
             self._heard = monotonic()
             staged, released, number = call.staging is not None, flight.results.released(), call.prepared.id
             ring = wire.Ring(standing.generation, number, instance, remaining, staged, addresses, released, timeout)
-            if not door.send(self._socket, ring.encode(), _ROOM_WITHIN):
+            if not door.send(self._socket, ring.encode(), min(_ROOM_WITHIN, max(0.0, call.cut - monotonic()))):
                 self._lose("it takes no more messages")
 
     def _check_room(self, count: int, what: str) -> None:
@@ -172,7 +173,7 @@ class Doorbell:
 
     def _check_cut(self, call: Call) -> None:
         if not call.complete and monotonic() >= call.cut:
-            self._stop(self.standing.overdue(call, self._worker, GRACE))
+            self._stop(self.standing.overdue(call, self._worker, GRACE), _CUT_WITHIN)
 
     def _next_ping(self) -> float:
         return max(self._heard, self._pinged) + PING_EVERY
@@ -226,7 +227,7 @@ class Doorbell:
         """
         self._stop(self.standing.own_verdict(Code.ABORTED, sendable(reason[:_LONGEST_REASON])))
 
-    def _stop(self, verdict: Verdict) -> None:
+    def _stop(self, verdict: Verdict, within: float = _STOP_WITHIN) -> None:
         with self.mutex:
             over = self.standing.over
             if over and not self._flight.calls:
@@ -238,7 +239,7 @@ class Doorbell:
             echo = self._ask(verdict) if self._flight.calls else None
         try:
             if echo is not None:
-                self._hear(echo, _STOP_WITHIN)
+                self._hear(echo, within)
         finally:
             with self.mutex:
                 self._flight.end_all(verdict, retire=True)

@@ -27,6 +27,7 @@ from collectived_proto.errors import CollectiveError, error_from_verdict
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import AllReduce, Cutting, GroupInfo, Member, Operation, Reduce, ReduceOp
 
+_PATIENCE = 30.0  # seconds in which a worker makes room for a value
 _MOST_DIRECT = 8192  # addresses that fit in one message; values of more leaves are staged
 
 
@@ -283,7 +284,7 @@ class Group(Collectives):
             located = locate(prepared, part.value.arrays)
             calls.append((OutlinedCall if part.sparse else Call)(prepared, part.value.arrays, located))
             if located is None or None in located:
-                _stage(calls[-1])
+                _stage(calls[-1], deadline)
             places.append(located)
         for number, (call, located) in enumerate(zip(calls, places, strict=True)):
             self._ring(call, located, merged.timeout_seconds or 0.0, deadline, calls[:number])
@@ -304,7 +305,7 @@ class Group(Collectives):
             if located is not None and None not in located and len(located) <= _MOST_DIRECT:
                 addresses = tuple(located)  # type: ignore[arg-type]  # mypy does not see that None is out
             else:
-                _stage(call)
+                _stage(call, deadline)
         if call.staging is not None:
             addresses = call.staging.address
         remaining = 0.0
@@ -363,9 +364,10 @@ class Group(Collectives):
         self._signatures.forget()
 
 
-def _stage(call: Call) -> None:
+def _stage(call: Call, deadline: Deadline | None) -> None:
     """Copies the arrays of a call to where the worker reads them."""
-    call.staging = call.prepared.memory.stage(call.prepared)
+    patience = _PATIENCE if deadline is None else min(_PATIENCE, deadline.remaining() + GRACE)
+    call.staging = call.prepared.memory.stage(call.prepared, patience)
     for view, array in zip(call.staging.views, call.arrays, strict=True):
         np.copyto(view, array)
     call.arrays = []

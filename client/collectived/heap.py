@@ -57,7 +57,7 @@ class Heap:
     def locate(self, array: Array) -> Address | None:
         return None
 
-    def stage(self, prepared: Stageable) -> HeapStaging:
+    def stage(self, prepared: Stageable, patience: float = 0.0) -> HeapStaging:
         with self._lock:
             return self._take(prepared) or HeapStaging(prepared)
 

@@ -87,16 +87,17 @@ class SessionSocket:
         self._worker = worker
         self._buffer = bytearray(wire.MAX_MESSAGE)
 
-    def ask(self, size: int) -> shared.Arena:
+    def ask(self, size: int, patience: float = _PATIENCE) -> shared.Arena:
         """An arena of at least `size` bytes, mapped.
 
         Raises:
+            UnavailableError: no answer within `patience` seconds; one that comes later serves the next who asks.
             CollectiveError: as the worker refused it, or because it is lost.
         """
-        if not door.send(self.socket, wire.arena(wire.Kind.ARENA_ASK, 0, size), _PATIENCE):
+        if not door.send(self.socket, wire.arena(wire.Kind.ARENA_ASK, 0, size), patience):
             raise UnavailableError(f"{self._worker} is lost: it does not take messages any more; connect again")
         while True:
-            found = self._answer()
+            found = self._answer(patience)
             if found.size >= size:
                 return found
 
@@ -112,8 +113,8 @@ class SessionSocket:
         if kind is not wire.Kind.PONG:
             raise InternalError(f"{self._worker} began a session socket with {kind.name}")
 
-    def _answer(self) -> shared.Arena:
-        kind, message, descriptor = self._receive(_PATIENCE, "a request for memory")
+    def _answer(self, patience: float) -> shared.Arena:
+        kind, message, descriptor = self._receive(patience, "a request for memory")
         try:
             if kind is wire.Kind.REFUSED:
                 code, text = wire.parse_refused(message)
@@ -189,11 +190,11 @@ class Memory:
         offset = address - arena.base
         return (arena.number, offset) if offset + array.nbytes <= arena.size else None
 
-    def stage(self, prepared: Stageable) -> Staging:
-        """A staging slot for a collective: the one that it used last, or a new one."""
+    def stage(self, prepared: Stageable, patience: float = _PATIENCE) -> Staging:
+        """A staging slot for a collective: the one that it used last, or a new one within so many seconds."""
         staging = self._spares.pop(prepared, None)
         if staging is None:
-            staging = Staging(self._take(prepared.layout.staging_bytes), prepared.staging_places)
+            staging = Staging(self._take(prepared.layout.staging_bytes, patience), prepared.staging_places)
         return staging
 
     def keep(self, prepared: Stageable, staging: Staging) -> None:
@@ -210,18 +211,23 @@ class Memory:
         prepared.current = False
         self._spares.pop(prepared, None)
 
-    def _take(self, nbytes: int) -> Slot:
-        with self._lock:
+    def _take(self, nbytes: int, patience: float = _PATIENCE) -> Slot:
+        patience = min(patience, _PATIENCE)
+        if not self._lock.acquire(timeout=patience):
+            raise UnavailableError(f"another thread has waited for memory of the worker for {patience:g} s")
+        try:
             slot = self._fit(nbytes)
             if slot is None and self._spares:
                 self._spares.clear()
                 slot = self._fit(nbytes)
             if slot is None:
-                self._grow(nbytes)
+                self._grow(nbytes, patience)
                 slot = self._fit(nbytes)
             if slot is None:
                 raise InternalError(f"{nbytes} bytes do not fit into an arena made for them")
             return slot
+        finally:
+            self._lock.release()
 
     def _fit(self, nbytes: int) -> Slot | None:
         while self._returned:
@@ -233,14 +239,14 @@ class Memory:
                 return Slot(arena, taken, self._returned)
         return None
 
-    def _grow(self, nbytes: int) -> None:
+    def _grow(self, nbytes: int, patience: float) -> None:
         least = max(1, -(-nbytes // _PAGES)) * _PAGES
         total = sum(arena.size for arena in self._map[1])
         try:
-            self._add(self._source.ask(max(least, FIRST, min(total, LARGEST))))
+            self._add(self._source.ask(max(least, FIRST, min(total, LARGEST)), patience))
         except ResourceExhaustedError:
             self._drop_unused()
-            self._add(self._source.ask(least))
+            self._add(self._source.ask(least, patience))
 
     def _add(self, mapped: shared.Arena) -> None:
         if mapped.memory is None:

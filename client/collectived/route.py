@@ -106,8 +106,8 @@ class Room(Protocol):
     def locate(self, array: Array) -> Address | None:
         """Where an array lies that the worker can read as it is; None for all others, which are staged."""
 
-    def stage(self, prepared: Stageable) -> Any:
-        """A `Staged` for a call of this collective."""
+    def stage(self, prepared: Stageable, patience: float = ...) -> Any:
+        """A `Staged` for a call of this collective, had within so many seconds."""
 
     def keep(self, prepared: Stageable, staging: Any) -> None:
         """The worker has read it; it may serve again."""

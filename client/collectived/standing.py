@@ -27,6 +27,7 @@ class Standing:
         self.verdict: Verdict | None = None  # of this generation
         self._verdicts: dict[int, Verdict] = {}
         self._seen = 0  # the latest generation whose verdict the caller has been given
+        self._own = f"rank {rank}"  # who decided, where it was us
         self.finished = -1  # the last instance of this generation that has ended well here
         self.heard_waiting = 0  # how many wait to join, as the worker said last
         self.waiting = 0  # the same as of the last collective whose result was taken
@@ -93,8 +94,18 @@ class Standing:
         """
         self._verdicts[verdict.generation] = verdict
         ahead = verdict.orderly and verdict.from_instance >= self.next_instance
-        if verdict.generation == self.generation and not ahead:
+        if verdict.generation == self.generation and not ahead and not self._counts_more(verdict):
             self.verdict = verdict
+
+    def _counts_more(self, verdict: Verdict) -> bool:
+        """Whether what is known goes before `verdict`: the first one counts, as it does on the worker.
+
+        What this rank decided itself is put in better words by the others, as long as they mean the same.
+        """
+        known = self.verdict
+        if known is None or known.orderly:
+            return False
+        return known.decided_by != self._own or known.code != verdict.code
 
     def given(self, verdict: Verdict) -> None:
         """The caller is being given this verdict; with it the successor begins, if there is one."""
@@ -132,6 +143,6 @@ class Standing:
             from_instance=self.next_instance if instance < 0 else instance,
             instance=instance,
             op=call.prepared.op if call else "",
-            decided_by=f"rank {self.rank}",
+            decided_by=self._own,
             members=self.group.members,
         )

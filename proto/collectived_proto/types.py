@@ -469,6 +469,7 @@ class ReportKind(enum.IntEnum):
     RESUMED = 9
     OVERDUE = 10
     UNANSWERED = 11
+    UNCLAIMED = 12
 
 
 @dataclass(frozen=True, slots=True)

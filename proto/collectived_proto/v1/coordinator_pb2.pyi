@@ -237,6 +237,7 @@ class Report(_message.Message):
         RESUMED: _ClassVar[Report.Kind]
         OVERDUE: _ClassVar[Report.Kind]
         UNANSWERED: _ClassVar[Report.Kind]
+        UNCLAIMED: _ClassVar[Report.Kind]
     KIND_UNSPECIFIED: Report.Kind
     PENDING: Report.Kind
     EXPIRED: Report.Kind
@@ -249,6 +250,7 @@ class Report(_message.Message):
     RESUMED: Report.Kind
     OVERDUE: Report.Kind
     UNANSWERED: Report.Kind
+    UNCLAIMED: Report.Kind
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]

@@ -29,7 +29,7 @@ from collectived_runtime.coordinator.registry import (
 )
 
 _OF_A_RANK = (ReportKind.LOST, ReportKind.ABORT, ReportKind.LEFT, ReportKind.EXHAUSTED)
-_OF_A_POST = (ReportKind.OVERDUE, ReportKind.UNANSWERED)
+_OF_A_POST = (ReportKind.OVERDUE, ReportKind.UNANSWERED, ReportKind.UNCLAIMED)
 _OF_AN_INSTANCE = (ReportKind.PENDING, ReportKind.EXPIRED, ReportKind.MISMATCH, ReportKind.LINK)
 # Of two reports on one instance the graver decides how it is judged.
 _GRAVITY = {ReportKind.PENDING: 0, ReportKind.LINK: 0, ReportKind.EXPIRED: 1, ReportKind.MISMATCH: 2}
@@ -102,6 +102,8 @@ def _of_a_post(book: Registry, generation: Generation, task: int, report: Report
     """A send or recv waits: too long, or for a rank of whose departure that worker has not heard."""
     if report.kind is ReportKind.OVERDUE:
         yield from deliver(book, generation, judgement.overdue(generation, report, now), now)
+    elif report.kind is ReportKind.UNCLAIMED:
+        yield from deliver(book, generation, judgement.unclaimed(generation, report, now), now)
     elif report.peer in generation.departed:
         start = generation.verdicts[-1].from_instance if generation.verdicts else 0
         text = f"{generation.member(report.peer, now)} has left the group"
@@ -299,9 +301,11 @@ def deliver(
 ) -> Iterator[Effect]:
     """Sends a verdict to all workers of a generation, unless an earlier one covers all that it covers.
 
-    Without `fault` it only announces that a rank left in order.
+    One that only says that a rank has left does not: sends and receives between others went on. Without `fault` it only
+    announces that a rank left in order.
     """
-    if generation.covering(verdict.from_instance) is None:
+    covering = [known for known in generation.verdicts if known.from_instance <= verdict.from_instance]
+    if not covering or (not verdict.orderly and all(known.orderly for known in covering)):
         generation.verdicts.append(verdict)
         for inquiry in list(book.inquiries.values()):
             if (inquiry.generation, inquiry.instance >= verdict.from_instance) == (verdict.generation, True):

@@ -143,6 +143,16 @@ def overdue(generation: Generation, report: Report, now: float) -> Verdict:
     return verdict(generation, Code.DEADLINE_EXCEEDED, text, 0, now, missing=[_peer(generation, report)])
 
 
+def unclaimed(generation: Generation, report: Report, now: float) -> Verdict:
+    """Letters that nobody asks for have used up what memory there is for them."""
+    peer = _peer(generation, report)
+    text = (
+        f"there is no memory for what {generation.member(peer, now)} has sent to "
+        f"{generation.member(report.rank, now)}, which has not received it: {report.text}"
+    )
+    return verdict(generation, Code.RESOURCE_EXHAUSTED, text, 0, now, missing=[peer])
+
+
 def unanswered(generation: Generation, report: Report, now: float) -> str:
     """The warning that a send or recv waits for its other end."""
     what = f"group {shown_name(generation.info.name)!r}: {report.text} on {generation.member(report.rank, now)}"

@@ -99,7 +99,9 @@ class Generation:
     ranks_of: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by task
     standing: dict[int, Standing] = field(default_factory=dict)
     departed: dict[int, Departure] = field(default_factory=dict)
-    verdicts: list[Verdict] = field(default_factory=list)  # invariant: from_instance falls strictly
+    verdicts: list[Verdict] = field(
+        default_factory=list
+    )  # from_instance falls strictly, but for a fault after a departure
     failed: bool = False
     successor: int = 0
     predecessor: int = 0

@@ -26,7 +26,8 @@ from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken
 
 CHANNEL = CHANNELS + 1
-LISTEN_SECONDS = 0.05
+LISTEN_SECONDS = 0.03
+TELL_SECONDS = 1.0  # in which peers are reached, or not
 _BY_COORDINATOR = "coordinator"
 
 
@@ -54,6 +55,7 @@ class Flood:
         self._witness = witness
         self._best: Verdict | None = None
         self._until = math.inf
+        self._telling_until = -math.inf
         self._out: dict[int, WayOut] = {}  # by place
         self._in: list[WayIn] = []
         self._closed = False
@@ -73,8 +75,15 @@ class Flood:
         if first:
             self._until = time.monotonic() + LISTEN_SECONDS
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is to be said to the others any more."""
+        if self._until != math.inf:
+            return False
+        return time.monotonic() >= self._telling_until or all(way.idle for way in self._out.values())
+
     def wakeup(self) -> float:
-        return self._until
+        return min(self._until, math.inf if self.idle else self._telling_until)
 
     def due(self, now: float) -> None:
         if self._until <= now and self._best is not None:
@@ -91,6 +100,7 @@ class Flood:
             way_in.close(farewell)
 
     def _tell(self, place: int, verdict: Verdict) -> None:
+        self._telling_until = time.monotonic() + TELL_SECONDS
         word = verdict_to_proto(verdict).SerializeToString()
         key = self._shop.topology.group.key
         kind = frames.FrameKind.VERDICT

@@ -32,7 +32,7 @@ from collectived_runtime.engine.announce import announce
 from collectived_runtime.engine.execute import Wait
 from collectived_runtime.engine.flood import Flood
 from collectived_runtime.engine.ledger import Arrival, Instance, Ledger
-from collectived_runtime.engine.links import Links
+from collectived_runtime.engine.links import LEFT_TEXT, Links
 from collectived_runtime.engine.posts import Posts
 from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.reports import Reports
@@ -58,11 +58,12 @@ class Generation:
         self.running: Running | None = None
         self.ledger = Ledger(topology.group.key, number, topology.ranks, around.stall_after, time.monotonic())
         self.links = Links(topology, number, around.exchange, shop.watch, self.link_broken, self._frame_early)
-        self.flood = Flood(shop, number, lambda: next(iter(self.ledger.verdicts), None), rule, self._witness)
+        self.flood = Flood(shop, number, lambda: self.ledger.fault, rule, self._witness)
         self.reports = Reports(topology, self.ledger, around.name, around.report, self.flood.decide)
         self.posts = Posts(shop, number, self.reports, self.fail, self.link_broken)
         self._shop = shop
         self._chain = bytes(8)
+        self._said_goodbye: set[Link] = set()  # amid what they were needed for
         self._waiting: list[tuple[int, int]] = []  # from which instance on how many wait to join
         self._told: tuple[Verdict, bytes] | None = None  # the latest verdict, as clients are told it
 
@@ -131,8 +132,10 @@ class Generation:
 
     @property
     def deserted(self) -> bool:
-        """Whether no local rank is left, and nothing that one has sent is on its way."""
-        return all(standing.gone for standing in self.ledger.standings.values()) and self.posts.idle
+        """Whether no local rank is left, nothing that one has sent is on its way, and the others know why."""
+        if not all(standing.gone for standing in self.ledger.standings.values()):
+            return False
+        return self.posts.idle and not self.reports.undecided and self.flood.idle
 
     # What runs
 
@@ -380,8 +383,11 @@ class Generation:
         except frames.BadFrame as error:
             raise _nonsense(link, str(error)) from None
         assert self.running is not None
-        if frame.kind is not frames.FrameKind.BYE:  # which is of one that has gone away: a verdict will say so
+        if frame.kind is not frames.FrameKind.BYE:
             self._compare(link, frame, self.running.instance.number)
+        elif link not in self._said_goodbye:  # the coordinator knows what that means; without it we do
+            self._said_goodbye.add(link)
+            self.reports.fault(ReportKind.LINK, self.running.instance.number, worker=link.peer, text=LEFT_TEXT)
         return True
 
     def _frame_early(self, link: Link, frame: frames.Frame) -> None:

@@ -208,6 +208,11 @@ class Ledger:
             return None
         return next((verdict for verdict in self.verdicts if number >= verdict.from_instance), None)
 
+    @property
+    def fault(self) -> Verdict | None:
+        """The first verdict that says more than that a rank has left in order."""
+        return next((verdict for verdict in self.verdicts if not verdict.orderly), None)
+
     def find(self, number: int) -> Instance | None:
         """That instance, if somebody has submitted it here and it is not forgotten."""
         return self.instances.get(number) or self._finished.get(number)

@@ -16,6 +16,8 @@ from collectived_runtime.transport.hello import NONCE_BYTES, Hello
 from collectived_runtime.transport.link import Link, LinkBroken
 from collectived_runtime.transport.reception import Call, LinkKey
 
+LEFT_TEXT = "it has left the group"
+
 
 class Exchange(Protocol):
     """Where links come from (the reception, or a network of tests)."""
@@ -63,6 +65,7 @@ class Links:
         self._watched: dict[Link, int] = {}  # links and the events asked for
         self._used: Mapping[Link, int] = {}
         self._past_sent = self._past_received = 0
+        self._gone: set[int] = set()  # peers whose lanes have said goodbye
         self.ready: set[Link] = set()  # links with news since `ready` was cleared
         self.closed = False
 
@@ -83,7 +86,11 @@ class Links:
         whole = True
         for place in places:
             if (place, channel) not in self._links:
-                self._ask(place, channel)
+                if (task := self._topology.peers[place].task) in self._gone:
+                    self._links[place, channel] = None
+                    self._lost(task, LEFT_TEXT)
+                else:
+                    self._ask(place, channel)
             link = self._links[place, channel]
             if link is None:
                 whole = False
@@ -148,6 +155,7 @@ class Links:
                 return
             frame = frames.parse(header)
             if frame.kind is frames.FrameKind.BYE:
+                self._gone.add(link.peer)
                 self.drop(link)
             elif events & ENDED:
                 raise LinkBroken("the connection was reset")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from collectived_proto.codec import collective_from_proto
 from collectived_proto.errors import InvalidArgumentError
 from collectived_proto.local import wire
-from collectived_proto.types import Recv, ReportKind, Send, Verdict
+from collectived_proto.types import Recv, Send, Verdict
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine import letter as letters
 from collectived_runtime.engine import preliminary
@@ -39,6 +39,7 @@ from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken, Part
 
 CHANNEL = CHANNELS  # the one after those of strands
+SHARE = 4  # letters that nobody has asked for may take one part in so many of the worker's memory
 LAST_LETTERS_SECONDS = 0.1  # after a verdict
 _WORKER = -1  # holds the slots of letters that nobody has asked for yet
 
@@ -290,13 +291,23 @@ class Posts:
         return letters.Form.of(collective, description), address
 
     def _slot(self, address: letters.Address, form: letters.Form) -> Slot | None:
+        """Memory for a letter; where there is none, its sender is at fault."""
+        receiver, sender, tag = address
         try:
+            if not self._asking.get(address):
+                self._make_sure(form.size)
             return self._shop.results.take(form.size, (_WORKER,))
         except (Exhausted, OSError) as error:
-            receiver, sender, tag = address
-            text = f"for what rank {sender} has sent it with tag {tag}: {error}"
-            self._reports.fault(ReportKind.EXHAUSTED, 0, rank=receiver, text=text)
+            self._reports.unclaimed(receiver, sender, f"{form.size} bytes with tag {tag}: {error}")
             return None
+
+    def _make_sure(self, size: int) -> None:
+        """Raises Exhausted where letters that nobody has asked for would take more than their share of memory."""
+        kept = sum(slot.size for box in self._boxes.values() for slot in box)
+        kept += sum(slot.size for slot in self._arriving.values())
+        most = self._shop.around.budget.limit // SHARE
+        if kept + size > most:
+            raise Exhausted(f"{kept} bytes wait to be received already, and {most} may")
 
     def _put(self, address: letters.Address, slot: Slot) -> None:
         """A letter is there: for the first who asks."""

@@ -59,6 +59,12 @@ class Reports:
         self._alone_at.setdefault(_ANY, (time.monotonic() + DECIDE_ALONE_SECONDS, report))
         self._report(report)
 
+    def unclaimed(self, rank: int, peer: int, text: str) -> None:
+        """There is no memory for what rank `peer` has sent to `rank`, which has not asked for it."""
+        report = replace(self._ledger.report(ReportKind.UNCLAIMED, -1, rank=rank, text=text), peer=peer)
+        self._alone_at.setdefault(_ANY, (time.monotonic() + DECIDE_ALONE_SECONDS, report))
+        self._report(report)
+
     def unanswered(self, rank: int, peer: int, waited: float, text: str) -> None:
         """A send or recv of `rank` has waited for `peer` for some seconds, which may be a mistake."""
         if not self._topology.idle:
@@ -86,6 +92,13 @@ class Reports:
         if self._alone_at:
             self._alone_at.pop(instance, None)
 
+    @property
+    def undecided(self) -> bool:
+        """Whether a verdict is still to come on something that was reported."""
+        ledger = self._ledger
+        verdicts = [ledger.fault if first == _ANY else ledger.verdict_on(first) for first in self._alone_at]
+        return any(verdict is None or verdict.orderly for verdict in verdicts)
+
     def wakeup(self) -> float:
         """When `due` has something to do; inf where nothing is to come."""
         due = self._ledger.wakeup()
@@ -109,18 +122,22 @@ class Reports:
 
     def _raise(self, report: Report) -> None:
         first = report.instance + 1 if report.kind is ReportKind.LOST else max(0, report.instance)
-        if self._ledger.verdict_on(first) is None:
+        known = self._ledger.verdict_on(first)
+        if known is None or known.orderly:
             self._alone_at.setdefault(first, (time.monotonic() + DECIDE_ALONE_SECONDS, report))
         self._report(report)
 
     def _decide_alone(self, first: int, report: Report) -> None:
         ledger = self._ledger
-        if first == _ANY:
-            if ledger.verdicts:
-                return
-            first = 0
-        elif ledger.verdict_on(first) is not None or all(instance.number < first for instance in ledger.open()):
+        known = ledger.fault if first == _ANY else ledger.verdict_on(first)
+        if known is not None and not known.orderly:
             return
+        waits = first == _ANY or report.kind in _DEPARTURES or any(one.number >= first for one in ledger.open())
+        if known is not None and report.kind not in _DEPARTURES and first != _ANY:
+            return
+        if not waits:  # it has completed after all
+            return
+        first = max(0, first)
         instance = ledger.instances.get(first)
         op = str(instance.collective.operation) if instance else ""
         self._rule(verdicts.alone(self._topology, self._worker, ledger.generation, first, op, report))

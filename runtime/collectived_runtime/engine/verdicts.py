@@ -62,6 +62,9 @@ def _judge(topology: Topology, report: Report) -> tuple[Code, str, list[int]]:
         case ReportKind.OVERDUE:
             text = f"{report.text} of rank {report.rank} did not complete within {report.timeout_seconds:g} s"
             return Code.DEADLINE_EXCEEDED, text, [report.peer]
+        case ReportKind.UNCLAIMED:
+            text = f"no memory for what rank {report.peer} has sent to rank {report.rank}: {report.text}"
+            return Code.RESOURCE_EXHAUSTED, text, [report.peer]
         case ReportKind.EXHAUSTED:
             return Code.RESOURCE_EXHAUSTED, report.text, [report.rank]
         case ReportKind.MISMATCH:

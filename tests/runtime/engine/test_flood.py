@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from collectived_proto.errors import Code
-from collectived_proto.types import Member
+from collectived_proto.local import wire
+from collectived_proto.types import Member, Recv, ReportKind
 from collectived_runtime.engine.flood import rank_of
 from collectived_runtime.engine.mail import broken_by
 from collectived_runtime.transport.link import LinkBroken
@@ -63,3 +64,45 @@ def test_of_several_verdicts_the_lowest_instance_and_rank_counts(world: Any) -> 
     ordered = [about(1, 7), about(2, 0, 3), about(2, 1), about(2)]
     assert sorted(reversed(ordered), key=rank_of) == ordered
     assert rank_of(replace(verdict, decided_by="coordinator", from_instance=9)) < rank_of(ordered[0])
+
+
+@pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
+def test_without_a_coordinator_a_lost_rank_ends_what_comes_later(world: Any, hosts: Any) -> None:
+    here = world(*hosts)
+    here.ranks[1].bell.close()
+    assert here.report(ReportKind.LOST).rank == 1
+    here.ranks[0].submit()
+    code = here.ranks[0].failed()[1].code
+    assert code == Code.UNAVAILABLE
+
+
+@pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
+def test_without_a_coordinator_a_lost_sender_ends_a_recv(world: Any, hosts: Any) -> None:
+    here = world(*hosts)
+    number = here.ranks[0].post(Recv(1))
+    here.ranks[1].bell.close()
+    failed, verdict = here.ranks[0].failed()
+    assert (failed, verdict.code) == (number, Code.UNAVAILABLE)
+
+
+def test_without_a_coordinator_a_peer_that_has_left_is_not_waited_for(world: Any) -> None:
+    here = world(1, 1)
+    for rank in here.ranks:
+        rank.submit()
+    for rank in here.ranks:
+        rank.done()
+    here.ranks[0].submit()
+    here.ranks[1].bell.send(wire.bare(wire.Kind.LEAVE))
+    here.ranks[1].bell.close()
+    _, verdict = here.ranks[0].failed()
+    assert "it has left the group" in verdict.message and verdict.missing[0].rank == 1
+
+
+def test_a_fault_after_a_departure_in_order_reaches_those_that_wait(world: Any) -> None:
+    here = world(3)
+    gone = replace(here.verdict(Code.ABORTED), missing=(here.group.members[2],), orderly=True)
+    here.rule(gone)
+    number = here.ranks[0].post(Recv(1))
+    here.ranks[1].bell.close()  # the coordinator says nothing about it
+    failed, verdict = here.ranks[0].failed()
+    assert (failed, verdict.code) == (number, Code.UNAVAILABLE)

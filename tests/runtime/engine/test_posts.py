@@ -13,7 +13,7 @@ from collectived_proto.errors import Code
 from collectived_proto.local import wire
 from collectived_proto.types import AllReduce, Recv, ReduceOp, ReportKind, Send
 from collectived_proto.v1 import common_pb2
-from collectived_runtime.engine import mail
+from collectived_runtime.engine import mail, posts
 
 spread = pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
 
@@ -220,3 +220,19 @@ def test_a_recv_that_waits_is_reported_before_its_deadline_and_again_later(world
     here.ranks[0].post(Recv(1))
     waited = [here.report(ReportKind.UNANSWERED).timeout_seconds for _ in range(3)]
     assert waited[0] >= 0.05 and waited[2] >= 2 * waited[1] - 0.01
+
+
+@spread
+def test_letters_that_nobody_asks_for_have_a_bound_and_their_sender_is_named(
+    world: Any, monkeypatch: pytest.MonkeyPatch, hosts: Any
+) -> None:
+    here = world(*hosts)
+    monkeypatch.setattr(posts, "SHARE", (1 << 30) // 100_000)  # of the worker's budget
+    for _ in range(2):
+        here.ranks[0].post(Send(1), numbers(20_000))
+    report = here.report(ReportKind.UNCLAIMED)
+    assert (report.rank, report.peer) == (1, 0) and "80" in report.text
+    verdict = here.verdict(Code.RESOURCE_EXHAUSTED)
+    here.rule(verdict)
+    here.ranks[1].post(Recv(0))  # what is there is given all the same
+    assert len(here.ranks[1].outlined(here.ranks[1].done())[0]) == 20_000
