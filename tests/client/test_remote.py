@@ -372,7 +372,7 @@ def test_a_worker_that_hangs_up_is_lost(worker: RemoteWorker, group: cd.Group) -
 def test_a_worker_that_does_not_answer_is_given_up_at_the_deadline(worker: RemoteWorker, group: cd.Group) -> None:
     worker.answer = worker.silence
     begin = time.monotonic()
-    with pytest.raises(cd.errors.DeadlineExceededError, match="within 0.25 s after its deadline"):
+    with pytest.raises(cd.errors.DeadlineExceededError, match="after its deadline"):
         group.barrier(cd.CommunicationOptions(timeout_seconds=0.1))
     assert 0.35 <= time.monotonic() - begin < 5
     worker.until(lambda: len(worker.aborted) == 1)
