@@ -34,7 +34,7 @@ test: $(VENV)/installed-dev ## run all tests
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
 test-torch: $(TORCH_VENV)/installed ## run the tests that need PyTorch, in an environment of their own
-	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_OPTIONS) tests/client/test_torch.py tests/multi/test_torch.py \
+	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_OPTIONS) tests/client/test_torch.py tests/client/cross_device/test_indexed_slices.py tests/multi/test_torch.py \
 	    tests/docs/test_examples.py tests/docs/test_snippets.py
 
 mutants: $(VENV)/installed-dev ## whether the tests notice faults planted into the plans

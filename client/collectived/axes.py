@@ -10,7 +10,6 @@ import numpy as np
 
 from collectived import nest
 from collectived.arguments import whole
-from collectived.errors import InvalidArgumentError
 from collectived.leaves import Array, shown
 from collectived.nest import Spec
 from collectived_proto.types import AllGather, Cutting, Gather, Scatter
@@ -48,7 +47,8 @@ def moved(operation: Cutting, spec: Spec, arrays: Sequence[Array]) -> tuple[Cutt
     its root has arrays.
 
     Raises:
-        InvalidArgumentError: an array has no such axis, or not as many rows as `sizes` hands out.
+        ValueError: an array has no such axis, or not as many rows as `sizes` hands out. The others are not told: this
+            rank has started nothing.
     """
     axis, sizes = operation.axis, () if isinstance(operation, (AllGather, Gather)) else operation.sizes
     for number, array in enumerate(arrays):
@@ -71,8 +71,8 @@ def _no_axis(array: Array, axis: int) -> str:
     return f"has the shape {list(array.shape)}, and no axis {axis}"
 
 
-def _wrong(operation: Cutting, spec: Spec, number: int, array: Array, why: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"{operation}: {shown(nest.paths(spec)[number])} {why}")
+def _wrong(operation: Cutting, spec: Spec, number: int, array: Array, why: str) -> ValueError:
+    return ValueError(f"{operation}: {shown(nest.paths(spec)[number])} {why}")
 
 
 def back(array: Array, axis: int) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from collectived.targets import Targets, check_fits, take_targets
 from collectived_proto.local import wire
 from collectived_proto.types import Verdict
 
+if TYPE_CHECKING:
+    from collectived.uncollected import Uncollected
+
 
 class Call:
     """Written by its route under a lock until `complete`, then read by whoever collects it.
@@ -26,16 +29,21 @@ class Call:
     Attributes:
         packs: numbers of the packs that are complete, in order of completion.
         cut: when a wait for it gives up by itself; inf where there is no deadline.
+        spec: of the caller's own value, whose containers the result is put into.
         slot: where the result lies, from its first pack until it is collected.
+        uncollected: who is told of its error, where its `Work` was dropped while it was in flight.
     """
 
     __slots__ = (
         "_backing", "_leaves", "_shared", "arrays", "callbacks", "complete", "cut", "generation", "instance", "out",
-        "packs", "prepared", "slot", "staging", "verdict", "waiting",
+        "packs", "prepared", "slot", "spec", "staging", "uncollected", "verdict", "waiting",
     )  # fmt: skip
 
-    def __init__(self, prepared: Prepared, arrays: list[Array], located: list[Address | None] | None) -> None:
+    def __init__(
+        self, prepared: Prepared, arrays: list[Array], located: list[Address | None] | None, spec: nest.Spec
+    ) -> None:
         self.prepared = prepared
+        self.spec = spec
         self.arrays = arrays  # keeps worker memory from being reused while the worker reads it
         self.staging: Any = None  # a `route.Staged`
         self.out: Targets | None = None
@@ -48,6 +56,7 @@ class Call:
         self.waiting = 0  # how many waited to join the group when it ended
         self.slot: Slot | None = None
         self.callbacks: list[Callable[[], object]] | None = None
+        self.uncollected: Uncollected | None = None
         self._shared = located  # which leaves lay in worker memory, so that their results may too
         self._leaves: dict[int, Any] = {}
         self._backing: Backing | None = None
@@ -99,13 +108,17 @@ class Call:
         self.complete = True
 
     def value(self) -> Any:
-        """The result in the structure of the value; None where this rank receives nothing. Call it once."""
-        prepared = self.prepared
-        if not prepared.receives:
+        """The result in the structure of the value, or `out`; None where this rank receives nothing. Call it once."""
+        if not self.prepared.receives:
             return None
         leaves = self._all()
         self.slot = self._backing = None  # views hold the slot; without any, it is released here
-        return nest.unflatten(prepared.spec, leaves)
+        return nest.unflatten(self.spec, leaves) if self.out is None else self.out.whole
+
+    def fill_out(self) -> None:
+        """Copies the result into `out`, if it was given and fits; done once, however often it is asked for."""
+        if self.out is not None and self.verdict is None:
+            self._all()
 
     def collect(self) -> list[Any]:
         """The same without its structure: the leaves."""

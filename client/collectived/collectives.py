@@ -35,15 +35,19 @@ _MOST_TAGS = (1 << 32) - 1
 class Collectives(ABC):
     """What follows holds for all of them.
 
-    - All ranks call the same collectives in the same order; what differs is an `InvalidArgumentError` on all of them.
+    - All ranks call the same collectives in the same order. Where the operation, its arguments, structure, shapes or
+      dtypes differ, all of them get an `InvalidArgumentError` that says how. Two calls that are alike in all of these
+      cannot be told apart: where ranks swap them, their values are combined as they come.
     - A *value* is an array or number, or any nest of lists, tuples, namedtuples and dicts of such, None and
       `IndexedSlices`. A result has its structure, dtypes and kinds of arrays.
     - Results are arrays of their own, row-major, which nobody else looks into; but where NumPy arrays lie in memory
       from `session.empty`, their results are read-only views that the ranks of this host share.
     - A blocking call returns when nobody reads its inputs any more. With `async_op=True` it returns a `Work` at once.
     - `options` go over the group's. `experimental_hints` is their deprecated name.
-    - `TypeError` and `ValueError` tell of wrong arguments; any `CollectiveError` of a collective that failed, and its
-      class of what comes next.
+    - A value travels in at most 4096 packs; where arrays are cut or joined, each array is a pack of its own.
+    - A plain `TypeError` or `ValueError` tells of wrong arguments of this rank alone: it has started nothing, and the
+      others, which are told nothing, wait for it. Any `CollectiveError` tells of a collective that failed on all ranks,
+      and its class what comes next.
     """
 
     rank: int
@@ -68,12 +72,13 @@ class Collectives(ABC):
                 with `"mean"` divided by the number of ranks.
             options: for this call, over the group's; its timeout is in seconds.
             async_op: return a `Work` at once.
-            out: a nest of the same structure whose arrays take the result; may be `value` itself.
+            out: a nest of the same structure whose arrays take the result, in any byte order; may be `value` itself.
+                With `async_op` it is filled once the `Work` is done.
             experimental_hints: deprecated name of `options`.
 
         Returns:
-            The result in the structure of `value`: arrays of their own, or, for NumPy arrays from `session.empty`,
-            read-only views that the ranks of this host share. With `async_op`, a `Work`.
+            `out`, or the result in the structure of `value`: arrays of their own, or, for NumPy arrays from
+            `session.empty`, read-only views that the ranks of this host share. With `async_op`, a `Work`.
 
         Raises:
             TypeError, ValueError: an argument is wrong.
@@ -116,8 +121,9 @@ class Collectives(ABC):
             containers lists, tuples, namedtuples of that name and dicts.
 
         Raises:
-            InvalidArgumentError: a template is unlike the value; or None was given, and a dict of the value has keys
-                that are no literals of Python.
+            InvalidArgumentError: a template is unlike the value.
+            ValueError: on this rank alone: None was given, and a dict of the value has keys that are no literals of
+                Python. The value is lost; the group goes on.
         """
         root = self._rank(root, "root")
         comes = value is None and root != self.rank
@@ -135,15 +141,15 @@ class Collectives(ABC):
         """Joins the arrays of all ranks along `axis`, in order of rank; every rank gets all.
 
         Args:
-            value: arrays of at least one axis and any dtype; lengths along `axis` may differ between ranks, and be 0,
-                everything else must be the same.
+            value: at most 4096 arrays of at least one axis and any dtype; lengths along `axis` may differ between
+                ranks, and be 0, everything else must be the same.
             axis: negative ones count from the end.
 
         Returns:
             The structure of `value`; an array of shape [2, 3] becomes one of [2 * size, 3] if all ranks have such.
 
         Raises:
-            InvalidArgumentError: an array is 0-d, or has no such axis.
+            ValueError: an array is 0-d, or has no such axis, or there are too many.
         """
         return self._start(AllGather(axis_of(axis)), value, options, experimental_hints, async_op, cutting=True)
 
@@ -175,7 +181,8 @@ class Collectives(ABC):
         """Cuts the arrays of `root` along `axis` and gives each rank its piece, the first one to rank 0.
 
         Args:
-            value: on `root`, arrays of at least one axis and any dtype. On other ranks it is not looked at.
+            value: on `root`, at most 4096 arrays of at least one axis and any dtype. On other ranks it is not looked
+                at.
             axis: the same on all ranks.
             sizes: on `root`, how many rows each rank gets; they add up to the length of every array along `axis`.
                 None: as even as possible, one more for the first ranks where it does not divide. Not looked at
@@ -185,7 +192,7 @@ class Collectives(ABC):
             This rank's piece, in the structure of root's value; on other ranks than `root` as NumPy arrays.
 
         Raises:
-            InvalidArgumentError: an array is 0-d, has no such axis, or `sizes` do not add up to its length.
+            ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
         """
         root = self._rank(root, "root")
         if self.rank != root:
@@ -209,7 +216,8 @@ class Collectives(ABC):
 
         Args:
             reduce_op: `"sum"`, `"mean"` or another `ReduceOp`; the mean of integers is floating.
-            value: arrays of at least one axis; the same structure, shapes and dtypes on all ranks; no bool.
+            value: at most 4096 arrays of at least one axis; the same structure, shapes and dtypes on all ranks; no
+                bool.
             sizes: how many rows each rank gets, the same on all ranks; they add up to the length of every array along
                 `axis`. None: as even as possible, one more for the first ranks where it does not divide.
 
@@ -217,7 +225,7 @@ class Collectives(ABC):
             The structure of `value`, with this rank's rows.
 
         Raises:
-            InvalidArgumentError: an array is 0-d, has no such axis, or `sizes` do not add up to its length.
+            ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
         """
         operation = ReduceScatter(ReduceOp.of(reduce_op), axis_of(axis), rows_of(sizes, self.size))
         return self._start(operation, value, options, experimental_hints, async_op, cutting=True)
@@ -235,8 +243,8 @@ class Collectives(ABC):
         """Cuts the arrays of every rank along `axis`, sends piece r to rank r, and joins what comes by sender.
 
         Args:
-            value: arrays of at least one axis and any dtype; with `sizes`, lengths along `axis` may differ between
-                ranks.
+            value: at most 4096 arrays of at least one axis and any dtype; with `sizes`, lengths along `axis` may differ
+                between ranks.
             sizes: how many of this rank's rows go to each rank; they add up to the length of every array along `axis`.
                 Every rank gives its own, or none does. None: as even as possible, one more for the first ranks where
                 it does not divide.
@@ -245,7 +253,7 @@ class Collectives(ABC):
             The structure of `value`: along `axis` the piece from rank 0, then that from rank 1, and so on.
 
         Raises:
-            InvalidArgumentError: an array is 0-d, has no such axis, or `sizes` do not add up to its length.
+            ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
         """
         operation = AllToAll(axis_of(axis), rows_of(sizes, self.size))
         return self._start(operation, value, options, experimental_hints, async_op, cutting=True)
@@ -288,15 +296,16 @@ class Collectives(ABC):
         """Receives what `source` sends to this rank under `tag`; see `send`.
 
         Args:
-            out: a nest whose arrays take the value; its structure, shapes and dtypes must be those of what comes.
+            out: a nest whose arrays take the value; its structure, shapes and dtypes must be those of what comes, in
+                any byte order. With `async_op` it is filled once the `Work` is done.
 
         Returns:
             `out`, or the value: its arrays as NumPy arrays, its numbers as NumPy scalars, its containers as lists,
             tuples, namedtuples of that name and dicts. With `async_op`, a `Work` for it.
 
         Raises:
-            InvalidArgumentError: what came does not fit `out`, which is left as it is; or, without `out`, a dict of
-                the value has keys that are no literals of Python.
+            ValueError: on this rank alone, what came does not fit `out`, which is left as it is; or, without `out`, a
+                dict of the value has keys that are no literals of Python. The value is lost; the group goes on.
         """
         operation = Recv(self._rank(source, "source"), self._tag(tag))
         return self._start(operation, None, options, experimental_hints, async_op, out, comes=True)

@@ -20,6 +20,7 @@ from collectived.errors import FailedPreconditionError, ResourceExhaustedError
 from collectived.outlined import OutlinedCall
 from collectived.prepare import OPEN, Signatures, Special, Value, cut, locate, take_apart
 from collectived.route import Address, Route
+from collectived.uncollected import Uncollected
 from collectived.wish import Wish, again
 from collectived.work import Work
 from collectived_proto.deadline import Deadline
@@ -105,6 +106,7 @@ class Group(Collectives):
         self.local_size = len(local)
         self._doorbell = seat.route
         self._signatures = seat.signatures
+        self._uncollected = Uncollected(seat.route.standing)
         self._unusable = ""
 
     @property
@@ -116,7 +118,8 @@ class Group(Collectives):
     def waiting(self) -> int:
         """How many processes wait to join this group, as of the last collective whose result was taken.
 
-        The same on all ranks after the same collective, so that all can decide alike to `rejoin` and let them in.
+        The same on all ranks after the same collective, so that all can decide alike to `rejoin` and let them in, as
+        long as the group is smaller than the most it was joined for.
         """
         return self._doorbell.standing.waiting
 
@@ -186,6 +189,7 @@ class Group(Collectives):
             self._signatures.forget()
             self._home._left(self)
         if unseen is not None:
+            self._uncollected.told(unseen.generation)
             raise error_from_verdict(unseen)
 
     def abort(self, reason: str) -> None:
@@ -244,12 +248,12 @@ class Group(Collectives):
                 return self._start_several(operation, taken, merged, line, deadline, async_op, out, special)
             prepared = self._signatures.find(operation, taken, merged, line, deadline, special)
             located = locate(prepared, taken.arrays)
-            call = (Call if prepared.form is None else OutlinedCall)(prepared, taken.arrays, located)
+            call = (Call if prepared.form is None else OutlinedCall)(prepared, taken.arrays, located, taken.spec)
             if out is not None:
                 call.fill(out)
             self._ring(call, located, timeout or 0.0, deadline)
             if async_op:
-                return self._work(call)
+                return self._started(Work((call,), doorbell, self._uncollected), call)
             doorbell.wait(call)
         except KeyboardInterrupt:  # between ringing and waiting, too
             doorbell.interrupted()
@@ -275,21 +279,25 @@ class Group(Collectives):
             raise TypeError("out cannot take IndexedSlices, for how many rows there will be is not known: leave it out")
         parts = several.parts(operation, taken, self.size)
         found = [
-            self._signatures.find(part.operation, part.value, merged, line, deadline, None if part.sparse else special)
+            self._signatures.find(
+                part.operation, part.value, merged, line, deadline, None if part.sparse else special, whole=False
+            )
             for part in parts
         ]
+        several.check_rebuilds(found, parts, taken)
         calls: list[Call] = []
         places = []
         for prepared, part in zip(found, parts, strict=True):
             located = locate(prepared, part.value.arrays)
-            calls.append((OutlinedCall if part.sparse else Call)(prepared, part.value.arrays, located))
+            kind = OutlinedCall if part.sparse else Call
+            calls.append(kind(prepared, part.value.arrays, located, part.value.spec))
             if located is None or None in located:
                 _stage(calls[-1], deadline)
             places.append(located)
         for number, (call, located) in enumerate(zip(calls, places, strict=True)):
             self._ring(call, located, merged.timeout_seconds or 0.0, deadline, calls[:number])
-        work = several.Several(calls, self._doorbell, parts, taken)
-        return work if async_op else work.result()
+        work = several.Several(calls, self._doorbell, self._uncollected, parts, taken)
+        return self._started(work, calls[0]) if async_op else work.result()
 
     def _ring(
         self,
@@ -321,11 +329,19 @@ class Group(Collectives):
                 self._doorbell.wait(other)
             self._doorbell.ring(call, timeout, remaining, addresses)
 
-    def _work(self, call: Call) -> Work:
-        """The call as a Work; one that cannot ever run any more raises at once, unless the group goes on."""
-        if call.verdict is not None and call.instance < 0 and not call.verdict.successor:
-            raise self._doorbell.error(call.verdict, call.prepared.site)
-        return Work(call, self._doorbell)
+    def _started(self, work: Work, first: Call) -> Work:
+        """A work as the caller gets it, unless it could not start.
+
+        Where the group goes on in a successor, an earlier work whose error is not collected yet may be in the caller's
+        hands: then this one is to end alike, as on ranks that heard of the error later.
+        """
+        verdict = first.verdict
+        if verdict is None or first.instance >= 0 or (verdict.successor and not self._uncollected.due(verdict)):
+            return work
+        failure = work.exception()
+        if failure is not None:
+            raise failure
+        return work
 
     def _options(
         self, options: CommunicationOptions | None, hints: CommunicationOptions | None

@@ -9,13 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
-
-HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+from collectived.arithmetic import Array, Partial, averaged, mean_dtype, native, partial_dtypes, rounded, widened
+from collectived.leaves import UnknownLeaf, kind_of
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -40,7 +37,7 @@ class IndexedSlices:
     def __post_init__(self) -> None:
         values, indices = self.values, _indices(self.indices)
         if isinstance(values, IndexedSlices):
-            values, indices = values.values, np.asarray(indices)[np.asarray(values.indices)]
+            values, indices = values.values, _host(indices, "indices")[_host(values.indices, "indices")]
         values = _array(values)
         shape = tuple(values.shape)
         if not shape:
@@ -63,52 +60,63 @@ class IndexedSlices:
 
         Raises:
             ValueError: `dense_shape` is not known, or an index lies outside it.
+            TypeError: `values` are no array that collectives carry.
         """
-        if self.dense_shape is None:
-            raise ValueError("dense_shape is not known: give IndexedSlices(values, indices, dense_shape) to densify")
-        return self._added(np.asarray(self.indices), self.dense_shape)
+        values = _host(self.values, "values")
+        return rounded(self._dense(values, mean=False), values.dtype)
 
     def coalesced(self) -> IndexedSlices:
-        """The same with every index once, ascending; rows of equal number are added up in their order."""
-        indices, rows = np.unique(np.asarray(self.indices), return_inverse=True)
-        values = self._added(rows.reshape(-1), (len(indices), *self.values.shape[1:]))
-        return IndexedSlices(values, indices, self.dense_shape)
+        """The same with every index once, ascending; rows of equal number are added up in their order.
 
-    def _added(self, rows: Array, shape: tuple[int, ...]) -> Array:
-        values = np.asarray(self.values)
+        Raises:
+            TypeError: `values` or `indices` are no arrays that collectives carry.
+        """
+        values = _host(self.values, "values")
+        indices, rows = np.unique(_host(self.indices, "indices"), return_inverse=True)
+        sums = _added(values, rows.reshape(-1), (len(indices), *values.shape[1:]), mean=False)
+        restored = kind_of(self.values).restore(rounded(sums, values.dtype))
+        return IndexedSlices(restored, kind_of(self.indices).restore(indices), self.dense_shape)
+
+    def _dense(self, values: Array, mean: bool) -> Partial:
+        """The whole array as partial sums; `values` are those of this object."""
+        shape = self._known_shape()
+        rows = _host(self.indices, "indices")
         outside = rows[(rows < 0) | (rows >= shape[0])]
         if outside.size:
             raise ValueError(f"index {outside[0]} lies outside dense_shape {list(shape)}, which has {shape[0]} rows")
-        sums = np.zeros(shape, _partial(values.dtype))
-        np.add.at(sums, rows, values)
-        return sums.astype(values.dtype, copy=False)
+        return _added(values, rows, shape, mean)
+
+    def _known_shape(self) -> tuple[int, ...]:
+        if self.dense_shape is None:
+            raise ValueError("dense_shape is not known: give IndexedSlices(values, indices, dense_shape) to densify")
+        return self.dense_shape
 
     def __repr__(self) -> str:
         shape = "unknown shape" if self.dense_shape is None else list(self.dense_shape)
         return f"IndexedSlices({self.dtype}{_list(self.values)} at {_list(self.indices)} indices, of {shape})"
 
 
-def aggregate(components: Sequence[Any]) -> Any:
-    """The sum of values of which some are sparse; None among them counts for nothing.
+def aggregate(components: Sequence[Any], mean: bool = False) -> Any:
+    """The sum of values of which some are sparse, or their mean; None among them counts for nothing.
 
-    One alone is returned as it is. If all are sparse, their rows follow each other in order, without de-duplication,
-    with the first one's `dense_shape`. If any is dense, so is the sum.
+    If all are sparse, their rows follow each other in order, without de-duplication, with the first one's
+    `dense_shape`; a mean divides `values` only. If any is dense, so is the result.
 
     Returns:
-        `IndexedSlices`, or a NumPy array; the one component as it was given where there is only one.
+        `IndexedSlices`, or a NumPy array; the sum of one component alone is the component as it was given.
 
     Raises:
         ValueError: there is none, shapes or element types differ, or a sparse one whose `dense_shape` is not known
             meets a dense one.
+        TypeError: elements of that type have no mean.
     """
     given = [component for component in components if component is not None]
     if not given:
         raise ValueError("nothing to add up: expected at least one component")
-    if len(given) == 1:
-        return given[0]
-    if all(isinstance(component, IndexedSlices) for component in given):
-        return _concatenated(given)
-    return add_n([part.to_dense() if isinstance(part, IndexedSlices) else part for part in given])
+    if len(given) == 1 or all(isinstance(component, IndexedSlices) for component in given):
+        total = given[0] if len(given) == 1 else _concatenated(given)
+        return divided(total, len(given)) if mean else total
+    return _total(given, mean)
 
 
 def add_n(arrays: Sequence[Any]) -> Array:
@@ -117,12 +125,7 @@ def add_n(arrays: Sequence[Any]) -> Array:
     Raises:
         ValueError: shapes or element types differ.
     """
-    parts = [np.asarray(array) for array in arrays]
-    _must_agree(parts, [list(part.shape) for part in parts])
-    total = parts[0].astype(_partial(parts[0].dtype), order="C")  # a copy
-    for part in parts[1:]:
-        np.add(total, part, out=total)
-    return total.astype(parts[0].dtype, copy=False)
+    return _total(arrays, mean=False)
 
 
 def divided(value: Any, count: int) -> Any:
@@ -133,28 +136,45 @@ def divided(value: Any, count: int) -> Any:
     """
     if isinstance(value, IndexedSlices):
         return IndexedSlices(divided(value.values, count), value.indices, value.dense_shape)
-    array = np.asarray(value)
+    array = _host(value, "the value")
     dtype = mean_dtype(array.dtype)
-    quotient = np.true_divide(array, count, dtype=_partial(dtype))
-    return np.asarray(quotient).astype(dtype, copy=False)
+    (quotient_dtype,) = partial_dtypes(dtype, mean=True)
+    return np.asarray(np.true_divide(array, count, dtype=quotient_dtype)).astype(dtype, copy=False)
 
 
-def mean_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type of a mean: integers of up to 16 bits give float32, wider ones float64, all else keeps its type.
+def _total(parts: Sequence[Any], mean: bool) -> Array:
+    """The sum or mean of dense and sparse values, as a dense array of its own that is rounded once."""
+    values = [_host(part.values if isinstance(part, IndexedSlices) else part, "values") for part in parts]
+    _must_agree(values, list(map(_whole_shape, parts, values)))
+    total = _widened(parts[0], values[0], mean, copy=True)
+    for part, array in zip(parts[1:], values[1:], strict=True):
+        for into, term in zip(total, _widened(part, array, mean), strict=True):
+            np.add(into, term, out=into)
+    dtype = values[0].dtype
+    return averaged(total, dtype, len(parts)) if mean else rounded(total, dtype)
 
-    Raises:
-        TypeError: elements of that type have no mean.
-    """
-    if dtype.kind in "iu":
-        return np.dtype(np.float32 if dtype.itemsize <= 2 else np.float64)
-    if dtype.kind in "fc" or dtype in HALVES:
-        return dtype
-    raise TypeError(f"{dtype} has no mean: expected integers, floating or complex numbers; convert with .astype()")
+
+def _whole_shape(part: Any, values: Array) -> list[int]:
+    return list(part._known_shape() if isinstance(part, IndexedSlices) else values.shape)
+
+
+def _widened(part: Any, values: Array, mean: bool, copy: bool = False) -> Partial:
+    """Partial sums of a dense value, or of a sparse one made dense; `values` are its own, on the host."""
+    return part._dense(values, mean) if isinstance(part, IndexedSlices) else widened(values, mean, copy)
+
+
+def _added(values: Array, rows: Array, shape: tuple[int, ...], mean: bool) -> Partial:
+    """Partial sums of rows, each at its number, in an array of that shape; zero where there is none."""
+    terms = widened(values, mean)
+    sums = tuple(np.zeros(shape, term.dtype) for term in terms)
+    for into, term in zip(sums, terms, strict=True):
+        np.add.at(into, rows, term)
+    return sums
 
 
 def _concatenated(slices: Sequence[IndexedSlices]) -> IndexedSlices:
-    values = [np.asarray(part.values) for part in slices]
-    indices = [np.asarray(part.indices) for part in slices]
+    values = [_host(part.values, "values") for part in slices]
+    indices = [_host(part.indices, "indices") for part in slices]
     _must_agree(values, [list(part.shape[1:]) for part in values])
     wide = np.result_type(*indices)
     wide = wide if wide.kind in "iu" else np.dtype(np.int64)  # NumPy joins int64 and uint64 to float64
@@ -171,9 +191,12 @@ def _must_agree(parts: Sequence[Array], shapes: Sequence[list[int]]) -> None:
             raise ValueError(f"component {number} has shape {shape}, component 0 has {shapes[0]}: make them equal")
 
 
-def _partial(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type in which elements are added up before the one rounding."""
-    return np.dtype(np.float32) if dtype in HALVES else dtype
+def _host(array: Any, name: str) -> Array:
+    """An array of any kind as one of NumPy in native byte order, which shares its memory where that is possible."""
+    try:
+        return native(kind_of(array).array(array))
+    except UnknownLeaf as error:
+        raise TypeError(f"{name} cannot be read here: {error}") from None
 
 
 def _array(value: Any) -> Any:

@@ -87,6 +87,14 @@ def dtype_of_torch(dtype: Any) -> np.dtype[Any]:
     return from_torch(sys.modules["torch"].empty(0, dtype=dtype, device="cpu")).dtype
 
 
+def device_name(device: Any) -> str | None:
+    """The name of a device that is given by name or as a `torch.device`, where `cuda` is a GPU; None: it is neither."""
+    if isinstance(device, str):
+        return device
+    kind = type(device)
+    return str(device) if f"{kind.__module__}.{kind.__qualname__}" == "torch.device" else None
+
+
 def from_jax(value: Any) -> Array:
     """A JAX array in host memory as a read-only array that looks into it, once it is computed.
 

@@ -8,12 +8,29 @@ and are rebuilt in the caller's order.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 LEAF = "*"
 NONE = "None"
+_PLAIN = (list, tuple, dict)
 OPEN = ""  # the spec of a value that this rank does not have: it takes what comes
+
+
+class Factory:
+    """That of a `defaultdict`. It comes back with the dict, and makes no difference between specs."""
+
+    __slots__ = ("make",)
+
+    def __init__(self, make: Callable[[], Any] | None) -> None:
+        self.make = make
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Factory)
+
+    def __hash__(self) -> int:
+        return 0
 
 
 class Node(NamedTuple):
@@ -24,6 +41,7 @@ class Node(NamedTuple):
     keys: tuple[Hashable, ...] = ()
     order: tuple[Hashable, ...] = ()
     key_types: tuple[type[Any], ...] = ()  # 1, 1.0 and True are equal, but not the same key to a reader
+    factory: Factory | None = None
 
 
 Spec = Node | str
@@ -51,7 +69,8 @@ def _flatten(value: object, leaves: list[Any]) -> Spec:
         keys = tuple(value)
         order = _sorted(keys)
         children = tuple([_flatten(value[key], leaves) for key in order])
-        return Node(kind, children, keys, keys if keys == order else order, tuple(map(type, order)))
+        factory = Factory(value.default_factory) if kind is not dict and isinstance(value, defaultdict) else None
+        return Node(kind, children, keys, keys if keys == order else order, tuple(map(type, order)), factory)
     if isinstance(value, (list, tuple)):
         return Node(type(value), tuple([_flatten(child, leaves) for child in value]))
     leaves.append(value)
@@ -79,20 +98,49 @@ def _unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
         return next(leaves) if spec == LEAF else None
     kind = spec.kind
     children = [next(leaves) if child == LEAF else _unflatten(child, leaves) for child in spec.children]
-    if issubclass(kind, dict):
-        return _dict(spec, children)
-    if kind is list:
-        return children
-    return kind._make(children) if hasattr(kind, "_make") else kind(children)
+    return children if kind is list else _built(spec, children)
 
 
-def _dict(spec: Node, children: list[Any]) -> Any:
+def _built(spec: Node, children: list[Any]) -> Any:
+    kind = spec.kind
+    if not issubclass(kind, dict):
+        return kind._make(children) if hasattr(kind, "_make") else kind(children)
     items = dict(zip(spec.order, children, strict=True))
     if spec.keys is not spec.order:
         items = {key: items[key] for key in spec.keys}
-    if spec.kind is dict:
+    if kind is dict:
         return items
-    return defaultdict(None, items) if issubclass(spec.kind, defaultdict) else spec.kind(items)
+    made = kind if spec.factory is None else partial(kind, spec.factory.make)
+    return made(items)
+
+
+def has_classes(spec: Spec) -> bool:
+    """Whether there are containers of other classes than list, tuple and dict, which may refuse to be rebuilt."""
+    return isinstance(spec, Node) and (spec.kind not in _PLAIN or any(map(has_classes, spec.children)))
+
+
+def check_rebuilds(spec: Spec, leaves: Sequence[Any]) -> None:
+    """Tries to make the containers of a spec of results like `leaves`.
+
+    Raises:
+        TypeError: the class of one of them does not; the message names its path.
+    """
+    _try(spec, iter(leaves), "")
+
+
+def _try(spec: Spec, leaves: Iterator[Any], path: str) -> Any:
+    if not isinstance(spec, Node):
+        return next(leaves) if spec == LEAF else None
+    children = [_try(child, leaves, path + step) for step, child in zip(_steps(spec), spec.children, strict=True)]
+    if not issubclass(spec.kind, _PLAIN):
+        return None  # a leaf of several parts
+    try:
+        return _built(spec, children)
+    except Exception as error:
+        raise TypeError(
+            f"{path or 'the value'} is a {spec.kind.__qualname__}, which cannot be made of the results in it: "
+            f"{type(error).__name__}: {error}; give a list, tuple or dict of the same"
+        ) from error
 
 
 def structure(spec: Spec) -> str:
@@ -113,10 +161,13 @@ def paths(spec: Spec, prefix: str = "") -> tuple[str, ...]:
     """For every leaf how a user would index it: `['layer1'][0]`; '' for a value that is itself the leaf."""
     if not isinstance(spec, Node):
         return (prefix,) if spec == LEAF else ()
+    steps = zip(_steps(spec), spec.children, strict=True)
+    return tuple(path for step, child in steps for path in paths(child, prefix + step))
+
+
+def _steps(spec: Node) -> list[str]:
     if issubclass(spec.kind, dict):
-        steps = [f"[{key!r}]" for key in spec.order]
-    elif fields := getattr(spec.kind, "_fields", None):
-        steps = [f".{name}" for name in fields]
-    else:
-        steps = [f"[{index}]" for index in range(len(spec.children))]
-    return tuple(path for step, child in zip(steps, spec.children, strict=True) for path in paths(child, prefix + step))
+        return [f"[{key!r}]" for key in spec.order]
+    if fields := getattr(spec.kind, "_fields", None):
+        return [f".{name}" for name in fields]
+    return [f"[{index}]" for index in range(len(spec.children))]

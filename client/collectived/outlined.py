@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from collectived import nest, structure
 from collectived.call import Call
-from collectived.errors import InternalError, InvalidArgumentError
+from collectived.errors import InternalError
 from collectived.leaves import Array, Kind
 from collectived.parcel import Parcel
 from collectived.prepare import Prepared
@@ -25,8 +26,10 @@ class OutlinedCall(Call):
 
     __slots__ = ("_parcel",)
 
-    def __init__(self, prepared: Prepared, arrays: list[Array], located: list[Address | None] | None) -> None:
-        super().__init__(prepared, arrays, located)
+    def __init__(
+        self, prepared: Prepared, arrays: list[Array], located: list[Address | None] | None, spec: nest.Spec
+    ) -> None:
+        super().__init__(prepared, arrays, located, spec)
         self._parcel: Parcel | None = None
 
     def fill(self, out: object) -> None:
@@ -42,18 +45,26 @@ class OutlinedCall(Call):
         if not prepared.receives:
             return None
         if not prepared.open:
-            return nest.unflatten(prepared.spec, self.collect())
+            return nest.unflatten(self.spec, self.collect())
         parcel = self._came()
         if self.out is not None:
             self._check(self.out, parcel)
-            return nest.unflatten(self.out.spec, self.collect())
+            self.collect()
+            return self.out.whole
         try:
             spec = structure.parse(parcel.structure)
             if len(nest.paths(spec)) != len(parcel):
                 raise ValueError(f"the structure {parcel.structure} came with {len(parcel)} leaves")
         except ValueError as error:
-            raise InvalidArgumentError(f"{prepared.op}: {error}; give a value like it as a template") from None
+            raise ValueError(f"{prepared.op}: {error}; give a value like it as a template") from None
         return nest.unflatten(spec, self.collect())
+
+    def fill_out(self) -> None:
+        if self.out is None or self._parcel is None:
+            return
+        with contextlib.suppress(ValueError):  # raised when the result is asked for
+            self._check(self.out, self._parcel)
+            super().fill_out()
 
     def leaves_of(self, pack: int) -> list[tuple[str, Any]]:
         if not self.prepared.open:

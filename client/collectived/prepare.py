@@ -14,7 +14,7 @@ import numpy as np
 
 from collectived import axes, nest
 from collectived.arguments import sendable
-from collectived.errors import InternalError
+from collectived.errors import InternalError, InvalidArgumentError
 from collectived.indexed_slices import IndexedSlices
 from collectived.leaves import Array, Kind, UnknownLeaf, check_reducible, element_type, kind_of, shown
 from collectived.parcel import Form
@@ -93,7 +93,7 @@ def cut(operation: Cutting, value: Value) -> tuple[Cutting, Value]:
     """An operation along an axis and its value as ranks compare them: arrays with that axis first.
 
     Raises:
-        InvalidArgumentError: an array has no such axis, or not as many rows as `sizes` hands out.
+        ValueError: an array has no such axis, or not as many rows as `sizes` hands out.
         TypeError: there are sparse values.
     """
     if value.sparse:
@@ -176,6 +176,11 @@ class Prepared:
         places = self.layout.places
         return [index for index in reversed(range(len(places))) if places[index].pack == pack]
 
+    def stand_ins(self) -> list[Any]:
+        """Leaves of the kinds that a result will have."""
+        places = zip(self.kinds, self.result_places, strict=True)
+        return [kind.restore(np.zeros(shape, dtype)) for kind, (_, dtype, shape) in places]
+
     def forget(self) -> None:
         """Lets go of mapped memory."""
         self._views.clear()
@@ -205,24 +210,39 @@ class Signatures:
         site: str,
         deadline: Deadline | None,
         special: Special | None = None,
+        whole: bool = True,
     ) -> Prepared:
         """The prepared collective of that signature; the first time, the worker is asked.
 
+        Args:
+            whole: whether `value` is all that the caller gave, and is given back.
+
         Raises:
-            TypeError: a leaf's dtype is none that this operation takes.
+            TypeError: a leaf's dtype is none that this operation takes, or a container cannot be rebuilt.
+            ValueError: the worker says that it can mean nothing. The others are not told.
             CollectiveError: the worker refuses.
         """
         key = (operation, value.spec, value.metas, options.bytes_per_pack, options.implementation, site, special)
         prepared = self._known.get(key)
         if prepared is None:
             collective = _collective(operation, value, options, site, special)
-            number, layout = self._describe(collective, deadline)
+            number, layout = self._described(collective, deadline)
             try:
                 prepared = Prepared(number, layout, collective, value, self._memory, self._rank)
             except (ValueError, IndexError) as error:
                 raise InternalError(f"the worker's layout does not fit {operation} from {site}: {error}") from error
+            if whole and nest.has_classes(value.spec) and not isinstance(operation, Send):
+                nest.check_rebuilds(value.spec, prepared.stand_ins())
             self._keep(key, prepared)
         return prepared
+
+    def _described(self, collective: Collective, deadline: Deadline | None) -> tuple[int, Layout]:
+        try:
+            return self._describe(collective, deadline)
+        except InvalidArgumentError as error:
+            if error.verdict is not None:
+                raise
+            raise ValueError(str(error)) from None  # that class is for what all ranks are told
 
     def _keep(self, key: Hashable, prepared: Prepared) -> None:
         with self._lock:

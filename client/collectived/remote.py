@@ -34,10 +34,12 @@ from collectived_proto.types import Collective, GroupInfo, Layout, Verdict
 from collectived_proto.v1 import common_pb2, worker_pb2
 
 _STOP_WITHIN = 0.09  # seconds in which a worker says that it has stopped; Ctrl-C is to be over within 0.1
+_CUT_WITHIN = 0.04  # the same after a deadline: with GRACE, these are the promised 0.25
 _LONGEST_REASON = 4096  # characters
 _NEGLIGIBLE = 0.02  # seconds between the caller's call and the worker's clock of it that are not counted
-# With these a worker says that it has not taken a submission, and that its number is free again.
-_REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED)
+# With these a worker says that it has not taken a submission, and that its number is free again. That an argument is
+# wrong it says earlier, when the collective is described; InvalidArgumentError tells of what all ranks are told alike.
+_REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class Remote:
                 return
             instance = self._number(call.prepared.post)
             call.start(standing.generation, instance)
+            if call.cut != math.inf:  # taking it apart may have cost all its time: the verdict still has to come
+                call.cut = max(call.cut, monotonic() + GRACE)
             self._calls[instance] = call
             submission = self._submission(call, timeout, remaining)
         submission.begin()
@@ -133,6 +137,7 @@ class Remote:
             instance=call.instance,
             collective=described,
             timeout_seconds=timeout if timeout - remaining < _NEGLIGIBLE else remaining,
+            asked_seconds=timeout,
         )
         staging: HeapStaging | None = call.staging
         elsewhere = described.HasField("broadcast") and described.broadcast.root != self.standing.rank
@@ -191,6 +196,9 @@ class Remote:
         elif ours.code in (*_REFUSALS, Code.DEADLINE_EXCEEDED):
             # Nobody else knows of this call, and what is numbered after it has no turn.
             return self.standing.own_verdict(ours.code, f"{call.prepared.op}: {ours}", call)
+        elif ours.code is Code.INVALID_ARGUMENT:
+            text = f"{call.prepared.op}: {self._worker} refuses what it had prepared itself: {ours}"
+            return self.standing.own_verdict(Code.INTERNAL, text, call)
         else:
             self._lose(str(ours))
         return None
@@ -246,7 +254,7 @@ class Remote:
                 self.check()
                 self._turns.follow(call, packs, min(until, call.cut))
                 if not call.complete and monotonic() >= call.cut:
-                    self._stop(self.standing.overdue(call, self._worker, GRACE))
+                    self._stop(self.standing.overdue(call, self._worker, GRACE), _CUT_WITHIN)
                 if until != math.inf and monotonic() >= until:
                     return
         except KeyboardInterrupt:
@@ -270,7 +278,7 @@ class Remote:
         """See `Route`. What is in flight was copied when it was submitted: nobody reads the caller's memory."""
         self._stop(self.standing.own_verdict(Code.ABORTED, sendable(reason[:_LONGEST_REASON])))
 
-    def _stop(self, verdict: Verdict) -> None:
+    def _stop(self, verdict: Verdict, within: float = _STOP_WITHIN) -> None:
         standing = self.standing
         with self.mutex:
             over = standing.over
@@ -284,7 +292,7 @@ class Remote:
         if told:
             aborted = self._rpc.abort(self._session, standing.group.key, standing.rank, verdict.message)
             with contextlib.suppress(queue.Empty, CollectiveError):
-                aborted.next(_STOP_WITHIN)
+                aborted.next(within)
 
     def leave(self) -> Verdict | None:
         standing = self.standing

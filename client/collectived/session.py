@@ -18,6 +18,7 @@ from collectived.arguments import whole
 from collectived.errors import CollectiveError, FailedPreconditionError, NotFoundError, UnimplementedError
 from collectived.group import Group, Seat
 from collectived.leaves import element_type, numpy_dtype, template
+from collectived.libraries import device_name
 from collectived.prepare import Signatures
 from collectived.transports import Transport, choose, grpc_alone
 from collectived.wish import Wish, wish
@@ -101,7 +102,7 @@ class Session:
         size: int | tuple[int, int] | None = None,
         *,
         rank: int | None = None,
-        device: str | None = None,
+        device: Any = None,
         options: CommunicationOptions | None = None,
         timeout: float | timedelta | None = None,
         settle: float = 5.0,
@@ -113,7 +114,7 @@ class Session:
             name: of the group, within the job; one that begins with "/" belongs to the cluster. Else COLLECTIVED_GROUP.
             size: how many ranks, or (least, most): complete at most, or `settle` seconds after least. Else WORLD_SIZE.
             rank: this process's; else RANK, else given by the coordinator.
-            device: of this worker, such as "CPU:1"; else chosen by the worker.
+            device: of this worker, such as "CPU:1", or a `torch.device`; None: chosen by the worker.
             options: defaults for the group's collectives.
             timeout: seconds to wait for the others; None and 0: for ever, saying every 10 s who is here.
             settle: seconds; an elastic group never starts beside ranks of it that still run: these see `Group.waiting`.
@@ -155,7 +156,7 @@ class Session:
         self,
         shape: int | Sequence[int] | None = None,
         dtype: Any = None,
-        device: str | None = None,
+        device: Any = None,
         *,
         like: Any = None,
     ) -> Any:
@@ -167,7 +168,7 @@ class Session:
         Args:
             shape: lengths; left out: those of `like`.
             dtype: any that collectives carry, `torch.dtype` too; left out: that of `like`, else float32.
-            device: a CPU device of the worker, or None.
+            device: a CPU device of the worker, by name or as a `torch.device`, or None.
             like: an array or PyTorch tensor, or a library such as `torch`, whose kind of array to return; None: NumPy.
 
         Raises:
@@ -198,14 +199,18 @@ class Session:
         if self._unusable:
             return
         self._unusable = f"the session with {self.worker} is closed; connect again"
-        for group in list(self._groups):
+        try:
+            for group in list(self._groups):
+                try:
+                    group.leave()
+                except CollectiveError as error:
+                    log.error("on leaving group %r: %s", group.name, error)
+        finally:  # Ctrl-C, too: with the session the worker lets go of its groups
             try:
-                group.leave()
-            except CollectiveError as error:
-                log.error("on leaving group %r: %s", group.name, error)
-        self._transport.close()
-        self._rpc.close()
-        lifetime.closed(self)
+                self._transport.close()
+            finally:
+                self._rpc.close()
+                lifetime.closed(self)
 
     def __enter__(self) -> Self:
         return self
@@ -221,13 +226,14 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session with {self.worker} at {self._rpc.address.text}: {self.transport}>"
 
-    def _device(self, device: str) -> DeviceName:
-        if not isinstance(device, str):
-            raise TypeError(f"device must be a name such as 'CPU:1' or None, got {device!r}")
-        found = DeviceName.parse(device, _task(self.worker))
+    def _device(self, device: Any) -> DeviceName:
+        name = device_name(device)
+        if name is None:
+            raise TypeError(f"device must be a name such as 'CPU:1', a torch.device or None, got {device!r}")
+        found = DeviceName.parse(name, _task(self.worker))
         if str(found) not in self.devices:
             shown = ", ".join(DeviceName.parse(known).short for known in self.devices)
-            raise NotFoundError(f"{self.worker} has no device {device!r}: it has {shown}")
+            raise NotFoundError(f"{self.worker} has no device {name!r}: it has {shown}")
         return found
 
     def _check_usable(self) -> None:

@@ -11,9 +11,10 @@ from collectived import nest
 from collectived.call import Call
 from collectived.indexed_slices import IndexedSlices, divided
 from collectived.leaves import check_reducible, element_type, shown
-from collectived.prepare import Value
+from collectived.prepare import Prepared, Value
 from collectived.route import Route
 from collectived.sparse import only
+from collectived.uncollected import Uncollected
 from collectived.work import Work
 from collectived_proto.types import AllGather, AllReduce, Gather, Operation, Reduce, ReduceOp
 
@@ -73,11 +74,22 @@ def _divided(pair: Value, size: int) -> Value:
     return Value(pair.spec, [quotient, indices], ((kind, quotient.dtype, shape), other))
 
 
+def check_rebuilds(found: Sequence[Prepared], parts: Sequence[Part], whole: Value) -> None:
+    """Tries to put a result together; see `nest.check_rebuilds`."""
+    leaves: list[Any] = [None] * len(whole.arrays)
+    for prepared, part in zip(found, parts, strict=True):
+        for number, leaf in zip(part.numbers, prepared.stand_ins(), strict=True):
+            leaves[number] = leaf
+    nest.check_rebuilds(whole.spec, leaves)
+
+
 class Several(Work):
     """A reduction in several collectives; of this rank's own sparse leaves the result keeps `dense_shape`."""
 
-    def __init__(self, calls: Sequence[Call], doorbell: Route, parts: Sequence[Part], whole: Value) -> None:
-        super().__init__(calls[0], doorbell, *calls[1:])
+    def __init__(
+        self, calls: Sequence[Call], doorbell: Route, uncollected: Uncollected, parts: Sequence[Part], whole: Value
+    ) -> None:
+        super().__init__(calls, doorbell, uncollected)
         self._parts = {id(call): part for call, part in zip(calls, parts, strict=True)}
         self._whole = whole
 

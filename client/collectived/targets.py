@@ -9,13 +9,13 @@ import numpy as np
 
 from collectived import nest
 from collectived.arguments import sendable
-from collectived.errors import InvalidArgumentError
 from collectived.leaves import Array, UnknownLeaf, writable_view
 
 
 class Targets(NamedTuple):
-    """The caller's own leaves, which are returned, and arrays through which they are written."""
+    """What the caller gave, which is returned, its leaves, and arrays through which they are written."""
 
+    whole: object
     spec: nest.Spec
     leaves: list[Any]
     views: list[Array]
@@ -35,7 +35,7 @@ def take_targets(out: object) -> Targets:
         except (UnknownLeaf, ValueError) as error:
             where = f"out{nest.paths(spec)[number]}"
             raise (TypeError if isinstance(error, UnknownLeaf) else ValueError)(f"{where} is {error}") from None
-    return Targets(spec, leaves, views)
+    return Targets(out, spec, leaves, views)
 
 
 def check_fits(targets: Targets, structure: str, types: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> None:
@@ -44,12 +44,12 @@ def check_fits(targets: Targets, structure: str, types: Sequence[tuple[np.dtype[
         structure, types: of the result, dtype and shape of each leaf.
 
     Raises:
-        InvalidArgumentError: the targets are others.
+        ValueError: the targets are others; of any byte order.
     """
     given = sendable(nest.structure(targets.spec))
     if given != structure:
-        raise InvalidArgumentError(f"out has the structure {given}, expected {structure}")
+        raise ValueError(f"out has the structure {given}, expected {structure}")
     for number, (view, (dtype, shape)) in enumerate(zip(targets.views, types, strict=True)):
-        if view.shape != shape or view.dtype != dtype:
+        if view.shape != shape or (view.dtype != dtype and view.dtype.newbyteorder("=") != dtype):
             where = f"out{nest.paths(targets.spec)[number]}"
-            raise InvalidArgumentError(f"{where} is {view.dtype}{list(view.shape)}, the result is {dtype}{list(shape)}")
+            raise ValueError(f"{where} is {view.dtype}{list(view.shape)}, the result is {dtype}{list(shape)}")

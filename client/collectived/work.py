@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from time import monotonic
@@ -16,25 +15,26 @@ from collectived import nest
 from collectived.arguments import sendable
 from collectived.call import Call
 from collectived.route import Route
-from collectived_proto.errors import CollectiveError, error_from_verdict
+from collectived.uncollected import Uncollected
+from collectived_proto.errors import CollectiveError
 from collectived_proto.options import seconds
 from collectived_proto.types import Verdict
-
-log = logging.getLogger("collectived")
 
 
 class Work:
     """A collective in flight. Thread-safe.
 
-    Worker memory that went in must stay untouched until it is done; ordinary arrays were copied. An error that nobody
-    collects is logged, and raised by the next blocking call on the group. In a forked child every method raises
+    Worker memory that went in must stay untouched until it is done; ordinary arrays were copied. `out` holds the result
+    when `done()` says so, a wait has returned, or callbacks are called. The error of a work that is dropped before
+    anybody asked for it is logged once, and raised by the next call on the group. In a forked child every method raises
     FailedPreconditionError.
     """
 
-    def __init__(self, call: Call, doorbell: Route, *more: Call) -> None:
-        self._call = call
-        self._calls = (call, *more)  # see `several`; in order of submission
+    def __init__(self, calls: Sequence[Call], doorbell: Route, uncollected: Uncollected) -> None:
+        self._call = calls[0]
+        self._calls = tuple(calls)  # see `several`; in order of submission
         self._doorbell = doorbell
+        self._uncollected = uncollected
         self._lock = threading.Lock()
         self._collected = False
         self._value: Any = None
@@ -48,6 +48,7 @@ class Work:
         Raises:
             TimeoutError: `timeout` has passed; the collective goes on.
             CollectiveError: the collective failed.
+            ValueError: what came does not fit the `out` of a `recv`, or cannot be rebuilt without one; it is lost.
         """
         self._wait(timeout)
         self._raise_failure()
@@ -67,7 +68,10 @@ class Work:
         self._doorbell.check()
         if not self._ended:
             self._doorbell.glance()
-        return self._ended
+        if not self._ended:
+            return False
+        self._fill_out()
+        return True
 
     def exception(self, timeout: float | timedelta | None = None) -> CollectiveError | None:
         """Waits as `result` does; the collective's error, or None where it went well."""
@@ -75,17 +79,29 @@ class Work:
         return self._failure()
 
     def add_done_callback(self, callback: Callable[[Work], object]) -> None:
-        """Calls `callback(work)` when the collective has ended, at once if it has; in a thread of the library's."""
+        """Has `callback(work)` called when the collective has ended, or soon if it has already.
+
+        It is called in a thread of the library's, one callback of a group after another; what it raises is logged.
+
+        Raises:
+            TypeError: it cannot be called.
+        """
+        if not callable(callback):
+            raise TypeError(f"callback must be a function of this Work, got {callback!r}")
         self._doorbell.check()
         self._call_back(callback, 0)
 
     def as_completed(self) -> Iterator[tuple[str, Any]]:
-        """(path, result) of every leaf as its pack completes, all leaves of a pack together, last leaves first.
+        """(path, result) of every leaf as its pack completes, all leaves of a pack together.
 
-        Sparse values come last, each by itself; what comes to a rank that had no value of its own comes together.
+        Packs are sent last leaves first, and usually complete so. But they travel side by side, so their order may
+        differ between ranks and from one call to the next: start no collectives from within the loop, or ranks start
+        them in different orders. Sparse values come last, each by itself; what comes to a rank that had no value of its
+        own comes together.
 
         Raises:
             CollectiveError: the collective failed; what was yielded before is right.
+            ValueError: as for `result`.
         """
         given: set[str] = set()
         for call in self._calls:
@@ -106,6 +122,8 @@ class Work:
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # late, for few need it
 
+        if self.done():
+            return self.result()
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
@@ -133,9 +151,15 @@ class Work:
 
     def _call_back(self, callback: Callable[[Work], object], first: int) -> None:
         """Calls back once the calls from the first one on have ended; those before it have."""
+        callbacks = self._doorbell.callbacks
         for number in range(first, len(self._calls)):
-            if self._doorbell.callbacks.add(self._calls[number], partial(self._call_back, callback, number + 1)):
+            if not self._calls[number].complete:
+                callbacks.add(self._calls[number], partial(self._call_back, callback, number + 1))
                 return
+        callbacks.add(self._calls[-1], partial(self._say_done, callback))
+
+    def _say_done(self, callback: Callable[[Work], object]) -> None:
+        self._fill_out()
         callback(self)
 
     def _wait(self, timeout: float | timedelta | None) -> None:
@@ -147,6 +171,13 @@ class Work:
                 self._doorbell.wait(call, until=end)
             if not call.complete:
                 raise TimeoutError(f"{call.prepared.op} has not ended within {limit:g} s; it goes on")
+        self._fill_out()
+
+    def _fill_out(self) -> None:
+        if self._call.out is not None:
+            with self._lock:
+                if not self._collected:
+                    self._call.fill_out()
 
     def _failure(self) -> CollectiveError | None:
         verdict = self._verdict
@@ -161,9 +192,13 @@ class Work:
             raise failure
 
     def __del__(self) -> None:
+        if self._collected or self._doorbell.severed:
+            return
+        for call in self._calls:  # whose verdict is yet to come, tells it then
+            call.uncollected = self._uncollected
         verdict = self._verdict
-        if verdict is not None and not self._collected and not self._doorbell.severed:
-            log.error("nobody collected this error: %s (%s)", error_from_verdict(verdict), self._call.prepared.site)
+        if verdict is not None and self._uncollected.note(verdict):
+            self._uncollected.log(verdict, self._call.prepared.site)
 
     def __repr__(self) -> str:
         call = self._call
@@ -179,10 +214,16 @@ def wait(works: Iterable[Work], timeout: float | timedelta | None = None) -> lis
         timeout: seconds for all together; None: until they end.
 
     Raises:
+        TypeError: one of them is no `Work`.
         TimeoutError: `timeout` has passed; the collectives go on.
         CollectiveError: the first error in order; the others have been waited for.
     """
+    if not isinstance(works, Iterable):
+        raise TypeError(f"works must be several Works, such as a list of them, got {works!r}")
     pending = list(works)
+    for number, work in enumerate(pending):
+        if not isinstance(work, Work):
+            raise TypeError(f"works[{number}] must be a Work, as async_op=True returns them, got {work!r}")
     limit = seconds(timeout, "timeout")
     end = math.inf if limit is None else monotonic() + limit
     failures = [work.exception(None if limit is None else max(0.0, end - monotonic())) for work in pending]

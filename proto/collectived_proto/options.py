@@ -3,29 +3,58 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from dataclasses import dataclass
 from datetime import timedelta
+from numbers import Real
+from typing import SupportsIndex
 
 from collectived_proto.types import CommunicationImplementation
+
+MOST_BYTES = (1 << 63) - 1  # that a message can name
 
 
 def seconds(value: float | timedelta | None, name: str) -> float | None:
     """A timeout as float seconds; 0 stays 0 ("none, said explicitly"), None stays None.
 
     Raises:
-        ValueError: negative or NaN.
+        ValueError: negative, NaN or beyond what a float holds.
         TypeError: not a number.
     """
     if value is None:
         return None
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, Real)):  # numbers of NumPy, too
         raise TypeError(f"{name} must be seconds or None, got {type(value).__name__}")
-    if math.isnan(value) or value < 0:
+    try:
+        found = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be seconds that a float can hold, got {value!r}") from None
+    if math.isnan(found) or found < 0:
         raise ValueError(f"{name} must not be negative or NaN, got {value!r}")
-    return float(value)
+    return found
+
+
+def whole_bytes(value: SupportsIndex, name: str) -> int:
+    """A number of bytes.
+
+    Raises:
+        ValueError: negative, or 2**63 and more.
+        TypeError: not a whole number.
+    """
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if found < 0:
+        raise ValueError(f"{name} must not be negative, got {found}")
+    if found > MOST_BYTES:
+        raise ValueError(f"{name} must be at most {MOST_BYTES}, got {found}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -39,8 +68,9 @@ class CommunicationOptions:
         implementation: `AUTO`, `RING` or `NCCL`; a string in any case is accepted.
 
     Raises:
-        ValueError: `bytes_per_pack` is negative, `timeout_seconds` is negative or NaN, or `implementation` is unknown.
-        TypeError: `bytes_per_pack` is not an int or `timeout_seconds` not a number.
+        ValueError: `bytes_per_pack` is negative or 2**63 and more, `timeout_seconds` is negative or NaN, or
+            `implementation` is unknown.
+        TypeError: `bytes_per_pack` is not a whole number or `timeout_seconds` not a number.
     """
 
     bytes_per_pack: int = 0
@@ -48,10 +78,7 @@ class CommunicationOptions:
     implementation: CommunicationImplementation = CommunicationImplementation.AUTO
 
     def __post_init__(self) -> None:
-        if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int):
-            raise TypeError(f"bytes_per_pack must be an int, got {type(self.bytes_per_pack).__name__}")
-        if self.bytes_per_pack < 0:
-            raise ValueError(f"bytes_per_pack must not be negative, got {self.bytes_per_pack}")
+        object.__setattr__(self, "bytes_per_pack", whole_bytes(self.bytes_per_pack, "bytes_per_pack"))
         object.__setattr__(self, "timeout_seconds", seconds(self.timeout_seconds, "timeout_seconds"))
         object.__setattr__(self, "implementation", _implementation(self.implementation))
 

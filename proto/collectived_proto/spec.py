@@ -6,6 +6,7 @@ A specification is one algorithm, one tier, or a list of tiers in order of size,
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from collectived_proto.types import Tier
@@ -14,6 +15,8 @@ ALGORITHMS = ("nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu", "xring", "pscpu"
 """What a specification may name."""
 
 REST = -1
+MOST_SHARDS = 4096
+_MOST_LIMIT = (1 << 63) - 1  # that a message can name
 
 
 def parse(spec: object) -> tuple[Tier, ...]:
@@ -21,7 +24,8 @@ def parse(spec: object) -> tuple[Tier, ...]:
 
     Raises:
         TypeError: neither of these, or an entry of the wrong type; the text names the entry.
-        ValueError: an unknown algorithm, shards below 1, limits that do not increase or do not end with -1.
+        ValueError: an unknown algorithm, shards below 1 or above 4096, limits that do not increase, do not end with -1
+            or are 2**63 and more.
     """
     match spec:
         case str():
@@ -46,14 +50,25 @@ def _tier(entry: object, name: str) -> Tier:
     algorithm, shards, limit = values
     if algorithm not in ALGORITHMS:
         raise ValueError(f"{name} = {entry!r}: unknown algorithm {algorithm!r}, expected {', '.join(ALGORITHMS)}")
-    for what, value in (("shards", shards), ("limit", limit)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} = {entry!r}: {what} must be an int, got {value!r}")
+    shards, limit = (_whole(value, what, entry, name) for what, value in (("shards", shards), ("limit", limit)))
     if shards < 1:
         raise ValueError(f"{name} = {entry!r}: shards must be at least 1, got {shards}")
+    if shards > MOST_SHARDS:
+        raise ValueError(f"{name} = {entry!r}: shards must be at most {MOST_SHARDS}, got {shards}")
     if limit < REST:
         raise ValueError(f"{name} = {entry!r}: limit must be bytes, or -1 for the rest, got {limit}")
+    if limit > _MOST_LIMIT:
+        raise ValueError(f"{name} = {entry!r}: limit must be at most {_MOST_LIMIT} bytes, or -1 for the rest")
     return Tier(algorithm, shards, limit)
+
+
+def _whole(value: Any, what: str, entry: object, name: str) -> int:
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{name} = {entry!r}: {what} must be an int, got {value!r}")
 
 
 def _must_increase(tiers: dict[str, Tier]) -> None:

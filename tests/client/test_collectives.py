@@ -342,3 +342,76 @@ def test_random_nests_are_summed_leaf_by_leaf(make: Any) -> None:
     for _ in range(50):
         value = build(3)
         np.testing.assert_equal(group.all_reduce("sum", value), doubled(value))
+
+
+def test_results_are_put_into_the_callers_own_kind_of_dict(make: Any) -> None:
+    group = make().group
+    factories: list[Any] = [list, int]
+    for factory in factories:
+        for result in (
+            group.all_reduce("sum", collections.defaultdict(factory, a=1)),
+            group.all_reduce("sum", collections.defaultdict(factory, a=1), async_op=True).result(),
+        ):
+            assert result == {"a": 2} and type(result) is collections.defaultdict
+            assert result.default_factory is factory
+
+
+class Whole(tuple[int, ...]):
+    def __new__(cls, numbers: Any) -> Whole:
+        return super().__new__(cls, [number.__index__() for number in numbers])
+
+
+class Config(dict[str, Any]):
+    def __init__(self, name: str, items: Any) -> None:
+        super().__init__(items)
+
+
+@pytest.mark.parametrize(
+    ("op", "value", "says"),
+    [
+        ("sum", {"c": Config("x", {"a": 1})}, r"\['c'\] is a Config, which cannot be made of the results in it"),
+        ("mean", [Whole([1, 2])], r"\[0\] is a Whole, which cannot be made of the results in it: .*__index__"),
+        ("mean", [Whole([1]), cd.IndexedSlices(np.ones((1, 1)), [0])], r"\[0\] is a Whole, which cannot be made"),
+    ],
+    ids=["constructor", "elements", "beside sparse ones"],
+)
+def test_containers_that_could_not_hold_the_result_are_refused_before_anything_is_sent(
+    make: Any, op: str, value: Any, says: str
+) -> None:
+    setting = make()
+    for async_op in (False, True):
+        with pytest.raises(TypeError, match=says):
+            setting.group.all_reduce(op, value, async_op=async_op)
+    assert setting.far.rings == []
+    assert setting.group.all_reduce("sum", Whole([1, 2])) == (2, 4)
+    assert setting.group.all_reduce("sum", [Whole([1]), cd.IndexedSlices(np.ones((1, 1)), [0])])[0] == (2,)
+    assert setting.group.send(value, 1) is None
+
+
+@pytest.mark.parametrize("swapped", ["value", "out", "both"])
+def test_out_may_have_another_byte_order(make: Any, swapped: str) -> None:
+    value = np.arange(3, dtype="<f4" if swapped == "out" else ">f4")
+    out = value if swapped == "both" else np.zeros(3, ">f4" if swapped == "out" else "<f4")
+    setting = make()
+    assert setting.group.all_reduce("sum", value, out=out) is out and out.tolist() == [0, 2, 4]
+    setting.far.comes = np.arange(3, dtype="<f4")
+    assert setting.group.recv(1, out=out) is out and out.tolist() == [0, 1, 2]
+
+
+def test_out_itself_is_returned(make: Any) -> None:
+    group = make().group
+    out: dict[str, Any] = {"w": [np.zeros(3)], "n": None}
+    assert group.all_reduce("sum", {"w": [np.ones(3)], "n": None}, out=out) is out
+    assert out["w"][0].tolist() == [2, 2, 2]
+
+
+def test_what_the_worker_says_can_mean_nothing_is_no_word_for_all_ranks(make: Any) -> None:
+    setting = make()
+
+    def refuse(*_: Any) -> Any:
+        raise cd.errors.InvalidArgumentError("9000 packs, and 4096 can travel at once")
+
+    setting.group._signatures._describe = refuse
+    with pytest.raises(ValueError, match="9000 packs") as caught:
+        setting.group.all_reduce("sum", 1)
+    assert not isinstance(caught.value, cd.errors.CollectiveError)

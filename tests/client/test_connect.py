@@ -140,7 +140,7 @@ def test_what_the_environment_lacks_is_named(worker: Any, monkeypatch: pytest.Mo
         ({"rank": -1}, "rank must be"),
         ({"rank": "1"}, "rank must be from 0 to 1 in a group of 2, got '1', a str"),
         ({"name": "\udcff"}, "name must be a text that .* fits in UTF-8"),
-        ({"device": 1}, "device must be a name such as 'CPU:1' or None, got 1"),
+        ({"device": 1}, "device must be a name such as 'CPU:1', a torch.device or None, got 1"),
         ({"device": "TPU:0"}, "not a device name"),
         ({"settle": -1}, "settle must be"),
         ({"timeout": -1}, "timeout must not be negative"),
@@ -276,3 +276,38 @@ def test_importing_brings_neither_grpc_nor_any_array_library_but_numpy() -> None
     heavy = ["grpc", "google.protobuf", "torch", "jax", "cupy", "asyncio"]
     program = f"import sys, collectived; print([name for name in {heavy} if name in sys.modules])"
     assert run(program, "").stdout == "[]\n"
+
+
+def test_ctrl_c_while_a_session_leaves_its_groups_still_ends_it(worker: Any) -> None:
+    session = cd.connect(worker.address)
+    group = session.join("train", 2, rank=0)
+    assert worker.seated.wait(10)
+
+    def press(ring: wire.Ring) -> list[bytes]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return []
+
+    worker.far.answer = press
+    with pytest.raises(KeyboardInterrupt):
+        group.barrier(async_op=True)
+        session.close()
+    session.close()
+    worker.far.until(lambda: worker.far.ended == {"bell", "session"})
+    assert worker.streams_ended.acquire(timeout=10)
+
+
+def test_a_torch_device_is_taken_as_its_name(worker: Any) -> None:
+    def device(name: str) -> Any:
+        """What PyTorch's looks like to us, for PyTorch is not needed here."""
+        return type("device", (), {"__module__": "torch", "__str__": lambda self: name})()
+
+    with cd.connect(worker.address) as session:
+        session.join("train", 2, rank=0, device=device("cpu:1"))
+        assert worker.joins[0].device == "/job:worker/replica:0/task:3/device:CPU:1"
+        assert session.empty(3, device=device("cpu")).shape == (3,)
+        with pytest.raises(cd.errors.UnimplementedError, match="arrays on cuda:0 are"):
+            session.empty(3, device=device("cuda:0"))
+        with pytest.raises(cd.errors.NotFoundError, match="has no device 'cuda:7'"):
+            session.empty(3, device=device("cuda:7"))
+        with pytest.raises(ValueError, match="'meta' is not a device name"):
+            session.empty(3, device=device("meta"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 from typing import Any
 
 import pytest
@@ -98,3 +98,46 @@ def test_a_list_that_contains_itself_is_refused() -> None:
     loop.append(loop)
     with pytest.raises(ValueError, match="contain itself"):
         nest.flatten(loop)
+
+
+def test_a_defaultdict_keeps_its_factory_which_makes_no_other_structure() -> None:
+    value: Any = defaultdict(list, {"b": 1, "a": defaultdict(None, x=2)})
+    spec, leaves = nest.flatten(value)
+    found = nest.unflatten(spec, leaves)
+    assert found == value and type(found) is defaultdict and found["new"] == []
+    assert type(found["a"]) is defaultdict and found["a"].default_factory is None
+    other: Any = defaultdict(int, value)
+    assert spec == nest.flatten(other)[0] and hash(spec) == hash(nest.flatten(other)[0])
+
+
+class Config(dict[str, Any]):
+    def __init__(self, name: str, items: Any) -> None:
+        super().__init__(items)
+
+
+class Whole(tuple[int, ...]):
+    def __new__(cls, numbers: Any) -> Whole:
+        return super().__new__(cls, [n.__index__() for n in numbers])
+
+
+@pytest.mark.parametrize(
+    ("value", "leaves", "says"),
+    [
+        ({"c": [Config("x", {"a": 1})]}, [1], r"\['c'\]\[0\] is a Config, which cannot be made of .*'items'"),
+        (Whole([1, 2]), [1.0, 2.0], "the value is a Whole, which cannot be made .*__index__.*; give a list, tuple"),
+    ],
+    ids=["another constructor", "other elements"],
+)
+def test_containers_that_cannot_be_rebuilt_are_named(value: Any, leaves: list[Any], says: str) -> None:
+    spec, _ = nest.flatten(value)
+    assert nest.has_classes(spec)
+    with pytest.raises(TypeError, match=says):
+        nest.check_rebuilds(spec, leaves)
+
+
+def test_those_that_can_are_found_to() -> None:
+    dicts: list[Any] = [OrderedDict(b=1, a=[2, None]), defaultdict(int, a=1)]
+    for value in (*dicts, Point(1, OrderedDict()), Whole([1])):
+        spec, leaves = nest.flatten(value)
+        nest.check_rebuilds(spec, leaves)
+    assert not nest.has_classes(nest.flatten({"a": [1, (2, None)]})[0])

@@ -247,7 +247,7 @@ def test_packs_are_told_as_they_come(worker: RemoteWorker, group: cd.Group) -> N
 # What a worker refuses alone
 
 
-@pytest.mark.parametrize("code", [Code.RESOURCE_EXHAUSTED, Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED])
+@pytest.mark.parametrize("code", [Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED])
 def test_a_call_that_is_refused_gives_its_number_back(worker: RemoteWorker, group: cd.Group, code: Code) -> None:
     worker.answer = raising(error_class(code)("not today"))
     with pytest.raises(error_class(code), match="not today") as caught:
@@ -256,6 +256,20 @@ def test_a_call_that_is_refused_gives_its_number_back(worker: RemoteWorker, grou
     worker.answer = worker.sum
     assert group.all_reduce("sum", 1.0) == 2.0
     assert [header.instance for header in worker.heard] == [0, 0] and worker.aborted == []
+
+
+def test_an_argument_that_is_refused_on_one_rank_alone_is_no_invalid_argument(
+    worker: RemoteWorker, group: cd.Group
+) -> None:
+    worker.answer = raising(InvalidArgumentError("8 bytes came for a value of 9 bytes"))
+    for _ in range(2):
+        with pytest.raises(
+            cd.errors.InternalError, match="refuses what it had prepared itself: 8 bytes came"
+        ) as caught:
+            group.all_reduce("sum", 1.0)
+        assert caught.value.rejoin and not isinstance(caught.value, ValueError)
+    worker.until(lambda: len(worker.aborted) == 1)
+    assert len(worker.heard) == 1, "so that all ranks choose alike, the generation is over for all"
 
 
 def test_a_refusal_with_later_calls_in_flight_ends_the_generation_for_all(
@@ -374,7 +388,7 @@ def test_a_worker_that_does_not_answer_is_given_up_at_the_deadline(worker: Remot
     begin = time.monotonic()
     with pytest.raises(cd.errors.DeadlineExceededError, match="after its deadline"):
         group.barrier(cd.CommunicationOptions(timeout_seconds=0.1))
-    assert 0.35 <= time.monotonic() - begin < 5
+    assert 0.3 <= time.monotonic() - begin < 5
     worker.until(lambda: len(worker.aborted) == 1)
     with pytest.raises(cd.errors.DeadlineExceededError):
         group.barrier()

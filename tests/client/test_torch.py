@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived import leaves
+from collectived import leaves, libraries
 from collectived.doorbell import Doorbell
 from collectived_proto.errors import Code
 from collectived_proto.local import wire
@@ -256,3 +256,17 @@ def test_ctrl_c_is_heard_while_backward_waits_for_the_others(make: Any) -> None:
         network(torch.ones(1, 3)).sum().backward()
     assert time.monotonic() - pressed[0] < 0.5
     setting.far.until(lambda: (wire.Kind.ABORT, "interrupted on rank 0") in setting.far.texts)
+
+
+@pytest.mark.parametrize(("device", "name"), [("cpu:1", "cpu:1"), ("cpu", "cpu"), ("cuda:0", "cuda:0")])
+def test_a_device_of_torch_has_a_name_for_workers(device: str, name: str) -> None:
+    assert libraries.device_name(torch.device(device)) == name
+    assert libraries.device_name(device) == name and libraries.device_name(torch.ones(1)) is None
+
+
+def test_a_size_is_summed_and_has_no_mean(make: Any) -> None:
+    setting = make()
+    with pytest.raises(TypeError, match="the value is a Size, which cannot be made of the results in it"):
+        setting.group.all_reduce("mean", torch.Size([2, 3]))
+    assert setting.far.rings == []
+    assert setting.group.all_reduce("sum", torch.Size([2, 3])) == torch.Size([4, 6])

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived.doorbell import GRACE
 from collectived import doorbell
+from collectived.doorbell import GRACE
 from collectived.errors import Code
 from collectived_proto.local import wire
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import signal
 import threading
 from typing import Any
 
@@ -138,8 +140,10 @@ def test_callbacks_are_called_though_nobody_waits(make: Any) -> None:
     work.add_done_callback(lambda work: called.append(("first", work.result())))
     work.add_done_callback(lambda work: ended.set())
     assert ended.wait(10)
+    late = threading.Event()
     work.add_done_callback(lambda work: called.append(("late", work.result())))
-    assert called == [("first", 2), ("late", 2)]
+    work.add_done_callback(lambda work: late.set())
+    assert late.wait(10) and called == [("first", 2), ("late", 2)]
 
 
 def test_works_can_be_awaited(make: Any) -> None:
@@ -204,3 +208,195 @@ def test_a_work_says_what_it_is(make: Any) -> None:
     work = make().group.all_reduce("sum", 1, async_op=True)
     work.wait()
     assert repr(work).startswith("<Work all_reduce(sum) instance 0 from test_work.py:")
+
+
+def answer_all(setting: Any) -> None:
+    """Has the far end complete everything that it has not yet."""
+    for ring in setting.far.rings:
+        for answer in setting.far.complete(ring):
+            setting.far.bell.send(answer)
+
+
+@pytest.mark.parametrize("ask", ["done", "exception", "callback"])
+def test_out_is_filled_once_the_work_is_done(make: Any, ask: str) -> None:
+    setting = make()
+    setting.far.answer = lambda ring: []
+    out: list[Any] = [np.zeros(2), np.zeros(1, np.int32)]
+    seen: list[Any] = []
+    called = threading.Event()
+    work = setting.group.all_reduce("sum", [np.ones(2), np.ones(1, np.int32)], out=out, async_op=True)
+
+    def callback(work: cd.Work) -> None:
+        seen.extend(leaf.tolist() for leaf in out)
+        called.set()
+
+    if ask == "callback":
+        work.add_done_callback(callback)
+    setting.far.until(lambda: len(setting.far.rings) == 1)
+    assert not work.done() and not np.any(out[0])
+    answer_all(setting)
+    if ask == "callback":
+        assert called.wait(10) and seen == [[2, 2], [2]]
+    elif ask == "exception":
+        assert work.exception(10) is None
+    else:
+        while not work.done():
+            pass
+    assert out[0].tolist() == [2, 2] and out[1].tolist() == [2]
+    out[0][:] = 7
+    assert work.result() is out and out[0].tolist() == [7, 7], "it is written once"
+
+
+def test_the_out_of_a_recv_is_filled_too(make: Any) -> None:
+    setting = make()
+    setting.far.comes = {"a": np.arange(3.0)}
+    out = {"a": np.zeros(3)}
+    work = setting.group.recv(1, out=out, async_op=True)
+    assert work.exception(10) is None and out["a"].tolist() == [0, 1, 2]
+    assert work.result() is out
+
+
+def in_flight_and_failing(make: Any, successor: int) -> Any:
+    """A setting whose first generation answers everything with one error."""
+    setting = make()
+    far = setting.far
+    verdict = far.verdict(Code.INVALID_ARGUMENT, "rank 1 differs", 0, successor=successor)
+    far.answer = lambda ring: [far.failed(ring.instance, verdict)] if ring.generation == 100 else None
+    return setting
+
+
+def uncollected(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [text for text in caplog.messages if text.startswith("nobody collected this error")]
+
+
+@pytest.mark.parametrize("value", [1, cd.IndexedSlices(np.ones((1, 1)), [0])], ids=["dense", "sparse"])
+def test_an_error_nobody_collected_is_raised_by_the_next_call_though_that_does_not_wait(
+    make: Any, caplog: pytest.LogCaptureFixture, value: Any
+) -> None:
+    setting = in_flight_and_failing(make, 101)
+    work = setting.group.barrier(async_op=True)
+    setting.far.until(lambda: len(setting.far.rings) == 1)
+    assert work.done()
+    del work
+    gc.collect()
+    with pytest.raises(cd.errors.InvalidArgumentError, match="rank 1 differs"):
+        setting.group.all_reduce("sum", value, async_op=True)
+    gc.collect()
+    assert len(uncollected(caplog)) == 1
+    assert setting.group.all_reduce("sum", 1, async_op=True).result() == 2
+    assert setting.group.generation == 101
+
+
+def test_a_work_that_was_dropped_in_flight_is_heard_of_when_it_fails(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    setting = make()
+    far = setting.far
+    verdict = far.verdict(Code.INVALID_ARGUMENT, "rank 1 differs", 0, successor=101)
+    far.answer = lambda ring: [] if ring.generation == 100 else None
+    for _ in range(2):
+        setting.group.barrier(async_op=True)
+    gc.collect()
+    far.until(lambda: len(far.rings) == 2)
+    assert uncollected(caplog) == []
+    far.bell.send(far.failed(0, verdict))
+    logged = threading.Event()
+
+    def heard(record: logging.LogRecord) -> bool:
+        logged.set()
+        return True
+
+    caplog.handler.addFilter(heard)
+    with pytest.raises(cd.errors.InvalidArgumentError, match="rank 1 differs"):
+        setting.group.barrier(async_op=True)
+    setting.group.barrier()
+    setting.group.leave()
+    assert logged.wait(10)
+    caplog.handler.acquire()  # until the record is kept
+    caplog.handler.release()
+    assert len(uncollected(caplog)) == 1
+
+
+def test_an_error_that_the_caller_was_given_is_not_logged(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    setting = in_flight_and_failing(make, 0)
+    works = [setting.group.barrier(async_op=True) for _ in range(3)]
+    with pytest.raises(cd.errors.InvalidArgumentError):
+        works[1].wait()
+    del works
+    gc.collect()
+    assert uncollected(caplog) == []
+
+
+@pytest.mark.parametrize("where", ["work", "call", "leave"])
+def test_after_ctrl_c_nobody_is_told_of_it_again(make: Any, caplog: pytest.LogCaptureFixture, where: str) -> None:
+    setting = make()
+
+    def press(ring: wire.Ring) -> list[bytes]:
+        if where != "call" or ring.instance == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return []
+
+    setting.far.answer = press
+    works: list[cd.Work] = []
+    with pytest.raises(KeyboardInterrupt):
+        works.append(setting.group.barrier(async_op=True))
+        if where == "work":
+            works[0].wait(20)
+        elif where == "call":
+            setting.group.barrier()
+        else:
+            setting.group.leave()
+    works.clear()
+    gc.collect()
+    assert uncollected(caplog) == []
+
+
+def test_callbacks_are_called_in_a_thread_of_the_librarys_and_their_errors_logged(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    setting = make()
+    threads: list[int] = []
+    called = threading.Semaphore(0)
+
+    def callback(work: cd.Work) -> None:
+        threads.append(threading.get_ident())
+        called.release()
+        raise ValueError("of the caller's")
+
+    work = setting.group.all_reduce("sum", 1, async_op=True)
+    work.add_done_callback(callback)
+    assert work.result() == 2 and called.acquire(timeout=10)
+    work.add_done_callback(callback)
+    ended = threading.Event()
+    work.add_done_callback(lambda work: ended.set())
+    assert called.acquire(timeout=10) and ended.wait(10)
+    assert len(threads) == 2 and threading.get_ident() not in threads
+    assert caplog.messages.count("a callback of a collective failed") == 2
+
+
+@pytest.mark.parametrize("callback", [None, 3, "print"])
+def test_what_cannot_be_called_back_is_refused_at_once(make: Any, callback: Any) -> None:
+    work = make().group.barrier(async_op=True)
+    with pytest.raises(TypeError, match="callback must be a function of this Work, got"):
+        work.add_done_callback(callback)
+    work.wait()
+
+
+def test_a_work_that_has_ended_is_awaited_without_a_thread(make: Any) -> None:
+    work = make().group.all_reduce("sum", 1, async_op=True)
+    work.wait()
+
+    async def main() -> tuple[Any, int]:
+        before = threading.active_count()
+        return await work, threading.active_count() - before
+
+    assert asyncio.run(main()) == (2, 0)
+
+
+def test_only_works_are_waited_for(make: Any) -> None:
+    work = make().group.barrier(async_op=True)
+    with pytest.raises(TypeError, match=r"works\[1\] must be a Work, as async_op=True returns them, got 3"):
+        cd.wait([work, 3])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="works must be several Works, such as a list of them, got <Work barrier"):
+        cd.wait(work)
+    assert cd.wait([work]) == [None]

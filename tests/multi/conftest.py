@@ -22,7 +22,14 @@ import collectived as cd
 from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 
 _names = itertools.count()
-OVER_BOTH = ("test_collectives.py", "test_all_collectives.py")  # whose tests run over every transport
+OVER_BOTH = (  # whose tests run over every transport
+    "test_collectives.py",
+    "test_all_collectives.py",
+    "test_cross_device.py",
+    "test_strategy.py",
+    "test_spread.py",
+    "test_faults.py",
+)
 TRANSPORTS = ("shared memory", "grpc")
 SECRET = "the-secret-of-these-tests"
 

@@ -220,6 +220,8 @@ except cd.errors.UnavailableError as error:
     say(victim, "joined")
     say(survivor, "joined")
     say(victim, "submitted")
+    while not any(lane.in_flight for worker in cluster.status().workers for lane in worker.lanes):
+        os.sched_yield()  # over gRPC it is submitted when all of it has come
     victim.kill()
     victim.communicate()
     go_on(survivor)

@@ -191,6 +191,29 @@ def test_as_many_as_allowed_are_in_flight_and_call_back(one_worker: Any, monkeyp
         assert called == [2.0 * number for number in range(64)]
 
 
+@pytest.mark.parametrize("count", (1, 2))
+def test_a_value_that_takes_longer_than_its_own_deadline_is_one_verdict_on_all_ranks(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setenv("COLLECTIVED_TRANSPORT", "grpc")
+    cluster = request.getfixturevalue({1: "one_worker", 2: "two_workers"}[count])
+    value = np.ones(16 << 20, np.float32)
+
+    def body(group: cd.Group) -> Any:
+        options = cd.CommunicationOptions(timeout_seconds=0.01) if group.rank == 0 else None
+        with pytest.raises(cd.errors.DeadlineExceededError) as caught:
+            group.all_reduce("sum", value, options)
+        error = caught.value
+        assert error.rejoin and 0 in [member.rank for member in error.missing]
+        with pytest.raises(cd.errors.DeadlineExceededError):
+            group.barrier()
+        return str(error)
+
+    first, second = cluster.run(2, body)
+    assert first == second and "all_reduce(sum) #0 of group" in first
+    assert first.count("did not complete within 0.01 s") == first.count("all_reduce(sum)") == 1
+
+
 FORKING = """
 import os, time, collectived as cd, numpy as np
 session = cd.connect()

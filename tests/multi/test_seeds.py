@@ -70,10 +70,8 @@ def test_cross_device_operations_of_a_strategy(environment: dict[str, str]) -> N
     for kind, line in zip(["HierarchicalCopyAllReduce", "NcclAllReduce", "ReductionToOneDevice"], lines, strict=True):
         assert line.startswith(f"[rank 0] {kind}: weights {weights} bias {bias} loss ")
         assert float(line.rpartition(" ")[2]) < 1e-9
-    own = [line for line in said.splitlines() if "collectived.lane" not in line]
-    assert own == [
-        "[rank 0] NcclAllReduce: /job:worker/replica:0/task:0/device:CPU:0 has no NCCL: the ring is used instead"
-    ]
+    lines = said.splitlines()
+    assert lines and all(line.endswith("is on CPU devices: the hint NCCL falls back to RING") for line in lines)
 
 
 def test_one_client_on_the_devices_of_two_workers(environment: dict[str, str]) -> None:

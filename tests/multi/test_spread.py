@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -60,6 +66,73 @@ def test_a_session_that_is_closed_takes_the_groups_and_the_other_sessions_with_i
     assert all(group._unusable for group in groups)
     with pytest.raises(cd.errors.FailedPreconditionError, match="is closed"):
         ops.reduce("sum", given, given)
+
+
+@contextlib.contextmanager
+def stopped(worker: Any) -> Iterator[None]:
+    """A worker that answers nobody, and closes nothing."""
+    worker.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        worker.process.send_signal(signal.SIGCONT)
+
+
+def test_one_deadline_bounds_a_call_whose_worker_is_stopped_wherever_it_waits(make_cluster: Any) -> None:
+    cluster = make_cluster(2)
+    options, given = cd.CommunicationOptions(timeout_seconds=0.5), value(2, 2)
+    with cd.connect(cluster.addresses[0]) as session:
+        ops = cd.HierarchicalCopyAllReduce(session=session)
+        to_one = cd.ReductionToOneDevice(session=session)
+
+        def too_late(kind: cd.CrossDeviceOps, value: cd.PerReplica, wanted: Any) -> None:
+            began = time.monotonic()
+            with pytest.raises(cd.errors.DeadlineExceededError):
+                kind.batch_reduce("sum", [(value, wanted)] * 3, options)
+            assert time.monotonic() - began < 2  # seconds: 0.5, a grace of 0.25, and room for a busy machine
+
+        with stopped(cluster.workers[1]):
+            too_late(ops, given, given)  # no session with that worker yet
+            assert np.array_equal(ops.reduce("sum", value(2), value(2), options).primary, summed(value(2)))
+        assert np.array_equal(ops.reduce("sum", given, given).primary, summed(given))
+        with stopped(cluster.workers[1]):
+            too_late(ops, value(4, 2), "CPU:0")  # a session, but no group over these devices
+            too_late(to_one, value(3, 2), value(3, 2))
+            too_late(ops, given, given)  # a group that runs
+        for again in (given, value(3, 2), value(4, 2)):
+            assert np.array_equal(ops.reduce("sum", again, again).primary, summed(again))
+
+
+def test_a_deadline_bounds_the_wait_for_another_thread_too(make_cluster: Any) -> None:
+    cluster = make_cluster(2)
+    given, short = value(2, 2), cd.CommunicationOptions(timeout_seconds=0.5)
+    with cd.connect(cluster.addresses[0]) as session, ThreadPoolExecutor(1) as pool:
+        ops = cd.HierarchicalCopyAllReduce(session=session)
+        ops.reduce("sum", given, given)
+        with stopped(cluster.workers[1]):
+            long = pool.submit(ops.reduce, "sum", given, given)  # without a time limit
+            with pytest.raises(cd.errors.DeadlineExceededError):
+                ops.reduce("sum", given, given, short)
+                ops.reduce("sum", given, given, short)  # whichever of the two came first
+        with contextlib.suppress(cd.errors.DeadlineExceededError):  # the short one's, if that came first
+            long.result(30)
+
+
+def test_the_default_of_the_environment_is_a_deadline_too(make_cluster: Any, monkeypatch: Any) -> None:
+    cluster = make_cluster(2)
+    monkeypatch.setenv("COLLECTIVED_TIMEOUT", "0.5")
+    with (
+        cd.connect(cluster.addresses[0]) as session,
+        stopped(cluster.workers[1]),
+        pytest.raises(cd.errors.DeadlineExceededError, match=r"has not answered within 0\.[45]"),
+    ):
+        cd.NcclAllReduce(session=session).reduce("sum", value(2, 2), value(2, 2))
+
+
+def test_a_session_that_cannot_leave_says_whose_groups_they_are(two_workers: Any) -> None:
+    with cd.connect(two_workers.addresses[0]) as session:
+        cd.NcclAllReduce(session=session).reduce("sum", value(2), value(2))
+        assert [group.name.startswith("cross-device") for group in session._groups] == [True] * 3
 
 
 def test_a_worker_that_is_lost_is_an_error_the_others_go_on_and_its_successor_is_found(make_cluster: Any) -> None:
@@ -142,4 +215,18 @@ def test_a_client_with_sessions_to_several_workers_ends_without_noise(two_worker
     process = two_workers.client(0, 1, "unused", OVER_TWO_WORKERS)
     out, err = process.communicate(timeout=40)
     assert "task:1" in out and process.returncode == 0
-    assert err.splitlines() == [f"NcclAllReduce: {WORKERS[0]}/device:CPU:0 has no NCCL: the ring is used instead"]
+    assert err == ""
+
+
+def test_nccl_on_cpus_is_the_ring_and_the_worker_says_so_once(
+    make_cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster, given = make_cluster(1), value(2)
+    with caplog.at_level(logging.INFO, "collectived"), cd.connect(cluster.addresses[0]) as session:
+        for _ in range(2):
+            ops = cd.NcclAllReduce(session=session)
+            ops.batch_reduce("sum", [(given, given)]), ops.reduce("mean", given, given)
+    assert caplog.records == []  # who reads the job's log reads the worker's words
+    cluster.close()
+    (said,) = [line for line in cluster.log.splitlines() if "NCCL" in line]
+    assert "the hint NCCL falls back to RING" in said

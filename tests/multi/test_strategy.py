@@ -17,9 +17,20 @@ CPUS = ["CPU:0", "CPU:1", "CPU:2"]
 
 
 @pytest.fixture(scope="module")
-def here(two_workers: Any) -> Iterator[cd.Session]:
-    with cd.connect(two_workers.addresses[0]) as session:
-        yield session
+def sessions() -> Iterator[dict[str, cd.Session]]:
+    """One per transport, so that groups are joined once."""
+    opened: dict[str, cd.Session] = {}
+    yield opened
+    for session in opened.values():
+        session.close()
+
+
+@pytest.fixture
+def here(two_workers: Any, sessions: dict[str, cd.Session], transport: str) -> cd.Session:
+    """A session with the first of two workers."""
+    if transport not in sessions:
+        sessions[transport] = cd.connect(two_workers.addresses[0])
+    return sessions[transport]
 
 
 def own_sum(parts: list[Any]) -> Any:
@@ -200,16 +211,38 @@ def test_along_an_axis_the_mean_counts_elements(strategy: cd.MirroredStrategy) -
             strategy.reduce("sum", wrong, axis=axis)
 
 
+def test_along_an_axis_a_mean_of_wide_integers_does_not_overflow(strategy: cd.MirroredStrategy) -> None:
+    for large in (np.int64(2**62), np.int64(-(2**63)), np.uint64(2**64 - 2**11)):
+        parts = [np.full((length, 2), large) for length in (3, 1, 2)]
+        for value in (cd.PerReplica(parts), parts[0]):
+            mean = strategy.reduce("mean", value, axis=0)
+            assert mean.tolist() == [float(large)] * 2 and mean.dtype == np.float64
+    narrow = strategy.reduce("mean", cd.PerReplica([np.full(3, 100, np.int8)] * 3), axis=0)
+    assert narrow == 100 and narrow.dtype == np.float32
+    mixed = cd.PerReplica([np.ones(2, np.int64), np.ones(2, np.int32), np.ones(2, np.int64)])
+    with pytest.raises(ValueError, match="component 1 has dtype int32, component 0 has int64"):
+        strategy.reduce("mean", mixed, axis=0)
+
+
 def test_values_that_are_the_same_on_all_replicas(strategy: cd.MirroredStrategy) -> None:
     array, extended = np.ones(3), strategy.extended
-    assert extended.reduce_to("mean", array, "CPU:0") is array
+    bare = extended.reduce_to("mean", array, "CPU:0")
+    assert bare.tolist() == [1] * 3 and not np.shares_memory(bare, array)
+    assert not np.shares_memory(strategy.reduce("mean", {"x": array})["x"], array)
+    assert extended.reduce_to("mean", 7, "CPU:0") == 7
+    with pytest.raises(TypeError, match="the value is a str"):
+        extended.reduce_to("mean", "text", "CPU:0")
     assert extended.reduce_to("sum", 0, "CPU:0") == 0 and extended.reduce_to("mean", 0.0, "CPU:0") == 0.0
     with pytest.raises(ValueError, match="the sum over 3 replicas of a value that is the same on all of them"):
         extended.reduce_to("sum", array, "CPU:0")
     with pytest.raises(ValueError, match="the same on all of them"):
         strategy.reduce("sum", 5)
     mirrored = cd.Mirrored([array] * 3)
-    assert extended.reduce_to("mean", mirrored, "CPU:0") is mirrored
+    mean = extended.reduce_to("mean", mirrored, "CPU:0")
+    assert isinstance(mean, cd.Mirrored) and mean.devices == mirrored.devices
+    parts = [*mean.values, array]
+    assert all(part.tolist() == [1] * 3 for part in mean.values)
+    assert not any(np.shares_memory(one, other) for n, one in enumerate(parts) for other in parts[:n])
     with pytest.raises(ValueError, match="sum of a Mirrored value"):
         extended.reduce_to("sum", mirrored, "CPU:0")
     with pytest.raises(ValueError, match="sum and mean, got max"):

@@ -232,23 +232,81 @@ def test_a_deadline_names_who_did_not_come(ranks: Any) -> None:
     assert code == "DEADLINE_EXCEEDED" and [member.rank for member in verdict.missing] == [1]
 
 
-def test_a_client_that_is_slower_than_its_own_deadline_has_not_submitted(ranks: Any) -> None:
-    (rank,) = ranks(1)
+def test_a_client_that_is_slower_than_its_own_deadline_ends_its_collective_for_all(ranks: Any) -> None:
+    first, second = ranks(2)
+    waiting = second.call(second.header(described(SUM, (3,))), data([1, 2, 3]))
+    settle(second.in_flight)
     ended = threading.Event()
 
     def requests() -> Iterator[worker_pb2.SubmitRequest]:
-        yield worker_pb2.SubmitRequest(header=rank.header(described(SUM, (3,)), timeout_seconds=0.1))
+        yield worker_pb2.SubmitRequest(header=first.header(described(SUM, (3,)), timeout_seconds=0.1))
         yield worker_pb2.SubmitRequest(data=data([1]))
         ended.wait(20)
 
+    begin = time.monotonic()
     try:
-        says = "all_reduce(sum) was not submitted within 0.1 s: 4 of 12 bytes had come"
-        refused("DEADLINE_EXCEEDED", says, lambda: raw.Reply(rank.stub.Submit(requests(), timeout=20)))
+        found = [failure(lambda: raw.Reply(call)) for call in (first.stub.Submit(requests(), timeout=20), waiting)]  # noqa: B023
     finally:
         ended.set()
-    says = "its value had come, but not what is numbered before it"
-    refused("DEADLINE_EXCEEDED", says, lambda: rank.submit(described(Barrier()), instance=1, timeout_seconds=0.1))
-    assert rank.submit(described(SUM, (1,)), data([1]), instance=0).value == [1], "its number is free again"
+    assert time.monotonic() - begin < 0.1 + 0.25 + 0.5
+    for code, _, verdict in found:
+        assert code == "DEADLINE_EXCEEDED" and [member.rank for member in verdict.missing] == [0]
+        assert "all_reduce(sum) #0 of group" in verdict.message
+        assert verdict.message.count("did not complete within 0.1 s") == verdict.message.count("all_reduce(sum)") == 1
+    assert found[0][2] == found[1][2]
+    assert failure(lambda: first.submit(described(Barrier()), instance=0))[2] == found[0][2], "the generation is over"
+
+
+def test_a_number_that_is_not_reached_in_time_ends_the_group_from_there_on(ranks: Any) -> None:
+    first, second = clients = ranks(2)
+    barrier = described(Barrier())
+    early = [second.call(second.header(barrier, instance=number)) for number in range(2)]
+    code, _, verdict = failure(lambda: first.submit(barrier, instance=1, timeout_seconds=0.1))
+    assert code == "DEADLINE_EXCEEDED" and (verdict.instance, verdict.from_instance) == (1, 1)
+    assert first.submit(barrier, instance=0).packs == raw.Reply(early[0]).packs == [[]], "what is before it goes on"
+    assert failure(lambda: raw.Reply(early[1]))[2] == verdict
+    assert [failure(lambda: rank.submit(barrier))[2] for rank in clients] == [verdict] * 2  # noqa: B023
+
+
+def test_a_send_that_does_not_come_in_time_names_its_sender(ranks: Any) -> None:
+    first, second = ranks(2)
+    waiting = second.call(second.header(described(Recv(0), is_open=True), instance=POST))
+    call = first.header(described(Send(1), (3,)), instance=POST + 1, timeout_seconds=0.1)
+    found = [failure(lambda: raw.Reply(one)) for one in (first.call(call, data([1, 2, 3])), waiting)]  # noqa: B023
+    for code, _, verdict in found:
+        assert code == "DEADLINE_EXCEEDED" and [member.rank for member in verdict.missing] == [0]
+        assert "send(to=1, tag=0) on rank 0" in verdict.message
+
+
+MANY_PACKS = described(SUM, (10,), (10,))
+MANY_PACKS.options.packing.num_packs = 1 << 31
+MANY_SHARDS = described(SUM, (10,))
+MANY_SHARDS.options.all_reduce_spec.add(algorithm="xring", shards=5000, limit=-1)
+TOO_MANY: dict[str, tuple[Any, str]] = {
+    "num_packs": (MANY_PACKS, "num_packs must be at most 4096, got 2147483648"),
+    "shards": (MANY_SHARDS, "shards must be at most 4096, got 5000"),
+    "leaves": (described(SUM, *[(0,)] * 65_537), "a value of 65537 leaves, and at most 65536"),
+}
+
+
+@pytest.mark.parametrize("case", TOO_MANY)
+def test_more_than_a_worker_carries_out_is_refused_at_once(ranks: Any, case: str) -> None:
+    (rank,) = ranks(1)
+    collective, says = TOO_MANY[case]
+    named = {"session": rank.opened.session, "key": rank.key, "rank": rank.rank}
+    begin = time.monotonic()
+    refused("INVALID_ARGUMENT", says, lambda: rank.submit(collective))
+    prepare = worker_pb2.PrepareRequest(collective=collective, **named)
+    refused("INVALID_ARGUMENT", says, lambda: rank.stub.Prepare(prepare, timeout=10))
+    assert time.monotonic() - begin < 2
+    assert rank.submit(described(SUM, (1,)), data([1])).value == [1]
+
+
+def test_more_packs_than_elements_are_one(ranks: Any) -> None:
+    call = described(SUM, (13,))
+    call.options.packing.num_packs = 4096
+    for reply in each(lambda rank: rank.submit(call, data(range(13))), ranks(2)):
+        assert reply.value == [2 * number for number in range(13)]
 
 
 def test_a_session_that_ends_takes_its_ranks_along_at_once(ranks: Any, connect: Any, one_worker: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from collectived_proto.spec import ALGORITHMS, parse
@@ -23,6 +24,13 @@ def test_a_string_is_one_shard_without_limit() -> None:
 @pytest.mark.parametrize("spec", (("xring",), ("xring", 1), ("xring", 1, -1), AllReduceSpecTuple("xring", 1, -1)))
 def test_a_tuple_may_leave_out_shards_and_limit(spec: object) -> None:
     assert parse(spec) == (Tier("xring", 1, -1),)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    spec = [("xring", np.int64(2), np.uint16(10)), ("xring",)]
+    found = parse(spec)
+    assert found == (Tier("xring", 2, 10), Tier("xring"))
+    assert type(found[0].shards) is int and type(found[0].limit) is int
 
 
 def test_a_list_is_tiers_in_order_of_size() -> None:
@@ -51,6 +59,9 @@ def test_every_algorithm_of_the_seeds_is_known(name: str) -> None:
         (("xring", True), TypeError, "shards must be an int"),
         (("xring", 1, 2.5), TypeError, "limit must be an int"),
         (("xring", 1, -2), ValueError, "limit must be bytes, or -1"),
+        (("xring", 1 << 33), ValueError, "shards must be at most 4096, got 8589934592"),
+        ([("xring", 1, 1 << 64), ("xring",)], ValueError, r"spec\[0\] = .*: limit must be at most 9223372036854775807"),
+        (("xring", np.float32(2)), TypeError, "shards must be an int"),
         (("xring", 1, 100), ValueError, "the last limit, and no other, must be -1"),
         ([("xring", 1, 10), ("pscpu", 1, 20)], ValueError, r"all_reduce_spec\[1\]: the last limit"),
         ([("xring",), ("pscpu",)], ValueError, r"all_reduce_spec\[0\]: the last limit, and no other"),

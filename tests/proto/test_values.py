@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,12 @@ def test_a_hint_may_be_a_string_in_any_case(hint: Any) -> None:
         ({"bytes_per_pack": -1}, ValueError, "-1"),
         ({"bytes_per_pack": 1.5}, TypeError, "float"),
         ({"bytes_per_pack": True}, TypeError, "bool"),
+        ({"bytes_per_pack": np.bool_(1)}, TypeError, "bool"),
+        ({"bytes_per_pack": np.float64(1)}, TypeError, "bytes_per_pack must be an int, got float64"),
+        ({"bytes_per_pack": 1 << 63}, ValueError, "bytes_per_pack must be at most 9223372036854775807"),
+        ({"timeout_seconds": 10**400}, ValueError, "timeout_seconds must be seconds that a float can hold"),
+        ({"timeout_seconds": True}, TypeError, "bool"),
+        ({"timeout_seconds": np.float32(-1)}, ValueError, "timeout_seconds must not be negative"),
         ({"timeout_seconds": -0.1}, ValueError, "-0.1"),
         ({"timeout_seconds": math.nan}, ValueError, "nan"),
         ({"timeout_seconds": "5"}, TypeError, "str"),
@@ -63,6 +70,19 @@ def test_a_hint_may_be_a_string_in_any_case(hint: Any) -> None:
 def test_options_that_mean_nothing_are_refused(fields: Any, error: type[Exception], word: str) -> None:
     with pytest.raises(error, match=word):
         CommunicationOptions(**fields)
+
+
+@pytest.mark.parametrize("number", [np.int64(3), np.uint8(3), np.float32(3), np.float64(3), Fraction(3), 3])
+def test_a_timeout_may_be_any_real_number(number: Any) -> None:
+    found = CommunicationOptions(timeout_seconds=number).timeout_seconds
+    assert found == 3.0 and type(found) is float
+
+
+@pytest.mark.parametrize("number", [np.int64(3), np.uint8(3), 3])
+def test_bytes_per_pack_may_be_any_whole_number(number: Any) -> None:
+    found = CommunicationOptions(bytes_per_pack=number)
+    assert found == CommunicationOptions(3) and type(found.bytes_per_pack) is int
+    assert CommunicationOptions((1 << 63) - 1).bytes_per_pack == (1 << 63) - 1
 
 
 def test_a_timeout_may_be_a_timedelta() -> None:

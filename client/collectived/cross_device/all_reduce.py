@@ -10,7 +10,8 @@ from typing import Any
 from collectived.arguments import whole
 from collectived.cross_device import local
 from collectived.cross_device.destinations import match
-from collectived.cross_device.ops import CrossDeviceOps, Pair, Terms, mirrored, remaining
+from collectived.cross_device.limits import remaining
+from collectived.cross_device.ops import CrossDeviceOps, Pair, Terms, mirrored
 from collectived.cross_device.reduction import ReductionToOneDevice
 from collectived.cross_device.values import PerReplica
 from collectived.session import Session
@@ -74,7 +75,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         results: list[Any] = [None] * len(value_destination_pairs)
         together: dict[tuple[str, ...], list[int]] = {}
         for number, (value, destinations) in enumerate(value_destination_pairs):
-            if self._goes_by_all_reduce(value, destinations):
+            if self._goes_by_all_reduce(value, destinations, deadline):
                 together.setdefault(value.devices, []).append(number)
             else:
                 results[number] = self._otherwise.reduce_implementation(
@@ -82,9 +83,9 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
                 )
         for devices, numbers in together.items():
             values = [value_destination_pairs[number][0] for number in numbers]
-            reduced = self._all_reduce(reduce_op, values, devices, remaining(options, deadline))
+            reduced = self._all_reduce(reduce_op, values, devices, options, deadline)
             for number, components in zip(numbers, reduced, strict=True):
-                wanted = self._devices(value_destination_pairs[number][1])
+                wanted = self._devices(value_destination_pairs[number][1], deadline)
                 results[number] = mirrored(components, wanted, devices)
         return results
 
@@ -92,13 +93,10 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         """See `CrossDeviceOps`."""
         if self._algorithm == "nccl" and options.implementation is CommunicationImplementation.AUTO:
             options = replace(options, implementation=CommunicationImplementation.NCCL)
-            without = next((device for device in devices if "CPU" in device), None)
-            if without is not None:
-                self._say_once("nccl", f"{without} has no NCCL: the ring is used instead")
         return Terms(options, packing=None if options.bytes_per_pack else self._packing)
 
-    def _goes_by_all_reduce(self, value: PerReplica, destinations: Any) -> bool:
-        wanted = self._devices(destinations)
+    def _goes_by_all_reduce(self, value: PerReplica, destinations: Any, deadline: Deadline) -> bool:
+        wanted = self._devices(destinations, deadline)
         if any(map(local.is_sparse, value.values)):
             return False
         if not match(value.devices, wanted):
@@ -111,7 +109,12 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         return True
 
     def _all_reduce(
-        self, op: ReduceOp, values: Sequence[PerReplica], devices: tuple[str, ...], options: CommunicationOptions
+        self,
+        op: ReduceOp,
+        values: Sequence[PerReplica],
+        devices: tuple[str, ...],
+        options: CommunicationOptions,
+        deadline: Deadline,
     ) -> list[list[Any]]:
         """For each value the results of all ranks."""
         terms = self._terms(options, devices)
@@ -120,14 +123,20 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             parts = [value.values[rank] for value in values]
             return parts if len(parts) > 1 else parts[0]  # alone it has no path in errors
 
-        by_rank = self._spread.ranks(devices).carry_out(
-            lambda group: group._all_reduce_packed(
-                op,
-                contribution(group.rank),
+        by_rank = (
+            self._spread(deadline)
+            .ranks(devices, deadline=deadline)
+            .carry_out(
+                lambda group, left: group._all_reduce_packed(
+                    op,
+                    contribution(group.rank),
+                    left,
+                    all_reduce_spec=terms.all_reduce_spec,
+                    packing=terms.packing,
+                    async_op=True,
+                ),
                 terms.options,
-                all_reduce_spec=terms.all_reduce_spec,
-                packing=terms.packing,
-                async_op=True,
+                deadline,
             )
         )
         rows = by_rank if len(values) > 1 else [[result] for result in by_rank]
@@ -135,7 +144,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
 
 
 class NcclAllReduce(AllReduceCrossDeviceOps):
-    """Reduces by NCCL's all-reduce over the devices of a value; on CPUs by the ring, said once in the log.
+    """Reduces by NCCL's all-reduce over the devices of a value; on CPUs by the ring, said in the log of the workers.
 
     Args:
         num_packs: how many packs a batch is cut into, per type; 0: each value by itself.

@@ -5,26 +5,41 @@ from __future__ import annotations
 import os
 import threading
 
+from collectived.cross_device.limits import NEVER, held, timely, within
 from collectived.session import Session, connect
+from collectived_proto.deadline import Deadline
+
+_ANSWER_WITHIN = 10.0  # seconds for a worker to answer
 
 _lock = threading.Lock()
 _default: Session | None = None
 
 
-def default_session() -> Session:
+def default_session(deadline: Deadline = NEVER) -> Session:
     """The session of those that were given none; it ends with the process. Where its worker is lost, a new one.
 
     Raises:
         UnavailableError: no worker answers, or none is known.
+        DeadlineExceededError: none has answered by the deadline.
     """
     global _default
-    with _lock:
+    with held(_lock, deadline, "the default session"):
         if _default is not None and lost(_default):
             _default.close()
             _default = None
         if _default is None:
-            _default = connect()
+            _default = connect_by(deadline)
         return _default
+
+
+def connect_by(deadline: Deadline, worker: str | None = None) -> Session:
+    """`connect`, no longer than until a deadline.
+
+    Raises:
+        UnavailableError: nobody answers. DeadlineExceededError: nobody has by the deadline.
+    """
+    with timely(deadline):
+        return connect(worker, timeout=within(deadline, _ANSWER_WITHIN))
 
 
 def lost(session: Session) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from collectived.indexed_slices import HALVES, IndexedSlices, aggregate, divided, mean_dtype
+from collectived.arithmetic import averaged, native, rounded, widened
+from collectived.indexed_slices import IndexedSlices, aggregate, divided
 from collectived.leaves import Array, check_reducible, element_type, kind_of
 from collectived_proto.types import AllReduce, DType, ReduceOp
 
@@ -40,18 +41,19 @@ def copied(component: Any) -> Any:
     if isinstance(component, IndexedSlices):
         return IndexedSlices(copied(component.values), copied(component.indices), component.dense_shape)
     kind = kind_of(component)
-    return kind.restore(_native(kind.array(component)).copy(order="C"))
+    return kind.restore(native(kind.array(component)).copy(order="C"))
 
 
-def summed(components: Sequence[Any]) -> Any:
-    """The sum, in their order, as the kind of the first: sparse where all are, else dense; never an input itself.
+def reduced(components: Sequence[Any], op: ReduceOp) -> Any:
+    """Their sum or mean, in their order, as the kind of the first: sparse where all are, else dense; never an input.
 
     Raises:
         ValueError: shapes or element types differ, or a sparse one that does not know its shape meets a dense one.
     """
+    averages = op is ReduceOp.MEAN
     if len(components) == 1:
-        return copied(components[0])
-    total = aggregate([_plain(component) for component in components])
+        return mean(components[0]) if averages else copied(components[0])
+    total = aggregate([_plain(component) for component in components], averages)
     first = components[0]
     if isinstance(total, IndexedSlices):
         values, indices = (_as_kind_of(first.values, total.values), _as_kind_of(first.indices, total.indices))
@@ -66,31 +68,45 @@ def mean(component: Any, count: int = 1) -> Any:
     return _as_kind_of(component, divided(_plain(component), count))
 
 
-def mean_like(example: Any, total: Any, count: int) -> Any:
-    """A sum of `count` elements as their mean, in the type of a mean of the type of `example`."""
-    array = np.asarray(_plain(total))
-    dtype = mean_dtype(_plain(example).dtype)
-    return _as_kind_of(example, np.asarray(np.true_divide(array, count)).astype(dtype))
-
-
-def summed_along(component: Any, axis: int, wide: bool = False) -> Any:
-    """The sum of a component's elements along an axis; `wide`: in a type that does not round or overflow early.
+def summed_along(component: Any, axis: int) -> Any:
+    """The sum of a component's elements along an axis.
 
     Raises:
         ValueError: it is sparse, or has no such axis.
     """
     array = _dense(component, axis)
-    if wide or array.dtype in HALVES:
-        dtype = np.dtype(np.int64 if array.dtype.kind in "iu" else np.float32 if array.dtype in HALVES else array.dtype)
-    else:
-        dtype = array.dtype
-    total = np.asarray(array.sum(axis, dtype=dtype))
-    return total if wide else _as_kind_of(component, total.astype(array.dtype, copy=False))
+    (partial,) = widened(array, mean=False)
+    return _as_kind_of(component, rounded((_sum(partial, axis),), array.dtype))
+
+
+def partial_sums(components: Sequence[Any], axis: int) -> list[tuple[Array, ...]]:
+    """The same of each component before anything is rounded or can overflow, for `mean_of`.
+
+    Returns:
+        One tuple or two, each with an array per component: what is in one of them is to be added up.
+
+    Raises:
+        ValueError: as `summed_along`, or element types differ.
+    """
+    arrays = [_dense(component, axis) for component in components]
+    for number, array in enumerate(arrays):
+        if array.dtype != arrays[0].dtype:
+            raise ValueError(f"component {number} has dtype {array.dtype}, component 0 has {arrays[0].dtype}")
+    return list(zip(*([_sum(part, axis) for part in widened(array, mean=True)] for array in arrays), strict=True))
+
+
+def mean_of(totals: Sequence[Any], count: int, example: Any) -> Any:
+    """What `partial_sums` of `count` elements add up to, as their mean: of the kind of `example`, one component."""
+    return _as_kind_of(example, averaged(tuple(map(np.asarray, totals)), _plain(example).dtype, count))
 
 
 def length(component: Any, axis: int) -> int:
     """Of that axis."""
     return int(_dense(component, axis).shape[axis])
+
+
+def _sum(array: Array, axis: int) -> Array:
+    return np.asarray(array.sum(axis, dtype=array.dtype))
 
 
 def _dense(component: Any, axis: int) -> Array:
@@ -102,15 +118,11 @@ def _dense(component: Any, axis: int) -> Array:
 
 
 def _plain(component: Any) -> Any:
-    """The same over NumPy arrays."""
+    """The same over NumPy arrays in native byte order."""
     if isinstance(component, IndexedSlices):
         return IndexedSlices(_plain(component.values), _plain(component.indices), component.dense_shape)
-    return kind_of(component).array(component)
+    return native(kind_of(component).array(component))
 
 
 def _as_kind_of(example: Any, array: Array) -> Any:
-    return kind_of(example).restore(_native(array))
-
-
-def _native(array: Array) -> Array:
-    return np.asarray(array, array.dtype.newbyteorder("="))
+    return kind_of(example).restore(array)

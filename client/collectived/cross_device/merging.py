@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectived import nest
+from collectived.cross_device.limits import begun, remaining
 from collectived.cross_device.ops import CrossDeviceOps, call_options
 from collectived.cross_device.replica import ReplicaContext
 from collectived.cross_device.values import DistributedValues, PerReplica
@@ -84,10 +85,11 @@ class StrategyReplica(ReplicaContext):
         group, board = self._group, self._board
         spec, leaves = nest.flatten(value)
         board.given[group.rank] = spec, leaves
+        options, deadline = begun(options)
         group.barrier(options)  # all have given
         if group.rank == 0:
-            board.reduce(reduce_op, options)
-        group.barrier(options)  # it is reduced, and may be taken until all meet here again
+            board.reduce(reduce_op, remaining(options, deadline))
+        group.barrier(remaining(options, deadline))  # it is reduced, and may be taken until all meet here again
         if isinstance(board.reduced, Exception):
             raise board.reduced
         mine = [one.values[group.rank] if isinstance(one, DistributedValues) else one for one in board.reduced]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from collectived.cross_device import local
 from collectived.cross_device.destinations import destination_devices, match
+from collectived.cross_device.limits import NEVER, begun, remaining
 from collectived.cross_device.spread import Spread, spread_from
 from collectived.cross_device.values import DistributedValues, Mirrored, PerReplica
 from collectived.session import Session
@@ -84,10 +85,12 @@ class CrossDeviceOps:
             CollectiveError: the collective failed; the next call joins again where that is needed.
         """
         op, chosen = reduction(reduce_op), call_options(options, experimental_hints)
-        value = self._located(_checked(op, per_replica_value, "the value", destinations))
-        if self._stays(value, destinations):
-            return _alone(op, value)
-        return self.reduce_implementation(op, value, destinations, chosen)
+        given = _checked(op, per_replica_value, "the value", destinations)
+        chosen, deadline = begun(chosen)
+        value = self._located(given, deadline)
+        if self._stays(value, destinations, deadline):
+            return local.reduced(value.values, op)
+        return self.reduce_implementation(op, value, destinations, remaining(chosen, deadline))
 
     def batch_reduce(
         self,
@@ -113,11 +116,15 @@ class CrossDeviceOps:
         """
         op, chosen = reduction(reduce_op), call_options(options, experimental_hints)
         given = [_pair(op, pair, f"pair {number}") for number, pair in enumerate(value_destination_pairs)]
-        pairs = [(self._located(value), where) for value, where in given]
-        staying = [self._stays(*pair) for pair in pairs]
+        chosen, deadline = begun(chosen)
+        pairs = [(self._located(value, deadline), where) for value, where in given]
+        staying = [self._stays(*pair, deadline) for pair in pairs]
         left = [pair for pair, stays in zip(pairs, staying, strict=True) if not stays]
-        reduced = iter(self.batch_reduce_implementation(op, left, chosen) if left else ())
-        return [_alone(op, value) if stays else next(reduced) for (value, _), stays in zip(pairs, staying, strict=True)]
+        reduced = iter(self.batch_reduce_implementation(op, left, remaining(chosen, deadline)) if left else ())
+        return [
+            local.reduced(value.values, op) if stays else next(reduced)
+            for (value, _), stays in zip(pairs, staying, strict=True)
+        ]
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
         """Copies an array, a number or `IndexedSlices` to every device of the destinations.
@@ -143,7 +150,7 @@ class CrossDeviceOps:
             reduce_op: SUM or MEAN.
             per_replica_value: at least one component, and devices in full.
             destinations: as the caller gave them.
-            options: never None.
+            options: never None; its time limit is what is left of that of the call.
         """
         raise NotImplementedError(f"{type(self).__name__} must override reduce_implementation")
 
@@ -151,8 +158,10 @@ class CrossDeviceOps:
         self, reduce_op: ReduceOp, value_destination_pairs: Sequence[Pair], options: CommunicationOptions
     ) -> list[Any]:
         """What `batch_reduce` does with pairs that are checked, one at least: here one after the other."""
+        deadline = Deadline.after(options.timeout_seconds)
         return [
-            self.reduce_implementation(reduce_op, value, where, options) for value, where in value_destination_pairs
+            self.reduce_implementation(reduce_op, value, where, remaining(options, deadline))
+            for value, where in value_destination_pairs
         ]
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
@@ -163,18 +172,17 @@ class CrossDeviceOps:
         """How an all-reduce over these devices is asked for; None where this operation is more than an all-reduce."""
         return None
 
-    @property
-    def _spread(self) -> Spread:
-        return spread_from(self._session)
+    def _spread(self, deadline: Deadline = NEVER) -> Spread:
+        return spread_from(self._session, deadline)
 
-    def _devices(self, destinations: Any) -> tuple[str, ...]:
-        return self._spread.devices(destination_devices(destinations))
+    def _devices(self, destinations: Any, deadline: Deadline = NEVER) -> tuple[str, ...]:
+        return self._spread(deadline).devices(destination_devices(destinations), deadline)
 
-    def _stays(self, value: PerReplica, destinations: Any) -> bool:
-        return len(value.values) == 1 and match(value.devices, self._devices(destinations))
+    def _stays(self, value: PerReplica, destinations: Any, deadline: Deadline) -> bool:
+        return len(value.values) == 1 and match(value.devices, self._devices(destinations, deadline))
 
-    def _located(self, value: DistributedValues) -> PerReplica:
-        return PerReplica(value.values, self._spread.devices(value.devices))
+    def _located(self, value: DistributedValues, deadline: Deadline) -> PerReplica:
+        return PerReplica(value.values, self._spread(deadline).devices(value.devices, deadline))
 
     def _say_once(self, matter: str, text: str, level: int = logging.WARNING) -> None:
         if matter not in self._said:
@@ -210,11 +218,6 @@ def call_options(
     return _DEFAULT if chosen is None else chosen
 
 
-def remaining(options: CommunicationOptions, deadline: Deadline) -> CommunicationOptions:
-    """The same options with what is left of their time limit, if they have one."""
-    return replace(options, timeout_seconds=deadline.wire()) if deadline.is_set else options
-
-
 def mirrored(results: Sequence[Any], devices: Sequence[str], held: Sequence[str] = ()) -> Any:
     """A result on every one of `devices`: `Mirrored`, or the bare array for one device.
 
@@ -228,11 +231,6 @@ def mirrored(results: Sequence[Any], devices: Sequence[str], held: Sequence[str]
         here = next((number for number, (where, _) in enumerate(unused) if where == device), None)
         parts.append(local.copied(results[0]) if here is None else unused.pop(here)[1])
     return parts[0] if len(parts) == 1 else Mirrored(parts, devices)
-
-
-def _alone(op: ReduceOp, value: PerReplica) -> Any:
-    """The result where the one component is where it is wanted."""
-    return local.mean(value.primary) if op is ReduceOp.MEAN else local.copied(value.primary)
 
 
 def _pair(op: ReduceOp, pair: object, name: str) -> tuple[DistributedValues, Any]:

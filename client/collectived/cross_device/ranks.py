@@ -10,10 +10,15 @@ from typing import Any
 import numpy as np
 
 from collectived import site
+from collectived.cross_device.limits import NEVER, held, remaining
 from collectived.cross_device.threads import each
 from collectived.errors import CollectiveError
 from collectived.group import Group
 from collectived.work import Work, wait
+from collectived_proto.deadline import Deadline
+from collectived_proto.options import CommunicationOptions
+
+_GOODBYE_WITHIN = 0.1  # seconds for workers to hear that ranks leave after a failure
 
 
 class Ranks:
@@ -28,20 +33,27 @@ class Ranks:
         """Whether this generation can carry nothing any more, as far as is known here."""
         return any(group._unusable or group._doorbell.standing.over for group in self.groups)
 
-    def carry_out(self, submit: Callable[[Group], Work]) -> list[Any]:
+    def carry_out(
+        self,
+        submit: Callable[[Group, CommunicationOptions], Work],
+        options: CommunicationOptions,
+        deadline: Deadline = NEVER,
+    ) -> list[Any]:
         """Starts a collective on every rank; the result of each, in memory of its own.
 
         Args:
-            submit: starts it on a rank, asynchronously.
+            submit: starts it on a rank, asynchronously, with these options.
+            options: their time limit counts from now; where there is a `deadline`, only what is left of it.
 
         Raises:
             CollectiveError: it failed; of all ranks the first one's error. TypeError, ValueError: as `submit` does.
         """
-        with self._lock:
+        with held(self._lock, deadline, "a collective"):
+            left = remaining(options, deadline)
             works: list[Work] = []
             try:
                 for group in self.groups:
-                    works.append(submit(group))
+                    works.append(submit(group, left))
                 return [owned(result) for result in wait(works)]
             except BaseException as error:
                 self._failed(error, submitted=bool(works))
@@ -81,16 +93,25 @@ class Ranks:
         """Leaves, unless the group goes on: it never began, or ranks differed and all of them are in the successor."""
         if isinstance(error, CollectiveError) and error.verdict is not None:
             if error.rejoin:
-                self.leave()
+                self.let_go(_GOODBYE_WITHIN)
         elif submitted:  # on some ranks, perhaps
             self.abort(f"{type(error).__name__} in the client that drives all ranks")
-            self.leave()
+            self.let_go(_GOODBYE_WITHIN)
 
     def abort(self, reason: str) -> None:
         """Ends this generation on every rank; never raises."""
         for group in self.groups:
             with contextlib.suppress(CollectiveError):
                 group.abort(reason)
+
+    def let_go(self, limit: float) -> None:
+        """Leaves, but waits no more than `limit` seconds for workers to hear of it; one may be stopped."""
+        threads = [threading.Thread(target=Ranks([group]).leave, name="leave", daemon=True) for group in self.groups]
+        for thread in threads:
+            thread.start()
+        end = Deadline.after(limit)
+        for thread in threads:
+            thread.join(end.remaining())
 
     def leave(self) -> None:
         """Leaves with every rank; never raises, for whoever was to hear of an error has heard of it."""

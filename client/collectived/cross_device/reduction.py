@@ -7,7 +7,7 @@ from typing import Any
 
 from collectived.cross_device import local
 from collectived.cross_device.devices import device_name
-from collectived.cross_device.ops import CrossDeviceOps, Pair, Terms, mirrored, remaining
+from collectived.cross_device.ops import CrossDeviceOps, Terms, mirrored
 from collectived.cross_device.values import PerReplica
 from collectived.session import Session
 from collectived_proto.deadline import Deadline
@@ -24,12 +24,12 @@ class ReductionToOneDevice(CrossDeviceOps):
     Args:
         reduce_to_device: a device name; None: the first device of the destinations.
         accumulation_fn: from a list of the components, in the order of the replicas, to their sum; it runs in this
-            process. None: the sum, on the device. Not asked where a component is sparse.
+            process, within no time limit. None: the sum, on the device. Not asked where a component is sparse.
         session: None: the process's default session.
 
     Raises:
         ValueError: `reduce_to_device` is no device name.
-        TypeError: `accumulation_fn` cannot be called.
+        TypeError: `accumulation_fn` cannot be called; at a reduction, it returned no such component.
     """
 
     def __init__(
@@ -49,39 +49,37 @@ class ReductionToOneDevice(CrossDeviceOps):
         self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: CommunicationOptions
     ) -> Any:
         """See `CrossDeviceOps`."""
-        devices = self._devices(destinations)
-        where = devices[0] if self._device is None else self._spread.devices([self._device])[0]
-        return mirrored([self._reduced(reduce_op, per_replica_value, where, options)], devices)
-
-    def batch_reduce_implementation(
-        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[Pair], options: CommunicationOptions
-    ) -> list[Any]:
-        """See `CrossDeviceOps`."""
-        deadline = Deadline.after(options.timeout_seconds)
-        return [
-            self.reduce_implementation(reduce_op, value, destinations, remaining(options, deadline))
-            for value, destinations in value_destination_pairs
-        ]
+        components, deadline = per_replica_value.values, Deadline.after(options.timeout_seconds)
+        devices = self._devices(destinations, deadline)
+        if any(map(local.is_sparse, components)) or (len(components) == 1 and self._accumulate is None):
+            result = local.reduced(components, reduce_op)
+        elif self._accumulate is not None:
+            result = self._accumulated(components, reduce_op)
+        else:
+            at = devices[:1] if self._device is None else self._spread(deadline).devices([self._device], deadline)
+            result = self._reduced_at(at[0], reduce_op, per_replica_value, options, deadline)
+        return mirrored([result], devices)
 
     def _terms(self, options: CommunicationOptions, devices: Sequence[str]) -> Terms | None:
         """See `CrossDeviceOps`."""
         return Terms(options) if self._accumulate is None else None
 
-    def _reduced(self, op: ReduceOp, value: PerReplica, where: str, options: CommunicationOptions) -> Any:
-        components = value.values
-        if any(map(local.is_sparse, components)) or (len(components) == 1 and self._accumulate is None):
-            total = local.summed(components)
-        elif self._accumulate is not None:
-            total = local.copied(self._accumulate(list(components)))  # it may be one of them
-        else:
-            return self._reduced_there(op, value, where, options)
-        return local.mean(total, len(components)) if op is ReduceOp.MEAN else total
+    def _accumulated(self, components: tuple[Any, ...], op: ReduceOp) -> Any:
+        """By the caller's function."""
+        assert self._accumulate is not None
+        total = self._accumulate(list(components))
+        local.check(total, op, "what accumulation_fn returned")
+        return local.mean(total, len(components)) if op is ReduceOp.MEAN else local.copied(total)  # it may be an input
 
-    def _reduced_there(self, op: ReduceOp, value: PerReplica, where: str, options: CommunicationOptions) -> Any:
+    def _reduced_at(
+        self, where: str, op: ReduceOp, value: PerReplica, options: CommunicationOptions, deadline: Deadline
+    ) -> Any:
         """By the ranks of the components' devices where `where` is one of them; else all ranks are there."""
         devices = value.devices if where in value.devices else (where,) * len(value.devices)
         root = devices.index(where)
-        ranks = self._spread.ranks(devices)
+        ranks = self._spread(deadline).ranks(devices, deadline=deadline)
         return ranks.carry_out(
-            lambda group: group.reduce(op, value.values[group.rank], root, options, async_op=True),
+            lambda group, left: group.reduce(op, value.values[group.rank], root, left, async_op=True),
+            options,
+            deadline,
         )[root]

@@ -98,7 +98,7 @@ class MirroredStrategy:
 
         Args:
             reduce_op: sum or mean.
-            value: `PerReplica`, or a nest of such. Anything else is the same on all replicas: its mean is itself, its
+            value: `PerReplica`, or a nest of such. Anything else is the same on all replicas: its mean is a copy, its
                 sum an error unless there is one replica.
             axis: reduce along this axis of each component, too; the mean then counts elements, not replicas.
 
@@ -122,15 +122,16 @@ class MirroredStrategy:
 
     def _along(self, op: ReduceOp, value: Any, axis: int, where: str) -> Any:
         distributed = value if isinstance(value, DistributedValues) else PerReplica([value])
-        wide = op is ReduceOp.MEAN
-        sums = [local.summed_along(component, axis, wide) for component in distributed.values]
-        total: Any = PerReplica(sums, distributed.devices) if distributed is value else sums[0]
-        if not wide:
-            return self.extended.reduce_to(op, total, where)
-        if distributed is value:
-            total = self._ops.reduce(ReduceOp.SUM, total, where)
-        count = sum(local.length(component, axis) for component in distributed.values)
-        return local.mean_like(distributed.primary, total, count)
+        components, devices = distributed.values, distributed.devices
+        if op is ReduceOp.SUM:
+            sums = [local.summed_along(component, axis) for component in components]
+            return self.extended.reduce_to(op, PerReplica(sums, devices) if distributed is value else sums[0], where)
+        pairs = [(PerReplica(parts, devices), where) for parts in local.partial_sums(components, axis)]
+        totals = (
+            self._ops.batch_reduce(ReduceOp.SUM, pairs) if distributed is value else [part.primary for part, _ in pairs]
+        )
+        count = sum(local.length(component, axis) for component in components)
+        return local.mean_of(totals, count, distributed.primary)
 
     @property
     def _spread(self) -> Spread:
@@ -169,8 +170,8 @@ class StrategyExtended:
     ) -> Any:
         """`CrossDeviceOps.reduce`, for values that may be the same on all replicas.
 
-        The mean of a `Mirrored` or a bare value is the value itself. The sum of a bare one is an error unless there is
-        one replica, for it would have to be multiplied; 0 is 0.
+        The mean of a `Mirrored` or a bare value is a copy of it, on the same devices. The sum of a bare one is an error
+        unless there is one replica, for it would have to be multiplied; 0 is 0.
 
         Raises:
             ValueError: the sum of a value that is the same on all replicas; else as `CrossDeviceOps.reduce`.
@@ -178,7 +179,7 @@ class StrategyExtended:
         op = reduction(reduce_op)
         if isinstance(value, Mirrored):
             if op is ReduceOp.MEAN:
-                return value
+                return Mirrored([_copied(component) for component in value.values], value.devices)
             raise ValueError(
                 "the sum of a Mirrored value was asked for, which is equal on all replicas: give PerReplica"
             )
@@ -211,7 +212,7 @@ class StrategyExtended:
         if isinstance(value, (int, float)) and value == 0:
             return value
         if op is ReduceOp.MEAN:
-            return value
+            return _copied(value)
         replicas = self._strategy.num_replicas_in_sync
         if replicas != 1:
             raise ValueError(
@@ -220,3 +221,8 @@ class StrategyExtended:
             )
         destination_devices(destinations)
         return self._strategy._ops.broadcast(value, destinations)
+
+
+def _copied(component: Any) -> Any:
+    local.element(component, "the value")
+    return local.copied(component)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from collectived.errors import DeadlineExceededError, UnavailableError
+
 if TYPE_CHECKING:
     from collectived.rpc import Worker
-
-_ANSWER_WITHIN = 10.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,18 @@ class Whereabouts:
     devices: tuple[str, ...]
 
 
-def ask(rpc: Worker) -> dict[int, Whereabouts]:
-    """All workers of the job by their task.
+def ask(rpc: Worker, timeout: float) -> dict[int, Whereabouts]:
+    """All workers of the job by their task; `timeout` is in seconds.
 
     Raises:
-        CollectiveError: no answer.
+        UnavailableError: no answer in time. CollectiveError: the worker refuses.
     """
     from collectived_proto.v1 import status_pb2  # late, for it brings protobuf
 
-    reply = rpc.status(status_pb2.StatusRequest(), _ANSWER_WITHIN)
+    try:
+        reply = rpc.status(status_pb2.StatusRequest(), timeout)
+    except DeadlineExceededError:
+        raise UnavailableError(
+            f"{rpc.name} has not answered within {timeout:.3g} s where the job's other workers are; one may be stopped"
+        ) from None
     return {row.task: Whereabouts(row.address, tuple(row.devices)) for row in reply.workers if row.address}

@@ -101,7 +101,7 @@ class Ring(NamedTuple):
             self.prepared,
             self.instance,
             self.remaining,
-            self.timeout or self.remaining,
+            max(self.timeout, self.remaining),  # what is left of next to nothing is rounded up
         )
         if not self.released and len(self.addresses) == 1:
             return head + _ADDRESS.pack(*self.addresses[0])

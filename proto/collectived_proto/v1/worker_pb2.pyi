@@ -129,7 +129,7 @@ class SubmitRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[SubmitHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
-    __slots__ = ("session", "key", "rank", "generation", "instance", "collective", "timeout_seconds")
+    __slots__ = ("session", "key", "rank", "generation", "instance", "collective", "timeout_seconds", "asked_seconds")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class SubmitHeader(_message.Message):
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ASKED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     key: int
     rank: int
@@ -144,7 +145,8 @@ class SubmitHeader(_message.Message):
     instance: int
     collective: _common_pb2.Collective
     timeout_seconds: float
-    def __init__(self, session: _Optional[bytes] = ..., key: _Optional[int] = ..., rank: _Optional[int] = ..., generation: _Optional[int] = ..., instance: _Optional[int] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+    asked_seconds: float
+    def __init__(self, session: _Optional[bytes] = ..., key: _Optional[int] = ..., rank: _Optional[int] = ..., generation: _Optional[int] = ..., instance: _Optional[int] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., asked_seconds: _Optional[float] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("result", "data", "waiting")

@@ -63,9 +63,9 @@ def first_running(generation: Generation, from_instance: int) -> int:
 
 
 def operation(generation: Generation, instance: int) -> str:
-    """What an instance is, where anybody who submitted it has told: `all_reduce(sum)`."""
+    """What an instance is, where anybody who submitted it, or was about to, has told: `all_reduce(sum)`."""
     evidence = generation.evidence.get(instance)
-    told = (position.op for position in evidence.positions.values() if position.arrived) if evidence else iter(())
+    told = (position.op for position in evidence.positions.values()) if evidence else iter(())
     last = (s.position.last_op for s in generation.standing.values() if s.position.submitted == instance >= 0)
     return next(filter(None, told), "") or next(filter(None, last), "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import InvalidArgumentError, UnimplementedError
+from collectived_proto.local.wire import MAX_PACKS
 from collectived_proto.types import (
     AllGather,
     Broadcast,
@@ -22,6 +23,7 @@ from collectived_proto.types import (
 from collectived_runtime.device.arithmetic import unsupported
 from collectived_runtime.plan.named import ON_HOSTS
 
+MAX_TIERS = 64
 NEEDS_GPUS = ("nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu", "psgpu")
 
 
@@ -32,7 +34,8 @@ def check(collective: Collective, group: GroupInfo, rank: int | None = None) -> 
         rank: whose description it is; None: one that has been agreed on.
 
     Raises:
-        InvalidArgumentError: a root outside the group, rows that do not add up, no value where one is needed.
+        InvalidArgumentError: a root outside the group, rows that do not add up, no value where one is needed, a number
+            beyond what can be carried out.
         UnimplementedError: these devices cannot do it.
     """
     operation = collective.operation
@@ -53,8 +56,16 @@ def check(collective: Collective, group: GroupInfo, rank: int | None = None) -> 
         _check_rows(collective, operation, group)
     if collective.open and not _takes_what_comes(operation, rank):
         raise InvalidArgumentError(f"{operation} needs a value on this rank, and has none")
+    if collective.packing is not None:
+        _check_most("num_packs", collective.packing.num_packs, MAX_PACKS)
+    _check_most("the number of tiers in all_reduce_spec", len(collective.all_reduce_spec), MAX_TIERS)
     for tier in collective.all_reduce_spec:
         _check_tier(tier, group)
+
+
+def _check_most(name: str, value: int, most: int) -> None:
+    if value > most:
+        raise InvalidArgumentError(f"{name} must be at most {most}, got {value}")
 
 
 def _check_rank(name: str, rank: int, group: GroupInfo) -> None:
@@ -89,6 +100,7 @@ def _takes_what_comes(operation: Operation, rank: int | None) -> bool:
 def _check_tier(tier: Tier, group: GroupInfo) -> None:
     if tier.algorithm not in ON_HOSTS and tier.algorithm not in NEEDS_GPUS:
         raise InvalidArgumentError(f"unknown algorithm {tier.algorithm!r} in all_reduce_spec")
+    _check_most("shards in all_reduce_spec", tier.shards, MAX_PACKS)
     host = next((member for member in group.members if DeviceName.parse(member.device).kind != "GPU"), None)
     if tier.algorithm in NEEDS_GPUS and host is not None:
         raise UnimplementedError(

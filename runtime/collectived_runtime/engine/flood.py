@@ -26,7 +26,7 @@ from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken
 
 CHANNEL = CHANNELS + 1
-LISTEN_SECONDS = 0.03
+LISTEN_SECONDS = 0.06
 TELL_SECONDS = 1.0  # in which peers are reached, or not
 _BY_COORDINATOR = "coordinator"
 

@@ -33,6 +33,7 @@ from collectived_runtime.engine.execute import Wait
 from collectived_runtime.engine.flood import Flood
 from collectived_runtime.engine.ledger import Arrival, Instance, Ledger
 from collectived_runtime.engine.links import LEFT_TEXT, Links
+from collectived_runtime.engine.newcomers import Newcomers
 from collectived_runtime.engine.posts import Posts
 from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.reports import Reports
@@ -46,9 +47,6 @@ from collectived_runtime.transport.link import Link, LinkBroken
 log = logging.getLogger("collectived.lane")
 
 
-PROMISE_SECONDS = 0.5  # longer than the coordinator takes to make something of it
-
-
 class Generation:
     """See the module. `rule` takes a verdict that the workers made without the coordinator."""
 
@@ -60,12 +58,13 @@ class Generation:
         self.links = Links(topology, number, around.exchange, shop.watch, self.link_broken, self._frame_early)
         self.flood = Flood(shop, number, lambda: self.ledger.fault, rule, self._witness)
         self.reports = Reports(topology, self.ledger, around.name, around.report, self.flood.decide)
+        self.newcomers = Newcomers(shop, self.ledger)
         self.posts = Posts(shop, number, self.reports, self.fail, self.link_broken)
         self._shop = shop
         self._chain = bytes(8)
         self._said_goodbye: set[Link] = set()  # amid what they were needed for
-        self._waiting: list[tuple[int, int]] = []  # from which instance on how many wait to join
         self._told: tuple[Verdict, bytes] | None = None  # the latest verdict, as clients are told it
+        self._late: list[tuple[Seat, int]] = []  # what has not come by its own deadline, until there is a verdict
 
     # Members
 
@@ -93,6 +92,19 @@ class Generation:
             self.fail(seat, ring.instance, verdict)
         elif not agrees:
             self.reports.fault(ReportKind.MISMATCH, ring.instance)
+
+    def late(self, seat: Seat, number: int, op: str, timeout: float) -> None:
+        """An instance or post of a rank has not come by its own deadline, and so will not: it has failed for all."""
+        post = number >= wire.POST
+        verdict = self.ledger.fault if post else self.ledger.verdict_on(number)
+        if verdict is not None:
+            self.fail(seat, number, verdict)
+            return
+        self._late.append((seat, number))
+        if post:
+            self.reports.overdue(seat.rank, seat.rank, timeout, op)
+        else:
+            self.reports.late(number, seat.rank, op, timeout)
 
     def leave(self, rank: int) -> None:
         standing = self.ledger.standings[rank]
@@ -248,25 +260,8 @@ class Generation:
         start = self._starter(instance, program, [preliminary.Table(mine)], all_rows.reshape(-1).view(np.uint8))
         self.running = Running(instance, program, None, start, exchanged)
 
-    def promise(self) -> int:
-        """Starts nothing from the returned instance on until `newcomers` is called, or for half a second."""
-        return self.ledger.promise(time.monotonic() + PROMISE_SECONDS)
-
-    def newcomers(self, from_instance: int, waiting: int) -> None:
-        """So many wait to join, as the ranks are to see with that instance; -1: nothing has changed."""
-        self.ledger.free()
-        if from_instance >= 0:
-            self._waiting.append((from_instance, waiting))
-
-    def _tell_of_newcomers(self, number: int) -> None:
-        while self._waiting and self._waiting[0][0] <= number:
-            message = wire.waiting(self._waiting.pop(0)[1])
-            for seat in self._shop.bells.seats.values():
-                self._shop.bells.tell(seat, message)
-
     def _carry_out(self, instance: Instance) -> None:
-        if self._waiting:
-            self._tell_of_newcomers(instance.number)
+        self.newcomers.tell(instance.number)
         program = self._shop.program(instance)
         slot: Slot | None = None
         memory: NDArray[np.uint8] | None = None
@@ -440,6 +435,12 @@ class Generation:
             if submitted >= verdict.from_instance and not any(rank in instance.arrivals for instance in failing):
                 self.fail(seat, submitted, verdict)
         self.posts.rule(verdict)
+        late, self._late = self._late, []
+        for seat, number in late:
+            if number >= verdict.from_instance if number < wire.POST else not verdict.orderly:
+                self.fail(seat, number, verdict)
+            else:
+                self._late.append((seat, number))
         if failing:
             log.warning("group %s: %s", self._shop.name, verdict.message)
 
@@ -469,7 +470,7 @@ class Generation:
             return None
         if any(instance.number < verdict.from_instance for instance in self.ledger.open()):
             return None
-        return verdict if self.posts.idle else None
+        return verdict if self.posts.idle and not self._late else None
 
     def close(self) -> None:
         """Stops what runs; peers are told that it is no fault."""

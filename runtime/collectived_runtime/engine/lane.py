@@ -45,7 +45,7 @@ class Lane:
         self._results = Results(surroundings.budget, self._bells.announce)
         self._shop = Workshop(topology, self.name, surroundings, self._watch, self._bells, self._results)
         self._past: dict[int, Verdict] = {}  # how earlier generations of this lane ended
-        self._early: list[tuple[Seat, wire.Ring]] = []  # rings for a generation that has not begun here
+        self._early: list[Callable[[], None]] = []  # what was submitted to a generation that has not begun here
         self._early_verdicts: list[Verdict] = []  # and verdicts about one
         self._over = False
         self._generation = Generation(self._shop, topology.group.generation, self._rule)
@@ -102,6 +102,10 @@ class Lane:
         """A message of a rank without a doorbell, as it would come over one."""
         self._watch.ask(lambda: self._bells.take(self._bells.seats[rank], message))
 
+    def late(self, rank: int, generation: int, instance: int, op: str, timeout: float) -> None:
+        """What a rank without a doorbell was to submit has not come by its own deadline: that ends it for all."""
+        self._watch.ask(lambda: self._late(self._bells.seats[rank], generation, instance, op, timeout))
+
     def hang_up(self, rank: int, why: str) -> None:
         """The session of this rank has ended."""
         self._watch.ask(lambda: self._bells.hang_up(self._bells.seats[rank], why))
@@ -122,7 +126,7 @@ class Lane:
 
         def ask() -> None:
             if generation == self._generation.number:
-                answer(self._generation.promise())
+                answer(self._generation.newcomers.promise())
 
         self._watch.ask(ask)
 
@@ -131,7 +135,7 @@ class Lane:
 
         def take() -> None:
             if generation == self._generation.number:
-                self._generation.newcomers(from_instance, waiting)
+                self._generation.newcomers.agreed(from_instance, waiting)
 
         self._watch.ask(take)
 
@@ -202,7 +206,16 @@ class Lane:
             return
         if len(self._early) >= wire.MAX_OUTSTANDING * len(self.seats):
             raise wire.Malformed(f"a ring of generation {ring.generation}, which nobody has announced")
-        self._early.append((seat, ring))
+        self._early.append(lambda: self._ring(seat, ring))
+
+    def _late(self, seat: Seat, generation: int, instance: int, op: str, timeout: float) -> None:
+        past = self._past.get(generation)
+        if generation == self._generation.number:
+            self._generation.late(seat, instance, op, timeout)
+        elif past is not None:
+            self._generation.fail(seat, instance, past)
+        else:
+            self._early.append(lambda: self._late(seat, generation, instance, op, timeout))
 
     def _lost(self, rank: int, why: str) -> None:
         self._results.drop(rank)
@@ -231,8 +244,8 @@ class Lane:
         for seat in self.seats.values():
             seat.forget()
         early, self._early = self._early, []
-        for seat, ring in early:
-            self._ring(seat, ring)
+        for submitted in early:
+            submitted()
         rulings, self._early_verdicts = self._early_verdicts, []
         for known in rulings:
             self._rule(known)

@@ -34,7 +34,16 @@ from collectived_proto.types import (
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine.checks import check
 from collectived_runtime.engine.ledger import Prepared
-from collectived_runtime.engine.program import Program, Strand, Topology, compose, digest, peers_of, queues
+from collectived_runtime.engine.program import (
+    Program,
+    Strand,
+    Topology,
+    compose,
+    digest,
+    peers_of,
+    queues,
+    strand_count,
+)
 from collectived_runtime.plan import tree
 from collectived_runtime.plan.moves import Span
 from collectived_runtime.plan.packs import layout
@@ -50,15 +59,26 @@ def prepare(collective: Collective, rank: int, topology: Topology) -> Prepared:
     """
     check(collective, topology.group, rank)
     packs = layout(collective, rank, topology.automatic_pack_bytes)
-    if len(packs.packs) > MAX_PACKS:
-        why = (
-            f"{collective.operation} sends every leaf by itself; give it fewer, larger arrays"
-            if isinstance(collective.operation, Cutting)
-            else f"bytes_per_pack={collective.bytes_per_pack}: choose a larger one, or 0"
+    strands = max(len(packs.packs), strand_count(collective, topology, packs))
+    if strands > MAX_PACKS:
+        raise InvalidArgumentError(
+            f"{strands} packs, and {MAX_PACKS} can travel at once at most; {_why_so_many(collective)}"
         )
-        raise InvalidArgumentError(f"{len(packs.packs)} packs, and {MAX_PACKS} can travel at once at most; {why}")
     terms = digest(collective.terms()) if may_be_open(collective.operation) else b""
     return Prepared(collective, digest(collective.contract()), packs, str(collective.operation), terms)
+
+
+def _why_so_many(collective: Collective) -> str:
+    """What made a collective so many packs, and what to do."""
+    packing, spec = collective.packing, collective.all_reduce_spec
+    if isinstance(collective.operation, Cutting):
+        return f"{collective.operation} sends every leaf by itself; give it fewer, larger arrays"
+    sharded = f"all_reduce_spec with up to {max(tier.shards for tier in spec)} shards and " if spec else ""
+    if packing is None:
+        return f"{sharded}bytes_per_pack={collective.bytes_per_pack}: choose a larger one, or 0"
+    if packing.num_packs:
+        return f"{sharded}num_packs={packing.num_packs}, for every type by itself: choose a smaller one"
+    return f"{sharded}num_packs=0 sends every value by itself: choose 1 or more, or agg_small_grads_max_bytes"
 
 
 def may_be_open(operation: Operation) -> bool:

@@ -24,6 +24,7 @@ from collectived_proto.types import (
     Gather,
     GroupInfo,
     Layout,
+    Operation,
     Pack,
     Peer,
     Reduce,
@@ -39,6 +40,7 @@ from collectived_runtime.engine.cutting import Cut, Rows, Workers, cut
 from collectived_runtime.engine.outlines import outlines
 from collectived_runtime.plan import ring, tree
 from collectived_runtime.plan.batches import cut as cut_evenly
+from collectived_runtime.plan.batches import strands_of
 from collectived_runtime.plan.collect import WidePlan
 from collectived_runtime.plan.moves import Recv, Send, Span
 from collectived_runtime.plan.named import ON_HOSTS
@@ -166,8 +168,9 @@ def compose(collective: Collective, topology: Topology, rows: Rows = (), strange
     if isinstance(operation, Cutting) and packs.packs:
         packs, strands = _cut_strands(collective, operation, topology, packs, rows)
     else:
+        first = first_leaves(packs)
         strands = tuple(
-            s for number, pack in enumerate(carried) for s in _strands(collective, topology, packs, number, pack)
+            s for number, pack in enumerate(carried) for s in _strands(collective, topology, first, number, pack)
         )
     head, told = outlines(collective, packs, [strand.cut for strand in strands], receivers, strangers)
     nbytes = sum(leaf.nbytes for leaf in collective.leaves)
@@ -197,8 +200,9 @@ def _cut_strands(
     described = f"{agreed.operation}|{[leaf.shape for leaf in agreed.leaves]}|{rows}|{workers.ranks}"
     result_bytes = 0
     carried, strands = [], []
+    first = first_leaves(packs)
     for number, pack in enumerate(packs.packs):
-        index = next(i for i, place in enumerate(packs.places) if place.pack == number)
+        index = first[number]
         leaf = collective.leaves[index]
         how = cut(operation, workers, index, leaf.shape[0], math.prod(leaf.shape[1:]), rows)
         carried.append(replace(pack, count=how.count, result_offset=result_bytes))
@@ -231,11 +235,46 @@ def queues(strands: Sequence[Strand]) -> tuple[tuple[int, tuple[Strand, ...]], .
     return tuple((channel, tuple(queue)) for channel, queue in found.items())
 
 
-def _strands(collective: Collective, topology: Topology, layout: Layout, number: int, pack: Pack) -> list[Strand]:
+def first_leaves(layout: Layout) -> dict[int, int]:
+    """The first leaf of each pack."""
+    found: dict[int, int] = {}
+    for leaf, place in enumerate(layout.places):
+        found.setdefault(place.pack, leaf)
+    return found
+
+
+def strand_count(collective: Collective, topology: Topology, layout: Layout) -> int:
+    """How many strands `compose` will make, without making them.
+
+    Args:
+        collective: as `engine.checks.check` has let it pass.
+        layout: its packs.
+    """
+    if isinstance(collective.operation, Cutting) or not layout.packs:
+        return max(1, len(layout.packs))
+    first, parts = first_leaves(layout), _parts(collective)
+    return sum(
+        strands_of(pack.count, parts, _carrier(collective, topology, first, number, pack)[1])
+        for number, pack in enumerate(layout.packs)
+    )
+
+
+def _parts(collective: Collective) -> int:
+    """Into how many parts packs are cut."""
+    return (collective.packing.num_packs if collective.packing is not None else 0) or 1
+
+
+def _strands(
+    collective: Collective, topology: Topology, first: Mapping[int, int], number: int, pack: Pack
+) -> list[Strand]:
     """The strands of a pack: one per cut and shard, each over its part of the pack and on a channel of its own."""
-    name, shards, make = _algorithm(collective, topology, layout, number, pack)
-    packs = collective.packing.num_packs if collective.packing is not None else 0
-    spans = [span for part in cut_evenly(pack.count, packs or 1) for span in part.split(shards)]
+    name, shards = _carrier(collective, topology, first, number, pack)
+    make = _planner(collective.operation, topology, name)
+    spans = [
+        span
+        for part in cut_evenly(pack.count, _parts(collective))
+        for span in part.split(min(shards, max(1, len(part))))
+    ]
     described = f"{name}|{len(spans)}|{number}|{pack.count}|{pack.dtype}|{[peer.ranks for peer in topology.peers]}"
     found = []
     for shard, span in enumerate(spans):
@@ -251,30 +290,34 @@ def peers_of(plan: WidePlan) -> frozenset[int]:
     return frozenset(move.peer for moves in plan for move in moves if isinstance(move, (Send, Recv)))
 
 
-def _algorithm(
-    collective: Collective, topology: Topology, layout: Layout, number: int, pack: Pack
-) -> tuple[str, int, Callable[[Span], WidePlan]]:
+def _carrier(
+    collective: Collective, topology: Topology, first: Mapping[int, int], number: int, pack: Pack
+) -> tuple[str, int]:
     """What carries this pack across workers, in how many shards: the same choice on every worker."""
-    places = range(len(topology.peers))
-    me = topology.place
-    operation = collective.operation
+    if isinstance(collective.operation, (Reduce, Broadcast)):
+        return "tree", 1
+    if len(topology.peers) == 1:
+        return "local", 1
+    if collective.all_reduce_spec and number in first:
+        tier = tier_of_leaf(collective, first[number])
+        return tier.algorithm, tier.shards
+    tier = tier_of(topology.table, pack.count * pack.dtype.itemsize)
+    return "ring" if collective.implementation in _RING_HINTS else tier.algorithm, tier.shards
+
+
+def _planner(operation: Operation, topology: Topology, name: str) -> Callable[[Span], WidePlan]:
+    """By span, the plan of this worker."""
+    places, me = range(len(topology.peers)), topology.place
     if isinstance(operation, Reduce):
         root = topology.place_of(operation.root)
-        return "tree", 1, lambda span: tree.reduce(places, me, span, root)
+        return lambda span: tree.reduce(places, me, span, root)
     if isinstance(operation, Broadcast):
         root = topology.place_of(operation.root)
-        return "tree", 1, lambda span: tree.broadcast(places, me, span, root)
+        return lambda span: tree.broadcast(places, me, span, root)
     if len(places) == 1:
-        return "local", 1, lambda span: ring.all_reduce(places, me, span)
-    if collective.all_reduce_spec and layout.packs:
-        tier = tier_of_leaf(collective, next(i for i, place in enumerate(layout.places) if place.pack == number))
-    else:
-        tier = tier_of(topology.table, pack.count * pack.dtype.itemsize)
-    name = tier.algorithm
-    if collective.implementation in _RING_HINTS and not collective.all_reduce_spec:
-        name = "ring"
+        return lambda span: ring.all_reduce(places, me, span)
     across = ON_HOSTS[name]
-    return name, tier.shards, lambda span: tuple(across(places, me, span))
+    return lambda span: tuple(across(places, me, span))
 
 
 # A hint for NCCL where there are no GPUs falls back to the ring.

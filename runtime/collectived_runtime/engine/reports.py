@@ -17,7 +17,9 @@ log = logging.getLogger("collectived.lane")
 
 _DEPARTURES = (ReportKind.LEFT, ReportKind.LOST, ReportKind.ABORT)
 _ANY = -1  # whatever instance comes next
-DECIDE_ALONE_SECONDS = 0.15  # how long a lane waits for the coordinator's verdict before it decides for itself
+DECIDE_ALONE_SECONDS = 0.12  # how long a lane waits for the coordinator's verdict before it decides for itself
+
+MISMATCH_ALONE_SECONDS = 1.0  # the same where nothing but the truth about who differs is waited for
 
 
 class Reports:
@@ -43,6 +45,7 @@ class Reports:
         self._report = report
         self._rule = rule
         self._departures: list[Report] = []
+        self._late: set[int] = set()  # instances that some local rank will not submit
         self._alone_at: dict[int, tuple[float, Report]] = {}  # first instance concerned -> when to decide it alone
 
     def fault(self, kind: ReportKind, instance: int, *, rank: int = 0, worker: int = 0, text: str = "") -> None:
@@ -51,6 +54,13 @@ class Reports:
         if kind in _DEPARTURES:
             self._departures.append(report)
         self._raise(report)
+
+    def late(self, instance: int, rank: int, op: str, timeout: float) -> None:
+        """A local rank has not submitted an instance by its own deadline, and will not."""
+        self._late.add(instance)
+        report = self._ledger.report(ReportKind.EXPIRED, instance, timeout=timeout)
+        ranks = tuple(replace(known, op=op) if known.rank == rank else known for known in report.ranks)
+        self._raise(replace(report, ranks=ranks))
 
     def overdue(self, rank: int, peer: int, timeout: float, text: str) -> None:
         """A send or recv of `rank` has waited for `peer` beyond its deadline."""
@@ -124,7 +134,8 @@ class Reports:
         first = report.instance + 1 if report.kind is ReportKind.LOST else max(0, report.instance)
         known = self._ledger.verdict_on(first)
         if known is None or known.orderly:
-            self._alone_at.setdefault(first, (time.monotonic() + DECIDE_ALONE_SECONDS, report))
+            hurry = DECIDE_ALONE_SECONDS if report.kind is not ReportKind.MISMATCH else MISMATCH_ALONE_SECONDS
+            self._alone_at.setdefault(first, (time.monotonic() + hurry, report))
         self._report(report)
 
     def _decide_alone(self, first: int, report: Report) -> None:
@@ -133,6 +144,7 @@ class Reports:
         if known is not None and not known.orderly:
             return
         waits = first == _ANY or report.kind in _DEPARTURES or any(one.number >= first for one in ledger.open())
+        waits = waits or first in self._late
         if known is not None and report.kind not in _DEPARTURES and first != _ANY:
             return
         if not waits:  # it has completed after all

@@ -3,7 +3,8 @@
 A *batch* is a vector of leaves of one type, one behind the other; its *cuts* are the spans that travel, each as one
 collective. With `num_packs` all leaves of a type are one batch with that many cuts, right through leaves; otherwise a
 *run* of small neighbours is one batch with one cut, and everything else travels alone. Rules of tf.contrib.distribute,
-except that a run has at most `max_group` leaves and that leaves of any type are batched, each type by itself.
+except that a run has at most `max_group` leaves, that leaves of any type are batched, each type by itself, and that
+what would be empty does not travel.
 """
 
 from __future__ import annotations
@@ -18,12 +19,18 @@ from collectived_runtime.plan.moves import Span
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Leaves by index, where each begins (in elements), and the spans that travel."""
+    """Leaves by index, where each begins, and `count` elements in all, which travel in `parts` spans."""
 
     dtype: DType
     leaves: tuple[int, ...]
     offsets: tuple[int, ...]
-    cuts: tuple[Span, ...]
+    count: int
+    parts: int
+
+    @property
+    def cuts(self) -> tuple[Span, ...]:
+        """The spans that travel."""
+        return cut(self.count, self.parts)
 
 
 def batches(leaves: Sequence[Leaf], num_packs: int = 0, max_bytes: int = 0, max_group: int = 0) -> tuple[Batch, ...]:
@@ -51,14 +58,27 @@ def batches(leaves: Sequence[Leaf], num_packs: int = 0, max_bytes: int = 0, max_
 
 
 def cut(count: int, parts: int) -> tuple[Span, ...]:
-    """Spans of count // parts elements; the last one has the remainder as well."""
+    """Spans of count // parts elements; the last one has the remainder as well.
+
+    Empty ones carry nothing and are left out, so that fewer elements than parts are one span. So are no elements.
+    """
     share = count // parts
+    if not share:
+        return (Span(0, count),)
     return (*(Span(part * share, (part + 1) * share) for part in range(parts - 1)), Span((parts - 1) * share, count))
+
+
+def strands_of(count: int, parts: int, shards: int) -> int:
+    """How many spans `cut` makes, each in at most so many shards of at least one element; without making them."""
+    share = count // parts
+    if not share:
+        return min(shards, max(1, count))
+    return (parts - 1) * min(shards, share) + min(shards, count - (parts - 1) * share)
 
 
 def _batch(leaves: Sequence[Leaf], indices: Sequence[int], parts: int) -> Batch:
     *offsets, count = accumulate((leaves[index].count for index in indices), initial=0)
-    return Batch(leaves[indices[0]].dtype, tuple(indices), tuple(offsets), cut(count, parts))
+    return Batch(leaves[indices[0]].dtype, tuple(indices), tuple(offsets), count, parts)
 
 
 def _runs(leaves: Sequence[Leaf], max_bytes: int, max_group: int) -> Iterator[list[int]]:

@@ -100,8 +100,11 @@ def _by_tier(collective: Collective) -> Iterator[list[int]]:
         return
     if not collective.all_reduce_spec:
         yield list(everything)
-    for tier in collective.all_reduce_spec:
-        yield [leaf for leaf in everything if tier_of_leaf(collective, leaf) is tier]
+        return
+    chosen: dict[int, list[int]] = {id(tier): [] for tier in collective.all_reduce_spec}
+    for leaf in everything:
+        chosen[id(tier_of_leaf(collective, leaf))].append(leaf)
+    yield from chosen.values()
 
 
 def _grouped(collective: Collective, indices: Sequence[int], automatic: int) -> Iterator[Group]:
@@ -113,8 +116,7 @@ def _grouped(collective: Collective, indices: Sequence[int], automatic: int) -> 
             yield Group(opened.dtype, [indices[leaf] for leaf in opened.leaves], opened.offsets, opened.count)
         return
     for batch in batches(leaves, packing.num_packs, packing.max_bytes, packing.max_group):
-        count = batch.cuts[-1].stop
-        yield Group(batch.dtype, [indices[leaf] for leaf in batch.leaves], list(batch.offsets), count)
+        yield Group(batch.dtype, [indices[leaf] for leaf in batch.leaves], list(batch.offsets), batch.count)
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from collectived_proto.codec import collective_from_proto
+from collectived_proto.errors import InvalidArgumentError
 from collectived_proto.types import Broadcast, Collective, Cutting, Layout, Operation, Recv, Send
 from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_runtime.engine.lane import Lane
@@ -22,6 +23,7 @@ from collectived_runtime.engine.preliminary import prepare
 from collectived_runtime.engine.seat import Seat
 
 MAX_PREPARED = 4096  # per rank; older ones are forgotten, as clients do at half of this
+MAX_LEAVES = 1 << 16  # of one value
 MANY_LEAVES = (
     128  # from here on thinking about a value takes more than a millisecond: that is done beside the event loop
 )
@@ -82,7 +84,17 @@ def prepared(lane: Lane, rank: int, message: common_pb2.Collective) -> Prepared:
     Raises:
         CollectiveError: no rank of the group could mean this, or its devices cannot do it.
     """
+    check_leaves(message)
     return prepare(collective_from_proto(message), rank, lane.topology)
+
+
+def check_leaves(message: common_pb2.Collective) -> None:
+    """Raises InvalidArgumentError for values of so many leaves that decoding them would hold up all other clients."""
+    if len(message.leaves) > MAX_LEAVES:
+        raise InvalidArgumentError(
+            f"a value of {len(message.leaves)} leaves, and at most {MAX_LEAVES} may be described: join some into "
+            "larger arrays"
+        )
 
 
 def keep(seat: Seat, made: Prepared) -> int:
@@ -108,6 +120,7 @@ class Descriptions:
         Raises:
             CollectiveError: as `prepared` does.
         """
+        check_leaves(message)
         key = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16).digest()
         known = self._known.get(key)
         if known is None or known[0] not in self._seat.prepared:
@@ -156,6 +169,7 @@ def _shipments(collective: Collective, layout: Layout) -> tuple[Shipment, ...]:
             leaf = collective.leaves[index]
             header.leaves.add(path=leaf.path, dtype=pack.result_dtype.name, shape=leaf.shape)
             start = pack.result_offset + layout.places[index].offset * size
-            spans.append((start, start + leaf.count * size))
+            if leaf.count:  # what is empty has nothing to move
+                spans.append((start, start + leaf.count * size))
         found.append(Shipment(header, tuple(spans)))
     return tuple(found)

@@ -260,7 +260,12 @@ class Groups:
         """Seats a rank whose client submits over gRPC."""
         group = replace(lane.topology.group, name=lane.name)
         remote = Remote(
-            group, rank, self._budget, functools.partial(lane.submit, rank), functools.partial(lane.hang_up, rank)
+            group,
+            rank,
+            self._budget,
+            functools.partial(lane.submit, rank),
+            functools.partial(lane.hang_up, rank),
+            lambda generation, instance, op, timeout: lane.late(rank, generation, instance, op, timeout),
         )
         seat = Seat(rank, group.members[rank], remote.uploads.memory, -1, outlet=remote)
         lane.take_seat(seat)

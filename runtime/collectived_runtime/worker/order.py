@@ -85,6 +85,11 @@ class Order:
         finally:
             self._taken.discard(number)
 
+    def following(self, generation: int, post: bool) -> Number:
+        """What is rung next in a generation, 0 for the current one."""
+        generation = generation or self.current
+        return generation, self._next[generation][post]
+
     async def turn(self, number: Number | None, generation: int, post: bool) -> Number:
         """Waits until everything before it has been rung, and everything of generations before has ended.
 

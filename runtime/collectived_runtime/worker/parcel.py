@@ -54,7 +54,7 @@ class Parcel:
                 shape = (sum(rows for _, rows in pieces), *shape[1:])
             header.leaves.add(path=leaf.path, dtype=dtype.name, shape=shape)
             row_bytes = math.prod(shape[1:]) * dtype.itemsize
-            spans.extend((offset, offset + rows * row_bytes) for offset, rows in pieces)
+            spans.extend((offset, offset + rows * row_bytes) for offset, rows in pieces if rows * row_bytes)
         return Shipment(header, tuple(spans))
 
     def _dtype(self, index: int, leaf: Leaf) -> DType:

@@ -37,6 +37,7 @@ class Remote:
     Args:
         group: in the generation in which it was joined.
         submit: hands a message to the lane. hang_up: tells it that this rank is gone, and why.
+        late: tells it the generation, instance, operation and timeout of what has not come by its own deadline.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Remote:
         budget: Budget,
         submit: Callable[[bytes], None],
         hang_up: Callable[[str], None],
+        late: Callable[[int, int, str, float], None],
     ) -> None:
         self.group = group
         self.rank = rank
@@ -57,6 +59,7 @@ class Remote:
         )
         self._submit = submit
         self._hang_up = hang_up
+        self._tell_late = late
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[bytes] = deque()
         self._arenas: dict[int, memoryview] = {}
@@ -68,6 +71,7 @@ class Remote:
         self._aborted: dict[int, str] = {}  # by generation: why
         self._streams = [0, 0]  # submissions that are under way, sends and recvs last
         self._flights: dict[Number, Flight] = {}
+        self._late: list[Flight] = []  # whose values have not come, and which the lane is asked to end for all
         self._echoes: deque[asyncio.Event] = deque()
         self._limits: set[asyncio.Timeout] = set()
 
@@ -122,6 +126,24 @@ class Remote:
         self._submit(ring.encode())
         self.order.rung(number)
         return flight
+
+    async def late(self, number: Number, op: str, timeout: float) -> None:
+        """An instance was not submitted by its own deadline: that ends it for all ranks, as this raises.
+
+        Args:
+            op, timeout: what it was to be, and the seconds that it had, for people.
+
+        Raises:
+            CollectiveError: with the verdict; or this rank is lost.
+        """
+        self.check()
+        flight = Flight(*number, NOTHING)
+        self._late.append(flight)
+        try:
+            self._tell_late(*number, op, timeout)
+            await flight.next()
+        finally:
+            self._late.remove(flight)
 
     def finished(self, flight: Flight) -> None:
         """Nobody reads the results of a flight any more; what is still running goes on."""
@@ -228,6 +250,9 @@ class Remote:
         if flight is not None:
             flight.failed(verdict)
             self._settle(flight)
+        for late in self._late:
+            if (late.generation, late.instance) == (verdict.generation, instance):
+                late.failed(verdict)
         self.order.stir()
 
     def _settle(self, flight: Flight) -> None:
@@ -248,7 +273,7 @@ class Remote:
 
     def _close(self) -> None:
         self.hear()
-        for flight in self._flights.values():
+        for flight in (*self._flights.values(), *self._late):
             flight.lost(self._gone)
         self._flights.clear()
         self.order.stir()

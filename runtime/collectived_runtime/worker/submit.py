@@ -7,13 +7,13 @@ thinks about values of many leaves is done beside it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import (
     CollectiveError,
-    DeadlineExceededError,
     InvalidArgumentError,
     ResourceExhaustedError,
 )
@@ -25,6 +25,8 @@ from collectived_runtime.worker.flights import Flight
 from collectived_runtime.worker.parcel import Parcel
 from collectived_runtime.worker.remote import Remote
 from collectived_runtime.worker.uploads import NOTHING
+
+log = logging.getLogger("collectived.worker")
 
 CHUNK = 1 << 20  # bytes of a data message
 AT_A_STRETCH = 512  # leaves moved before others have their turn
@@ -85,6 +87,7 @@ async def _rung(
     if not timeout >= 0.0:
         raise InvalidArgumentError(f"timeout_seconds must not be negative or NaN, got {timeout}")
     deadline = Deadline.after(timeout)
+    asked = max(timeout, header.asked_seconds)
     post = posted(described.collective.operation)
     instance = header.instance if header.HasField("instance") else None
     if instance is not None and (instance >= wire.POST) != post:
@@ -102,10 +105,16 @@ async def _rung(
         except BaseException as error:
             upload.drop()
             if isinstance(error, TimeoutError) and not isinstance(error, CollectiveError):
-                remote.check()
-                raise DeadlineExceededError(
-                    f"{described.prepared.op} was not submitted within {timeout:g} s: {upload.progress}"
-                ) from None
+                op = described.prepared.op
+                log.info(
+                    "group %s: rank %d did not submit %s within %g s: %s",
+                    remote.group.name,
+                    remote.rank,
+                    op,
+                    asked,
+                    upload.progress,
+                )
+                await remote.late(number or remote.order.following(header.generation, post), op, asked)
             raise
         remaining = deadline.wire()
         ring = wire.Ring(
@@ -115,7 +124,7 @@ async def _rung(
             remaining,
             bool(described.spans),
             ((upload.number, 0),) if described.spans else (),
-            timeout=timeout if remaining else 0.0,
+            timeout=asked if remaining else 0.0,
         )
         return remote.ring(number, ring)
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived.indexed_slices import add_n, aggregate, divided, mean_dtype
+from collectived.arithmetic import mean_dtype
+from collectived.indexed_slices import add_n, aggregate, divided
 
 
 def test_rows_of_equal_index_add_up_in_the_dense_array() -> None:
@@ -149,3 +150,66 @@ def test_the_mean_of_a_sparse_value_divides_its_values_alone() -> None:
 def test_bools_have_no_mean() -> None:
     with pytest.raises(TypeError, match="bool has no mean"):
         divided(np.ones(2, bool), 2)
+
+
+EXTREMES = [np.int8(127), np.int16(-(2**15)), np.uint32(2**32 - 1), np.int64(-(2**63)), np.uint64(2**64 - 2**11)]
+
+
+@pytest.mark.parametrize("large", [*EXTREMES, np.float16(65504)], ids=lambda large: large.dtype.name)
+def test_a_mean_of_sparse_and_dense_values_is_rounded_once(large: Any) -> None:
+    dense = np.full((2, 1), large)
+    slices = cd.IndexedSlices(np.full((2, 1), large), [0, 1], (2, 1))
+    found = aggregate([slices, dense, slices], mean=True)
+    assert found.dtype == mean_dtype(dense.dtype) and found.tolist() == [[float(large)]] * 2
+    twice = cd.IndexedSlices(np.full((2, 1), large), [1, 1], (2, 1))
+    zeros = cd.IndexedSlices(np.zeros((0, 1), large.dtype), [], (2, 1))
+    empty = np.zeros((2, 1), large.dtype)
+    assert aggregate([twice, zeros, empty, empty], mean=True).tolist() == [[0], [float(large) / 2]]
+
+
+def test_a_mean_of_sparse_values_alone_divides_and_keeps_every_row() -> None:
+    slices = cd.IndexedSlices(np.array([[3], [5]], np.int8), [4, 4], (6, 1))
+    found = aggregate([slices, slices], mean=True)
+    assert found.values.ravel().tolist() == [1.5, 2.5, 1.5, 2.5] and found.indices.tolist() == [4] * 4
+    assert aggregate([slices], mean=True).values.tolist() == [[3], [5]] and slices.values.dtype == np.int8
+
+
+def test_sums_of_integers_wrap_as_in_numpy() -> None:
+    slices = cd.IndexedSlices(np.full((2, 1), 100, np.int8), [0, 0], (1, 1))
+    assert slices.to_dense().tolist() == [[-56]] and slices.coalesced().values.tolist() == [[-56]]
+    assert add_n([np.full(1, 100, np.int8)] * 2).tolist() == [-56]
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_any_byte_order_is_taken_and_results_are_native(order: str) -> None:
+    array, native = np.full((2, 1), 3, f"{order}f4"), np.full((2, 1), 3, np.float32)
+    slices = cd.IndexedSlices(array, np.array([1, 0], f"{order}i8"), (2, 1))
+    other = cd.IndexedSlices(native, [0, 1], (2, 1))
+    halves = divided(np.ones(2, f"{order}f2"), 2)
+    found = [slices.to_dense(), slices.coalesced().values, add_n([array, native]), divided(array, 1), halves]
+    found += [aggregate([slices, native]), aggregate([slices, other]).values, aggregate([slices, array], mean=True)]
+    assert [one.ravel()[0] for one in found] == [3, 3, 6, 3, 0.5, 6, 3, 3]
+    assert all(one.dtype.isnative for one in found) and mean_dtype(array.dtype).isnative
+    assert cd.IndexedSlices(slices, [7, 9], (10, 1)).indices.tolist() == [9, 7]
+
+
+def test_what_cannot_be_read_on_the_host_is_told() -> None:
+    class Elsewhere:
+        shape, dtype = (1,), np.dtype(np.float32)
+
+    with pytest.raises(TypeError, match="values cannot be read here: a .*Elsewhere"):
+        cd.IndexedSlices(Elsewhere(), [0], (2,)).to_dense()
+
+
+def test_tensors_are_densified_without_their_gradient_and_stay_tensors_when_coalesced() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    indices = torch.tensor([1, 1])
+    for dtype, expected in ((torch.bfloat16, ml_dtypes.bfloat16), (torch.float32, np.float32)):
+        slices = cd.IndexedSlices(torch.ones(2, 1, dtype=dtype, requires_grad=True), indices, (2, 1))
+        dense = slices.to_dense()
+        assert isinstance(dense, np.ndarray) and dense.dtype == expected and dense.tolist() == [[0], [2]]
+        found = slices.coalesced()
+        assert isinstance(found.values, torch.Tensor) and found.values.dtype is dtype
+        assert found.values.tolist() == [[2]] and isinstance(found.indices, torch.Tensor)
+        assert aggregate([slices, slices], mean=True).values.dtype == expected
+        assert cd.IndexedSlices(slices, [3, 4], (5, 1)).indices.tolist() == [4, 4]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collectived_proto.deadline import Deadline
 from collectived_proto.local import wire
 
 u32 = st.integers(0, 2**32 - 1)
@@ -87,6 +88,12 @@ def test_a_ring_with_bytes_behind_it_is_refused() -> None:
 def test_a_ring_with_an_impossible_deadline_is_refused(remaining: float) -> None:
     with pytest.raises(wire.Malformed):
         wire.parse_ring(wire.Ring(1, 2, 3, remaining, True, ((1, 2),), timeout=5.0).encode())
+
+
+def test_a_timeout_of_next_to_nothing_is_no_shorter_than_what_is_left_of_it() -> None:
+    remaining = Deadline.after(1e-9).wire()
+    ring = wire.parse_ring(wire.Ring(1, 2, 3, remaining, True, ((1, 2),), timeout=1e-9).encode())
+    assert ring.remaining == ring.timeout == remaining
 
 
 def test_other_messages_survive_the_trip() -> None:

@@ -10,17 +10,21 @@ import pytest
 from collectived_proto.errors import Code
 from collectived_proto.local import wire
 from collectived_proto.types import Member, Recv, ReportKind
+from collectived_runtime.engine import flood
 from collectived_runtime.engine.flood import rank_of
 from collectived_runtime.engine.mail import broken_by
 from collectived_runtime.transport.link import LinkBroken
 
 
 @pytest.mark.parametrize("hosts", [(1, 1, 1), (2, 1, 2), (1, 3)], ids=str)
-def test_all_hear_the_same_verdict_which_names_the_missing_rank(world: Any, hosts: Any) -> None:
+def test_all_hear_the_same_verdict_which_names_the_missing_rank(
+    world: Any, monkeypatch: pytest.MonkeyPatch, hosts: Any
+) -> None:
+    monkeypatch.setattr(flood, "LISTEN_SECONDS", 1.0)  # for as long as a busy machine may need
     here = world(*hosts)
     *present, absent = here.ranks
     for rank in present:
-        rank.submit(remaining=0.05)
+        rank.submit(remaining=0.5)  # in which all of them are there, however busy the machine is
     heard = [rank.failed() for rank in present]
     absent.submit()
     heard.append(absent.failed())
@@ -95,7 +99,7 @@ def test_without_a_coordinator_a_peer_that_has_left_is_not_waited_for(world: Any
     here.ranks[1].bell.send(wire.bare(wire.Kind.LEAVE))
     here.ranks[1].bell.close()
     _, verdict = here.ranks[0].failed()
-    assert "it has left the group" in verdict.message and verdict.missing[0].rank == 1
+    assert verdict.code == Code.UNAVAILABLE and verdict.missing[0].rank == 1
 
 
 def test_a_fault_after_a_departure_in_order_reaches_those_that_wait(world: Any) -> None:

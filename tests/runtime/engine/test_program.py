@@ -8,6 +8,7 @@ import pytest
 
 from collectived_proto.errors import InvalidArgumentError, UnimplementedError
 from collectived_proto.types import (
+    AllGather,
     AllReduce,
     Barrier,
     Broadcast,
@@ -25,7 +26,8 @@ from collectived_proto.types import (
     Tier,
 )
 from collectived_runtime.engine.checks import check
-from collectived_runtime.engine.program import CHANNELS, Topology, compose
+from collectived_runtime.engine.preliminary import prepare
+from collectived_runtime.engine.program import CHANNELS, Topology, compose, strand_count
 
 TABLE = (Tier("tree", limit=1000), Tier("halving_doubling", 2))
 SUM = AllReduce(ReduceOp.SUM)
@@ -86,7 +88,57 @@ def test_packs_by_number_are_cut_as_in_the_original() -> None:
     assert [len(strand.span) for strand in program.strands] == [3, 3, 5]
     assert [(place.pack, place.offset) for place in program.layout.places] == [(0, 0), (0, 4)]
     few = compose(floats(2, packing=Packing(num_packs=4)), topology(1, 1))
-    assert [len(strand.span) for strand in few.strands] == [0, 0, 0, 2]
+    assert [len(strand.span) for strand in few.strands] == [2], "what would be empty does not travel"
+
+
+MANY: dict[str, tuple[Collective, str]] = {
+    "num_packs": (floats(10, packing=Packing(num_packs=1 << 31)), "num_packs must be at most 4096, got 2147483648"),
+    "shards": (
+        floats(10, all_reduce_spec=(Tier("xring", 1 << 31),)),
+        "shards in all_reduce_spec must be at most 4096, got 2147483648",
+    ),
+    "tiers": (
+        floats(10, all_reduce_spec=tuple(Tier("xring", 1, limit) for limit in (*range(1000), -1))),
+        "the number of tiers in all_reduce_spec must be at most 64, got 1001",
+    ),
+    "cuts and shards": (
+        floats(10_000, all_reduce_spec=(Tier("xring", 3),), packing=Packing(num_packs=2000)),
+        "6000 packs, and 4096 can travel .*; all_reduce_spec with up to 3 shards and num_packs=2000, for every type",
+    ),
+    "values by themselves": (
+        floats(*[1] * 5000, packing=Packing()),
+        "5000 packs, .*; num_packs=0 sends every value by itself",
+    ),
+    "small packs": (floats(*[2] * 5000, bytes_per_pack=1), "5000 packs, .*; bytes_per_pack=1: choose a larger one"),
+    "leaves to be joined": (floats(*[2] * 5000, operation=AllGather()), "5000 packs, .*; all_gather.* every leaf"),
+}
+
+
+@pytest.mark.parametrize("case", MANY)
+def test_more_than_can_travel_at_once_is_refused_by_name_before_it_is_built(case: str) -> None:
+    collective, says = MANY[case]
+    with pytest.raises(InvalidArgumentError, match=says):
+        prepare(collective, 0, topology(1, 1))
+
+
+def test_as_many_strands_as_can_travel_at_once_are_counted_before_they_are_built() -> None:
+    spec = (Tier("pscpu", 2, 40), Tier("xring", 5))
+    for collective in (
+        floats(4096, packing=Packing(num_packs=4096)),
+        floats(3, all_reduce_spec=(Tier("xring", 4096),)),
+        floats(10, 1000, 3, all_reduce_spec=spec, packing=Packing(num_packs=7)),
+        floats(10, 1000, 3, all_reduce_spec=spec),
+        floats(10, 1000, 3, bytes_per_pack=8),
+        floats(0, packing=Packing(num_packs=3)),
+        floats(10, 10, operation=AllGather(), packing=Packing(num_packs=3)),
+        floats(10, operation=Broadcast(0), packing=Packing(num_packs=3)),
+        Collective(Barrier(), "", ()),
+    ):
+        where = topology(1, 1)
+        rows = tuple((10, 10) for _ in range(2)) if isinstance(collective.operation, AllGather) else ()
+        strands = compose(collective, where, rows).strands
+        assert len(strands) == strand_count(collective, where, prepare(collective, 0, where).layout) <= 4096
+        assert all(len(strand.span) for strand in strands) or not sum(leaf.count for leaf in collective.leaves)
 
 
 def test_small_neighbours_travel_together_and_everything_else_alone() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectived_proto.types import DType, Leaf
-from collectived_runtime.plan.batches import batches, cut
+from collectived_runtime.plan.batches import batches, cut, strands_of
 from collectived_runtime.plan.moves import Span
 
 
@@ -21,10 +21,17 @@ def runs(*counts: int, max_bytes: int = 40, max_group: int = 10) -> list[tuple[i
 
 @pytest.mark.parametrize(
     ("count", "parts", "lengths"),
-    ((7, 3, [2, 2, 3]), (2, 4, [0, 0, 0, 2]), (6, 1, [6]), (0, 2, [0, 0]), (9, 3, [3, 3, 3])),
+    ((7, 3, [2, 2, 3]), (2, 4, [2]), (6, 1, [6]), (0, 2, [0]), (9, 3, [3, 3, 3]), (13, 1 << 40, [13])),
 )
 def test_the_last_cut_has_the_remainder(count: int, parts: int, lengths: list[int]) -> None:
     assert [len(span) for span in cut(count, parts)] == lengths
+
+
+@given(st.integers(0, 100), st.integers(1, 30), st.integers(1, 20))
+def test_no_strand_is_empty_and_their_number_is_known_before(count: int, parts: int, shards: int) -> None:
+    spans = [span for part in cut(count, parts) for span in part.split(min(shards, max(1, len(part))))]
+    assert len(spans) == strands_of(count, parts, shards) and (not count or all(len(span) for span in spans))
+    assert (spans[0].start, spans[-1].stop) == (0, count)
 
 
 def test_num_packs_cuts_through_leaves_type_by_type() -> None:

@@ -12,6 +12,7 @@ from collectived_proto.codec import verdict_to_proto
 from collectived_proto.errors import (
     AbortedError,
     Code,
+    DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     ResourceExhaustedError,
@@ -33,8 +34,9 @@ class Setting:
     def __init__(self) -> None:
         self.said: list[bytes] = []
         self.hung_up: list[str] = []
+        self.late: list[tuple[int, int, str, float]] = []
         self.budget = Budget(1 << 30)
-        self.remote = Remote(GROUP, 0, self.budget, self.say, self.hung_up.append)
+        self.remote = Remote(GROUP, 0, self.budget, self.say, self.hung_up.append, lambda *what: self.late.append(what))
 
     def say(self, message: bytes) -> None:
         self.said.append(message)
@@ -198,6 +200,37 @@ async def test_a_verdict_ends_what_it_covers_and_what_waits_behind_it(setting: S
         with pytest.raises(UnavailableError, match="decided"):
             await ended
     assert len(setting.rung) == 1
+
+
+@story
+async def test_what_was_late_ends_with_the_verdict_that_all_ranks_get(setting: Setting) -> None:
+    await setting.submit(0)
+    late = [
+        asyncio.ensure_future(setting.remote.late((GENERATION, instance), "barrier()", 0.1))
+        for instance in (1, wire.POST)
+    ]
+    await settle()
+    assert setting.late == [(GENERATION, 1, "barrier()", 0.1), (GENERATION, wire.POST, "barrier()", 0.1)]
+    decided = verdict(Code.DEADLINE_EXCEEDED, 1)
+    setting.fail(2, decided)
+    await settle()
+    assert not any(one.done() for one in late), "that was of another one"
+    for instance, one in zip((1, wire.POST), late, strict=True):
+        setting.fail(instance, decided)
+        with pytest.raises(DeadlineExceededError) as caught:
+            await one
+        assert caught.value.verdict == decided
+    assert setting.rung == [(GENERATION, 0)]
+
+
+@story
+async def test_what_was_late_ends_with_its_rank(setting: Setting) -> None:
+    late = asyncio.ensure_future(setting.remote.late((GENERATION, 0), "barrier()", 0.1))
+    await settle()
+    setting.remote.close()
+    for waiting in (late, setting.remote.late((GENERATION, 0), "barrier()", 0.1)):
+        with pytest.raises(UnavailableError, match="has lost its place"):
+            await waiting
 
 
 @story

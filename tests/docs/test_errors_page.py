@@ -1,0 +1,276 @@
+"""docs/errors.md has a section for every error; each message there is what a real run raised here."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from tests.docs.contents import ROOT
+from tests.multi.conftest import Cluster
+
+import collectived as cd
+from collectived import errors
+from collectived_proto.types import Member, shown_name
+
+PAGE = (ROOT / "docs/errors.md").read_text()
+UNPROVOKED = {"CollectiveError", "PermissionDeniedError", "InternalError"}
+PLACEHOLDERS = (  # what varies from run to run, and what stands for it on the page
+    (r"\bhost \S+,", "host <host>,"),
+    (r"\bpid \d+", "pid <pid>"),
+    (r"(test_errors_page\.py|<string>):\d+", "train.py:<line>"),
+    (r"within [\d.]+ s\b", "within <seconds> s"),
+    (r"127\.0\.0\.1:\d+", "<host>:<port>"),
+    (r"its process ended( or closed its (doorbell|session))?", "its process ended"),  # whichever is noticed first
+)
+
+Provoke = Callable[[Cluster], errors.CollectiveError]
+SNIPPETS: dict[str, Provoke] = {}
+
+
+def provokes(kind: type[errors.CollectiveError]) -> Callable[[Provoke], Provoke]:
+    def note(snippet: Provoke) -> Provoke:
+        SNIPPETS[kind.__name__] = snippet
+        return snippet
+
+    return note
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Cluster]:
+    made = Cluster(1, worker_options=("--listen", ":0"))
+    yield made
+    made.close()
+
+
+# Snippets
+
+
+@provokes(errors.InvalidArgumentError)
+def ranks_differ(worker: Cluster) -> errors.CollectiveError:
+    def body(group: cd.Group) -> errors.CollectiveError:
+        group.barrier()
+        if group.rank == 2:
+            await_flight(worker, 2)
+        with pytest.raises(errors.InvalidArgumentError) as caught:
+            group.all_reduce("sum", {"weights": np.ones((3, 4 + group.rank // 2), np.float32)})
+        if caught.value.rejoin:
+            group.rejoin(timeout=20)
+        assert group.all_reduce("sum", 1.0) == 3.0  # where the coordinator decided, the group goes on
+        return caught.value
+
+    return as_ranks(worker, 3, body)
+
+
+@provokes(errors.DeadlineExceededError)
+def a_rank_does_not_come(worker: Cluster) -> errors.CollectiveError:
+    over = threading.Event()
+
+    def body(group: cd.Group) -> errors.CollectiveError:
+        group.barrier()
+        if group.rank:
+            over.wait(20)
+        with pytest.raises(errors.DeadlineExceededError) as caught:
+            group.all_reduce("sum", np.ones(3), options=cd.CommunicationOptions(timeout_seconds=0.2))
+        over.set()
+        group.rejoin(timeout=20)
+        assert group.all_reduce("sum", 1.0) == 2.0
+        return caught.value
+
+    return as_ranks(worker, 2, body)
+
+
+@provokes(errors.UnavailableError)
+def a_process_is_killed(worker: Cluster) -> errors.CollectiveError:
+    program = """
+import signal
+import collectived as cd
+with cd.connect() as session, session.join(timeout=20) as group:
+    for step in range(3):
+        group.all_reduce("sum", 1.0)
+    signal.pause()
+"""
+    with worker.client(1, 2, "train", program) as victim:
+        try:
+            with cd.connect(worker.addresses[0]) as session, session.join("train", 2, rank=0, timeout=20) as group:
+                for _ in range(3):
+                    group.all_reduce("sum", 1.0)
+                work: cd.Work = group.all_reduce("sum", 1.0, async_op=True)
+                await_flight(worker)
+                victim.kill()
+                error = work.exception(20)
+        finally:
+            victim.kill()
+    assert error is not None
+    return error
+
+
+@provokes(errors.AbortedError)
+def a_rank_raises(worker: Cluster) -> errors.CollectiveError:
+    def body(group: cd.Group) -> errors.CollectiveError | None:
+        group.barrier()
+        if group.rank:
+            await_flight(worker)
+            with pytest.raises(ValueError), group:
+                raise ValueError("loss is NaN")
+            return None
+        with pytest.raises(errors.AbortedError) as caught:
+            group.all_reduce("sum", 1.0)
+        return caught.value
+
+    return as_ranks(worker, 2, body)
+
+
+@provokes(errors.FailedPreconditionError)
+def a_group_is_used_after_it_was_left(worker: Cluster) -> errors.CollectiveError:
+    with cd.connect(worker.addresses[0]) as session:
+        group = session.join("train", 1, rank=0)
+        group.leave()
+        with pytest.raises(errors.FailedPreconditionError) as caught:
+            group.barrier()
+        group.rejoin(timeout=20)
+    return caught.value
+
+
+@provokes(errors.ResourceExhaustedError)
+def too_many_are_in_flight(worker: Cluster) -> errors.CollectiveError:
+    full = threading.Event()
+
+    def body(group: cd.Group) -> errors.CollectiveError | None:
+        if group.rank:
+            full.wait(20)
+            for _ in range(64):
+                group.barrier()
+            return None
+        works = [group.barrier(async_op=True) for _ in range(64)]
+        with pytest.raises(errors.ResourceExhaustedError) as caught:
+            group.barrier(async_op=True)
+        full.set()
+        cd.wait(works)  # the group goes on
+        return caught.value
+
+    return as_ranks(worker, 2, body)
+
+
+@provokes(errors.UnimplementedError)
+def an_algorithm_for_gpus_is_asked_for_on_cpus(worker: Cluster) -> errors.CollectiveError:
+    with cd.connect(worker.addresses[0]) as session:
+        ops = cd.MultiWorkerAllReduce(["/job:worker/task:0"], 0, "nccl", session=session)
+        value = cd.PerReplica([np.ones(3), np.ones(3)])
+        with pytest.raises(errors.UnimplementedError) as caught:
+            ops.reduce("sum", value, value)
+    return caught.value
+
+
+@provokes(errors.NotFoundError)
+def a_device_does_not_exist(worker: Cluster) -> errors.CollectiveError:
+    with cd.connect(worker.addresses[0]) as session, pytest.raises(errors.NotFoundError) as caught:
+        session.join("train", 1, device="CPU:9")
+    return caught.value
+
+
+@provokes(errors.UnauthenticatedError)
+def the_secret_is_missing(worker: Cluster) -> errors.CollectiveError:
+    with pytest.raises(errors.UnauthenticatedError) as caught:
+        cd.connect(worker.tcp_addresses[0])
+    return caught.value
+
+
+@provokes(errors.CancelledError)
+def a_session_is_closed_while_another_thread_joins(worker: Cluster) -> errors.CollectiveError:
+    session = cd.connect(worker.addresses[0])
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(session.join, "lonely", 2)
+        while "lonely" not in [shown_name(group.name) for group in worker.status().groups]:
+            pass
+        os.kill(worker.workers[0].process.pid, signal.SIGSTOP)  # else it may answer before its channel is closed
+        try:
+            session.close()
+        finally:
+            os.kill(worker.workers[0].process.pid, signal.SIGCONT)
+        error = joining.exception(20)
+    assert isinstance(error, errors.CancelledError)
+    return error
+
+
+def as_ranks(
+    worker: Cluster, size: int, body: Callable[[cd.Group], errors.CollectiveError | None]
+) -> errors.CollectiveError:
+    """What `body` returns on rank 0 of that many; whatever it returns on others names the same ranks."""
+    error, *others = worker.run_sessions(size, lambda _, group: body(group), "train")
+    assert isinstance(error, errors.CollectiveError)
+    for other in filter(None, others):
+        assert (type(other), ranks(other.missing), ranks(other.differing)) == (
+            type(error), ranks(error.missing), ranks(error.differing)
+        )  # fmt: skip
+    return error
+
+
+def await_flight(worker: Cluster, arrived: int = 1) -> None:
+    """Returns when a collective waits in the worker to which so many ranks have come."""
+    while not any(
+        len(flight.arrived) == arrived
+        for row in worker.status().workers
+        for lane in row.lanes
+        for flight in lane.in_flight
+    ):
+        pass
+
+
+# The page
+
+
+def shown(error: errors.CollectiveError) -> str:
+    """As the page shows an error."""
+    lines = [f"{type(error).__name__}: {error}"]
+    if error.verdict is None:
+        lines.append(".verdict None, .rejoin False")
+    else:
+        lines.append(f".missing {ranks(error.missing)}, .differing {ranks(error.differing)}, .rejoin {error.rejoin}")
+        lines.append(f".instance {error.instance}, .op {error.op!r}, .site {error.site!r}")
+        lines.append(f"last_instance of .members {[member.last_instance for member in error.members]}")
+    text = "\n".join(lines)
+    for pattern, placeholder in PLACEHOLDERS:
+        text = re.sub(pattern, placeholder, text)
+    return text
+
+
+def ranks(members: tuple[Member, ...]) -> list[int]:
+    return [member.rank for member in members]
+
+
+def section(name: str) -> str:
+    found = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert found, f"docs/errors.md has no section {name}"
+    return found[1]
+
+
+def messages(name: str) -> list[str]:
+    """The messages in a section. Lines that go on in the next one there do so with eight spaces."""
+    blocks = re.findall(r"^```text\n(.*?)\n```$", section(name), re.MULTILINE | re.DOTALL)
+    return [re.sub(r"\n {8}", " ", block) for block in blocks]
+
+
+def test_every_error_has_a_section_in_the_order_of_the_tree() -> None:
+    names = [name for name in re.findall(r"^## (\w+)$", PAGE, re.MULTILINE) if name.endswith("Error")]
+    assert sorted(names) == sorted(name for name in errors.__all__ if name != "Code")
+    assert names[0] == "CollectiveError" and UNPROVOKED | set(SNIPPETS) == set(names)
+
+
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_the_message_on_the_page_is_what_a_real_run_raised(name: str, worker: Cluster) -> None:
+    # Where the machine is so busy that the coordinator does not answer in time, the worker decides alone: once more.
+    error = next(one for one in (SNIPPETS[name](worker) for _ in range(5)) if one.decided_by in ("", "coordinator"))
+    assert type(error).__name__ == name
+    assert messages(name) == [shown(error)]
+
+
+@pytest.mark.parametrize("name", sorted(UNPROVOKED))
+def test_an_error_that_no_run_can_provoke_has_no_message_and_says_why(name: str) -> None:
+    assert not messages(name)
+    assert "**No message here**" in section(name)
