@@ -319,6 +319,8 @@ def test_a_work_that_was_dropped_in_flight_is_heard_of_when_it_fails(
 
 def test_an_error_that_the_caller_was_given_is_not_logged(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     setting = in_flight_and_failing(make, 0)
+    fail = setting.far.answer
+    setting.far.answer = lambda ring: fail(ring) if ring.instance == 2 else []  # when all are in flight
     works = [setting.group.barrier(async_op=True) for _ in range(3)]
     with pytest.raises(cd.errors.InvalidArgumentError):
         works[1].wait()
