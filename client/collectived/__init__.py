@@ -22,8 +22,8 @@ from collectived.distribute import (
     get_replica_context,
 )
 from collectived.group import Group
-from collectived.indexed_slices import IndexedSlices
 from collectived.session import Session, connect
+from collectived.values.indexed_slices import IndexedSlices
 from collectived.work import Work, wait
 from collectived_proto.options import CollectiveHints, CommunicationOptions
 from collectived_proto.types import RELEASE, CommunicationImplementation, Member, ReduceOp

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
 from collectived.arguments import whole
-from collectived.axes import axis_of, rows_of
-from collectived.prepare import Special
+from collectived.calls.prepare import Special
+from collectived.values.axes import axis_of, rows_of
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import (
     AllGather,

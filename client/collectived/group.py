@@ -13,15 +13,15 @@ import numpy as np
 
 from collectived import several, site
 from collectived.arguments import whole
-from collectived.call import Call
+from collectived.calls.call import Call
+from collectived.calls.outlined import OutlinedCall
+from collectived.calls.prepare import OPEN, Signatures, Special, Value, cut, locate, take_apart
+from collectived.calls.route import Address, Route
+from collectived.calls.uncollected import Uncollected
 from collectived.collectives import Collectives
-from collectived.doorbell import GRACE
+from collectived.connection.wish import Wish, again
 from collectived.errors import FailedPreconditionError, ResourceExhaustedError
-from collectived.outlined import OutlinedCall
-from collectived.prepare import OPEN, Signatures, Special, Value, cut, locate, take_apart
-from collectived.route import Address, Route
-from collectived.uncollected import Uncollected
-from collectived.wish import Wish, again
+from collectived.shared.doorbell import GRACE
 from collectived.work import Work
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import CollectiveError, error_from_verdict
@@ -104,7 +104,7 @@ class Group(Collectives):
         local = [member.rank for member in info.members if member.worker == info.members[rank].worker]
         self.local_rank = local.index(rank)
         self.local_size = len(local)
-        self._doorbell = seat.route
+        self._route = seat.route
         self._signatures = seat.signatures
         self._uncollected = Uncollected(seat.route.standing)
         self._unusable = ""
@@ -112,7 +112,7 @@ class Group(Collectives):
     @property
     def generation(self) -> int:
         """The incarnation in which the next collective will run."""
-        return self._doorbell.standing.generation
+        return self._route.standing.generation
 
     @property
     def waiting(self) -> int:
@@ -121,7 +121,7 @@ class Group(Collectives):
         The same on all ranks after the same collective, so that all can decide alike to `rejoin` and let them in, as
         long as the group is smaller than the most it was joined for.
         """
-        return self._doorbell.standing.waiting
+        return self._route.standing.waiting
 
     def rejoin(self, size: int | tuple[int, int] | None = None, *, timeout: float | timedelta | None = None) -> Self:
         """Joins the next generation of this group, with whoever comes; this rank's number may change.
@@ -140,9 +140,9 @@ class Group(Collectives):
             DeadlineExceededError: not complete in time; the group can be joined again all the same.
             CollectiveError: the worker or the coordinator refuses, or the worker is lost: then connect again.
         """
-        if self._doorbell.severed:
+        if self._route.severed:
             raise FailedPreconditionError(self._unusable)
-        finished = self._doorbell.standing.finished
+        finished = self._route.standing.finished
         wish = again(self._wish, size, timeout, None if finished < 0 else finished)
         if not self._unusable:
             with contextlib.suppress(CollectiveError):  # that it has failed is why we are here
@@ -184,7 +184,7 @@ class Group(Collectives):
             return
         self._unusable = f"rank {self.rank} has left group {self.name!r}; join it again"
         try:
-            unseen = self._doorbell.leave()
+            unseen = self._route.leave()
         finally:
             self._signatures.forget()
             self._home._left(self)
@@ -197,7 +197,7 @@ class Group(Collectives):
         self._check_usable()
         if not isinstance(reason, str):
             raise TypeError(f"reason must be a text, which all ranks are shown, got {reason!r}")
-        self._doorbell.abort(reason)
+        self._route.abort(reason)
 
     def __enter__(self) -> Self:
         return self
@@ -210,7 +210,7 @@ class Group(Collectives):
         if error is None or isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code):
             self.leave()
             return
-        self._doorbell.abort(site.describe(error, traceback))
+        self._route.abort(site.describe(error, traceback))
         try:
             self.leave()
         except CollectiveError as unseen:
@@ -241,7 +241,7 @@ class Group(Collectives):
         taken = OPEN if comes else take_apart(value)
         if cutting:
             operation, taken = cut(cast(Cutting, operation), taken)
-        doorbell = self._doorbell
+        doorbell = self._route
         try:
             doorbell.check_goes_on(line)
             if taken.sparse and isinstance(operation, (AllReduce, Reduce)):
@@ -296,7 +296,7 @@ class Group(Collectives):
             places.append(located)
         for number, (call, located) in enumerate(zip(calls, places, strict=True)):
             self._ring(call, located, merged.timeout_seconds or 0.0, deadline, calls[:number])
-        work = several.Several(calls, self._doorbell, self._uncollected, parts, taken)
+        work = several.Several(calls, self._route, self._uncollected, parts, taken)
         return self._started(work, calls[0]) if async_op else work.result()
 
     def _ring(
@@ -321,13 +321,13 @@ class Group(Collectives):
             call.cut = deadline.at + GRACE
             remaining = deadline.wire()
         try:
-            self._doorbell.ring(call, timeout, remaining, addresses)
+            self._route.ring(call, timeout, remaining, addresses)
         except ResourceExhaustedError:
             if not earlier:
                 raise
             for other in earlier:
-                self._doorbell.wait(other)
-            self._doorbell.ring(call, timeout, remaining, addresses)
+                self._route.wait(other)
+            self._route.ring(call, timeout, remaining, addresses)
 
     def _started(self, work: Work, first: Call) -> Work:
         """A work as the caller gets it, unless it could not start.
@@ -376,7 +376,7 @@ class Group(Collectives):
         self._unusable = (
             f"group {self.name!r} was joined by the parent of this process; connect and join in the child itself"
         )
-        self._doorbell.sever(self._unusable)
+        self._route.sever(self._unusable)
         self._signatures.forget()
 
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from collectived import address, environment, lifetime
 from collectived.arguments import whole
+from collectived.calls.prepare import Signatures
+from collectived.connection import address, environment, lifetime
+from collectived.connection.wish import Wish, wish
 from collectived.errors import CollectiveError, FailedPreconditionError, NotFoundError, UnimplementedError
 from collectived.group import Group, Seat
-from collectived.leaves import element_type, numpy_dtype, template
-from collectived.libraries import device_name
-from collectived.prepare import Signatures
 from collectived.transports import Transport, choose, grpc_alone
-from collectived.wish import Wish, wish
+from collectived.values.leaves import element_type, numpy_dtype, template
+from collectived.values.libraries import device_name
 from collectived_proto.devices import DeviceName
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.options import CommunicationOptions, seconds
@@ -29,7 +29,7 @@ from collectived_proto.options import CommunicationOptions, seconds
 if TYPE_CHECKING:
     import grpc
 
-    from collectived.rpc import Opened, Worker
+    from collectived.connection.rpc import Opened, Worker
 
 log = logging.getLogger("collectived")
 
@@ -64,7 +64,7 @@ def connect(
     secret = address.secret(found)
     found.knock(limit)
 
-    from collectived.rpc import Worker  # late, for it imports grpc
+    from collectived.connection.rpc import Worker  # late, for it imports grpc
 
     rpc = Worker(found, credentials, secret)
     try:

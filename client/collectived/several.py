@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from collectived import nest
-from collectived.call import Call
-from collectived.indexed_slices import IndexedSlices, divided
-from collectived.leaves import check_reducible, element_type, shown
-from collectived.prepare import Prepared, Value
-from collectived.route import Route
-from collectived.sparse import only
-from collectived.uncollected import Uncollected
+from collectived.calls.call import Call
+from collectived.calls.prepare import Prepared, Value
+from collectived.calls.route import Route
+from collectived.calls.uncollected import Uncollected
+from collectived.values import nest
+from collectived.values.indexed_slices import IndexedSlices, divided
+from collectived.values.leaves import check_reducible, element_type, shown
+from collectived.values.sparse import only
 from collectived.work import Work
 from collectived_proto.types import AllGather, AllReduce, Gather, Operation, Reduce, ReduceOp
 

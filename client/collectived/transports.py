@@ -8,15 +8,15 @@ import select
 import socket
 from typing import TYPE_CHECKING, Protocol
 
-from collectived import door
-from collectived.doorbell import Doorbell
+from collectived.calls.route import Describe, Route
 from collectived.errors import UnavailableError
-from collectived.heap import Heap
-from collectived.memory import Memory, SessionSocket
-from collectived.route import Describe, Route
+from collectived.grpc_alone.heap import Heap
+from collectived.shared import door
+from collectived.shared.doorbell import Doorbell
+from collectived.shared.memory import Memory, SessionSocket
 
 if TYPE_CHECKING:
-    from collectived.rpc import Joined, Opened, Worker
+    from collectived.connection.rpc import Joined, Opened, Worker
 
 log = logging.getLogger("collectived")
 
@@ -101,7 +101,7 @@ class Grpc:
         self.memory = Heap()
 
     def seat(self, joined: Joined) -> tuple[Route, Describe]:
-        from collectived.remote import Remote  # late, for it imports grpc
+        from collectived.grpc_alone.remote import Remote  # late, for it imports grpc
 
         name = f"{self._worker} ({self._rpc.name})"
         route = Remote(self._rpc, self._session, joined.group, joined.rank, name)

@@ -11,11 +11,11 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from collectived import nest
 from collectived.arguments import sendable
-from collectived.call import Call
-from collectived.route import Route
-from collectived.uncollected import Uncollected
+from collectived.calls.call import Call
+from collectived.calls.route import Route
+from collectived.calls.uncollected import Uncollected
+from collectived.values import nest
 from collectived_proto.errors import CollectiveError
 from collectived_proto.options import seconds
 from collectived_proto.types import Verdict
@@ -33,7 +33,7 @@ class Work:
     def __init__(self, calls: Sequence[Call], doorbell: Route, uncollected: Uncollected) -> None:
         self._call = calls[0]
         self._calls = tuple(calls)  # see `several`; in order of submission
-        self._doorbell = doorbell
+        self._route = doorbell
         self._uncollected = uncollected
         self._lock = threading.Lock()
         self._collected = False
@@ -56,7 +56,7 @@ class Work:
             if not self._collected:
                 self._value = self._take()
                 self._collected = True
-                self._doorbell.standing.waiting = self._calls[-1].waiting
+                self._route.standing.waiting = self._calls[-1].waiting
             return self._value
 
     def wait(self, timeout: float | timedelta | None = None) -> Any:
@@ -65,9 +65,9 @@ class Work:
 
     def done(self) -> bool:
         """Whether the collective has ended, well or not."""
-        self._doorbell.check()
+        self._route.check()
         if not self._ended:
-            self._doorbell.glance()
+            self._route.glance()
         if not self._ended:
             return False
         self._fill_out()
@@ -88,7 +88,7 @@ class Work:
         """
         if not callable(callback):
             raise TypeError(f"callback must be a function of this Work, got {callback!r}")
-        self._doorbell.check()
+        self._route.check()
         self._call_back(callback, 0)
 
     def as_completed(self) -> Iterator[tuple[str, Any]]:
@@ -106,8 +106,8 @@ class Work:
         given: set[str] = set()
         for call in self._calls:
             for number in range(call.prepared.packs):
-                self._doorbell.check()
-                self._doorbell.wait(call, number + 1)
+                self._route.check()
+                self._route.wait(call, number + 1)
                 if number >= len(call.packs):  # it has failed
                     break
                 with self._lock:
@@ -151,7 +151,7 @@ class Work:
 
     def _call_back(self, callback: Callable[[Work], object], first: int) -> None:
         """Calls back once the calls from the first one on have ended; those before it have."""
-        callbacks = self._doorbell.callbacks
+        callbacks = self._route.callbacks
         for number in range(first, len(self._calls)):
             if not self._calls[number].complete:
                 callbacks.add(self._calls[number], partial(self._call_back, callback, number + 1))
@@ -163,12 +163,12 @@ class Work:
         callback(self)
 
     def _wait(self, timeout: float | timedelta | None) -> None:
-        self._doorbell.check()
+        self._route.check()
         limit = seconds(timeout, "timeout")
         end = math.inf if limit is None else monotonic() + limit
         for call in self._calls:
             if not call.complete:
-                self._doorbell.wait(call, until=end)
+                self._route.wait(call, until=end)
             if not call.complete:
                 raise TimeoutError(f"{call.prepared.op} has not ended within {limit:g} s; it goes on")
         self._fill_out()
@@ -184,7 +184,7 @@ class Work:
         if verdict is None:
             return None
         self._collected = True
-        return self._doorbell.error(verdict, self._call.prepared.site)
+        return self._route.error(verdict, self._call.prepared.site)
 
     def _raise_failure(self) -> None:
         failure = self._failure()
@@ -192,7 +192,7 @@ class Work:
             raise failure
 
     def __del__(self) -> None:
-        if self._collected or self._doorbell.severed:
+        if self._collected or self._route.severed:
             return
         for call in self._calls:  # whose verdict is yet to come, tells it then
             call.uncollected = self._uncollected

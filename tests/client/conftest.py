@@ -18,12 +18,12 @@ import grpc
 import numpy as np
 import pytest
 
-from collectived import nest
-from collectived.doorbell import Doorbell
+from collectived.calls.prepare import Signatures
+from collectived.connection.wish import Wish
 from collectived.group import Group, Seat
-from collectived.memory import Memory, SessionSocket
-from collectived.prepare import Signatures
-from collectived.wish import Wish
+from collectived.shared.doorbell import Doorbell
+from collectived.shared.memory import Memory, SessionSocket
+from collectived.values import nest
 from collectived_proto import codec
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import Code

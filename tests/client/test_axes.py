@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived import axes, nest
-from collectived.leaves import Array
+from collectived.values import axes, nest
+from collectived.values.leaves import Array
 from collectived_proto.types import AllGather, AllToAll, Cutting, Gather, ReduceScatter, Scatter
 
 

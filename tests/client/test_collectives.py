@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived import prepare
+from collectived.calls import prepare
 from collectived_proto.local import wire
 from collectived_proto.types import Broadcast, CommunicationImplementation, Reduce
 

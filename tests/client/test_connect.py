@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived import rpc
+from collectived.connection import rpc
 from collectived_proto.local import jobs, wire
 
 VARIABLES = "COLLECTIVED_WORKER COLLECTIVED_GROUP COLLECTIVED_JOB COLLECTIVED_LABEL COLLECTIVED_TIMEOUT WORLD_SIZE RANK"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived import leaves
+from collectived.values import leaves
 
 jax = pytest.importorskip("jax")
 jnp: Any = jax.numpy
@@ -211,7 +211,7 @@ def test_worker_memory_like_nothing_that_could_look_into_it_is_refused(
 
 def test_neither_importing_nor_numpy_leaves_bring_any_other_library() -> None:
     program = (
-        "import sys, numpy, collectived; from collectived import leaves, integrations\n"
+        "import sys, numpy, collectived; from collectived import integrations; from collectived.values import leaves\n"
         "leaves.kind_of(numpy.ones(2)), leaves.kind_of(1), leaves.template(numpy)\n"
         "print([name for name in ('torch', 'jax', 'cupy', 'tensorflow') if name in sys.modules])"
     )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectived import nest
+from collectived.values import nest
 
 Point = namedtuple("Point", "x y")
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectived.parcel import Form, Parcel
-from collectived.places import Backing
+from collectived.calls.parcel import Form, Parcel
+from collectived.calls.places import Backing
 from collectived_proto import codec
 from collectived_proto.local.outline import Outline
 from collectived_proto.types import Broadcast, Collective, DType, Leaf

@@ -380,7 +380,7 @@ def test_a_worker_that_hangs_up_is_lost(worker: RemoteWorker, group: cd.Group) -
     worker.server.stop(None).wait()
     with pytest.raises(cd.errors.UnavailableError, match="is lost"):
         work.result(10)
-    assert group._doorbell.standing.over
+    assert group._route.standing.over
 
 
 def test_a_worker_that_does_not_answer_is_given_up_at_the_deadline(worker: RemoteWorker, group: cd.Group) -> None:

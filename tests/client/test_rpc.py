@@ -130,7 +130,7 @@ def fork():
 locked, release = threading.Event(), threading.Event()
 
 def hold():
-    with group._doorbell.mutex, pending._lock, ended._lock, session._memory._lock, group._signatures._lock:
+    with group._route.mutex, pending._lock, ended._lock, session._memory._lock, group._signatures._lock:
         locked.set()
         release.wait()
 

@@ -12,7 +12,7 @@ import pytest
 
 import collectived as cd
 from collectived.errors import Code
-from collectived.indexed_slices import IndexedSlices
+from collectived.values.indexed_slices import IndexedSlices
 from collectived_proto.local import wire
 from collectived_proto.types import AllGather, AllReduce, Broadcast, Gather, Reduce, Send
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived import doorbell
 from collectived.errors import Code
+from collectived.shared import doorbell
 from collectived_proto.local import wire
 
 Stop = Callable[[Any], None]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectived import nest, structure
-from collectived.indexed_slices import IndexedSlices
-from collectived.sparse import expanded
+from collectived.values import nest, structure
+from collectived.values.indexed_slices import IndexedSlices
+from collectived.values.sparse import expanded
 
 Point = namedtuple("Point", "x y")
 Colour = enum.Enum("Colour", "RED")

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived import leaves, libraries
-from collectived.doorbell import Doorbell
+from collectived.shared.doorbell import Doorbell
+from collectived.values import leaves, libraries
 from collectived_proto.errors import Code
 from collectived_proto.local import wire
 

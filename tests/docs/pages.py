@@ -34,7 +34,7 @@ from collectived import errors
 from collectived.collectives import Collectives
 from collectived.cross_device.replica import ReplicaContext
 from collectived.cross_device.strategy import StrategyExtended
-from collectived.leaves import check_reducible
+from collectived.values.leaves import check_reducible
 from collectived_proto import errors as tree
 from collectived_proto.types import AllReduce, DType
 from collectived_runtime.plan.packs import result_dtype

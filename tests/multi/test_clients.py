@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived import doorbell
+from collectived.shared import doorbell
 
 INTERRUPTED = """
 import json, os, random, signal, threading, collectived as cd, numpy as np

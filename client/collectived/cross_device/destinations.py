@@ -7,7 +7,7 @@ from typing import Any
 
 from collectived.cross_device.devices import device_name, device_of
 from collectived.cross_device.values import DistributedValues
-from collectived.indexed_slices import IndexedSlices
+from collectived.values.indexed_slices import IndexedSlices
 
 
 def destination_devices(destinations: Any) -> tuple[str, ...]:

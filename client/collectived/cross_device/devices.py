@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from collectived.indexed_slices import IndexedSlices
+from collectived.values.indexed_slices import IndexedSlices
 from collectived_proto.devices import DeviceName
 
 _UNSAID = -1  # the task of a name that says none

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
-from collectived import environment
+from collectived.connection import environment
 from collectived.errors import DeadlineExceededError, UnavailableError
 from collectived_proto.deadline import Deadline
 from collectived_proto.options import CommunicationOptions

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from collectived.arithmetic import averaged, native, rounded, widened
-from collectived.indexed_slices import IndexedSlices, aggregate, divided
-from collectived.leaves import Array, check_reducible, element_type, kind_of
+from collectived.values.arithmetic import averaged, native, rounded, widened
+from collectived.values.indexed_slices import IndexedSlices, aggregate, divided
+from collectived.values.leaves import Array, check_reducible, element_type, kind_of
 from collectived_proto.types import AllReduce, DType, ReduceOp
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from collectived import nest
 from collectived.cross_device.limits import begun, remaining
 from collectived.cross_device.ops import CrossDeviceOps, call_options
 from collectived.cross_device.replica import ReplicaContext
 from collectived.cross_device.values import DistributedValues, PerReplica
 from collectived.group import Group
+from collectived.values import nest
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import ReduceOp
 

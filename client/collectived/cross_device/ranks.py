@@ -31,7 +31,7 @@ class Ranks:
     @property
     def over(self) -> bool:
         """Whether this generation can carry nothing any more, as far as is known here."""
-        return any(group._unusable or group._doorbell.standing.over for group in self.groups)
+        return any(group._unusable or group._route.standing.over for group in self.groups)
 
     def carry_out(
         self,

@@ -82,7 +82,7 @@ class ReplicaContext:
         """Whether nothing can come of it any more, and the caller has been told so."""
         if self._joined is None:
             return False
-        standing = self._joined._doorbell.standing
+        standing = self._joined._route.standing
         return bool(self._joined._unusable) or (standing.over and standing.unseen is None)
 
     def _leave(self) -> None:

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from collectived import nest
 from collectived.cross_device import local
 from collectived.cross_device.all_reduce import NcclAllReduce
 from collectived.cross_device.destinations import destination_devices
@@ -19,6 +18,7 @@ from collectived.cross_device.spread import Spread, spread_from
 from collectived.cross_device.values import DistributedValues, Mirrored, PerReplica, regroup, select
 from collectived.group import Group
 from collectived.session import Session
+from collectived.values import nest
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import ReduceOp
 

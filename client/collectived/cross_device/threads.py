@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from collectived.turns import LOOK_UP
+from collectived.calls.turns import LOOK_UP
 
 
 def each(count: int, body: Callable[[int], Any], name: str) -> tuple[list[Any], list[BaseException]]:

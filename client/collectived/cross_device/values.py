@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from collectived import nest
 from collectived.cross_device.devices import device_name, device_of
+from collectived.values import nest
 
 _NUMBERS = (bool, int, float, complex)  # equal ones may be one object, which says nothing about where they come from
 

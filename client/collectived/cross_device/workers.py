@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from collectived.errors import DeadlineExceededError, UnavailableError
 
 if TYPE_CHECKING:
-    from collectived.rpc import Worker
+    from collectived.connection.rpc import Worker
 
 
 @dataclass(frozen=True, slots=True)

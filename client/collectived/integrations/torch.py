@@ -13,7 +13,7 @@ from typing import Any
 
 from collectived import site
 from collectived.group import Group
-from collectived.leaves import writable_view
+from collectived.values.leaves import writable_view
 from collectived.work import Work
 from collectived_proto.options import CommunicationOptions
 

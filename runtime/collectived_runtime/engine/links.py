@@ -88,7 +88,7 @@ class Links:
             if (place, channel) not in self._links:
                 if (task := self._topology.peers[place].task) in self._gone:
                     self._links[place, channel] = None
-                    self._lost(task, LEFT_TEXT)
+                    self._watch.ask(functools.partial(self._lost, task, LEFT_TEXT))  # not amid a step of what runs
                 else:
                     self._ask(place, channel)
             link = self._links[place, channel]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived.arithmetic import mean_dtype
-from collectived.indexed_slices import add_n, aggregate, divided
+from collectived.values.arithmetic import mean_dtype
+from collectived.values.indexed_slices import add_n, aggregate, divided
 
 
 def test_rows_of_equal_index_add_up_in_the_dense_array() -> None:

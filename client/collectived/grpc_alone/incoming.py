@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived.heap import Block
-from collectived.prepare import Prepared
+from collectived.calls.prepare import Prepared
+from collectived.grpc_alone.heap import Block
 from collectived_proto.local.outline import Outline, Pieces
 from collectived_proto.types import DType
 from collectived_proto.v1 import common_pb2, worker_pb2

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from collectived import door
+from collectived.calls.places import Backing, Place, Stageable
 from collectived.errors import CollectiveError, InternalError, ResourceExhaustedError, UnavailableError
-from collectived.leaves import Array
-from collectived.places import Backing, Place, Stageable
+from collectived.shared import door
+from collectived.values.leaves import Array
 from collectived_proto.errors import error_class
 from collectived_proto.local import wire
 from collectived_proto.local.slots import Slots

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from collectived import environment
 from collectived.arguments import sendable, whole
+from collectived.connection import environment
 from collectived_proto.options import seconds
 
 _MOST_RANKS = 1 << 20  # more is a mistake: nobody waits for that many

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collectived.places import Backing
+from collectived.calls.places import Backing
 from collectived_proto.local import wire
 
 if sys.platform == "linux":

@@ -14,18 +14,18 @@ from functools import partial
 from time import monotonic
 
 from collectived.arguments import sendable
-from collectived.call import Call
-from collectived.callbacks import Callbacks
-from collectived.doorbell import GRACE
+from collectived.calls.call import Call
+from collectived.calls.callbacks import Callbacks
+from collectived.calls.prepare import MOST
+from collectived.calls.route import ALL, Address
+from collectived.calls.standing import Standing
+from collectived.calls.turns import Turns
+from collectived.connection.rpc import Worker
 from collectived.errors import CollectiveError, FailedPreconditionError, ResourceExhaustedError
-from collectived.heap import Blocks, HeapStaging
-from collectived.incoming import Incoming, LaidOut, Outlined
-from collectived.prepare import MOST
-from collectived.route import ALL, Address
-from collectived.rpc import Worker
-from collectived.standing import Standing
-from collectived.submission import Submission
-from collectived.turns import Turns
+from collectived.grpc_alone.heap import Blocks, HeapStaging
+from collectived.grpc_alone.incoming import Incoming, LaidOut, Outlined
+from collectived.grpc_alone.submission import Submission
+from collectived.shared.doorbell import GRACE
 from collectived_proto import codec
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import Code, error_class, error_from_verdict

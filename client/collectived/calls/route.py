@@ -19,16 +19,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from collectived.leaves import Array
-from collectived.places import Backing, Stageable
+from collectived.calls.places import Backing, Stageable
+from collectived.values.leaves import Array
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import CollectiveError
 from collectived_proto.types import Collective, Layout, Verdict
 
 if TYPE_CHECKING:
-    from collectived.call import Call
-    from collectived.callbacks import Callbacks
-    from collectived.standing import Standing
+    from collectived.calls.call import Call
+    from collectived.calls.callbacks import Callbacks
+    from collectived.calls.standing import Standing
 
 ALL = 1 << 30  # "wait for all packs"
 

@@ -11,15 +11,15 @@ import socket
 import threading
 from time import monotonic
 
-from collectived import door
 from collectived.arguments import sendable
-from collectived.call import Call
-from collectived.callbacks import Callbacks
+from collectived.calls.call import Call
+from collectived.calls.callbacks import Callbacks
+from collectived.calls.route import ALL, Address
+from collectived.calls.standing import Standing
+from collectived.calls.turns import LOOK_UP, Turns
 from collectived.errors import FailedPreconditionError, ResourceExhaustedError
-from collectived.flight import Echo, Flight
-from collectived.route import ALL, Address
-from collectived.standing import Standing
-from collectived.turns import LOOK_UP, Turns
+from collectived.shared import door
+from collectived.shared.flight import Echo, Flight
 from collectived_proto.errors import Code, CollectiveError, error_from_verdict
 from collectived_proto.local import wire
 from collectived_proto.types import GroupInfo, Verdict

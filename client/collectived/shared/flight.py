@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections import deque
 
-from collectived.call import Call
-from collectived.callbacks import Callbacks
-from collectived.results import Results
-from collectived.route import ALL
-from collectived.standing import Standing
-from collectived.turns import Turns
+from collectived.calls.call import Call
+from collectived.calls.callbacks import Callbacks
+from collectived.calls.route import ALL
+from collectived.calls.standing import Standing
+from collectived.calls.turns import Turns
+from collectived.shared.results import Results
 from collectived_proto.local import wire
 from collectived_proto.types import Verdict
 

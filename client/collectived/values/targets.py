@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectived import nest
 from collectived.arguments import sendable
-from collectived.leaves import Array, UnknownLeaf, writable_view
+from collectived.values import nest
+from collectived.values.leaves import Array, UnknownLeaf, writable_view
 
 
 class Targets(NamedTuple):

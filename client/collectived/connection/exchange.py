@@ -11,7 +11,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from collectived.turns import LOOK_UP
+from collectived.calls.turns import LOOK_UP
 
 _END_WITHIN = 0.05  # seconds for the thread of an RPC that was cancelled; Ctrl-C is to be over within 0.1
 _FORK_WAITS = 1.0  # seconds for a short RPC; gRPC waits as long for one that streams

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-from collectived.standing import Standing
+from collectived.calls.standing import Standing
 from collectived_proto.errors import Code, error_from_verdict
 from collectived_proto.types import Verdict
 

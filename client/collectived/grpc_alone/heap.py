@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived.leaves import Array
-from collectived.places import Backing, Stageable
-from collectived.route import Address
+from collectived.calls.places import Backing, Stageable
+from collectived.calls.route import Address
+from collectived.values.leaves import Array
 
 SPARE_BYTES = 256 << 20  # the most staging that is kept for later calls
 _MOST_FREE = 4  # blocks of results that are kept for later ones

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from collectived.arithmetic import Array, Partial, averaged, mean_dtype, native, partial_dtypes, rounded, widened
-from collectived.leaves import UnknownLeaf, kind_of
+from collectived.values.arithmetic import Array, Partial, averaged, mean_dtype, native, partial_dtypes, rounded, widened
+from collectived.values.leaves import UnknownLeaf, kind_of
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from collectived.call import Call
+from collectived.calls.call import Call
 
 log = logging.getLogger("collectived")
 

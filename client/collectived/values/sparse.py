@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from collectived import nest
-from collectived.indexed_slices import IndexedSlices
-from collectived.nest import LEAF, NONE, Node, Spec
+from collectived.values import nest
+from collectived.values.indexed_slices import IndexedSlices
+from collectived.values.nest import LEAF, NONE, Node, Spec
 
 
 class SLICES:

@@ -20,9 +20,11 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 import grpc
 from google.protobuf.message import DecodeError
 
-from collectived import environment
-from collectived.address import SECRET_FILE, Address
 from collectived.arguments import sendable
+from collectived.connection import environment
+from collectived.connection.address import SECRET_FILE, Address
+from collectived.connection.exchange import Exchange, gate
+from collectived.connection.wish import Wish
 from collectived.errors import (
     CancelledError,
     CollectiveError,
@@ -31,8 +33,6 @@ from collectived.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from collectived.exchange import Exchange, gate
-from collectived.wish import Wish
 from collectived_proto import codec
 from collectived_proto.deadline import Deadline
 from collectived_proto.status import from_rpc_error

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectived import libraries
-from collectived.libraries import Array as Array
-from collectived.libraries import UnknownLeaf as UnknownLeaf
+from collectived.values import libraries
+from collectived.values.libraries import Array as Array
+from collectived.values.libraries import UnknownLeaf as UnknownLeaf
 from collectived_proto.numpy_types import from_numpy
 from collectived_proto.types import AllReduce, DType, Operation, Reduce, ReduceOp
 

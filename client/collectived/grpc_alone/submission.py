@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived.exchange import gate
+from collectived.connection.exchange import gate
 from collectived_proto.v1 import worker_pb2
 
 CHUNK = 1 << 20  # bytes of a data message

@@ -8,10 +8,10 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from collectived import nest
 from collectived.arguments import whole
-from collectived.leaves import Array, shown
-from collectived.nest import Spec
+from collectived.values import nest
+from collectived.values.leaves import Array, shown
+from collectived.values.nest import Spec
 from collectived_proto.types import AllGather, Cutting, Gather, Scatter
 
 _MOST_AXES = 64  # of a NumPy array

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectived import axes
-from collectived.leaves import Array
-from collectived.places import Backing
-from collectived.route import Slot
+from collectived.calls.places import Backing
+from collectived.calls.route import Slot
+from collectived.values import axes
+from collectived.values.leaves import Array
 from collectived_proto.local.outline import Pieces, parse
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import Collective

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from collectived.nest import LEAF, NONE, Node, Spec
-from collectived.sparse import SLICES
+from collectived.values.nest import LEAF, NONE, Node, Spec
+from collectived.values.sparse import SLICES
 
 _DEEPEST = 100  # containers in containers; a limit, for each costs stack
 _TOKEN = re.compile(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from collectived.call import Call
+from collectived.calls.call import Call
 from collectived_proto.errors import Code
 from collectived_proto.local import wire
 from collectived_proto.types import GroupInfo, Member, Verdict

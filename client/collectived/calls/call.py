@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collectived import nest
 from collectived.arguments import sendable
+from collectived.calls.places import Backing
+from collectived.calls.prepare import Prepared
+from collectived.calls.route import ALL, Address, Slot
 from collectived.errors import InternalError
-from collectived.leaves import Array
-from collectived.places import Backing
-from collectived.prepare import Prepared
-from collectived.route import ALL, Address, Slot
-from collectived.targets import Targets, check_fits, take_targets
+from collectived.values import nest
+from collectived.values.leaves import Array
+from collectived.values.targets import Targets, check_fits, take_targets
 from collectived_proto.local import wire
 from collectived_proto.types import Verdict
 
 if TYPE_CHECKING:
-    from collectived.uncollected import Uncollected
+    from collectived.calls.uncollected import Uncollected
 
 
 class Call:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from collectived import nest, structure
-from collectived.call import Call
+from collectived.calls.call import Call
+from collectived.calls.parcel import Parcel
+from collectived.calls.prepare import Prepared
+from collectived.calls.route import Address, Slot
 from collectived.errors import InternalError
-from collectived.leaves import Array, Kind
-from collectived.parcel import Parcel
-from collectived.prepare import Prepared
-from collectived.route import Address, Slot
-from collectived.targets import Targets, check_fits, take_targets
+from collectived.values import nest, structure
+from collectived.values.leaves import Array, Kind
+from collectived.values.targets import Targets, check_fits, take_targets
 
 # What comes to a rank that has no value of its own says no more of numbers than their type.
 _COMES = Kind(lambda value: value, lambda value: value if value.ndim else value[()])

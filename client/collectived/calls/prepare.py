@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectived import axes, nest
 from collectived.arguments import sendable
+from collectived.calls.parcel import Form
+from collectived.calls.places import Place
+from collectived.calls.route import Address, Describe, Room, Slot
 from collectived.errors import InternalError, InvalidArgumentError
-from collectived.indexed_slices import IndexedSlices
-from collectived.leaves import Array, Kind, UnknownLeaf, check_reducible, element_type, kind_of, shown
-from collectived.parcel import Form
-from collectived.places import Place
-from collectived.route import Address, Describe, Room, Slot
-from collectived.sparse import expanded
+from collectived.values import axes, nest
+from collectived.values.indexed_slices import IndexedSlices
+from collectived.values.leaves import Array, Kind, UnknownLeaf, check_reducible, element_type, kind_of, shown
+from collectived.values.sparse import expanded
 from collectived_proto.deadline import Deadline
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.options import CommunicationOptions

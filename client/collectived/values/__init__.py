@@ -1,0 +1,1 @@
+"""What a value is, seen without any worker: nests, leaves, sparse values, axes, and where results go."""
