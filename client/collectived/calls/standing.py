@@ -143,6 +143,7 @@ class Standing:
             from_instance=self.next_instance if instance < 0 else instance,
             instance=instance,
             op=call.prepared.op if call else "",
+            missing=(self.group.members[self.rank],) if code is Code.ABORTED else (),
             decided_by=self._own,
             members=self.group.members,
         )

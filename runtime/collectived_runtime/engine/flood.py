@@ -27,6 +27,7 @@ from collectived_runtime.transport.link import Link, LinkBroken
 
 CHANNEL = CHANNELS + 1
 LISTEN_SECONDS = 0.06
+TELLERS = 2  # workers that tell one that has been given up
 TELL_SECONDS = 1.0  # in which peers are reached, or not
 _BY_COORDINATOR = "coordinator"
 
@@ -74,6 +75,18 @@ class Flood:
                 self._tell(place, verdict)
         if first:
             self._until = time.monotonic() + LISTEN_SECONDS
+
+    def inform(self, verdict: Verdict) -> None:
+        """The coordinator has given a worker up that may live all the same: its own ranks are to hear of it too."""
+        if verdict.decided_by != _BY_COORDINATOR or verdict.orderly:
+            return
+        missing = {member.rank for member in verdict.missing}
+        topology = self._shop.topology
+        gone = [place for place, peer in enumerate(topology.peers) if missing.issuperset(peer.ranks)]
+        left = [place for place in range(len(topology.peers)) if place not in gone]
+        if gone and topology.place in left[:TELLERS]:
+            for place in gone:
+                self._tell(place, verdict)
 
     @property
     def idle(self) -> bool:

@@ -435,6 +435,7 @@ class Generation:
             if submitted >= verdict.from_instance and not any(rank in instance.arrivals for instance in failing):
                 self.fail(seat, submitted, verdict)
         self.posts.rule(verdict)
+        self.flood.inform(verdict)
         late, self._late = self._late, []
         for seat, number in late:
             if number >= verdict.from_instance if number < wire.POST else not verdict.orderly:

@@ -110,3 +110,14 @@ def test_a_fault_after_a_departure_in_order_reaches_those_that_wait(world: Any) 
     here.ranks[1].bell.close()  # the coordinator says nothing about it
     failed, verdict = here.ranks[0].failed()
     assert (failed, verdict.code) == (number, Code.UNAVAILABLE)
+
+
+def test_a_worker_that_the_coordinator_gave_up_hears_of_it_from_the_others(world: Any) -> None:
+    here = world(1, 1, 1)
+    for rank in here.ranks:
+        if rank.rank:
+            rank.submit()
+    lost = replace(here.verdict(Code.UNAVAILABLE, message="worker 2 is lost"), missing=(here.group.members[2],))
+    for lane in here.lanes[:2]:
+        lane.rule(lost)
+    assert [here.ranks[rank].failed()[1].message for rank in (1, 2)] == ["worker 2 is lost"] * 2
