@@ -1,0 +1,49 @@
+"""`python -m tests.drills` (`make drills`): plays the drills, prints what became of each, and keeps the tables.
+
+The exit status is 1 if anything was not as promised. A run of all drills writes its tables into docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+
+from . import report
+from .cells import ALL
+from .play import Result, Stage
+
+_ORDER = ("faults", "mismatches", "endurance")
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    found = [cell for cell in ALL if re.search(options.only, cell.name) and (cell.short or not options.short)]
+    chosen = sorted(found, key=lambda cell: (_ORDER.index(cell.family), cell.linked, cell.workers))
+    if options.list:
+        print("\n".join(cell.name for cell in chosen))
+        return 0
+    results: list[Result] = []
+    with Stage(options.seed) as stage:
+        for cell in chosen:
+            results.append(stage.play(cell))
+            print(report.line(results[-1]), flush=True)
+            if results[-1].failure:
+                print(results[-1].failure, file=sys.stderr, flush=True)
+    print(report.summary(results))
+    if len(chosen) == len(ALL):
+        report.write(results)
+    return 1 if any(result.failure for result in results) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.drills", description=__doc__)
+    parser.add_argument("--only", default="", metavar="PATTERN", help="cells whose names match this regular expression")
+    parser.add_argument("--seed", type=int, default=1, help="of everything that is chosen at random")
+    parser.add_argument("--list", action="store_true", help="print the names of the cells, and play none")
+    parser.add_argument("--short", action="store_true", help="the short form, which is part of the tests")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

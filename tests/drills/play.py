@@ -1,0 +1,114 @@
+"""Plays cells, one after the other, on clusters that are kept as long as nothing in them has failed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from .cell import Cell
+from .cluster import Cluster
+from .limits import Hang, Pace
+from .scene import Scene
+
+_DEFECTS = ("Traceback", "a defect of collectived", "was never retrieved")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a cell.
+
+    failure: what was not as promised; '' where all was. hung: it reached its cap. heard: seconds from the fault until
+    the last rank had heard. error, named: the class of what they heard, and the ranks that it names. late: how late the
+    machine was, in seconds. notes: what else was measured.
+    """
+
+    cell: Cell
+    failure: str
+    hung: bool
+    seconds: float
+    heard: float | None = None
+    error: str = ""
+    named: tuple[int, ...] = ()
+    late: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+class Stage:
+    """Clusters by kind; a context manager that leaves nothing behind."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self._seed = seed
+        self._clusters: dict[tuple[int, bool], Cluster] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with contextlib.ExitStack() as ending:
+            for cluster in self._clusters.values():
+                ending.callback(cluster.close)
+            self._clusters.clear()
+
+    def play(self, cell: Cell) -> Result:
+        """Plays a cell; never raises for what happens in it."""
+        begin = time.monotonic()
+        with Pace() as pace:
+            kind = (cell.workers, cell.linked)
+            try:
+                if kind not in self._clusters:
+                    self._clusters[kind] = Cluster(*kind)
+            except Exception as error:
+                return Result(cell, f"the daemons did not start: {error}", False, time.monotonic() - begin)
+            cluster = self._clusters[kind]
+            begin = time.monotonic()
+            said = {daemon.pid: len(daemon.log) for daemon in cluster.daemons}
+            scene = Scene(cell, cluster, self._seed, pace)
+            failure, hung = "", False
+            try:
+                scene.begin()
+                cell.drill(scene)
+                failure = "; ".join(scene.violations())
+                scene.end()
+                cluster.keep_spares()
+            except Exception as error:
+                hung = isinstance(error, Hang)
+                failure = "; ".join([failure] * bool(failure) + [f"{error or type(error).__name__}", _where(error)])
+            logs = [line for daemon in cluster.daemons for line in daemon.log[said.get(daemon.pid, 0) :]]
+            defects = [line.strip() for line in logs if any(word in line for word in _DEFECTS)]
+            if defects:
+                failure = "; ".join([failure] * bool(failure) + [f"a daemon said {defects[0]!r}"])
+            if failure:
+                failure += f"\n  the daemons said:\n{''.join(f'    {line}' for line in logs[-20:])}"
+                self._tear_down(kind, scene)
+            return Result(
+                cell,
+                failure,
+                hung,
+                time.monotonic() - begin,
+                scene.heard,
+                scene.error,
+                scene.named,
+                pace.late,
+                tuple(scene.notes),
+            )
+
+    def _tear_down(self, kind: tuple[int, bool], scene: Scene) -> None:
+        """What has failed once is not used again."""
+        scene.abandon()
+        cluster = self._clusters.pop(kind)
+        for daemon in cluster.daemons:
+            daemon.go_on()
+        with contextlib.suppress(Exception):
+            cluster.close()
+
+
+def _where(error: Exception) -> str:
+    """The line of the drill at which it failed."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/cells/" in frame.filename]
+    return f"(at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else "(in the scene)"

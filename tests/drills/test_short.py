@@ -1,0 +1,29 @@
+"""The short form of the drills (`make drills` plays all of them): what must never break, on daemons of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from .cell import Cell
+from .cells import ALL
+from .play import Stage
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+@pytest.mark.parametrize("cell", [cell for cell in ALL if cell.short], ids=lambda cell: cell.name)
+def test_a_fault_ends_as_promised(stage: Stage, cell: Cell) -> None:
+    result = stage.play(cell)
+    assert not result.failure, result.failure
+
+
+def test_there_are_at_least_sixty_cells_with_names_of_their_own() -> None:
+    names = [cell.name for cell in ALL]
+    assert len(set(names)) == len(names)
+    assert sum(cell.family == "faults" for cell in ALL) >= 60
