@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 import click
 
+from collectived_launcher.bench import bench
 from collectived_launcher.daemon import coordinator, simulate, worker
 from collectived_launcher.launch import launch
 from collectived_launcher.status import status
@@ -24,7 +25,7 @@ def collectived() -> None:
     """Collective communication as a service: start it, use it, look at it."""
 
 
-for command in (launch, status, simulate, coordinator, worker):
+for command in (launch, status, bench, simulate, coordinator, worker):
     collectived.add_command(command)
 
 

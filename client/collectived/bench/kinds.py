@@ -1,0 +1,99 @@
+"""What the collectives are to a benchmark: how a size is divided among ranks, and what bus bandwidth makes of it.
+
+The definitions are those of nccl-tests, so that figures can be laid beside figures from there. S is the number of bytes
+that algorithm bandwidth counts, n the number of ranks:
+
+    operation        S: bytes of                            bus bandwidth / algorithm bandwidth
+    all_reduce       each rank's array                      2 (n - 1) / n
+    reduce           each rank's array                      1
+    broadcast        root's array                           1
+    send_recv        what each rank sends to the next one   1
+    all_gather       the result                             (n - 1) / n
+    gather           root's result                          (n - 1) / n
+    scatter          root's array                           (n - 1) / n
+    reduce_scatter   each rank's array                      (n - 1) / n
+    all_to_all       each rank's array                      (n - 1) / n
+
+The document on performance in nccl-tests says nothing of gather and scatter: their factor is that of its programs, as
+one of the n pieces stays where it is. A barrier moves nothing: it has times and no bandwidths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+
+class Factor(Enum):
+    """How often a byte crosses the bus of the busiest rank."""
+
+    TWICE = "2 (n - 1) / n"
+    SHARE = "(n - 1) / n"
+    ONCE = "1"
+
+    def of(self, ranks: int) -> float:
+        if self is Factor.ONCE:
+            return 1.0
+        return (2 if self is Factor.TWICE else 1) * (ranks - 1) / ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One operation.
+
+    Attributes:
+        divided: whether S bytes are n pieces, of which `count` tells the elements of one.
+        pieces_in, pieces_out: whether an input, or a result, has all n of them; both False: one. Only where divided.
+        reduces, rooted: whether it has a reduce op, a root.
+    """
+
+    factor: Factor
+    divided: bool = False
+    pieces_in: bool = False
+    pieces_out: bool = False
+    reduces: bool = False
+    rooted: bool = False
+    moves: bool = True
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "all_reduce": Kind(Factor.TWICE, reduces=True),
+        "reduce": Kind(Factor.ONCE, reduces=True, rooted=True),
+        "broadcast": Kind(Factor.ONCE, rooted=True),
+        "all_gather": Kind(Factor.SHARE, divided=True, pieces_out=True),
+        "gather": Kind(Factor.SHARE, divided=True, pieces_out=True, rooted=True),
+        "scatter": Kind(Factor.SHARE, divided=True, pieces_in=True, rooted=True),
+        "reduce_scatter": Kind(Factor.SHARE, divided=True, pieces_in=True, reduces=True),
+        "all_to_all": Kind(Factor.SHARE, divided=True, pieces_in=True, pieces_out=True),
+        "send_recv": Kind(Factor.ONCE),
+        "barrier": Kind(Factor.ONCE, moves=False),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How large one measurement is.
+
+    Attributes:
+        size: S, in bytes. count: elements of the array, or of one piece where S is divided.
+        taken, given: elements of a rank's input, and of a result.
+    """
+
+    size: int
+    count: int
+    taken: int
+    given: int
+
+
+def extent(kind: Kind, nbytes: int, itemsize: int, ranks: int) -> Extent:
+    """The largest measurement of at most `nbytes`, but at least one element (of each piece)."""
+    if not kind.moves:
+        return Extent(0, 0, 0, 0)
+    pieces = ranks if kind.divided else 1
+    count = max(1, nbytes // (itemsize * pieces))
+    taken, given = (count * (ranks if whole else 1) for whole in (kind.pieces_in, kind.pieces_out))
+    return Extent(count * pieces * itemsize, count, taken, given)

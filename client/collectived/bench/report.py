@@ -1,0 +1,76 @@
+"""What rank 0 tells whoever started it: one JSON object per line. Pure: values in, objects out.
+
+`begin` comes first, then `size` and `row` in turn, then `end`; any rank may say `failed`.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from collectived.bench.kinds import Extent
+from collectived.bench.measure import Row
+from collectived.bench.order import Order
+from collectived.errors import CollectiveError
+from collectived_proto.types import RELEASE, Member
+
+Event = dict[str, Any]
+
+
+def begin(order: Order, members: Sequence[Member], transport: str, extents: Sequence[Extent]) -> Event:
+    """What is measured, and where."""
+    kind = order.kind
+    conditions = {
+        "operation": order.operation,
+        "dtype": order.dtype if kind.moves else None,
+        "reduce_op": order.reduction.value if kind.reduces else None,
+        "root": order.root if kind.rooted else None,
+        "ranks": len(members),
+        "workers": len({member.worker for member in members}),
+        "hosts": len({member.host for member in members}),
+        "transport": transport,
+        "memory": order.memory,
+        "in_flight": order.in_flight,
+        "warmup": order.warmup,
+        "checked": order.checks,
+        "time": "slowest rank",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "version": RELEASE,
+    }
+    return {"event": "begin", "conditions": conditions, "sizes": [extent.size for extent in extents]}
+
+
+def size(extent: Extent, iterations: int) -> Event:
+    """This one is measured next."""
+    return {"event": "size", "size_bytes": extent.size, "iterations": iterations}
+
+
+def row(found: Row) -> Event:
+    """One size was measured."""
+    shown = asdict(found.figures)
+    return {
+        "event": "row",
+        "size_bytes": found.extent.size,
+        "count": found.extent.count,
+        "iterations": shown["iterations"],
+        "p50_seconds": shown["p50"],
+        "p99_seconds": shown["p99"],
+        "mean_seconds": shown["mean"],
+        "algorithm_bandwidth": shown["algorithm_bandwidth"],
+        "bus_bandwidth": shown["bus_bandwidth"],
+        "errors": found.errors,
+    }
+
+
+def end() -> Event:
+    return {"event": "end"}
+
+
+def failed(rank: int | None, error: BaseException) -> Event:
+    """This rank has failed. What is no error of a collective comes with its traceback."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    trace = "" if isinstance(error, CollectiveError) else "".join(traceback.format_exception(error)).strip()
+    return {"event": "failed", "rank": rank, "error": text.removeprefix("collectived_proto.errors."), "trace": trace}

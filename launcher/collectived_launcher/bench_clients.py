@@ -1,0 +1,214 @@
+"""Who measures: the ranks of a new job, ranks beside the programs of a job that runs, or the one rank that we are."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import click
+
+from collectived_launcher.account import Account
+from collectived_launcher.bench_screen import Screen
+from collectived_launcher.child import Client
+from collectived_launcher.daemons import await_end
+from collectived_launcher.job import Addresses, Job, client_environment, new_name
+from collectived_launcher.keeper import Keeper
+from collectived_launcher.launch import choose_folder
+from collectived_launcher.local import LocalJob
+from collectived_launcher.loop import Loop
+from collectived_launcher.supervise import (
+    Action,
+    ClientEnded,
+    Elapsed,
+    Event,
+    Finish,
+    Policy,
+    Send,
+    Signalled,
+    begin,
+    decide,
+    exit_status,
+)
+from collectived_proto.local import jobs
+
+UNREACHABLE = 3
+_KNOCK = 2.0  # seconds for a worker's socket to answer
+Program = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to measure. Without `environments` in a new job; else a client for each of them, by rank."""
+
+    workers: int
+    clients: int
+    environments: Mapping[int, Mapping[str, str]] | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.workers * self.clients
+
+    def run(self, program: Program, screen: Screen) -> int:
+        """Runs the program as all ranks; the exit status of the command, if no result is wrong."""
+        if self.environments is not None:
+            return Guests(program, self.environments, screen).run()
+        name = new_name()
+        return _Hosts(Job(name, choose_folder(name, self.workers), self.workers, self.clients, program), screen).run()
+
+
+def choose(workers: int | None, clients: int | None, worker: str | None, environment: Mapping[str, str]) -> Place:
+    """The place that is meant: a new job where `workers` are told or nothing runs, else what runs.
+
+    Raises:
+        click.UsageError: what is told contradicts itself, or several jobs run.
+        click.ClickException: the worker does not answer, exit status 3.
+    """
+    if worker and workers:
+        raise click.UsageError("--worker names a worker that runs, --workers starts new ones: expected one of the two")
+    if all(environment.get(name) for name in ("COLLECTIVED_WORKER", "RANK", "WORLD_SIZE")):
+        return _rank(workers or clients or worker, environment)
+    if workers:
+        return Place(workers, clients or 2)
+    named = worker or environment.get("COLLECTIVED_WORKER")
+    running = [job for job in jobs.running() if job.workers]
+    if named:
+        found = next((job for job in running if named in job.workers), None)
+        name, coordinator = (found.job, found.coordinator) if found else ("", "")
+        return _guests(Addresses(coordinator, (named,), 0), name, clients or 2)
+    if not running:
+        return Place(1, clients or 2)
+    if len(running) > 1:
+        lines = "\n".join(f"    --worker {job.workers[0]}  ({job.job}: {job.command})" for job in running)
+        raise click.UsageError(
+            f"{len(running)} jobs of yours run on this host; say which, or --workers N for a new one:\n{lines}"
+        )
+    return _guests(Addresses(running[0].coordinator, running[0].workers, 0), running[0].job, clients or 2)
+
+
+def _rank(told: object, environment: Mapping[str, str]) -> Place:
+    """We are a rank ourselves, started as such by `collectived launch` or another launcher."""
+    if told:
+        raise click.UsageError(
+            f"this is rank {environment['RANK']} of a job (RANK is set), which measures with the ranks that it has: "
+            "expected no --workers, --clients or --worker"
+        )
+    try:
+        return Place(1, int(environment["WORLD_SIZE"]), {int(environment["RANK"]): {}})
+    except ValueError:
+        raise click.UsageError(
+            f"RANK={environment['RANK']!r} and WORLD_SIZE={environment['WORLD_SIZE']!r}: expected whole numbers"
+        ) from None
+
+
+def _guests(addresses: Addresses, job: str, clients: int) -> Place:
+    """Clients of a job that runs, in a group of their own."""
+    for address in addresses.workers:
+        _knock(address)
+    group = f"bench-{secrets.token_hex(4)}"
+    place = Job(job, jobs.runtime_folder(), len(addresses.workers), clients, ())
+    environments = {}
+    for rank in range(place.size):
+        variables = {**client_environment(place, addresses, rank, restart=0), "COLLECTIVED_GROUP": group}
+        unknown = () if job else ("COLLECTIVED_JOB", "COLLECTIVED_COORDINATOR")
+        environments[rank] = {name: value for name, value in variables.items() if name not in unknown}
+    return Place(len(addresses.workers), clients, environments)
+
+
+def _knock(address: str) -> None:
+    """Connects and hangs up, so that nothing is started in vain."""
+    path = address.removeprefix("unix:")
+    host, _, port = address.rpartition(":")
+    try:
+        if path != address:
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(_KNOCK)
+                sock.connect(path)
+        elif host and port.isdigit():
+            socket.create_connection((host.strip("[]"), int(port)), _KNOCK).close()
+        else:
+            raise click.UsageError(f"--worker {address!r} is not an address: expected unix:/path or host:port")
+    except (OSError, OverflowError) as error:
+        from collectived_launcher.find import Unreachable  # imports gRPC
+
+        raise Unreachable(f"no worker answers at {address}: {error}") from error
+
+
+class _Hosts(LocalJob):
+    """A job that is only there to measure."""
+
+    def __init__(self, job: Job, screen: Screen) -> None:
+        policy = Policy(daemon_restarts=0)
+        super().__init__(job, policy)
+        self._terminal, self._account = screen, Account(policy, screen)
+
+
+class Guests:
+    """Clients of daemons that others run: started, watched and ended as those of a job."""
+
+    def __init__(self, program: Program, environments: Mapping[int, Mapping[str, str]], screen: Screen) -> None:
+        policy = Policy()
+        self._program, self._environments, self._screen = program, environments, screen
+        self._account = Account(policy, screen)
+        self._state = begin(policy, dict.fromkeys(environments, "their worker"))
+        self._clients: dict[int, Client] = {}
+        self._sent: dict[int, int] = {}
+        self._ended: list[int] = []
+
+    def run(self) -> int:
+        """Runs them to their end; returns the exit status of the command."""
+        keeper = Keeper(jobs.runtime_folder() / f"bench-{new_name()}")  # a folder of that name is never made
+        with Loop() as loop:
+            try:
+                for rank, variables in self._environments.items():
+                    self._clients[rank] = client = Client(rank, loop, keeper, self._screen, None)
+                    client.ended = lambda rank=rank: self._ended.append(rank)  # type: ignore[misc]
+                    client.start(self._program, variables)
+                self._attend(loop)
+            finally:
+                for client in self._clients.values():
+                    client.send(signal.SIGKILL)
+                await_end(loop, list(self._clients.values()))
+                keeper.close()
+        if any(client.status == UNREACHABLE for client in self._clients.values()):
+            return UNREACHABLE
+        self._account.close()
+        return exit_status(self._state)
+
+    def _attend(self, loop: Loop) -> None:
+        finished = False
+        while not finished:
+            if not self._ended and not loop.signals:
+                wakeup = self._state.wakeup
+                loop.turn(None if wakeup is None else max(0.0, wakeup - time.monotonic()))
+            for event in self._gather(loop):
+                self._state, actions = decide(self._state, event, time.monotonic())
+                self._tell(event, actions)
+                for action in actions:
+                    if isinstance(action, Send):
+                        self._send(action)
+                    finished = finished or isinstance(action, Finish)
+
+    def _gather(self, loop: Loop) -> list[Event]:
+        events: list[Event] = [ClientEnded(rank, self._clients[rank].status or 0) for rank in self._ended]
+        self._ended = []
+        while loop.signals:
+            events.append(Signalled(loop.signals.popleft()))
+        return [*events, Elapsed()]
+
+    def _send(self, action: Send) -> None:
+        for rank in action.ranks:
+            self._sent[rank] = action.signum
+            self._clients[rank].send(action.signum)
+
+    def _tell(self, event: Event, actions: tuple[Action, ...]) -> None:
+        match event:
+            case ClientEnded(rank, status) if status not in (0, UNREACHABLE) and self._state.interrupted_by is None:
+                self._account.client_failed(self._clients[rank], self._state, self._sent.get(rank))
+            case Signalled(signum):
+                self._account.signalled(signum, actions)
+            case Elapsed():
+                self._account.sends(actions)

@@ -1,0 +1,86 @@
+"""What was heard of a measurement so far, from the events of `collectived.bench`, and the JSON made of it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = dict[str, Any]
+_EVENTS = ("begin", "size", "row", "end", "failed")
+
+
+@dataclass(slots=True)
+class Record:
+    """Attributes:
+    conditions: what is measured, and where; None before rank 0 has told it.
+    sizes: all that will be measured, in bytes.
+    current: size in bytes and number of iterations of what is measured now.
+    failures: (rank, error, traceback or "") of ranks that failed, in order of their words.
+    complete: whether all sizes were measured.
+    """
+
+    conditions: dict[str, Any] | None = None
+    sizes: list[int] = field(default_factory=list)
+    current: tuple[int, int] | None = None
+    rows: list[Row] = field(default_factory=list)
+    failures: list[tuple[int | None, str, str]] = field(default_factory=list)
+    complete: bool = False
+
+    @property
+    def errors(self) -> int:
+        """Wrong elements of all sizes together."""
+        return sum(row["errors"] or 0 for row in self.rows)
+
+
+def event(line: bytes) -> dict[str, Any] | None:
+    """A line of a client as an event; None where it is something else that it printed."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and found.get("event") in _EVENTS else None
+
+
+def hear(record: Record, told: dict[str, Any]) -> None:
+    """Enters an event."""
+    match told["event"]:
+        case "begin":
+            record.conditions, record.sizes = told["conditions"], told["sizes"]
+        case "size":
+            record.current = told["size_bytes"], told["iterations"]
+        case "row":
+            record.current = None
+            record.rows.append({key: value for key, value in told.items() if key != "event"})
+        case "end":
+            record.complete = True
+        case "failed":
+            record.failures.append((told["rank"], told["error"], told["trace"]))
+
+
+def distinct(failures: Sequence[tuple[int | None, str, str]]) -> list[tuple[list[int], str, str]]:
+    """(ranks, error, traceback) of failures, each once: those that quote another one, which began it, are left out."""
+    grouped: dict[str, tuple[list[int], str]] = {}
+    for rank, error, trace in failures:
+        ranks, _ = grouped.setdefault(error, ([], trace))
+        if rank is not None:
+            ranks.append(rank)
+    return [
+        (sorted(ranks), error, trace)
+        for error, (ranks, trace) in grouped.items()
+        if not any(other in error for other in grouped if other != error)
+    ]
+
+
+def as_json(record: Record) -> dict[str, Any]:
+    """Seconds, bytes, and bytes per second; docs/bench.md explains the keys."""
+    return {
+        "conditions": record.conditions,
+        "complete": record.complete,
+        "errors": record.errors,
+        "rows": record.rows,
+        "failures": [
+            {"ranks": ranks, "error": error, "trace": trace} for ranks, error, trace in distinct(record.failures)
+        ],
+    }

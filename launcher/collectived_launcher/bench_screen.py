@@ -1,0 +1,90 @@
+"""The terminal of `collectived bench`: takes what clients print, keeps what they measured, and shows how far they are.
+
+Standard output is left to the result. On standard error there is progress, where that is a terminal, and whatever
+clients and daemons say that is no event.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from collectived_launcher.bench_record import Record, event, hear
+from collectived_launcher.bench_tables import digits, size
+from collectived_launcher.output import Terminal
+
+
+class Screen(Terminal):
+    """Stands where `collectived launch` has a terminal that shows all lines of all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.record = Record()
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+
+    def __enter__(self) -> Screen:
+        if sys.stderr.isatty():
+            # Drawn when something is heard, and never by a thread, which would cost the ranks their time.
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[last]}"),
+                console=Console(stderr=True),
+                auto_refresh=False,
+                transient=True,
+            )
+            self._task = self._progress.add_task("starting", total=None, last="")
+            self._progress.start()
+            self._progress.refresh()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def show(self, stream: int, who: str, line: bytes, colour: int | None = None) -> None:
+        told = event(line) if stream == 1 else None
+        if told is not None:
+            hear(self.record, told)
+            self._advance()
+        elif self._progress is not None:
+            self._print(f"[{who}] {line.decode(errors='replace')}")
+        else:
+            super().show(2, who, line, colour)
+
+    def say(self, text: str, stream: int = 2) -> None:
+        """The launcher's own words, but for its opening line: the result says what ran where."""
+        if stream == 1:
+            return
+        if self._progress is not None:
+            self._print(text)
+        else:
+            super().say(text)
+
+    def _print(self, text: str) -> None:
+        assert self._progress is not None
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _advance(self) -> None:
+        if self._progress is None or self.record.conditions is None:
+            return
+        description = str(self.record.conditions["operation"])
+        if self.record.current is not None:
+            nbytes, iterations = self.record.current
+            description = f"{description} {size(nbytes)} × {iterations}"
+        last = ""
+        if self.record.rows:
+            row = self.record.rows[-1]
+            last = f"{size(row['size_bytes'])}: {digits(row['p50_seconds'] * 1e6)} µs"
+        rows, total = len(self.record.rows), len(self.record.sizes)
+        self._progress.update(self._task, description=description, total=total, completed=rows, last=last)
+        self._progress.refresh()

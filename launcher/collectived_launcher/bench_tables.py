@@ -1,0 +1,93 @@
+"""A measurement as a table in the manner of nccl-tests. Pure: a record in, what to print out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from collectived_launcher.bench_record import Record, Row
+
+_COLUMNS = ("size B", "count", "type", "op", "root", "iter", "p50 µs", "p99 µs", "algbw GB/s", "busbw GB/s", "errors")
+_LEFT = ("type", "op")
+_NOTHING = "-"
+
+
+def table(record: Record) -> Table:
+    """All rows that there are."""
+    conditions = record.conditions or {}
+    shown = Table(
+        title=heading(conditions),
+        title_justify="left",
+        title_style="bold",
+        caption=_caption(record),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+    )
+    for name in _COLUMNS:
+        shown.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+    for row in record.rows:
+        shown.add_row(*cells(conditions, row), style="bold red" if row["errors"] else "")
+    return shown
+
+
+def cells(conditions: dict[str, Any], row: Row) -> list[str]:
+    """One size, column by column."""
+    root, errors = conditions["root"], row["errors"]
+    return [
+        str(row["size_bytes"]),
+        str(row["count"]),
+        conditions["dtype"] or _NOTHING,
+        conditions["reduce_op"] or _NOTHING,
+        _NOTHING if root is None else str(root),
+        str(row["iterations"]),
+        digits(row["p50_seconds"] * 1e6),
+        digits(row["p99_seconds"] * 1e6),
+        _bandwidth(row["algorithm_bandwidth"]),
+        _bandwidth(row["bus_bandwidth"]),
+        _NOTHING if errors is None else str(errors),
+    ]
+
+
+def heading(conditions: dict[str, Any]) -> str:
+    """`all_reduce: 4 ranks on 2 workers, shared memory, worker memory`."""
+    ranks, workers = _counted(conditions["ranks"], "rank"), _counted(conditions["workers"], "worker")
+    memory = "arrays of the worker" if conditions["memory"] == "worker" else "ordinary arrays"
+    words = [f"{conditions['operation']}: {ranks} on {workers}", conditions["transport"], memory]
+    if conditions["in_flight"]:
+        words.append(f"{conditions['in_flight']} in flight")
+    return ", ".join(words)
+
+
+def digits(value: float) -> str:
+    """Two digits after the point, and fewer where there are three before it."""
+    return f"{value:.0f}" if value >= 999.5 else f"{value:.1f}" if value >= 99.95 else f"{value:.2f}"
+
+
+def size(nbytes: int) -> str:
+    """65536 as `64 KiB`."""
+    for unit, worth in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= worth:
+            return f"{nbytes / worth:.4g} {unit}"
+    return f"{nbytes} B"
+
+
+def _bandwidth(bytes_per_second: float | None) -> str:
+    return _NOTHING if bytes_per_second is None else f"{bytes_per_second / 1e9:.3f}"
+
+
+def _caption(record: Record) -> str:
+    words = ["time: of the slowest rank; bandwidths: of p50, as in nccl-tests"]
+    measured = [row["bus_bandwidth"] for row in record.rows if row["bus_bandwidth"] is not None]
+    if measured:
+        words.append(f"average bus bandwidth: {sum(measured) / len(measured) / 1e9:.3f} GB/s")
+    if not record.complete:
+        words.append(f"incomplete: {len(record.rows)} of {len(record.sizes)} sizes")
+    return "\n".join(words)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
