@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
+from time import monotonic
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, cast
 
@@ -20,11 +22,17 @@ from collectived.calls.route import Address, Route
 from collectived.calls.uncollected import Uncollected
 from collectived.collectives import Collectives
 from collectived.connection.wish import Wish, again
-from collectived.errors import FailedPreconditionError, ResourceExhaustedError
+from collectived.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from collectived.shared.doorbell import GRACE
 from collectived.work import Work
 from collectived_proto.deadline import Deadline
-from collectived_proto.errors import CollectiveError, error_from_verdict
+from collectived_proto.errors import Code, CollectiveError, error_from_verdict
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import AllReduce, Cutting, GroupInfo, Member, Operation, Reduce, ReduceOp
 
@@ -142,12 +150,12 @@ class Group(Collectives):
         """
         if self._route.severed:
             raise FailedPreconditionError(self._unusable)
-        finished = self._route.standing.finished
-        wish = again(self._wish, size, timeout, None if finished < 0 else finished)
+        wish = again(self._wish, size, timeout)
         if not self._unusable:
             with contextlib.suppress(CollectiveError):  # that it has failed is why we are here
                 self.leave()
-        self._sit(self._home._seat(wish))
+        finished = self._route.standing.finished  # with what was in flight until then
+        self._sit(self._home._seat(replace(wish, last_instance=None if finished < 0 else finished)))
         self._home._entered(self)
         return self
 
@@ -258,10 +266,24 @@ class Group(Collectives):
         except KeyboardInterrupt:  # between ringing and waiting, too
             doorbell.interrupted()
             raise
+        except (DeadlineExceededError, UnavailableError, NotFoundError) as error:
+            if error.verdict is not None:
+                raise
+            raise self._given_up(operation, error, timeout, line) from error
         if call.verdict is not None:
             raise doorbell.error(call.verdict, line)
-        doorbell.standing.waiting = call.waiting
+        doorbell.standing.taken(call)
         return call.value()
+
+    def _given_up(
+        self, operation: Operation, error: CollectiveError, timeout: float | None, line: str
+    ) -> CollectiveError:
+        """This rank's worker did not take a collective: the others wait for it, so the generation is over."""
+        what = f"{operation} of group {self.name!r} ({line})"
+        if isinstance(error, DeadlineExceededError):
+            return self._route.give_up(error.code, f"{what} did not complete within {timeout:g} s: {error}", line)
+        why = str(error).removesuffix("; connect again")
+        return self._route.give_up(Code.UNAVAILABLE, f"{what} could not be started: {why}; join again", line)
 
     def _start_several(
         self,
@@ -318,6 +340,7 @@ class Group(Collectives):
             addresses = call.staging.address
         remaining = 0.0
         if deadline is not None:
+            call.timeout = timeout
             call.cut = deadline.at + GRACE
             remaining = deadline.wire()
         try:
@@ -372,6 +395,10 @@ class Group(Collectives):
         if self._unusable:
             raise FailedPreconditionError(self._unusable)
 
+    def _withdraw(self, why: str) -> None:
+        """The session is being closed: see `Route.withdraw`."""
+        self._route.withdraw(why)
+
     def _after_fork(self) -> None:
         self._unusable = (
             f"group {self.name!r} was joined by the parent of this process; connect and join in the child itself"
@@ -384,6 +411,8 @@ def _stage(call: Call, deadline: Deadline | None) -> None:
     """Copies the arrays of a call to where the worker reads them."""
     patience = _PATIENCE if deadline is None else min(_PATIENCE, deadline.remaining() + GRACE)
     call.staging = call.prepared.memory.stage(call.prepared, patience)
+    began = monotonic()
     for view, array in zip(call.staging.views, call.arrays, strict=True):
         np.copyto(view, array)
     call.arrays = []
+    call.copied = monotonic() - began

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import math
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -14,17 +14,24 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from collectived.arguments import whole
+from collectived.calls.limit import Limit
 from collectived.calls.prepare import Signatures
 from collectived.connection import address, environment, lifetime
 from collectived.connection.wish import Wish, wish
-from collectived.errors import CollectiveError, FailedPreconditionError, NotFoundError, UnimplementedError
+from collectived.errors import (
+    CancelledError,
+    CollectiveError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnimplementedError,
+)
 from collectived.group import Group, Seat
 from collectived.transports import Transport, choose, grpc_alone
 from collectived.values.leaves import element_type, numpy_dtype, template
 from collectived.values.libraries import device_name
 from collectived_proto.devices import DeviceName
 from collectived_proto.numpy_types import to_numpy
-from collectived_proto.options import CommunicationOptions, seconds
+from collectived_proto.options import CommunicationOptions
 
 if TYPE_CHECKING:
     import grpc
@@ -58,7 +65,7 @@ def connect(
         UnavailableError: no worker answers, or none is known; the error shows what to type.
         UnauthenticatedError: the worker asks for the job's secret.
     """
-    limit = min(seconds(timeout, "timeout") or math.inf, threading.TIMEOUT_MAX)
+    limit = Limit.of(timeout)
     found = address.find(worker)
     alone = grpc_alone() or not found.path
     secret = address.secret(found)
@@ -94,6 +101,8 @@ class Session:
         self._memory = transport.memory
         self._groups: list[Group] = []
         self._unusable = ""
+        self._withdrawn = ""  # what calls are told that it was closed amid
+        self._lock = threading.Lock()  # over all three where the session is closed
         lifetime.opened(self)
 
     def join(
@@ -140,17 +149,40 @@ class Session:
     def _seat(self, wish: Wish) -> Seat:
         """Waits until a group is complete; the place in it."""
         self._check_usable()
-        joined = self._rpc.join(self._token, wish, log.warning)
-        route, describe = self._transport.seat(joined)
+        with self._until_closed():
+            joined = self._rpc.join(self._token, wish, log.warning)
+            route, describe = self._transport.seat(joined)
         return Seat(joined.group, joined.rank, route, Signatures(describe, self._memory, joined.rank))
 
     def _entered(self, group: Group) -> None:
-        """A group takes part, and is to be left when the session is closed."""
-        self._groups.append(group)
+        """A group takes part, and is to be left when the session is closed.
+
+        Raises:
+            CancelledError: that has come about meanwhile.
+        """
+        with self._lock:
+            closed = self._withdrawn
+            if not closed:
+                self._groups.append(group)
+        if closed:
+            with contextlib.suppress(CollectiveError):
+                group.leave()
+            raise CancelledError(closed)
 
     def _left(self, group: Group) -> None:
         """A group takes part no longer."""
-        self._groups.remove(group)
+        if group in self._groups:
+            self._groups.remove(group)
+
+    @contextlib.contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """What is called in here fails with CancelledError where another thread closes the session."""
+        try:
+            yield
+        except CollectiveError as error:
+            if not self._withdrawn or isinstance(error, CancelledError):
+                raise
+            raise CancelledError(self._withdrawn) from error
 
     def empty(
         self,
@@ -192,14 +224,23 @@ class Session:
         if dtype is None:
             dtype = np.float32 if like_dtype is None else like_dtype
         element = element_type(numpy_dtype(dtype), "the array")
-        return kind.restore(self._memory.empty(lengths, to_numpy(element)))
+        with self._until_closed():
+            return kind.restore(self._memory.empty(lengths, to_numpy(element)))
 
     def close(self) -> None:
-        """Leaves all groups in the order in which they were joined and ends the session; idempotent."""
+        """Leaves all groups in the order in which they were joined and ends the session; idempotent.
+
+        A thread that waits in this session gets `CancelledError` at once; what nobody waits for is waited for.
+        """
         if self._unusable:
             return
-        self._unusable = f"the session with {self.worker} is closed; connect again"
+        with self._lock:
+            if self._unusable:
+                return
+            self._unusable = f"the session with {self.worker} is closed; connect again"
+            self._withdrawn = f"the session with {self.worker} was closed during this call; connect again"
         try:
+            self._withdraw()
             for group in list(self._groups):
                 try:
                     group.leave()
@@ -211,6 +252,14 @@ class Session:
             finally:
                 self._rpc.close()
                 lifetime.closed(self)
+
+    def _withdraw(self) -> None:
+        """Ends what other threads wait for; what nobody waits for is waited for when its group is left."""
+        self._rpc.withdraw(self._withdrawn)
+        self._transport.withdraw(self._withdrawn)
+        for group in list(self._groups):
+            if isinstance(group, Group):  # cross-device operations are held there too
+                group._withdraw(self._withdrawn)
 
     def __enter__(self) -> Self:
         return self

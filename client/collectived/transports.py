@@ -8,6 +8,7 @@ import select
 import socket
 from typing import TYPE_CHECKING, Protocol
 
+from collectived.calls.limit import Limit
 from collectived.calls.route import Describe, Route
 from collectived.errors import UnavailableError
 from collectived.grpc_alone.heap import Heap
@@ -44,6 +45,9 @@ class Transport(Protocol):
     def lost(self) -> bool:
         """Whether the worker has ended the session."""
 
+    def withdraw(self, why: str) -> None:
+        """The session is being closed: who waits for the worker gets a CancelledError."""
+
     def close(self) -> None:
         """Lets go of everything; takes no locks, for forked children do it too."""
 
@@ -53,7 +57,7 @@ class SharedMemory:
 
     name = "shared memory"
 
-    def __init__(self, rpc: Worker, opened: Opened, entered: socket.socket, timeout: float) -> None:
+    def __init__(self, rpc: Worker, opened: Opened, entered: socket.socket, limit: Limit) -> None:
         """Attaches the session socket, which from here on is the session.
 
         Raises:
@@ -61,10 +65,9 @@ class SharedMemory:
         """
         self._rpc = rpc
         self._session = opened.session
-        self._worker = opened.worker
         self.socket = SessionSocket(entered, rpc.name)
         try:
-            self.socket.greet(timeout)
+            self.socket.greet(limit)
             rpc.end_stream()
         except BaseException:
             self.socket.close()
@@ -73,7 +76,7 @@ class SharedMemory:
 
     def seat(self, joined: Joined) -> tuple[Route, Describe]:
         info, rank = joined.group, joined.rank
-        name = f"{self._worker} ({self._rpc.name})"
+        name = self._rpc.name
         doorbell = Doorbell(door.enter(joined.door, joined.token, _DOOR_WITHIN, name), info, rank, name)
         return doorbell, lambda collective, deadline: self._rpc.prepare(
             self._session, info.key, rank, collective, deadline
@@ -83,6 +86,9 @@ class SharedMemory:
         poll = select.poll()
         poll.register(self.socket.socket, 0)  # that the other side has hung up is told unasked
         return bool(poll.poll(0))
+
+    def withdraw(self, why: str) -> None:
+        self.socket.withdraw(why)
 
     def close(self) -> None:
         self.socket.close()
@@ -97,43 +103,45 @@ class Grpc:
     def __init__(self, rpc: Worker, opened: Opened) -> None:
         self._rpc = rpc
         self._session = opened.session
-        self._worker = opened.worker
         self.memory = Heap()
 
     def seat(self, joined: Joined) -> tuple[Route, Describe]:
         from collectived.grpc_alone.remote import Remote  # late, for it imports grpc
 
-        name = f"{self._worker} ({self._rpc.name})"
+        name = self._rpc.name
         route = Remote(self._rpc, self._session, joined.group, joined.rank, name)
         return route, route.describe
 
     def lost(self) -> bool:
         return self._rpc.ended
 
+    def withdraw(self, why: str) -> None:
+        """Nobody waits here but for RPCs."""
+
     def close(self) -> None:
         self.memory.forget()
 
 
-def choose(rpc: Worker, timeout: float, alone: bool) -> tuple[Opened, Transport]:
+def choose(rpc: Worker, limit: Limit, alone: bool) -> tuple[Opened, Transport]:
     """Opens a session the fastest way there is.
 
     Args:
-        timeout: seconds for the worker to answer. alone: do not ask for shared memory.
+        limit: for all of it. alone: do not ask for shared memory.
 
     Raises:
         CollectiveError: the worker refuses, or does not answer.
     """
-    opened = rpc.open_session(timeout, local=not alone)
+    opened = rpc.open_session(limit, local=not alone)
     if opened.door and not alone:
-        limit = min(timeout, _DOOR_WITHIN)
+        at_door = limit.at_most(_DOOR_WITHIN)
         try:
-            entered = door.enter(opened.door, opened.token, limit, rpc.name)
+            entered = door.enter(opened.door, opened.token, at_door.remaining, rpc.name)
         except UnavailableError as error:  # of another user, or of another host behind a tunnel
             log.warning("%s; arrays travel over gRPC instead", error)
             rpc.end_stream()
-            opened = rpc.open_session(timeout, local=False)
+            opened = rpc.open_session(limit, local=False)
         else:
-            return opened, SharedMemory(rpc, opened, entered, limit)
+            return opened, SharedMemory(rpc, opened, entered, at_door)
     return opened, Grpc(rpc, opened)
 
 

@@ -56,7 +56,7 @@ class Work:
             if not self._collected:
                 self._value = self._take()
                 self._collected = True
-                self._route.standing.waiting = self._calls[-1].waiting
+                self._route.standing.taken(self._calls[-1])
             return self._value
 
     def wait(self, timeout: float | timedelta | None = None) -> Any:
@@ -131,6 +131,8 @@ class Work:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
 
+        for call in self._calls:
+            call.awaited = True
         self.add_done_callback(tell)
         yield from ended
         return self.result()

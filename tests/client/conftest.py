@@ -375,6 +375,7 @@ class FarWorker(worker_pb2_grpc.WorkerServicer):
         self.refuses = False  # whether no more collectives are taken
         self.opened: list[worker_pb2.OpenSessionRequest] = []
         self.never = False  # whether joins stay incomplete
+        self.late = 0.0  # seconds after which it answers who opens a session
         self.attaches = True  # whether it says that a session socket has come
         self.streams_ended = threading.Semaphore(0)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -420,6 +421,7 @@ class FarWorker(worker_pb2_grpc.WorkerServicer):
         context.add_callback(ended.set)
         if not context.add_callback(self.streams_ended.release):  # it has ended already
             self.streams_ended.release()
+        ended.wait(self.late)
         opened = worker_pb2.SessionOpened(
             session=b"secret",
             worker="/job:worker/task:3",

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -191,9 +192,67 @@ def test_a_worker_that_is_stopped_before_a_collective_is_described_is_given_up_a
     with cd.connect(worker.address) as session, session.join("train", 2, rank=0) as group:
         worker.mute = True
         began = time.monotonic()
-        with pytest.raises(cd.errors.DeadlineExceededError, match="has not answered within"):
+        says = (
+            r"^barrier\(\) of group 'train' \(test_connect.py:\d+\) did not complete within 0.1 s: .*/task:3 .* has not"
+        )
+        with pytest.raises(cd.errors.DeadlineExceededError, match=says) as caught:
             group.barrier(cd.CommunicationOptions(timeout_seconds=0.1))
         assert time.monotonic() - began < 2
+        assert caught.value.rejoin and caught.value.decided_by == "rank 0"
+        worker.mute = False
+        with pytest.raises(cd.errors.DeadlineExceededError, match=says):
+            group.barrier()
+        worker.far.until(lambda: [kind for kind, _ in worker.far.texts] == [wire.Kind.ABORT])
+
+
+def test_all_that_connect_waits_for_has_one_limit(worker: Any) -> None:
+    worker.late, worker.attaches = 0.6, False
+    began = time.monotonic()
+    with pytest.raises(cd.errors.UnavailableError, match="has not answered its session socket within 1 s"):
+        cd.connect(worker.address, timeout=1)
+    assert 1 <= time.monotonic() - began < 1.5
+
+
+def test_closing_a_session_while_a_collective_is_described_cancels_it(worker: Any) -> None:
+    session = cd.connect(worker.address)
+    group = session.join("train", 2, rank=0)
+    worker.mute = True
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(group.barrier)
+        assert worker.preparing.acquire(timeout=10)
+        session.close()
+        with pytest.raises(cd.errors.CancelledError, match="task:3 was closed during this call; connect again"):
+            calling.result(10)
+    assert worker.withdrawn.acquire(timeout=10), "the RPC was cancelled"
+
+
+def test_closing_a_session_while_memory_is_asked_for_cancels_it(worker: Any) -> None:
+    session = cd.connect(worker.address)
+    session.join("train", 2, rank=0)
+    assert worker.seated.wait(10)
+    asked = threading.Event()
+    worker.far.on_session = lambda message: asked.set()
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(session.empty, 1 << 20)
+        assert asked.wait(10)
+        session.close()
+        with pytest.raises(cd.errors.CancelledError, match="was closed during this call"):
+            asking.result(10)
+
+
+def test_closing_a_session_waits_for_what_nobody_waits_for(worker: Any) -> None:
+    session = cd.connect(worker.address)
+    group = session.join("train", 2, rank=0)
+    assert worker.seated.wait(10)
+    worker.far.answer = lambda ring: []
+    work = group.all_reduce("sum", 1, async_op=True)
+    worker.far.until(lambda: len(worker.far.rings) == 1)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(session.close)
+        for answer in worker.far.complete(worker.far.rings[0]):
+            worker.far.bell.send(answer)
+        closing.result(10)
+    assert work.result() == 2
 
 
 def test_closing_a_session_leaves_its_groups_and_ends_it_on_the_worker(worker: Any) -> None:

@@ -60,6 +60,7 @@ def by_cut(setting: Any) -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that waits for the worker as long as it takes, however busy this machine is."""
     monkeypatch.setattr(doorbell, "_STOP_WITHIN", 20.0)
+    monkeypatch.setattr(doorbell, "_CUT_WITHIN", 20.0)
 
 
 EVERY_WAY = pytest.mark.parametrize("stop", [by_abort, by_ctrl_c, by_cut], ids=["abort", "Ctrl-C", "cut"])

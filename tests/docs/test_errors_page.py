@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import numpy as np
 import pytest
 from tests.docs.contents import ROOT
@@ -17,9 +16,10 @@ from tests.multi.conftest import Cluster
 import collectived as cd
 from collectived import errors
 from collectived_proto.types import Member, shown_name
+from collectived_proto.v1 import worker_pb2, worker_pb2_grpc
 
 PAGE = (ROOT / "docs/errors.md").read_text()
-UNPROVOKED = {"CollectiveError", "PermissionDeniedError", "InternalError"}
+UNPROVOKED = {"CollectiveError"}
 PLACEHOLDERS = (  # what varies from run to run, and what stands for it on the page
     (r"\bhost \S+,", "host <host>,"),
     (r"\bpid \d+", "pid <pid>"),
@@ -188,14 +188,49 @@ def a_session_is_closed_while_another_thread_joins(worker: Cluster) -> errors.Co
         joining = pool.submit(session.join, "lonely", 2)
         while "lonely" not in [shown_name(group.name) for group in worker.status().groups]:
             pass
-        os.kill(worker.workers[0].process.pid, signal.SIGSTOP)  # else it may answer before its channel is closed
-        try:
-            session.close()
-        finally:
-            os.kill(worker.workers[0].process.pid, signal.SIGCONT)
+        session.close()
         error = joining.exception(20)
     assert isinstance(error, errors.CancelledError)
     return error
+
+
+class Stranger(worker_pb2_grpc.WorkerServicer):
+    """Something else than a worker of ours: one that is broken, or a proxy before one."""
+
+    def __init__(self, says: Callable[[grpc.ServicerContext], worker_pb2.SessionEvent]) -> None:
+        self.says = says
+
+    def OpenSession(
+        self, request: worker_pb2.OpenSessionRequest, context: grpc.ServicerContext
+    ) -> Iterator[worker_pb2.SessionEvent]:
+        yield self.says(context)
+
+
+def told_by_a_stranger(says: Callable[[grpc.ServicerContext], worker_pb2.SessionEvent]) -> errors.CollectiveError:
+    """What `connect` raises where somebody else answers."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    worker_pb2_grpc.add_WorkerServicer_to_server(Stranger(says), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with pytest.raises(errors.CollectiveError) as caught:
+            cd.connect(f"127.0.0.1:{port}", timeout=20)
+    finally:
+        server.stop(None).wait()
+    return caught.value
+
+
+@provokes(errors.InternalError)
+def a_worker_begins_a_session_in_no_way_that_is_known(worker: Cluster) -> errors.CollectiveError:
+    return told_by_a_stranger(lambda context: worker_pb2.SessionEvent())
+
+
+@provokes(errors.PermissionDeniedError)
+def a_proxy_before_the_worker_lets_nobody_pass(worker: Cluster) -> errors.CollectiveError:
+    def says(context: grpc.ServicerContext) -> worker_pb2.SessionEvent:
+        context.abort(grpc.StatusCode.PERMISSION_DENIED, "RBAC: access denied")
+
+    return told_by_a_stranger(says)
 
 
 def as_ranks(

@@ -29,6 +29,9 @@ OVER_BOTH = (  # whose tests run over every transport
     "test_strategy.py",
     "test_spread.py",
     "test_faults.py",
+    "test_closing.py",
+    "test_own_worker.py",
+    "test_interrupt.py",
 )
 TRANSPORTS = ("shared memory", "grpc")
 SECRET = "the-secret-of-these-tests"

@@ -42,6 +42,16 @@ def test_all_ranks_rejoin_after_a_failure_and_hear_what_each_had_finished(
     assert cluster.run(2, body) == [2.0, 2.0]
 
 
+def test_what_ends_while_a_rank_leaves_for_the_next_generation_is_among_what_it_has_finished(one_worker: Any) -> None:
+    def body(group: cd.Group) -> list[int]:
+        group.barrier()
+        group.barrier(async_op=True)
+        group.rejoin(timeout=20)
+        return [member.last_instance for member in group.members]
+
+    assert one_worker.run(2, body) == [[1, 1], [1, 1]]
+
+
 def test_a_warm_name_can_be_joined_again_and_again(one_worker: Any) -> None:
     def body(group: cd.Group) -> int:
         generations = {group.generation}

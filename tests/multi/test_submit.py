@@ -322,7 +322,7 @@ def test_a_session_that_ends_takes_its_ranks_along_at_once(ranks: Any, connect: 
     assert time.monotonic() - begin < 1.0
     assert code == "UNAVAILABLE" and [member.rank for member in verdict.missing] == [1]
     refused("UNAVAILABLE", "rank 1 of group", lambda: raw.Reply(halfway))
-    refused("NOT_FOUND", "this session has ended", lambda: second.submit(described(Barrier())))
+    refused("UNAVAILABLE", "this session has ended", lambda: second.submit(described(Barrier())))
     settle(lambda: observer.status().sessions == sessions - 1)
 
 
@@ -382,8 +382,8 @@ BAD: dict[str, tuple[str, str, list[Any]]] = {
     "one byte too many": ("INVALID_ARGUMENT", "9 bytes came for", [HEADER, data([1, 2]), b"x"]),
     "a large chunk": ("INVALID_ARGUMENT", "a chunk of 1048577 bytes", [HEADER, bytes(CHUNK + 1)]),
     "a huge chunk": ("RESOURCE_EXHAUSTED", "larger than max", [HEADER, bytes(65 << 20)]),
-    "another session": ("NOT_FOUND", "this session has ended", [{"session": b"nobody"}]),
-    "no session": ("NOT_FOUND", "this session has ended", [{"session": b""}]),
+    "another session": ("UNAVAILABLE", "does not know the session", [{"session": b"nobody"}]),
+    "no session": ("UNAVAILABLE", "does not know the session", [{"session": b""}]),
     "another rank": ("NOT_FOUND", "not rank 9 of a group", [{"rank": 9}]),
     "another group": ("NOT_FOUND", "with key 5", [{"key": 5}]),
     "no operation": ("INVALID_ARGUMENT", "without an operation", [{"collective": changed(clear="all_reduce")}]),

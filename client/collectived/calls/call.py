@@ -28,15 +28,18 @@ class Call:
 
     Attributes:
         packs: numbers of the packs that are complete, in order of completion.
+        timeout: seconds that the caller gave it, 0 for none. copied: those that went into copying its value.
         cut: when a wait for it gives up by itself; inf where there is no deadline.
         spec: of the caller's own value, whose containers the result is put into.
         slot: where the result lies, from its first pack until it is collected.
+        awaited: whether a coroutine waits for it.
         uncollected: who is told of its error, where its `Work` was dropped while it was in flight.
     """
 
     __slots__ = (
-        "_backing", "_leaves", "_shared", "arrays", "callbacks", "complete", "cut", "generation", "instance", "out",
-        "packs", "prepared", "slot", "spec", "staging", "uncollected", "verdict", "waiting",
+        "_backing", "_leaves", "_shared", "arrays", "awaited", "callbacks", "complete", "copied", "cut", "generation",
+        "instance", "out", "packs", "prepared", "slot", "spec", "staging", "timeout", "uncollected", "verdict",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +50,7 @@ class Call:
         self.arrays = arrays  # keeps worker memory from being reused while the worker reads it
         self.staging: Any = None  # a `route.Staged`
         self.out: Targets | None = None
+        self.timeout = self.copied = 0.0
         self.cut = math.inf
         self.generation = 0
         self.instance = -1
@@ -56,6 +60,7 @@ class Call:
         self.waiting = 0  # how many waited to join the group when it ended
         self.slot: Slot | None = None
         self.callbacks: list[Callable[[], object]] | None = None
+        self.awaited = False
         self.uncollected: Uncollected | None = None
         self._shared = located  # which leaves lay in worker memory, so that their results may too
         self._leaves: dict[int, Any] = {}

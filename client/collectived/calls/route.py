@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from collectived.calls.places import Backing, Stageable
 from collectived.values.leaves import Array
 from collectived_proto.deadline import Deadline
-from collectived_proto.errors import CollectiveError
+from collectived_proto.errors import Code, CollectiveError
 from collectived_proto.types import Collective, Layout, Verdict
 
 if TYPE_CHECKING:
@@ -66,6 +66,12 @@ class Route(Protocol):
             ResourceExhaustedError: as many calls as allowed are in flight; this one took no number.
         """
 
+    def give_up(self, code: Code, message: str, site: str) -> CollectiveError:
+        """This rank's worker does not take its next collective: that is the end of the generation.
+
+        What that is to be raised as, or what has ended it before, as may have been heard meanwhile.
+        """
+
     def wait(self, call: Call, packs: int = ALL, until: float = math.inf) -> None:
         """Returns when the call has ended or that many packs are complete, or at `until` of the monotonic clock."""
 
@@ -80,6 +86,9 @@ class Route(Protocol):
 
     def abort(self, reason: str) -> None:
         """Ends the generation for all ranks; returns when the worker reads the inputs of calls in flight no more."""
+
+    def withdraw(self, why: str) -> None:
+        """The session is being closed: calls that a thread waits for end with CancelledError, and none start."""
 
     def leave(self) -> Verdict | None:
         """Waits for what is in flight and says goodbye; returns a verdict that the caller has not seen."""

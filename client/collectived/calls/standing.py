@@ -7,12 +7,21 @@ point of the caller's program, so all ranks number alike from there.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 from collectived.calls.call import Call
-from collectived_proto.errors import Code
+from collectived_proto.errors import Code, CollectiveError, error_class, error_from_verdict
 from collectived_proto.local import wire
 from collectived_proto.types import GroupInfo, Member, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Private(Verdict):
+    """What calls of this rank end with though nobody decided anything about the group: raised without a verdict."""
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Private:
+        return cls(*(getattr(verdict, field.name) for field in fields(Verdict)))
 
 
 class Standing:
@@ -29,9 +38,9 @@ class Standing:
         self._seen = 0  # the latest generation whose verdict the caller has been given
         self._own = f"rank {rank}"  # who decided, where it was us
         self.finished = -1  # the last instance of this generation that has ended well here
-        self.heard_waiting = 0  # how many wait to join, as the worker said last
-        self.waiting = 0  # the same as of the last collective whose result was taken
+        self.waiting = 0  # how many waited to join when the last collective ended whose result was taken
         self._aborted = 0  # the latest generation that this rank has aborted
+        self.withdrawn: Private | None = None  # what calls that are waited for end with: the session is being closed
 
     @property
     def over(self) -> bool:
@@ -47,7 +56,10 @@ class Standing:
     @property
     def unseen(self) -> Verdict | None:
         """This generation's verdict if the caller has not been given it."""
-        return self.verdict if self.verdict is not None and self.verdict.generation != self._seen else None
+        verdict = self.verdict
+        if verdict is None or verdict.generation == self._seen or isinstance(verdict, Private):
+            return None
+        return verdict
 
     def read(self, serialized: bytes) -> Verdict:
         """A verdict as workers write it, whose members say no more than their rank and what they did last.
@@ -103,7 +115,7 @@ class Standing:
         What this rank decided itself is put in better words by the others, as long as they mean the same.
         """
         known = self.verdict
-        if known is None or known.orderly:
+        if known is None or known.orderly or isinstance(known, Private):
             return False
         return known.decided_by != self._own or known.code != verdict.code
 
@@ -117,17 +129,35 @@ class Standing:
             self.finished = -1
             self.verdict = self._verdicts.get(verdict.successor)
 
+    def taken(self, call: Call) -> None:
+        """The result of a call has been taken. Of messages nobody but their two ends knows, so they tell nothing."""
+        if not call.prepared.post:
+            self.waiting = call.waiting
+
     def ended(self, call: Call, verdict: Verdict | None) -> None:
-        """A call has ended; it tells who was waiting to join by then."""
-        call.waiting = self.heard_waiting
+        """A call has ended."""
         if verdict is None and call.instance < wire.POST and call.generation == self.generation:
             self.finished = max(self.finished, call.instance)
 
-    def overdue(self, call: Call, worker: str, grace: float) -> Verdict:
-        """Nothing has been heard of `call` for `grace` seconds after its deadline."""
+    def withdraw(self, why: str) -> Private:
+        """Nothing starts any more; what is waited for is to end with what this returns."""
+        self.withdrawn = withdrawn = Private.of(self.own_verdict(Code.CANCELLED, why))
+        if not self.over:
+            self.verdict = withdrawn
+        return withdrawn
+
+    def error(self, verdict: Verdict, site: str) -> CollectiveError:
+        """What a verdict is raised as, now that the caller is being given it."""
+        if isinstance(verdict, Private):
+            return error_class(verdict.code)(verdict.message, site=site)
+        self.given(verdict)
+        return error_from_verdict(verdict, site)
+
+    def overdue(self, call: Call, worker: str) -> Verdict:
+        """Nothing has been heard of `call` by its deadline, nor for a while afterwards."""
         message = (
-            f"{worker} has not answered {call.prepared.op} ({call.number} of group {self.group.name!r}, "
-            f"{call.prepared.site}) within {grace:g} s after its deadline; it may be stopped or overloaded"
+            f"{call.prepared.op} ({call.number} of group {self.group.name!r}, {call.prepared.site}) did not complete "
+            f"within {call.timeout:g} s: {worker} has not answered; it may be stopped or overloaded"
         )
         return self.own_verdict(Code.DEADLINE_EXCEEDED, message, call)
 

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from collectived.calls.limit import Limit
 from collectived.errors import InvalidArgumentError, UnavailableError
 from collectived_proto.local import jobs
 
@@ -37,7 +38,7 @@ class Address:
         """Path of the Unix socket; '' for TCP."""
         return self.text.removeprefix("unix:").removeprefix("//") if self.text.startswith("unix:") else ""
 
-    def knock(self, timeout: float) -> None:
+    def knock(self, limit: Limit) -> None:
         """Connects and hangs up, which takes no time where gRPC would try again and again.
 
         A socket file that nobody listens at is what a killed worker leaves: it may be on its way back.
@@ -45,13 +46,12 @@ class Address:
         Raises:
             UnavailableError: nobody listens there.
         """
-        end = time.monotonic() + timeout
         while True:
             try:
-                self._touch(max(0.01, end - time.monotonic()))
+                self._touch(limit.remaining)
                 return
             except ConnectionRefusedError as error:
-                if not self.path or time.monotonic() >= end:
+                if not self.path or not limit.deadline.remaining():
                     raise self._nobody(error) from error
                 time.sleep(_AGAIN)
             except (OSError, OverflowError) as error:

@@ -131,6 +131,10 @@ class Exchange:
             raise event
         return event
 
+    def withdraw(self, error: Exception) -> None:
+        """Has the thread that waits for an answer raise this, from another one; that one is to `end` it as always."""
+        self._arrived.put(error)
+
     def end(self) -> None:
         """Cancels it unless it is over, and waits a little for its thread to be through."""
         self._cancelled = True

@@ -9,6 +9,7 @@ import contextlib
 import os
 import queue
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from collectived.arguments import sendable
+from collectived.calls.limit import Limit
 from collectived.connection import environment
 from collectived.connection.address import SECRET_FILE, Address
 from collectived.connection.exchange import Exchange, gate
@@ -41,8 +43,7 @@ from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_
 
 PROGRESS_EVERY = 10.0  # seconds
 _ANSWER_WITHIN = 30.0  # seconds for what a worker answers by itself
-_GRACE = 0.25  # seconds after a deadline in which the worker's own answer is still preferred
-_LEAVE_WITHIN = 2.0  # seconds in which a worker says what it knows when we leave
+_GRACE = 0.15  # seconds after a deadline in which the worker's own answer is still preferred; 0.25 are promised
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a session has a connection of its own
@@ -94,15 +95,22 @@ class Worker:
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._life: Exchange | None = None
         self._ended = False
+        self._called = ""
+        self._lock = threading.Lock()  # over the two below
+        self._asked: set[Exchange] = set()  # those that a thread of the caller's waits for
+        self._withdrawn = ""  # why it waits no more
 
     @property
     def name(self) -> str:
-        return f"the worker at {self.address.text}"
+        """For people; of a worker that has said its name, with that."""
+        place = f"the worker at {self.address.text}"
+        return f"{self._called} ({place})" if self._called else place
 
-    def open_session(self, timeout: float, local: bool = True) -> Opened:
+    def open_session(self, limit: Limit, local: bool = True) -> Opened:
         """Opens the session. It lasts as long as this stream or, once that is attached, the session socket.
 
         Args:
+            limit: for the worker's answer.
             local: ask for such a socket.
 
         Raises:
@@ -120,10 +128,10 @@ class Worker:
         )
         self._life = Exchange(lambda: self._stub.OpenSession(request, metadata=self._metadata), self.ours)
         try:
-            event = self._life.next(timeout)
+            event = self._life.next(limit.remaining)
         except queue.Empty:
             raise UnavailableError(
-                f"{self.name} ({self.address.source}) has not answered within {timeout:g} s; is it a worker of "
+                f"{self.name} ({self.address.source}) has not answered within {limit.asked:g} s; is it a worker of "
                 "collectived, and not stopped?"
             ) from None
         except UnauthenticatedError as error:
@@ -131,6 +139,7 @@ class Worker:
         if event is None or not event.HasField("opened"):
             raise InternalError(f"{self.name} began a session with something else than its opening")
         opened = event.opened
+        self._called = opened.worker
         return Opened(opened.session, opened.worker, tuple(opened.devices), opened.door, opened.token)
 
     @property
@@ -153,15 +162,9 @@ class Worker:
         Raises:
             CollectiveError: no answer.
         """
-        exchange = Exchange(
-            lambda: self._stub.Status.future(request, timeout=timeout, metadata=self._metadata),
-            self.ours,
-            lambda future: future.result(),
+        reply: status_pb2.StatusReply = self._answer(
+            lambda: self._stub.Status.future(request, timeout=timeout, metadata=self._metadata), self.ours
         )
-        try:
-            reply: status_pb2.StatusReply = exchange.next(None)
-        finally:
-            exchange.end()
         return reply
 
     def end_stream(self) -> None:
@@ -185,18 +188,15 @@ class Worker:
             settle_seconds=wish.settle,
             rank=wish.rank,
             device=wish.device,
-            timeout_seconds=wish.timeout or 0.0,
+            timeout_seconds=wish.deadline.wire(),
             last_instance=wish.last_instance,
             idle=wish.idle,
         )
-        exchange = Exchange(lambda: self._stub.Join(request, metadata=self._metadata), self.ours)
-        try:
+        with self._asking(lambda: self._stub.Join(request, metadata=self._metadata), self.ours) as exchange:
             return self._await_seat(exchange, wish, say)
-        finally:
-            exchange.end()
 
     def _await_seat(self, exchange: Exchange, wish: Wish, say: Callable[[str], None]) -> Joined:
-        deadline = Deadline.after(wish.timeout)
+        deadline = wish.deadline
         due = Deadline.after(PROGRESS_EVERY)
         progress = "the worker has not said who is here"
         while True:
@@ -234,21 +234,21 @@ class Worker:
         )
         limit = min(_ANSWER_WITHIN, deadline.remaining() + _GRACE) if deadline else _ANSWER_WITHIN
 
-        def ours(error: Exception) -> CollectiveError:
-            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                late = UnavailableError if limit == _ANSWER_WITHIN else DeadlineExceededError
-                return late(f"{self.name} has not answered within {limit:.3g} s; it may be stopped")
-            return self.ours(error)
+        def late() -> CollectiveError:
+            if limit == _ANSWER_WITHIN:
+                return UnavailableError(f"{self.name} has not answered within {limit:g} s; it may be stopped")
+            return DeadlineExceededError(f"{self.name} has not answered; it may be stopped or overloaded")
 
-        exchange = Exchange(
-            lambda: self._stub.Prepare.future(request, timeout=limit, metadata=self._metadata),
-            ours,
-            lambda future: future.result(),
-        )
+        def ours(error: Exception) -> CollectiveError:
+            expired = isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            return late() if expired else self.ours(error)
+
         try:
-            reply = exchange.next(None)
-        finally:
-            exchange.end()
+            reply = self._answer(
+                lambda: self._stub.Prepare.future(request, timeout=limit, metadata=self._metadata), ours, limit
+            )
+        except queue.Empty:  # gRPC's own clock is the slower one
+            raise late() from None
         return reply.id, codec.layout_from_proto(reply.layout)
 
     def submit(self, requests: Iterator[worker_pb2.SubmitRequest]) -> Any:
@@ -264,26 +264,28 @@ class Worker:
             lambda future: future.result(),
         )
 
-    def leave(self, session: bytes, key: int, rank: int) -> common_pb2.Verdict | None:
+    def leave(self, session: bytes, key: int, rank: int, within: float) -> common_pb2.Verdict | None:
         """Says that a rank submits nothing more; a verdict that it has not been given.
 
         Raises:
-            CollectiveError: the worker does not answer.
+            CollectiveError: the worker does not answer within so many seconds; it may still hear of it.
         """
         request = worker_pb2.LeaveRequest(session=session, key=key, rank=rank)
         exchange = Exchange(
-            lambda: self._stub.Leave.future(request, timeout=_LEAVE_WITHIN, metadata=self._metadata),
+            lambda: self._stub.Leave.future(request, timeout=_ANSWER_WITHIN, metadata=self._metadata),
             self.ours,
             lambda future: future.result(),
         )
         try:
-            reply = exchange.next(None)
-        finally:
-            exchange.end()
+            reply = exchange.next(within)
+        except queue.Empty:
+            raise UnavailableError(f"{self.name} has not answered within {within:g} s; it may be stopped") from None
         return reply.unseen if reply.HasField("unseen") else None
 
     def ours(self, error: Exception) -> CollectiveError:
         """What an error of an RPC is raised as."""
+        if self._withdrawn:
+            return CancelledError(self._withdrawn)
         if isinstance(error, (ValueError, grpc.FutureCancelledError)):  # gRPC's words for a channel that was closed
             return CancelledError(f"the session with {self.name} was closed during a call ({error})")
         if not isinstance(error, grpc.RpcError):
@@ -292,6 +294,46 @@ class Worker:
             return from_rpc_error(error, self.name)
         except (DecodeError, ValueError) as unreadable:  # the status, or the verdict in it
             return InternalError(f"{self.name} answered with a status that cannot be read ({unreadable}): {error}")
+
+    def _answer(
+        self,
+        start: Callable[[], Any],
+        ours: Callable[[Exception], CollectiveError],
+        within: float | None = None,
+    ) -> Any:
+        """The one answer of a short RPC that the caller waits for.
+
+        Raises:
+            queue.Empty: it has not come within so many seconds.
+        """
+        with self._asking(start, ours, lambda future: future.result()) as exchange:
+            return exchange.next(within)
+
+    @contextlib.contextmanager
+    def _asking(
+        self,
+        start: Callable[[], Any],
+        ours: Callable[[Exception], CollectiveError],
+        answer: Callable[[Any], Any] | None = None,
+    ) -> Iterator[Exchange]:
+        """An RPC that the caller waits for, until the session is closed; ended with the block."""
+        with self._lock:
+            if self._withdrawn:
+                raise CancelledError(self._withdrawn)
+            exchange = Exchange(start, ours, answer)
+            self._asked.add(exchange)
+        try:
+            yield exchange
+        finally:
+            self._asked.discard(exchange)
+            exchange.end()
+
+    def withdraw(self, why: str) -> None:
+        """The session is being closed: who waits for an answer gets a CancelledError, and so does who asks."""
+        with self._lock:
+            self._withdrawn = why
+            for exchange in list(self._asked):
+                exchange.withdraw(CancelledError(why))
 
     def close(self) -> None:
         """Ends the session and the connection."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from collectived.arguments import sendable, whole
 from collectived.connection import environment
+from collectived_proto.deadline import Deadline
 from collectived_proto.options import seconds
 
 _MOST_RANKS = 1 << 20  # more is a mistake: nobody waits for that many
@@ -15,7 +16,10 @@ _MOST_RANKS = 1 << 20  # more is a mistake: nobody waits for that many
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A size of (n, n) is fixed; `last_instance` is what this process finished in the generation before."""
+    """A size of (n, n) is fixed; `last_instance` is what this process finished in the generation before.
+
+    `deadline` was made of `timeout` when the caller gave it.
+    """
 
     name: str
     size: tuple[int, int]
@@ -25,6 +29,7 @@ class Wish:
     timeout: float | None
     idle: bool = False
     last_instance: int | None = None
+    deadline: Deadline = field(default_factory=Deadline)
 
 
 def wish(
@@ -51,16 +56,18 @@ def wish(
         rank = whole(rank, "rank", 0, most - 1, f"from 0 to {most - 1} in a group of {most}")
     if not (settle >= 0 and math.isfinite(settle)):
         raise ValueError(f"settle must be seconds, not negative, got {settle!r}")
-    return Wish(name, (least, most), rank, device, float(settle), seconds(timeout, "timeout"), bool(idle))
+    limit = seconds(timeout, "timeout")
+    deadline = Deadline.after(limit)
+    return Wish(name, (least, most), rank, device, float(settle), limit, bool(idle), deadline=deadline)
 
 
-def again(
-    before: Wish, size: int | tuple[int, int] | None, timeout: float | timedelta | None, last_instance: int | None
-) -> Wish:
+def again(before: Wish, size: int | tuple[int, int] | None, timeout: float | timedelta | None) -> Wish:
     """The wish for the next generation. A rank that was asked for is asked for again where the size allows it."""
     sizes = before.size if size is None else _sizes(size)
     rank = None if before.rank is None or before.rank >= sizes[1] else before.rank
-    return replace(before, size=sizes, rank=rank, timeout=seconds(timeout, "timeout"), last_instance=last_instance)
+    limit = seconds(timeout, "timeout")
+    deadline = Deadline.after(limit)
+    return replace(before, size=sizes, rank=rank, timeout=limit, last_instance=None, deadline=deadline)
 
 
 def _sizes(size: int | tuple[int, int]) -> tuple[int, int]:

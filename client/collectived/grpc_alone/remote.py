@@ -9,7 +9,7 @@ import contextlib
 import math
 import queue
 import threading
-from dataclasses import dataclass, fields
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
@@ -18,7 +18,7 @@ from collectived.calls.call import Call
 from collectived.calls.callbacks import Callbacks
 from collectived.calls.prepare import MOST
 from collectived.calls.route import ALL, Address
-from collectived.calls.standing import Standing
+from collectived.calls.standing import Private, Standing
 from collectived.calls.turns import Turns
 from collectived.connection.rpc import Worker
 from collectived.errors import CollectiveError, FailedPreconditionError, ResourceExhaustedError
@@ -28,23 +28,20 @@ from collectived.grpc_alone.submission import Submission
 from collectived.shared.doorbell import GRACE
 from collectived_proto import codec
 from collectived_proto.deadline import Deadline
-from collectived_proto.errors import Code, error_class, error_from_verdict
+from collectived_proto.errors import Code
 from collectived_proto.local import wire
 from collectived_proto.types import Collective, GroupInfo, Layout, Verdict
 from collectived_proto.v1 import common_pb2, worker_pb2
 
 _STOP_WITHIN = 0.09  # seconds in which a worker says that it has stopped; Ctrl-C is to be over within 0.1
-_CUT_WITHIN = 0.04  # the same after a deadline: with GRACE, these are the promised 0.25
+_AT_ONCE = 0.0  # the same after a deadline, for which there is no time left, and no need: nobody reads our memory
+_LEAVE_WITHIN = 2.0  # seconds in which a worker says what it knows when we leave,
+_LEAVE_OVER_WITHIN = 0.2  # and where that can be nothing new, for the generation is over
 _LONGEST_REASON = 4096  # characters
 _NEGLIGIBLE = 0.02  # seconds between the caller's call and the worker's clock of it that are not counted
 # With these a worker says that it has not taken a submission, and that its number is free again. That an argument is
 # wrong it says earlier, when the collective is described; InvalidArgumentError tells of what all ranks are told alike.
 _REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED)
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal(Verdict):
-    """What one call ends with that the worker did not take, and that concerns nobody else: the group goes on."""
 
 
 class _Listeners(Turns):
@@ -66,7 +63,7 @@ class Remote:
     def __init__(self, rpc: Worker, session: bytes, group: GroupInfo, rank: int, worker: str) -> None:
         self.mutex = threading.Lock()
         self.standing = Standing(group, rank)
-        self.callbacks = Callbacks(self.mutex, self.wait)
+        self.callbacks = Callbacks(self.mutex, self._finish)
         self.severed = ""
         self._rpc = rpc
         self._session = session
@@ -107,8 +104,8 @@ class Remote:
                 return
             instance = self._number(call.prepared.post)
             call.start(standing.generation, instance)
-            if call.cut != math.inf:  # taking it apart may have cost all its time: the verdict still has to come
-                call.cut = max(call.cut, monotonic() + GRACE)
+            # Copying its value may have cost all its time, and the verdict still has to come.
+            call.cut = max(call.cut, min(monotonic() + GRACE, call.cut + call.copied))
             self._calls[instance] = call
             submission = self._submission(call, timeout, remaining)
         submission.begin()
@@ -154,7 +151,7 @@ class Remote:
 
     def _heard(self, call: Call, incoming: Incoming, reply: worker_pb2.SubmitReply) -> None:
         if reply.HasField("result"):
-            self.standing.heard_waiting = reply.waiting
+            call.waiting = reply.waiting
         try:
             packs = incoming.take(reply)
             if not packs or incoming.block is None:
@@ -221,8 +218,7 @@ class Remote:
             standing.next_instance = call.instance
         else:
             return False
-        verdict = standing.own_verdict(error.code, str(error), call)
-        self._end(call, _Refusal(*(getattr(verdict, field.name) for field in fields(Verdict))))
+        self._end(call, Private.of(standing.own_verdict(error.code, str(error), call)))
         return True
 
     def _end(self, call: Call, verdict: Verdict | None) -> None:
@@ -235,8 +231,9 @@ class Remote:
     def _lose(self, why: str) -> None:
         if not self._lost:
             self._lost = True
-            message = f"{self._worker} is lost: {why}; connect and join again"
-            verdict = self.standing.own_verdict(Code.UNAVAILABLE, message, next(iter(self._calls.values()), None))
+            message = f"{self._worker} is lost: {why.removesuffix('; connect again')}; connect and join again"
+            oldest = next(iter(self._calls.values()), None)
+            verdict = self.standing.withdrawn or self.standing.own_verdict(Code.UNAVAILABLE, message, oldest)
             if not self.standing.over:
                 self.standing.decided(verdict)
             self._end_all(verdict)
@@ -249,12 +246,36 @@ class Remote:
 
     def wait(self, call: Call, packs: int = ALL, until: float = math.inf) -> None:
         """See `Route`. Ctrl-C ends the generation for all ranks."""
+        self._wait(call, packs, until, self._withdraw)
+
+    def _finish(self, call: Call) -> None:
+        """Waits for a call that no thread of the caller's waits for: the session is closed when it has ended."""
+        self._wait(call, ALL, math.inf, lambda _: None)
+
+    def _withdraw(self, call: Call) -> None:
+        if self.standing.withdrawn is not None:
+            with self.mutex:
+                if not call.complete:
+                    self._end(call, self.standing.withdrawn)
+            self.callbacks.call_back()
+
+    def withdraw(self, why: str) -> None:
+        """See `Route`. Who waits looks up within `LOOK_UP` seconds."""
+        with self.mutex:
+            withdrawn = self.standing.withdraw(why)
+            for call in list(self._calls.values()):
+                if call.awaited:
+                    self._end(call, withdrawn)
+        self.callbacks.call_back()
+
+    def _wait(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> None:
         try:
             while not call.ready(packs):
                 self.check()
+                look(call)
                 self._turns.follow(call, packs, min(until, call.cut))
                 if not call.complete and monotonic() >= call.cut:
-                    self._stop(self.standing.overdue(call, self._worker, GRACE), _CUT_WITHIN)
+                    self._stop(self.standing.overdue(call, self._worker), _AT_ONCE)
                 if until != math.inf and monotonic() >= until:
                     return
         except KeyboardInterrupt:
@@ -268,11 +289,15 @@ class Remote:
         self.abort(f"interrupted on rank {self.standing.rank}")
 
     def error(self, verdict: Verdict, site: str = "") -> CollectiveError:
-        if isinstance(verdict, _Refusal):
-            return error_class(verdict.code)(verdict.message, site=site)
         with self.mutex:
-            self.standing.given(verdict)
-        return error_from_verdict(verdict, site)
+            return self.standing.error(verdict, site)
+
+    def give_up(self, code: Code, message: str, site: str) -> CollectiveError:
+        """See `Route`."""
+        verdict = self.standing.own_verdict(code, message)
+        if not self.standing.over:
+            self._stop(verdict, _AT_ONCE)
+        return self.error(self.standing.verdict or verdict, site)
 
     def abort(self, reason: str) -> None:
         """See `Route`. What is in flight was copied when it was submitted: nobody reads the caller's memory."""
@@ -298,9 +323,10 @@ class Remote:
         standing = self.standing
         try:
             for call in list(self._calls.values()):
-                self.wait(call)
+                self._finish(call)
+            within = _LEAVE_OVER_WITHIN if standing.over and standing.withdrawn is None else _LEAVE_WITHIN
             with contextlib.suppress(CollectiveError):  # it is gone, and the group is left all the same
-                unseen = self._rpc.leave(self._session, standing.group.key, standing.rank)
+                unseen = self._rpc.leave(self._session, standing.group.key, standing.rank, within)
                 if unseen is not None and not self._lost:
                     with self.mutex:
                         standing.decided(standing.read(unseen.SerializeToString()))
@@ -311,7 +337,9 @@ class Remote:
     def _hang_up(self) -> None:
         with self.mutex:
             self._lost = True
-            verdict = self.standing.own_verdict(Code.FAILED_PRECONDITION, "the group has been left")
+            verdict = self.standing.withdrawn or self.standing.own_verdict(
+                Code.FAILED_PRECONDITION, "the group has been left"
+            )
             if not self.standing.over:
                 self.standing.decided(verdict)
             self._end_all(verdict)

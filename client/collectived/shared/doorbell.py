@@ -9,6 +9,7 @@ import math
 import select
 import socket
 import threading
+from collections.abc import Callable
 from time import monotonic
 
 from collectived.arguments import sendable
@@ -20,12 +21,12 @@ from collectived.calls.turns import LOOK_UP, Turns
 from collectived.errors import FailedPreconditionError, ResourceExhaustedError
 from collectived.shared import door
 from collectived.shared.flight import Echo, Flight
-from collectived_proto.errors import Code, CollectiveError, error_from_verdict
+from collectived_proto.errors import Code, CollectiveError
 from collectived_proto.local import wire
 from collectived_proto.types import GroupInfo, Verdict
 
 GRACE = 0.21  # seconds after its deadline in which a call may still hear from the worker
-_CUT_WITHIN = 0.04  # seconds in which the worker says that it has stopped: together they are the promised 0.25
+_CUT_WITHIN = 0.02  # seconds in which the worker says that it has stopped: together they are within the promised 0.25
 PING_EVERY = 5.0  # seconds of silence after which the worker is asked whether it lives, and again until it is lost
 _ROOM_WITHIN = 10.0  # seconds in which a worker makes room for a message
 _LEAVE_WITHIN = 1.0  # seconds in which a worker says what it knows when we leave
@@ -43,7 +44,7 @@ class Doorbell:
     def __init__(self, sock: socket.socket, group: GroupInfo, rank: int, worker: str) -> None:
         self.mutex = threading.Lock()
         self.standing = Standing(group, rank)
-        self.callbacks = Callbacks(self.mutex, self.wait)
+        self.callbacks = Callbacks(self.mutex, self._finish)
         self.severed = ""
         self._socket = sock
         self._worker = worker
@@ -109,17 +110,49 @@ class Doorbell:
                 self.wait(call)
         self.glance()
 
+    def give_up(self, code: Code, message: str, site: str) -> CollectiveError:
+        """See `Route`."""
+        self.glance()
+        verdict = self.standing.own_verdict(code, message)
+        if not self.standing.over:
+            self._stop(verdict, _CUT_WITHIN)
+        return self.error(self.standing.verdict or verdict, site)
+
     def wait(self, call: Call, packs: int = ALL, until: float = math.inf) -> None:
         """Returns when the call has ended or that many packs are complete, or at `until` of the monotonic clock.
 
         Ctrl-C ends the generation for all ranks.
         """
+        self._wait(call, packs, until, self._withdraw)
+
+    def _finish(self, call: Call) -> None:
+        """Waits for a call that no thread of the caller's waits for: the session is closed when it has ended."""
+        self._wait(call, ALL, math.inf, lambda _: None)
+
+    def _withdraw(self, call: Call) -> None:
+        if self.standing.withdrawn is not None:
+            with self.mutex:
+                if not call.complete:
+                    self._flight.end(call, self.standing.withdrawn, retire=True)
+            self.callbacks.call_back()
+
+    def withdraw(self, why: str) -> None:
+        """See `Route`. Who waits looks up within `LOOK_UP` seconds."""
+        with self.mutex:
+            withdrawn = self.standing.withdraw(why)
+            for call in list(self._flight.calls.values()):
+                if call.awaited:
+                    self._flight.end(call, withdrawn, retire=True)
+        self.callbacks.call_back()
+
+    def _wait(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> None:
         try:
             while not call.ready(packs):
                 self.check()
+                look(call)
                 if self._turns.lead():
                     try:
-                        self._read_until(call, packs, until)
+                        self._read_until(call, packs, until, look)
                     finally:
                         self._turns.resign()
                 else:
@@ -136,7 +169,7 @@ class Doorbell:
         self._turns.drop()
         self.abort(f"interrupted on rank {self.standing.rank}")
 
-    def _read_until(self, call: Call, packs: int, until: float) -> None:
+    def _read_until(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> None:
         self._send_released()
         while not call.ready(packs):
             end = min(until, call.cut if call.cut != math.inf else self._next_ping())
@@ -144,6 +177,7 @@ class Doorbell:
                 self._read()
                 continue
             now = monotonic()
+            look(call)
             if call.cut != math.inf:
                 self._check_cut(call)
             elif now >= self._next_ping():
@@ -173,7 +207,7 @@ class Doorbell:
 
     def _check_cut(self, call: Call) -> None:
         if not call.complete and monotonic() >= call.cut:
-            self._stop(self.standing.overdue(call, self._worker, GRACE), _CUT_WITHIN)
+            self._stop(self.standing.overdue(call, self._worker), _CUT_WITHIN)
 
     def _next_ping(self) -> float:
         return max(self._heard, self._pinged) + PING_EVERY
@@ -208,7 +242,7 @@ class Doorbell:
             self._lost = True
             message = f"{self._worker} is lost: {why}; connect and join again"
             oldest = next(iter(self._flight.calls.values()), None)
-            verdict = self.standing.own_verdict(Code.UNAVAILABLE, message, oldest)
+            verdict = self.standing.withdrawn or self.standing.own_verdict(Code.UNAVAILABLE, message, oldest)
             if not self.standing.over:
                 self.standing.decided(verdict)
             self._flight.end_all(verdict, retire=True)
@@ -216,8 +250,7 @@ class Doorbell:
     def error(self, verdict: Verdict, site: str = "") -> CollectiveError:
         """What a verdict is raised as. From here on the group goes on in the successor generation, if it has one."""
         with self.mutex:
-            self.standing.given(verdict)
-        return error_from_verdict(verdict, site)
+            return self.standing.error(verdict, site)
 
     def abort(self, reason: str) -> None:
         """Ends the generation for all ranks.
@@ -273,8 +306,8 @@ class Doorbell:
         """Waits for what is in flight, says goodbye and hangs up; returns a verdict that the caller has not seen."""
         try:
             for call in list(self._flight.calls.values()):
-                self.wait(call)
-            if self.standing.verdict is None:
+                self._finish(call)
+            if self.standing.verdict is None or self.standing.withdrawn is not None:
                 with self.mutex:
                     echo = self._ask()
                 if echo is not None:  # with it come verdicts that the worker has sent already
@@ -288,7 +321,9 @@ class Doorbell:
         self._say(wire.Kind.LEAVE)
         with self.mutex:
             self._lost = True
-            verdict = self.standing.own_verdict(Code.FAILED_PRECONDITION, "the group has been left")
+            verdict = self.standing.withdrawn or self.standing.own_verdict(
+                Code.FAILED_PRECONDITION, "the group has been left"
+            )
             if not self.standing.over:
                 self.standing.decided(verdict)
             self._flight.end_all(verdict, retire=True)

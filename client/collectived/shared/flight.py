@@ -51,6 +51,7 @@ class Flight:
         self._standing = standing
         self._turns = turns
         self._callbacks = callbacks
+        self._waiting = 0  # how many wait to join, as the worker said last
 
     def take(self, message: bytes, descriptor: int) -> None:
         """Takes in a message of the worker.
@@ -72,7 +73,7 @@ class Flight:
         elif kind is wire.Kind.PONG:
             self._answered()
         elif kind is wire.Kind.WAITING:
-            self._standing.heard_waiting = wire.parse_waiting(message)
+            self._waiting = wire.parse_waiting(message)
         else:
             raise wire.Malformed(f"a {kind.name} on a doorbell")
 
@@ -92,7 +93,7 @@ class Flight:
                 raise wire.Malformed(f"{prepared.op} without a result")
             call.packs.append(done.pack)
         if done.last:
-            self._end(call, None)
+            self.end(call, None)
         else:
             self._turns.wake(call)
 
@@ -103,7 +104,7 @@ class Flight:
             # A send or recv ends by its own number only: until then the worker may be reading its input.
             covered = verdict.from_instance <= call.instance < wire.POST or call.instance == instance
             if call.generation == verdict.generation and covered:
-                self._end(call, verdict)
+                self.end(call, verdict)
 
     def _answered(self) -> None:
         if not self.echoes:
@@ -117,11 +118,13 @@ class Flight:
     def end_all(self, verdict: Verdict, retire: bool = False) -> None:
         """Ends every call; with `retire`, the worker may still be reading their inputs."""
         for call in list(self.calls.values()):
-            self._end(call, verdict, retire)
+            self.end(call, verdict, retire)
 
-    def _end(self, call: Call, verdict: Verdict | None, retire: bool = False) -> None:
+    def end(self, call: Call, verdict: Verdict | None, retire: bool = False) -> None:
+        """Ends a call; with `retire`, the worker may still be reading its inputs."""
         del self.calls[call.instance]
         self.posts -= call.prepared.post
+        call.waiting = self._waiting
         self._standing.ended(call, verdict)
         call.end(verdict, retire)
         self._turns.wake(call)

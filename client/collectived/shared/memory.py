@@ -21,8 +21,16 @@ from typing import Any
 
 import numpy as np
 
+from collectived.calls.limit import Limit
 from collectived.calls.places import Backing, Place, Stageable
-from collectived.errors import CollectiveError, InternalError, ResourceExhaustedError, UnavailableError
+from collectived.calls.turns import LOOK_UP
+from collectived.errors import (
+    CancelledError,
+    CollectiveError,
+    InternalError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from collectived.shared import door
 from collectived.values.leaves import Array
 from collectived_proto.errors import error_class
@@ -86,6 +94,7 @@ class SessionSocket:
         self.socket = sock
         self._worker = worker
         self._buffer = bytearray(wire.MAX_MESSAGE)
+        self._withdrawn = ""  # why nobody waits any more
 
     def ask(self, size: int, patience: float = _PATIENCE) -> shared.Arena:
         """An arena of at least `size` bytes, mapped.
@@ -101,20 +110,20 @@ class SessionSocket:
             if found.size >= size:
                 return found
 
-    def greet(self, timeout: float) -> None:
+    def greet(self, limit: Limit) -> None:
         """Waits for the worker's word that this socket is the session now.
 
         Raises:
             UnavailableError: it does not come in time, or the worker hangs up.
         """
-        kind, _, descriptor = self._receive(timeout, "its session socket")
+        kind, _, descriptor = self._receive(limit, "its session socket")
         if descriptor >= 0:
             os.close(descriptor)
         if kind is not wire.Kind.PONG:
             raise InternalError(f"{self._worker} began a session socket with {kind.name}")
 
     def _answer(self, patience: float) -> shared.Arena:
-        kind, message, descriptor = self._receive(patience, "a request for memory")
+        kind, message, descriptor = self._receive(Limit.of(patience), "a request for memory")
         try:
             if kind is wire.Kind.REFUSED:
                 code, text = wire.parse_refused(message)
@@ -128,11 +137,19 @@ class SessionSocket:
         except (wire.Malformed, ValueError) as error:
             raise self._nonsense(error) from error
 
-    def _receive(self, timeout: float, question: str) -> tuple[wire.Kind, bytes, int]:
+    def _receive(self, limit: Limit, question: str) -> tuple[wire.Kind, bytes, int]:
         waiting = select.poll()
-        waiting.register(self.socket, select.POLLIN)
-        if not waiting.poll(timeout * 1000):
-            raise UnavailableError(f"{self._worker} has not answered {question} within {timeout:g} s; is it stopped?")
+        try:
+            waiting.register(self.socket, select.POLLIN)
+        except ValueError:  # closed already
+            raise CancelledError(self._withdrawn) from None
+        while not waiting.poll(min(LOOK_UP, limit.deadline.remaining()) * 1000):
+            if self._withdrawn:
+                raise CancelledError(self._withdrawn)
+            if not limit.deadline.remaining():
+                raise UnavailableError(
+                    f"{self._worker} has not answered {question} within {limit.asked:g} s; is it stopped?"
+                )
         message, descriptor = door.receive(self.socket, self._buffer)
         if not message:
             raise UnavailableError(f"{self._worker} is lost: it has closed the session; connect again")
@@ -147,6 +164,10 @@ class SessionSocket:
     def drop(self, number: int) -> None:
         """Gives an arena back."""
         door.send(self.socket, wire.arena(wire.Kind.ARENA_DROP, number, 0), _PATIENCE)
+
+    def withdraw(self, why: str) -> None:
+        """The session is being closed: who waits for an answer gets a CancelledError."""
+        self._withdrawn = why
 
     def close(self) -> None:
         self.socket.close()

@@ -189,9 +189,11 @@ class Remote:
         """No more submissions; returns a verdict that the client has not been given."""
         if not self._left and not self.closed:
             self._left = True
-            await self._echo()  # with it come verdicts that the lane has told already
-            self._submit(wire.bare(wire.Kind.LEAVE))
-            self._hang_up_if_idle()
+            try:
+                await self._echo()  # with it come verdicts that the lane has told already
+            finally:  # whoever asked may have gone meanwhile
+                self._submit(wire.bare(wire.Kind.LEAVE))
+                self._hang_up_if_idle()
         current = self.order.current
         return self._verdicts.get(current) if self._given != current else None
 

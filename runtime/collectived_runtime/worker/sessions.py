@@ -13,13 +13,14 @@ import os
 import secrets
 import socket
 import struct
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived_proto.errors import Code, FailedPreconditionError, NotFoundError
+from collectived_proto.errors import Code, FailedPreconditionError, NotFoundError, UnavailableError
 from collectived_proto.local import wire
 from collectived_proto.local.arena import Arena
 from collectived_runtime.engine.bells import LAST_WORDS_SECONDS
@@ -32,6 +33,7 @@ log = logging.getLogger("collectived.worker")
 SESSION_BYTES = 16
 _SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
 _CREDENTIALS = struct.Struct("3i")
+_MOST_REMEMBERED = 1024  # sessions that have ended, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,16 @@ class Session:
         self._send(wire.bare(wire.Kind.PONG))  # from here on the socket's end is the session's end
         if self.pidfd >= 0:
             loop.add_reader(self.pidfd, self.end, "its process ended")
+
+    @property
+    def gone(self) -> UnavailableError:
+        """What a call is told that comes when the session has ended."""
+        return _gone(self._why)
+
+    @property
+    def why(self) -> str:
+        """Why it has ended."""
+        return self._why
 
     def end(self, why: str) -> None:
         """Ends the session once; its ranks are lost to their groups."""
@@ -229,6 +241,10 @@ class Session:
             arena.close()
 
 
+def _gone(why: str) -> UnavailableError:
+    return UnavailableError(f"this session has ended: {why}; connect again")
+
+
 def _let_go(holding: Holding, why: str) -> None:
     if holding.place is not None:
         holding.place.remote.end(why)
@@ -259,6 +275,7 @@ class Sessions:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._sessions: dict[bytes, Session] = {}
+        self._ended: OrderedDict[bytes, str] = OrderedDict()  # the latest, and why
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -274,17 +291,30 @@ class Sessions:
         return session
 
     def find(self, identity: bytes) -> Session:
-        """Raises NotFoundError where there is none of that name, or it has ended."""
+        """The session of that name.
+
+        Raises:
+            UnavailableError: it has ended, or was opened by a worker before this one.
+        """
         session = self._sessions.get(identity)
-        if session is None or session.ended.is_set():
-            raise NotFoundError("this session has ended, or is not one of this worker; connect again")
-        return session
+        if session is not None and not session.ended.is_set():
+            return session
+        if session is not None:
+            raise session.gone
+        if identity in self._ended:
+            raise _gone(self._ended[identity])
+        raise UnavailableError(
+            "this worker does not know the session: it was restarted after the session was opened; connect again"
+        )
 
     def close(self, session: Session, why: str) -> None:
         session.end(why)
 
     def _over(self, session: Session) -> None:
-        self._sessions.pop(session.identity, None)
+        if self._sessions.pop(session.identity, None) is not None:
+            self._ended[session.identity] = session.why
+            if len(self._ended) > _MOST_REMEMBERED:
+                self._ended.popitem(last=False)
 
     def close_all(self, why: str) -> None:
         for session in list(self._sessions.values()):

@@ -1,0 +1,43 @@
+"""How long a caller wants to wait: what errors quote, and the deadline that was made of it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from datetime import timedelta
+from typing import NamedTuple, Self
+
+from collectived_proto.deadline import Deadline
+from collectived_proto.options import seconds
+
+_LEAST = 0.01  # seconds for what must be tried once at least; 0 means something else to sockets
+
+
+class Limit(NamedTuple):
+    """Made once, where the caller gives a timeout, and handed down.
+
+    Attributes:
+        asked: seconds, as the caller gave them; inf for none.
+        deadline: when they are over.
+    """
+
+    asked: float
+    deadline: Deadline
+
+    @classmethod
+    def of(cls, timeout: float | timedelta | None) -> Self:
+        """
+        Raises:
+            TypeError, ValueError: it is no number of seconds, or negative.
+        """
+        asked = seconds(timeout, "timeout") or math.inf
+        return cls(asked, Deadline.after(asked))
+
+    @property
+    def remaining(self) -> float:
+        """Seconds left, positive, and not more than sockets take."""
+        return min(max(_LEAST, self.deadline.remaining()), threading.TIMEOUT_MAX)
+
+    def at_most(self, most: float) -> Self:
+        """The same, but not longer than so many seconds from now."""
+        return self if self.deadline.remaining() <= most else type(self)(most, Deadline.after(most))

@@ -1,0 +1,167 @@
+"""A thread closes the session while another one waits in it: that one hears so at once, and no other rank minds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectived as cd
+from collectived_proto.types import shown_name
+
+PROMPT = 0.1  # seconds
+_names = itertools.count()
+
+
+@pytest.fixture
+def pair(one_worker: Any) -> Iterator[Callable[[], tuple[cd.Session, cd.Group, cd.Group]]]:
+    """Makes a session of its own, its group, and the same group as the other rank holds it."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+
+        def make() -> tuple[cd.Session, cd.Group, cd.Group]:
+            name = f"closing-{next(_names)}"
+            mine, theirs = (stack.enter_context(cd.connect(one_worker.addresses[0])) for _ in range(2))
+            other = pool.submit(theirs.join, name, 2, rank=1, timeout=20)
+            return mine, mine.join(name, 2, rank=0, timeout=20), other.result(20)
+
+        yield make
+
+
+def settle(fact: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Waits for a fact that daemons bring about in their own time."""
+    end = time.monotonic() + seconds
+    while not fact():
+        assert time.monotonic() < end, "it did not come about"
+        os.sched_yield()
+
+
+def in_flight(cluster: Any, group: cd.Group) -> bool:
+    """Whether something of this group waits in the worker."""
+    return any(
+        lane.in_flight for row in cluster.status().workers for lane in row.lanes if lane.generation == group.generation
+    )
+
+
+def forming(cluster: Any, name: str) -> bool:
+    """Whether somebody waits in a join of that name."""
+    return (name, "forming") in [(shown_name(group.name), group.state) for group in cluster.status().groups]
+
+
+async def awaited(work: cd.Work) -> Any:
+    return await work
+
+
+WAITS: dict[str, Callable[[cd.Session, cd.Group], Any]] = {
+    "barrier": lambda _, group: group.barrier(),
+    "all_reduce": lambda _, group: group.all_reduce("sum", np.ones(1000), cd.CommunicationOptions(timeout_seconds=30)),
+    "recv": lambda _, group: group.recv(1),
+    "result": lambda _, group: group.barrier(async_op=True).result(),
+    "result within a time": lambda _, group: group.barrier(async_op=True).result(30),
+    "exception": lambda _, group: _raise(group.barrier(async_op=True).exception()),
+    "wait for several": lambda _, group: cd.wait([group.barrier(async_op=True) for _ in range(3)]),
+    "as_completed": lambda _, group: list(group.all_reduce("sum", [1.0], async_op=True).as_completed()),
+    "await": lambda _, group: asyncio.run(awaited(group.barrier(async_op=True))),
+    "join": lambda session, group: session.join(f"lonely-{group.name}", 2, rank=0),
+    "rejoin": lambda _, group: group.rejoin(),
+}
+
+
+def _raise(error: BaseException | None) -> None:
+    assert error is not None
+    raise error
+
+
+def closed_amid(cluster: Any, pair: Any, use: str) -> float:
+    """Seconds from the beginning of `close` until the thread that waits has its error, which is right."""
+    session, group, other = pair()
+    heard: list[float] = []
+    generation = group.generation
+
+    def wait() -> None:
+        try:
+            WAITS[use](session, group)
+        finally:
+            heard.append(time.monotonic())
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting: Future[None] = pool.submit(wait)
+        if use == "rejoin":
+            settle(lambda: forming(cluster, group.name))
+        elif use == "join":
+            settle(lambda: forming(cluster, f"lonely-{group.name}"))
+        elif use == "recv":
+            settle(
+                lambda: bool(group._route._flight.calls if hasattr(group._route, "_flight") else group._route._calls)
+            )
+        else:
+            settle(lambda: in_flight(cluster, other))
+        began = time.monotonic()
+        session.close()
+        with pytest.raises(cd.errors.CancelledError, match=f"the session with {session.worker} was closed") as caught:
+            waiting.result(10)
+    assert caught.value.verdict is None and not caught.value.rejoin
+    assert generation == other.generation
+    with pytest.raises(cd.errors.FailedPreconditionError, match="has left|is closed"):
+        group.barrier()
+    return heard[0] - began
+
+
+@pytest.mark.parametrize("use", WAITS)
+def test_a_thread_that_waits_hears_within_a_tenth_of_a_second_that_its_session_was_closed(
+    one_worker: Any, pair: Any, use: str
+) -> None:
+    times: list[float] = []
+    while not times or (times[-1] >= PROMPT and len(times) < 3):  # this machine may be busy
+        times.append(closed_amid(one_worker, pair, use))
+    assert min(times) < PROMPT, times
+
+
+def test_what_was_submitted_completes_for_the_others_and_what_comes_then_says_who_has_left(
+    one_worker: Any, pair: Any
+) -> None:
+    session, group, other = pair()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(group.all_reduce, "sum", 1.0)
+        settle(lambda: in_flight(one_worker, other))
+        session.close()
+        assert isinstance(waiting.exception(10), cd.errors.CancelledError)
+    assert other.all_reduce("sum", 2.0) == 3.0
+    with pytest.raises(cd.errors.AbortedError) as caught:
+        other.all_reduce("sum", 2.0)
+    assert [member.rank for member in caught.value.missing] == [0]
+
+
+def test_threads_that_go_on_calling_while_the_session_is_closed_all_come_to_an_end(one_worker: Any, pair: Any) -> None:
+    session, group, other = pair()
+    going = threading.Barrier(5)
+
+    def call(use: Callable[[], Any]) -> BaseException:
+        use()
+        going.wait(20)
+        try:
+            while True:
+                use()
+        except cd.errors.CollectiveError as error:
+            return error
+
+    uses: list[Callable[[], Any]] = [
+        lambda: session.empty(1 << 16),
+        lambda: session.join("alone", 1).leave(),
+        lambda: group.send(1.0, 0, tag=1, async_op=True) and group.recv(0, tag=1),
+        lambda: group.send([1.0], 0, tag=2, async_op=True) and group.recv(0, tag=2),
+    ]
+    with ThreadPoolExecutor(len(uses)) as pool:
+        calling = [pool.submit(call, use) for use in uses]
+        going.wait(20)
+        session.close()
+        ended = {type(one.result(10)) for one in calling}
+    assert ended <= {cd.errors.CancelledError, cd.errors.FailedPreconditionError}
