@@ -35,8 +35,9 @@ def tables(reply: pb.StatusReply) -> Iterator[Table | Text]:
     if reply.groups:
         yield from (Text(), _groups(reply.groups))
         yield from _choices(reply.groups)
+        yield from _notes(reply.groups)
         yield from (Text(), _ranks(reply.groups))
-    if any(group.in_flight for group in reply.groups):
+    if any(group.in_flight or group.posts for group in reply.groups):
         yield from (Text(), _in_flight(reply.groups))
 
 
@@ -55,6 +56,9 @@ def _with_lanes(reply: pb.StatusReply) -> pb.StatusReply:
             collectives_done=lane.collectives_done,
             bytes_reduced=lane.bytes_reduced,
             in_flight=lane.in_flight,
+            posts=lane.posts,
+            notes=lane.notes,
+            idle=lane.idle,
         )
     return local
 
@@ -76,9 +80,14 @@ def _troubles(reply: pb.StatusReply) -> Iterator[Text]:
     for group in reply.groups:
         if group.waiting_for:
             yield Text(f"WAITING  {_name(group)} is forming: {group.waiting_for}", style="yellow")
+        if group.idle:  # where waiting is normal it is no trouble
+            continue
         for flight in group.in_flight:
             if flight.seconds > SLOW and flight.missing:
                 yield Text(f"WAITING  {_name(group)}: {_stuck(flight)}", style="red")
+        for post in group.posts:
+            if post.seconds > SLOW:
+                yield Text(f"WAITING  {_name(group)}: {_unanswered(post)}", style="red")
     for failure in reply.failures:
         yield Text(_failed(failure, reply.unix_time), style="red")
 
@@ -87,6 +96,13 @@ def _stuck(flight: pb.InFlight) -> str:
     return (
         f"{flight.op} #{flight.instance} waits for rank {_list(flight.missing)} since {flight.seconds:.1f} s"
         f"{f' (called at {flight.site})' if flight.site else ''}"
+    )
+
+
+def _unanswered(post: pb.PostInFlight) -> str:
+    return (
+        f"{post.op} of rank {post.rank} waits for rank {post.peer} since {post.seconds:.1f} s"
+        f"{f' (called at {post.site})' if post.site else ''}"
     )
 
 
@@ -141,7 +157,7 @@ def _groups(groups: Sequence[pb.GroupStatus]) -> Table:
             _size_of(group),
             str(group.collectives_done),
             size(group.bytes_reduced),
-            str(len(group.in_flight)),
+            str(len(group.in_flight) + len(group.posts)),
         )
     return table
 
@@ -159,6 +175,12 @@ def _choices(groups: Sequence[pb.GroupStatus]) -> Iterator[Text]:
             rows = "; ".join(map(str, tiers_from_proto(group.table)))
             pack = group.table[0].bytes_per_pack
             yield Text(f"AUTO in {group.name}: {rows}{f'; packs of {size(pack)}' if pack else ''}")
+
+
+def _notes(groups: Sequence[pb.GroupStatus]) -> Iterator[Text]:
+    for group in groups:
+        for note in group.notes:
+            yield Text(f"NOTE     {_name(group)} is {note}", style="yellow")
 
 
 def _ranks(groups: Sequence[pb.GroupStatus]) -> Table:
@@ -196,6 +218,17 @@ def _in_flight(groups: Sequence[pb.GroupStatus]) -> Table:
                 _list(flight.missing),
                 flight.site or "-",
                 flight.algorithm or "-",
+            )
+        for post in group.posts:
+            table.add_row(
+                group.name,
+                post.op,
+                size(post.bytes) if post.bytes else "-",
+                span(post.seconds),
+                str(post.rank),
+                str(post.peer),
+                post.site or "-",
+                "-",
             )
     return table
 

@@ -37,6 +37,7 @@ from collectived_proto.types import (
     ReportKind,
     Scatter,
     Send,
+    Submission,
     Tier,
     Verdict,
 )
@@ -370,6 +371,21 @@ def positions_from_proto(messages: Iterable[coordinator.RankPosition]) -> tuple[
     return tuple(_position_from_proto(message) for message in messages)
 
 
+def _submission_to_proto(submission: Submission) -> coordinator.Submission:
+    return coordinator.Submission(
+        instance=submission.instance,
+        op=submission.op,
+        site=submission.site,
+        contract=submission.contract,
+        collective=collective_to_proto(submission.collective) if submission.collective else None,
+    )
+
+
+def _submission_from_proto(message: coordinator.Submission) -> Submission:
+    collective = collective_from_proto(message.collective) if message.HasField("collective") else None
+    return Submission(message.instance, message.op, message.site, message.contract, collective)
+
+
 def report_to_proto(report: Report) -> coordinator.Report:
     return coordinator.Report(
         key=report.key,
@@ -382,6 +398,7 @@ def report_to_proto(report: Report) -> coordinator.Report:
         timeout_seconds=report.timeout_seconds,
         ranks=positions_to_proto(report.ranks),
         peer=report.peer,
+        last=[_submission_to_proto(submission) for submission in report.last],
     )
 
 
@@ -401,4 +418,5 @@ def report_from_proto(message: coordinator.Report) -> Report:
         message.timeout_seconds,
         positions_from_proto(message.ranks),
         message.peer,
+        tuple(_submission_from_proto(submission) for submission in message.last),
     )

@@ -455,6 +455,17 @@ class RankPosition:
     collective: Collective | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What one rank submitted as one instance; `collective` is what the digest was made of, where it is told."""
+
+    instance: int
+    op: str
+    site: str
+    contract: bytes
+    collective: Collective | None = None
+
+
 class ReportKind(enum.IntEnum):
     """What a lane tells the coordinator about a generation; see coordinator.proto."""
 
@@ -484,3 +495,4 @@ class Report:
     timeout_seconds: float = 0.0
     ranks: tuple[RankPosition, ...] = ()
     peer: int = 0
+    last: tuple[Submission, ...] = ()  # of a rank that has gone: what others may find only now that they differ in

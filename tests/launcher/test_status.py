@@ -125,6 +125,49 @@ def test_a_young_collective_is_in_flight_but_does_not_hurt() -> None:
     assert any("barrier() #7" in line for line in lines)
 
 
+def with_posts() -> pb.StatusReply:
+    """Rank 1 waits for a letter of rank 0; rank 0 has just sent one."""
+    answer = reply()
+    group = answer.groups[0]
+    group.posts.add(rank=1, peer=0, tag=3, op="recv(source=0, tag=3)", site="train.py:95", seconds=75)
+    group.posts.add(rank=0, peer=1, op="send(to=1, tag=0)", site="train.py:96", seconds=0.5, bytes=2048)
+    return answer
+
+
+def test_sends_and_receives_that_wait_are_in_flight_and_hurt_when_they_wait_long() -> None:
+    lines = shown(with_posts())
+    waiting = "WAITING  group world generation 5: recv(source=0, tag=3) of rank 1 waits for rank 0 since 75.0 s"
+    assert lines[2] == f"{waiting} (called at train.py:95)"
+    assert not any("send(to=1, tag=0) of rank" in line for line in lines)
+    flights = lines[next(index for index, line in enumerate(lines) if line.startswith("in flight")) :]
+    rows = [line.split("  ") for line in flights if "tag=" in line]
+    assert [[word.strip() for word in row if word.strip()] for row in rows] == [
+        ["world", "recv(source=0, tag=3)", "-", "1 min 15 s", "1", "0", "train.py:95", "-"],
+        ["world", "send(to=1, tag=0)", "2.0 KiB", "0.5 s", "0", "1", "train.py:96", "-"],
+    ]
+
+
+def test_sends_and_receives_alone_are_shown_too() -> None:
+    answer = with_posts()
+    del answer.groups[0].in_flight[:]
+    assert any("recv(source=0, tag=3)" in line and "1 min 15 s" in line for line in shown(answer))
+
+
+def test_what_waits_in_a_group_in_which_that_is_normal_does_not_hurt() -> None:
+    answer = with_posts()
+    answer.groups[0].idle = True
+    lines = shown(answer)
+    assert not any("WAITING" in line for line in lines)
+    assert any("barrier() #7" in line for line in lines) and any("recv(source=0, tag=3)" in line for line in lines)
+
+
+def test_a_hint_that_is_not_followed_is_a_note() -> None:
+    answer = reply()
+    answer.groups[0].notes.append("on CPU devices: the hint NCCL falls back to RING")
+    note = "NOTE     group world generation 5 is on CPU devices: the hint NCCL falls back to RING"
+    assert note in shown(answer)
+
+
 def test_an_answer_without_coordinator_says_so() -> None:
     assert shown(pb.StatusReply()) == ["coordinator  not reachable"]
 
@@ -140,14 +183,18 @@ def test_without_a_coordinator_groups_are_shown_as_one_worker_sees_them() -> Non
         bytes_reduced=3 << 20,
         members=group.members[:1],
         in_flight=group.in_flight,
+        posts=with_posts().groups[0].posts,
+        notes=["on CPU devices: the hint NCCL falls back to RING"],
     )
     alone = pb.StatusReply(warnings=["the coordinator does not answer"], workers=whole.workers)
     alone.workers[0].connected = False
     alone.workers[0].lanes.append(lane)
     lines = shown(alone)
-    assert lines[:3] == [
+    assert lines[:4] == [
         "WARNING  the coordinator does not answer",
         "WAITING  group world generation 5: barrier() #7 waits for rank 1 since 2.5 s (called at train.py:90)",
+        "WAITING  group world generation 5: recv(source=0, tag=3) of rank 1 waits for rank 0 since 75.0 s (called at "
+        "train.py:95)",
         "coordinator  not reachable",
     ]
     for words in (
@@ -155,6 +202,8 @@ def test_without_a_coordinator_groups_are_shown_as_one_worker_sees_them() -> Non
         ("world", "5", "seen from here", "1 here", "7", "3.0 MiB"),
         ("world", "0", "0 (h)", "CPU:0", "70"),
         ("world", "barrier() #7", "ring"),
+        ("world", "send(to=1, tag=0)"),
+        ("NOTE", "falls back to RING"),
     ):
         assert any(all(word in line for word in words) for line in lines), (words, lines)
 

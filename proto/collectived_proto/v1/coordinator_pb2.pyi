@@ -82,14 +82,16 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., task: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Attached, _Mapping]]] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("group", "ranks", "verdicts")
+    __slots__ = ("group", "ranks", "verdicts", "idle")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     group: _common_pb2.Group
     ranks: _containers.RepeatedScalarFieldContainer[int]
     verdicts: _containers.RepeatedCompositeFieldContainer[_common_pb2.Verdict]
-    def __init__(self, group: _Optional[_Union[_common_pb2.Group, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., verdicts: _Optional[_Iterable[_Union[_common_pb2.Verdict, _Mapping]]] = ...) -> None: ...
+    idle: bool
+    def __init__(self, group: _Optional[_Union[_common_pb2.Group, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., verdicts: _Optional[_Iterable[_Union[_common_pb2.Verdict, _Mapping]]] = ..., idle: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("epoch", "heartbeat_seconds", "stall_seconds")
@@ -102,8 +104,20 @@ class Welcome(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., stall_seconds: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("standings", "more")
+    STANDINGS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    standings: _containers.RepeatedCompositeFieldContainer[Standings]
+    more: bool
+    def __init__(self, standings: _Optional[_Iterable[_Union[Standings, _Mapping]]] = ..., more: bool = ...) -> None: ...
+
+class Standings(_message.Message):
+    __slots__ = ("generation", "ranks")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    ranks: _containers.RepeatedCompositeFieldContainer[RankPosition]
+    def __init__(self, generation: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankPosition, _Mapping]]] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ()
@@ -222,7 +236,7 @@ class JoinRefused(_message.Message):
     def __init__(self, request: _Optional[str] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("key", "generation", "kind", "instance", "rank", "worker", "text", "timeout_seconds", "ranks", "peer")
+    __slots__ = ("key", "generation", "kind", "instance", "rank", "worker", "text", "timeout_seconds", "ranks", "peer", "last")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Report.Kind]
@@ -261,6 +275,7 @@ class Report(_message.Message):
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     key: int
     generation: int
     kind: Report.Kind
@@ -271,7 +286,22 @@ class Report(_message.Message):
     timeout_seconds: float
     ranks: _containers.RepeatedCompositeFieldContainer[RankPosition]
     peer: int
-    def __init__(self, key: _Optional[int] = ..., generation: _Optional[int] = ..., kind: _Optional[_Union[Report.Kind, str]] = ..., instance: _Optional[int] = ..., rank: _Optional[int] = ..., worker: _Optional[int] = ..., text: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankPosition, _Mapping]]] = ..., peer: _Optional[int] = ...) -> None: ...
+    last: _containers.RepeatedCompositeFieldContainer[Submission]
+    def __init__(self, key: _Optional[int] = ..., generation: _Optional[int] = ..., kind: _Optional[_Union[Report.Kind, str]] = ..., instance: _Optional[int] = ..., rank: _Optional[int] = ..., worker: _Optional[int] = ..., text: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankPosition, _Mapping]]] = ..., peer: _Optional[int] = ..., last: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ...) -> None: ...
+
+class Submission(_message.Message):
+    __slots__ = ("instance", "op", "site", "contract", "collective")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
+    instance: int
+    op: str
+    site: str
+    contract: bytes
+    collective: _common_pb2.Collective
+    def __init__(self, instance: _Optional[int] = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., contract: _Optional[bytes] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ...) -> None: ...
 
 class RankPosition(_message.Message):
     __slots__ = ("rank", "submitted", "finished", "last_op", "last_site", "arrived", "op", "site", "contract", "collective", "idle_seconds")

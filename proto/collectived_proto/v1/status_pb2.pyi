@@ -84,7 +84,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, task: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[str] = ..., release: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., connected: bool = ..., last_heartbeat_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., descriptors: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
-    __slots__ = ("group", "key", "generation", "ranks", "collectives_done", "collectives_failed", "bytes_reduced", "bytes_sent", "bytes_received", "in_flight", "members", "table")
+    __slots__ = ("group", "key", "generation", "ranks", "collectives_done", "collectives_failed", "bytes_reduced", "bytes_sent", "bytes_received", "in_flight", "members", "table", "posts", "notes", "idle")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,9 @@ class LaneStatus(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
+    POSTS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     group: str
     key: int
     generation: int
@@ -109,7 +112,10 @@ class LaneStatus(_message.Message):
     in_flight: _containers.RepeatedCompositeFieldContainer[InFlight]
     members: _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]
     table: _containers.RepeatedCompositeFieldContainer[_common_pb2.Tier]
-    def __init__(self, group: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., collectives_done: _Optional[int] = ..., collectives_failed: _Optional[int] = ..., bytes_reduced: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., table: _Optional[_Iterable[_Union[_common_pb2.Tier, _Mapping]]] = ...) -> None: ...
+    posts: _containers.RepeatedCompositeFieldContainer[PostInFlight]
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    idle: bool
+    def __init__(self, group: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., collectives_done: _Optional[int] = ..., collectives_failed: _Optional[int] = ..., bytes_reduced: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., table: _Optional[_Iterable[_Union[_common_pb2.Tier, _Mapping]]] = ..., posts: _Optional[_Iterable[_Union[PostInFlight, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., idle: bool = ...) -> None: ...
 
 class InFlight(_message.Message):
     __slots__ = ("instance", "op", "site", "seconds", "arrived", "missing", "bytes", "algorithm")
@@ -131,8 +137,26 @@ class InFlight(_message.Message):
     algorithm: str
     def __init__(self, instance: _Optional[int] = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[int]] = ..., missing: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ..., algorithm: _Optional[str] = ...) -> None: ...
 
+class PostInFlight(_message.Message):
+    __slots__ = ("rank", "peer", "tag", "op", "site", "seconds", "bytes")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    peer: int
+    tag: int
+    op: str
+    site: str
+    seconds: float
+    bytes: int
+    def __init__(self, rank: _Optional[int] = ..., peer: _Optional[int] = ..., tag: _Optional[int] = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
+
 class GroupStatus(_message.Message):
-    __slots__ = ("name", "key", "generation", "state", "size", "members", "left", "collectives_done", "bytes_reduced", "in_flight", "waiting_for", "table")
+    __slots__ = ("name", "key", "generation", "state", "size", "members", "left", "collectives_done", "bytes_reduced", "in_flight", "waiting_for", "table", "posts", "notes", "idle")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +169,9 @@ class GroupStatus(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
+    POSTS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     key: int
     generation: int
@@ -157,7 +184,10 @@ class GroupStatus(_message.Message):
     in_flight: _containers.RepeatedCompositeFieldContainer[InFlight]
     waiting_for: str
     table: _containers.RepeatedCompositeFieldContainer[_common_pb2.Tier]
-    def __init__(self, name: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[str] = ..., size: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., collectives_done: _Optional[int] = ..., bytes_reduced: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., table: _Optional[_Iterable[_Union[_common_pb2.Tier, _Mapping]]] = ...) -> None: ...
+    posts: _containers.RepeatedCompositeFieldContainer[PostInFlight]
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    idle: bool
+    def __init__(self, name: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[str] = ..., size: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., collectives_done: _Optional[int] = ..., bytes_reduced: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., table: _Optional[_Iterable[_Union[_common_pb2.Tier, _Mapping]]] = ..., posts: _Optional[_Iterable[_Union[PostInFlight, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., idle: bool = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("unix_time", "verdict")

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from collectived_proto.types import GroupInfo, shown_name
+from collectived_proto.wording import be, seconds
 from collectived_runtime.coordinator.events import Effect, JoinDone, JoinUpdate, Log, Measure, Measured, Send, Store
 from collectived_runtime.coordinator.registry import Generation, Measurement, Registry, Unmeasured
 from collectived_runtime.coordinator.tables import table, worst
-from collectived_runtime.coordinator.wording import bandwidth, be, microseconds, seconds
+from collectived_runtime.coordinator.wording import bandwidth, microseconds
 
 MEASURING_SECONDS = 3.0
 

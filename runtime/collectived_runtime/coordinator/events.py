@@ -24,6 +24,7 @@ class Attached:
     group: GroupInfo
     ranks: tuple[int, ...]
     verdicts: tuple[Verdict, ...] = ()
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,11 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
+    """A heartbeat: the ranks that have moved, by generation; with `more`, not all of them."""
+
     task: int
+    standings: tuple[tuple[int, tuple[RankPosition, ...]], ...] = ()
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)

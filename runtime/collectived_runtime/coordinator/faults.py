@@ -31,6 +31,7 @@ from collectived_runtime.coordinator.registry import (
 _OF_A_RANK = (ReportKind.LOST, ReportKind.ABORT, ReportKind.LEFT, ReportKind.EXHAUSTED)
 _OF_A_POST = (ReportKind.OVERDUE, ReportKind.UNANSWERED, ReportKind.UNCLAIMED)
 _OF_AN_INSTANCE = (ReportKind.PENDING, ReportKind.EXPIRED, ReportKind.MISMATCH, ReportKind.LINK)
+WARN_AGAIN = 1.9  # times as long a wait: lanes report it again after twice the time, and not all in the same moment
 # Of two reports on one instance the graver decides how it is judged.
 _GRAVITY = {ReportKind.PENDING: 0, ReportKind.LINK: 0, ReportKind.EXPIRED: 1, ReportKind.MISMATCH: 2}
 
@@ -78,6 +79,7 @@ def _unknown(task: int, report: Report) -> Iterator[Effect]:
 def _of_a_rank(book: Registry, generation: Generation, report: Report, now: float) -> Iterator[Effect]:
     rank, last = report.rank, report.instance
     generation.learn_last(rank, last, now)
+    generation.remember(rank, report.last)
     match report.kind:
         case ReportKind.LOST:
             yield from rank_lost(book, generation, rank, last + 1, report.text or "its process ended", now)
@@ -177,8 +179,10 @@ def _of_an_instance(book: Registry, generation: Generation, task: int, report: R
     inquiry = _open_inquiry(book, generation, report.instance, report.worker if link else -1)
     if inquiry is None and report.kind is ReportKind.PENDING and evidence.warned:
         # Everybody has been asked already; what this worker adds is compared with what is known.
-        yield from _judge(book, Inquiry(0, report.generation, report.instance, report.kind, set()), now)
-        return
+        known_so_far = Inquiry(0, report.generation, report.instance, report.kind, set())
+        if not _warning_due(book, evidence, now) or judgement.judge(generation, known_so_far, {}, now) is not None:
+            yield from _judge(book, known_so_far, now)
+            return
     if inquiry is None:
         inquiry = Inquiry(book.new_id(), report.generation, report.instance, report.kind, set())
         inquiry.peer = report.worker if link else -1
@@ -201,8 +205,16 @@ def _evidence(generation: Generation, instance: int, now: float) -> Evidence:
     if instance not in generation.evidence:
         while len(generation.evidence) >= KEPT_EVIDENCE:
             del generation.evidence[min(generation.evidence)]
-        generation.evidence[instance] = Evidence(now)
+        generation.evidence[instance] = Evidence(now, dict(generation.parted.get(instance, {})))
     return generation.evidence[instance]
+
+
+def _waited(book: Registry, evidence: Evidence, now: float) -> float:
+    return book.stall_seconds + max(0.0, now - evidence.since)
+
+
+def _warning_due(book: Registry, evidence: Evidence, now: float) -> bool:
+    return _waited(book, evidence, now) >= WARN_AGAIN * evidence.warned
 
 
 def _open_inquiry(book: Registry, generation: Generation, instance: int, peer: int = -1) -> Inquiry | None:
@@ -276,8 +288,8 @@ def _judge(book: Registry, inquiry: Inquiry, now: float) -> Iterator[Effect]:
         if decision.code == Code.INVALID_ARGUMENT:
             decision = judgement.with_successor(decision, book.new_id())
         yield from deliver(book, generation, decision, now)
-    elif inquiry.kind is ReportKind.PENDING and not evidence.warned:
-        evidence.warned = True
+    elif inquiry.kind is ReportKind.PENDING and _warning_due(book, evidence, now):
+        evidence.warned = _waited(book, evidence, now)
         text = judgement.pending(generation, inquiry.instance, silent, book.stall_seconds, now)
         yield Log(
             "warning" if text and not generation.idle else "debug",

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import Code
 from collectived_proto.types import GroupInfo, Member, Peer, shown_name
+from collectived_proto.wording import members_text, ranks_text
 from collectived_runtime.coordinator import completion, faults, newcomers
 from collectived_runtime.coordinator.events import (
     Effect,
@@ -32,12 +33,7 @@ from collectived_runtime.coordinator.registry import (
     Waiting,
     identity,
 )
-from collectived_runtime.coordinator.wording import (
-    elsewhere_text,
-    members_text,
-    progress_text,
-    ranks_text,
-)
+from collectived_runtime.coordinator.wording import elsewhere_text, progress_text
 
 # While few wait, everybody hears of every arrival at once; among many that would be quadratic, so then at most this
 # often.

@@ -8,22 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from collectived_proto import wording
 from collectived_proto.errors import Code
 from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, shown_name
+from collectived_proto.wording import expired_text, history, not_come, seconds, subject
 from collectived_runtime.coordinator.registry import Generation, Inquiry
-from collectived_runtime.coordinator.wording import (
-    be,
-    expired_text,
-    last_did,
-    majority,
-    members_text,
-    mismatch_text,
-    not_come,
-    pending_text,
-    seconds,
-    subject,
-    unfinished_text,
-)
+from collectived_runtime.coordinator.wording import majority, mismatch_text, pending_text, unfinished_text
 
 
 def verdict(
@@ -56,10 +46,23 @@ def verdict(
 
 
 def first_running(generation: Generation, from_instance: int) -> int:
-    """The first instance from there on that some rank is known to have submitted and not finished; -1: none."""
-    ranks = range(generation.info.size)
-    starts = {rank: max(from_instance, generation.finished(rank) + 1) for rank in ranks}
-    return min((start for rank, start in starts.items() if start <= generation.submitted(rank)), default=-1)
+    """The first instance from there on that some rank is known to have submitted and not finished; -1: none.
+
+    What a heartbeat has told of an instance says only that it ran then.
+    """
+    reported = [standing.position for standing in generation.standing.values() if standing.worker is None]
+    starts = [(max(from_instance, position.finished + 1), position.submitted) for position in reported]
+    running = [start for start, submitted in starts if start <= submitted]
+    running += [
+        instance for instance in generation.evidence if instance >= from_instance and _waits(generation, instance)
+    ]
+    return min(running, default=-1)
+
+
+def _waits(generation: Generation, instance: int) -> bool:
+    """Whether somebody was asked about an instance and had not finished it."""
+    positions = generation.evidence[instance].positions.values()
+    return any(position.arrived and position.finished < instance for position in positions)
 
 
 def operation(generation: Generation, instance: int) -> str:
@@ -161,8 +164,7 @@ def unanswered(generation: Generation, report: Report, now: float) -> str:
 
 def _other_end(generation: Generation, report: Report, now: float) -> str:
     peer = _peer(generation, report)
-    standing = generation.standing.get(peer)
-    return not_come(generation.member(peer, now), standing.position if standing else None, "")
+    return _not_come(generation, peer, "", now)
 
 
 def _peer(generation: Generation, report: Report) -> int:
@@ -181,19 +183,11 @@ def pending(generation: Generation, instance: int, silent: Mapping[int, str], st
 
 def lost_text(generation: Generation, ranks: Sequence[int], why: str, now: float) -> str:
     """`rank 2 (…) is lost: its process ended (last finished #16, last did all_reduce(sum) #17 at train.py:88)`"""
-    text = f"{members_text(generation.members(now, ranks))} {be(len(ranks))} lost: {why}"
-    return f"{text} ({_history(generation, ranks[0])})" if len(ranks) == 1 else text
-
-
-def _history(generation: Generation, rank: int) -> str:
-    standing = generation.standing.get(rank)
-    did = last_did(standing.position if standing else None)
-    if standing is None:
-        return "what it did last has not been reported"
-    if not did:
-        return "it had not submitted anything"
-    finished = standing.position.finished
-    return f"last finished {f'#{finished}' if finished >= 0 else 'nothing'}, last did {did}"
+    standings = {rank: generation.standing[rank] for rank in ranks if rank in generation.standing}
+    histories = {rank: history(known.position, known.age(now)) for rank, known in standings.items()}
+    if not histories and len(ranks) == 1:
+        histories = {ranks[0]: "what it did last has not been reported"}
+    return wording.lost_text(generation.members(now, ranks), why, histories)
 
 
 def with_successor(decision: Verdict, successor: int) -> Verdict:
@@ -214,12 +208,15 @@ def _subject(generation: Generation, instance: int) -> str:
 
 
 def _absent(generation: Generation, missing: Sequence[int], silent: Mapping[int, str], now: float) -> list[str]:
-    sentences = []
-    for rank in missing:
-        member = generation.member(rank, now)
-        standing = generation.standing.get(rank)
-        sentences.append(not_come(member, standing.position if standing else None, silent.get(member.worker, "")))
-    return sentences
+    members = generation.info.members
+    return [_not_come(generation, rank, silent.get(members[rank].worker, ""), now) for rank in missing]
+
+
+def _not_come(generation: Generation, rank: int, silent: str, now: float) -> str:
+    member, standing = generation.member(rank, now), generation.standing.get(rank)
+    return (
+        not_come(member, standing.position, silent, standing.age(now)) if standing else not_come(member, None, silent)
+    )
 
 
 def _sites(generation: Generation, instance: int) -> dict[int, str]:

@@ -45,6 +45,7 @@ def hello_from_proto(message: pb.Hello) -> Hello:
                 codec.group_from_proto(item.group),
                 tuple(item.ranks),
                 tuple(codec.verdict_from_proto(verdict) for verdict in item.verdicts),
+                item.idle,
             )
             for item in message.groups
         ),
@@ -55,7 +56,7 @@ def event_from_proto(task: int, message: pb.WorkerMessage) -> Event | None:
     """What a worker's message means to the mind; None for those that concern the shell alone, or are not known."""
     match message.WhichOneof("message"):
         case "heartbeat":
-            return Beat(task)
+            return _beat(task, message.heartbeat)
         case "join":
             return JoinAsked(task, _ask(message.join))
         case "join_cancel":
@@ -72,6 +73,13 @@ def event_from_proto(task: int, message: pb.WorkerMessage) -> Event | None:
             return Promised(task, message.promised.proposal, message.promised.from_instance)
         case _:
             return None
+
+
+def _beat(task: int, message: pb.Heartbeat) -> Beat:
+    if not message.standings:  # as most are, and there are many
+        return Beat(task, more=message.more)
+    moved = tuple((one.generation, codec.positions_from_proto(one.ranks)) for one in message.standings)
+    return Beat(task, moved, message.more)
 
 
 def _ask(message: pb.JoinAsk) -> JoinAsk:

@@ -82,6 +82,9 @@ def group_status(group: GroupView, lanes: list[status_pb2.LaneStatus]) -> status
         in_flight=_in_flight(group, lanes),
         waiting_for=group.waiting_for,
         table=table,
+        posts=[post for lane in lanes for post in lane.posts],
+        notes=dict.fromkeys(note for lane in lanes for note in lane.notes),
+        idle=group.idle,
     )
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import enum
 import heapq
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, ReportKind, Tier, Verdict
+from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, ReportKind, Submission, Tier, Verdict
 from collectived_runtime.coordinator.events import Hello, JoinAsk, Measured, Reported
 
 KEPT_FAILURES = 64
@@ -29,6 +30,7 @@ class Worker:
     hello: Hello
     heard_at: float
     connected: bool = True
+    told_at: float = -math.inf  # when its heartbeats last left nothing unsaid about where its ranks stand
 
 
 @dataclass(slots=True)
@@ -75,19 +77,24 @@ class Departure(enum.Enum):
 
 @dataclass(slots=True)
 class Standing:
-    """Where a rank stands, and when that was heard."""
+    """Where a rank stands, and when that was heard; `worker` where a heartbeat of that one has said so."""
 
     position: RankPosition
     heard_at: float
+    worker: Worker | None = None
+
+    def age(self, now: float) -> float:
+        """Seconds since a heartbeat said so, or that nothing has moved since; 0 for what was reported for a reason."""
+        return now - max(self.heard_at, self.worker.told_at) if self.worker else 0.0
 
 
 @dataclass(slots=True)
 class Evidence:
-    """What is known about one instance; `warned` once people have been told that it waits."""
+    """What is known about one instance; `warned`: after how many seconds of waiting people were last told of it."""
 
     since: float
     positions: dict[int, RankPosition] = field(default_factory=dict)
-    warned: bool = False
+    warned: float = 0.0
 
 
 @dataclass(slots=True)
@@ -110,6 +117,7 @@ class Generation:
     newcomers: int = 0  # who wait to join, as the ranks have been told
     proposal: int = 0  # under way, about the number of newcomers
     evidence: dict[int, Evidence] = field(default_factory=dict)
+    parted: dict[int, dict[int, RankPosition]] = field(default_factory=dict)  # by instance, of ranks that have gone
     # After a restart of the coordinator: workers that have not come back yet, those that came back without this
     # generation, and what was reported meanwhile.
     awaited: set[int] = field(default_factory=set)
@@ -171,15 +179,20 @@ class Generation:
         chosen = range(self.info.size) if ranks is None else ranks
         return tuple(self.member(rank, now) for rank in chosen)
 
-    def learn(self, task: int, instance: int, positions: Iterable[RankPosition], now: float) -> None:
-        """Takes over what a worker says about its own ranks; what it says about others is not believed."""
+    def learn(
+        self, task: int, instance: int, positions: Iterable[RankPosition], now: float, worker: Worker | None = None
+    ) -> None:
+        """Takes over what a worker says about its own ranks; what it says about others is not believed.
+
+        `worker`: where its heartbeat says so, which it does in its own time.
+        """
         own = self.ranks_of.get(task, ())
         for position in positions:
             if position.rank not in own:
                 continue
             known = self.standing.get(position.rank)
             if known is None or position.submitted >= known.position.submitted:
-                self.standing[position.rank] = Standing(position, now)
+                self.standing[position.rank] = Standing(position, now, worker)
             if instance in self.evidence:
                 self.evidence[instance].positions[position.rank] = position
 
@@ -189,6 +202,16 @@ class Generation:
             standing = self.standing.get(rank)
             position = standing.position if standing else RankPosition(rank)
             self.standing[rank] = Standing(replace(position, submitted=last, last_op="", last_site=""), now)
+
+    def remember(self, rank: int, submissions: Iterable[Submission]) -> None:
+        """Keeps what a rank that has gone had submitted last: its lane may be gone too when somebody finds out that it
+        differs."""
+        for one in submissions:
+            told = (one.op, one.site, one.contract, one.collective)
+            position = RankPosition(rank, one.instance, -1, one.op, one.site, 0.0, True, *told)
+            self.parted.setdefault(one.instance, {})[rank] = position
+            if one.instance in self.evidence:
+                self.evidence[one.instance].positions.setdefault(rank, position)
 
 
 @dataclass(slots=True)

@@ -45,6 +45,7 @@ class GroupView:
     pending: tuple[PendingView, ...] = ()
     waiting_for: str = ""
     table: tuple[Tier, ...] = ()
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ def _generation(book: Registry, generation: Generation, now: float) -> GroupView
         pending,
         completion.measuring_text(generation) if measuring else "",
         generation.table,
+        generation.idle,
     )
 
 

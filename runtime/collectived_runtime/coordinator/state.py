@@ -98,7 +98,7 @@ class Coordinator:
         book = self._book
         match event:
             case Beat():
-                pass
+                workers.beat(book, event, now)
             case JoinAsked(task, ask):
                 yield from joins.asked(book, task, ask, now)
             case JoinCancelled():

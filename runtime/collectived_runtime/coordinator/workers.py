@@ -13,9 +13,11 @@ from dataclasses import replace
 
 from collectived_proto.errors import Code
 from collectived_proto.types import RankPosition, Verdict
+from collectived_proto.wording import seconds
 from collectived_runtime.coordinator import completion, faults, joins
 from collectived_runtime.coordinator.events import (
     Attached,
+    Beat,
     Drop,
     Effect,
     End,
@@ -35,7 +37,6 @@ from collectived_runtime.coordinator.registry import (
     Standing,
     Worker,
 )
-from collectived_runtime.coordinator.wording import seconds
 
 
 def attached(book: Registry, hello: Hello, now: float) -> Iterator[Effect]:
@@ -112,6 +113,17 @@ def lost(book: Registry, task: int, why: str, now: float, orderly: bool = False)
             yield from completion.conclude(book, generation.info.generation)
 
 
+def beat(book: Registry, event: Beat, now: float) -> None:
+    """A worker lives, and tells where its ranks stand."""
+    worker = book.workers[event.task]
+    if not event.more:
+        worker.told_at = now
+    for number, positions in event.standings:
+        generation = book.generations.get(number)
+        if generation is not None:
+            generation.learn(event.task, -1, positions, now, worker)
+
+
 def slept(book: Registry, late: float, now: float) -> None:
     """After this process itself was stopped for a while no worker is judged: what they sent is still unread."""
     if late > book.heartbeat_seconds / 2:
@@ -129,7 +141,7 @@ def _adopt_all(book: Registry, hello: Hello, now: float) -> Iterator[Effect]:
         for verdict in item.verdicts:
             if verdict.successor and verdict.successor not in listed:
                 info = replace(item.group, generation=verdict.successor)
-                yield from _adopt(book, hello, Attached(info, item.ranks), now)
+                yield from _adopt(book, hello, Attached(info, item.ranks, idle=item.idle), now)
     for generation in list(book.generations.values()):
         if hello.task in generation.awaited and generation.info.generation not in listed:
             generation.awaited.discard(hello.task)
@@ -157,6 +169,7 @@ def _adopt(book: Registry, hello: Hello, item: Attached, now: float) -> Iterator
     generation = book.generations.get(info.generation)
     if generation is None:
         generation = _take_over(book, item, now)
+    generation.idle = generation.idle or item.idle
     for member in info.members:
         if member.worker == hello.task and member.rank not in generation.standing and member.last_instance >= 0:
             last = member.last_instance

@@ -21,6 +21,7 @@ from collectived_proto.types import GroupInfo, RankPosition, Verdict, shown_name
 from collectived_runtime.engine.bells import Bells
 from collectived_runtime.engine.generation import Generation
 from collectived_runtime.engine.ledger import Ledger
+from collectived_runtime.engine.posts import Post
 from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.results import Results
 from collectived_runtime.engine.running import Running
@@ -75,6 +76,16 @@ class Lane:
     @property
     def running(self) -> Running | None:
         return self._generation.running
+
+    @property
+    def posts(self) -> list[Post]:
+        """Sends and recvs that somebody waits for."""
+        return self._generation.posts.pending
+
+    @property
+    def notes(self) -> list[str]:
+        """What users of this group should know, each once: `on CPU devices: …`."""
+        return list(self._shop.notes)
 
     @property
     def counters(self) -> Counters:

@@ -15,9 +15,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collectived_proto.local.wire import MAX_OUTSTANDING
-from collectived_proto.types import Barrier, Collective, Layout, RankPosition, Report, ReportKind, Verdict
+from collectived_proto.types import (
+    Barrier,
+    Broadcast,
+    Collective,
+    Gather,
+    Layout,
+    Operation,
+    RankPosition,
+    Reduce,
+    Report,
+    ReportKind,
+    Scatter,
+    Submission,
+    Verdict,
+)
 
 KEPT = 64  # finished instances that are remembered, to answer what they were
+LAST_SUBMISSIONS = 8  # of a rank that goes, told with its departure
+LAST_LEAVES = 4096  # so many of their leaves are described
 STALL_BACKOFF = 2.0  # a stall is reported again after twice the time
 
 
@@ -274,12 +290,45 @@ class Ledger:
             )
         return tuple(found)
 
+    def last_submissions(self, rank: int) -> tuple[Submission, ...]:
+        """What others may find only after this rank has gone that they differ in, oldest first.
+
+        That is what it submitted since it last heard from everybody: who only sends, or hears the root alone, may be
+        through long before the others have come.
+        """
+        found: list[Submission] = []
+        leaves, newest = 0, self.standings[rank].submitted
+        for number in range(newest, max(-1, newest - LAST_SUBMISSIONS), -1):
+            instance = self.find(number)
+            arrival = instance.arrivals.get(rank) if instance else None
+            if instance is None or arrival is None:
+                break
+            prepared = arrival.prepared
+            collective = prepared.collective
+            if instance.finished and _hears_everybody(collective.operation, rank):
+                break
+            leaves += len(collective.leaves)
+            told = collective if leaves <= LAST_LEAVES else None
+            found.append(Submission(number, prepared.op, collective.site, prepared.contract, told))
+        return tuple(reversed(found))
+
     def report(
         self, kind: ReportKind, number: int, *, rank: int = 0, worker: int = 0, text: str = "", timeout: float = 0.0
     ) -> Report:
         """A report about this generation, with the positions of all local ranks as of their last activity."""
         now = max(standing.active_at for standing in self.standings.values())
         return Report(self.key, self.generation, kind, number, rank, worker, text, timeout, self.positions(number, now))
+
+
+def _hears_everybody(operation: Operation, rank: int) -> bool:
+    """Whether a rank that has finished this has had something of every rank, and so all agree."""
+    match operation:
+        case Broadcast() | Scatter():
+            return False
+        case Reduce(root=root) | Gather(root=root):
+            return rank == root
+        case _:
+            return True
 
 
 def _let_go(instance: Instance) -> None:

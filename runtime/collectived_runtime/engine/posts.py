@@ -59,6 +59,12 @@ class Post:
     overdue: bool = False  # reported
 
     @property
+    def tag(self) -> int:
+        operation = self.prepared.collective.operation
+        assert isinstance(operation, (Send, Recv))
+        return operation.tag
+
+    @property
     def text(self) -> str:
         """`recv(source=0, tag=3) at train.py:8`"""
         site = self.prepared.collective.site
@@ -103,6 +109,11 @@ class Posts:
     def idle(self) -> bool:
         """Whether nothing of what was submitted here is still on its way."""
         return not self._pending and not self._copying and all(way.idle for way in self._out.values())
+
+    @property
+    def pending(self) -> list[Post]:
+        """What somebody waits for; may be read from any thread."""
+        return list(self._pending.values())
 
     # From ranks
 

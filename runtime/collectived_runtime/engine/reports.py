@@ -51,9 +51,7 @@ class Reports:
     def fault(self, kind: ReportKind, instance: int, *, rank: int = 0, worker: int = 0, text: str = "") -> None:
         """Reports what needs a verdict."""
         report = self._ledger.report(kind, instance, rank=rank, worker=worker, text=text)
-        if kind in _DEPARTURES:
-            self._departures.append(report)
-        self._raise(report)
+        self._raise(self._departing(report))
 
     def late(self, instance: int, rank: int, op: str, timeout: float) -> None:
         """A local rank has not submitted an instance by its own deadline, and will not."""
@@ -88,9 +86,14 @@ class Reports:
     def note(self, kind: ReportKind, instance: int, *, rank: int = 0) -> None:
         """Reports what needs none."""
         report = self._ledger.report(kind, instance, rank=rank)
-        if kind in _DEPARTURES:
+        self._report(self._departing(report))
+
+    def _departing(self, report: Report) -> Report:
+        """Where a rank goes, the report says what it submitted last too, and is kept."""
+        if report.kind in _DEPARTURES:
+            report = replace(report, last=self._ledger.last_submissions(report.rank))
             self._departures.append(report)
-        self._report(report)
+        return report
 
     def again(self) -> None:
         """Says once more who has gone: what was said to a coordinator that went away may not have been heard."""

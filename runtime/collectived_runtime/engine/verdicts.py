@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from collectived_proto.codec import verdict_to_proto
 from collectived_proto.errors import Code
-from collectived_proto.types import Member, Report, ReportKind, Verdict, shown_name
+from collectived_proto.types import Member, RankPosition, Report, ReportKind, Verdict, shown_name
+from collectived_proto.wording import expired_text, history, lost_text, members_text, not_come, seconds, subject
 from collectived_runtime.engine.program import Topology
 
 MAX_TEXT = 8 << 10  # characters
@@ -20,56 +22,85 @@ def alone(topology: Topology, name: str, generation: int, first: int, op: str, r
         op: the operation of that instance, '' where nobody has submitted it here.
     """
     group = replace(topology.group, name=shown_name(topology.group.name))
-    code, text, ranks = _judge(topology, report)
-    what = f"{op} #{first} of group {group.name!r}" if op else f"group {group.name!r}"
+    told = {position.rank: position for position in report.ranks}  # of this worker's ranks
+    what = subject(first, op, group.name) if op else f"group {group.name!r}"
+    code, text, ranks = _judge(topology, name, what, report, told)
+    members = tuple(_with_position(member, told.get(member.rank)) for member in group.members)
     return Verdict(
         group.name,
         group.key,
         generation,
         code,
-        f"{what}: {text} (decided by {name} alone: the coordinator did not answer)",
+        f"{text} (decided by {name} alone: the coordinator did not answer)",
         first,
         first if op else -1,
         op,
-        tuple(group.members[rank] for rank in ranks),
+        tuple(members[rank] for rank in ranks),
         decided_by=name,
-        members=group.members,
+        members=members,
+    )
+
+
+def _with_position(member: Member, position: RankPosition | None) -> Member:
+    if position is None:
+        return member
+    return replace(
+        member,
+        last_instance=position.finished,
+        last_op=position.last_op,
+        last_site=position.last_site,
+        idle_seconds=position.idle_seconds,
     )
 
 
 def with_missing(topology: Topology, name: str, verdict: Verdict, absent: list[int]) -> Verdict:
     """The verdict of another worker about a deadline, with what worker `name` knows of its own ranks."""
     missing = tuple(topology.group.members[rank] for rank in absent)
-    named = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-    text = f"{verdict.message}; {name} adds: {named} {'has' if len(missing) == 1 else 'have'} not come"
+    text = f"{verdict.message}; {name} adds: {members_text(missing)} {'has' if len(missing) == 1 else 'have'} not come"
     return replace(verdict, message=text, missing=missing, decided_by=name)
 
 
-def _judge(topology: Topology, report: Report) -> tuple[Code, str, list[int]]:
+def _judge(
+    topology: Topology, name: str, what: str, report: Report, told: dict[int, RankPosition]
+) -> tuple[Code, str, list[int]]:
     """Code, what happened, and the ranks that are missing by it."""
+    members = topology.group.members
+    rank, peer = report.rank, report.peer
     match report.kind:
         case ReportKind.EXPIRED:
             absent = [position.rank for position in report.ranks if not position.arrived]
-            named = f"; of this worker's ranks {absent} have not come" if absent else ""
-            return Code.DEADLINE_EXCEEDED, f"did not complete within {report.timeout_seconds:g} s{named}", absent
+            return Code.DEADLINE_EXCEEDED, _expired(members, what, report, absent, told), absent
         case ReportKind.LOST:
-            return Code.UNAVAILABLE, f"rank {report.rank} is lost: {report.text}", [report.rank]
+            known = {rank: history(told[rank])} if rank in told else {}
+            return Code.UNAVAILABLE, f"{what}: {lost_text([members[rank]], report.text, known)}", [rank]
         case ReportKind.ABORT:
-            return Code.ABORTED, f"rank {report.rank} aborted the group: {report.text}", [report.rank]
+            text = f"{members[rank]} aborted the group: {report.text or 'no reason given'}"
+            return Code.ABORTED, f"{what}: {text}", [rank]
         case ReportKind.LINK:
-            ranks = [rank for peer in topology.peers if peer.task == report.worker for rank in peer.ranks]
-            return Code.UNAVAILABLE, f"worker {report.worker} is lost: {report.text}", ranks
+            ranks = [rank for one in topology.peers if one.task == report.worker for rank in one.ranks]
+            why = f"the link of {name} to worker {report.worker} broke: {report.text}"
+            return Code.UNAVAILABLE, f"{what}: {lost_text([members[rank] for rank in ranks], why, {})}", ranks
         case ReportKind.OVERDUE:
-            text = f"{report.text} of rank {report.rank} did not complete within {report.timeout_seconds:g} s"
-            return Code.DEADLINE_EXCEEDED, text, [report.peer]
+            other = not_come(members[peer], told[peer]) if peer in told else f"{members[peer]} has not come"
+            text = f"{report.text} on {members[rank]} did not complete within {seconds(report.timeout_seconds)}"
+            return Code.DEADLINE_EXCEEDED, f"{what}: {text}: {other}", [peer]
         case ReportKind.UNCLAIMED:
-            text = f"no memory for what rank {report.peer} has sent to rank {report.rank}: {report.text}"
-            return Code.RESOURCE_EXHAUSTED, text, [report.peer]
+            text = f"there is no memory for what {members[peer]} has sent to {members[rank]}"
+            return Code.RESOURCE_EXHAUSTED, f"{what}: {text}, which has not received it: {report.text}", [peer]
         case ReportKind.EXHAUSTED:
-            return Code.RESOURCE_EXHAUSTED, report.text, [report.rank]
+            return Code.RESOURCE_EXHAUSTED, f"{what}: {members[rank]} has no memory left: {report.text}", [rank]
         case ReportKind.MISMATCH:
-            return Code.INVALID_ARGUMENT, "ranks submitted different collectives", []
-    return Code.INTERNAL, f"a lane decided about a report of kind {report.kind.name}", []
+            return Code.INVALID_ARGUMENT, f"{what}: ranks submitted different collectives", []
+    return Code.INTERNAL, f"{what}: a lane decided about a report of kind {report.kind.name}", []
+
+
+def _expired(
+    members: Sequence[Member], what: str, report: Report, absent: list[int], told: dict[int, RankPosition]
+) -> str:
+    """Nothing is known here but of the ranks of this worker."""
+    here = {position.rank: position.site or position.last_site for position in report.ranks if position.arrived}
+    named = [not_come(members[rank], told[rank]) for rank in absent]
+    return expired_text(what, report.timeout_seconds, named or ["all ranks of this worker have come"], here)
 
 
 def encode(verdict: Verdict) -> bytes:

@@ -53,7 +53,7 @@ class Workshop:
     counters: Counters = field(default_factory=Counters)
     workspace: Workspace = field(default_factory=Workspace)
     programs: dict[Any, Program] = field(default_factory=dict)
-    fell_back: bool = False  # has said that there is no NCCL here
+    notes: list[str] = field(default_factory=list)  # what users should know; said once in the log, and in status
 
     def program(self, instance: Instance) -> Program:
         """What carries out an instance of which everything is known."""
@@ -63,10 +63,15 @@ class Workshop:
         if program is None:
             program = compose(instance.collective, self.topology, instance.rows, strangers)
             self.keep(key, program)
-            if instance.collective.implementation is CommunicationImplementation.NCCL and not self.fell_back:
-                self.fell_back = True
-                log.warning("group %s is on CPU devices: the hint NCCL falls back to RING", self.name)
+            if instance.collective.implementation is CommunicationImplementation.NCCL:
+                self.note("on CPU devices: the hint NCCL falls back to RING")
         return program
+
+    def note(self, text: str) -> None:
+        """Says something about the group that its users should know, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+            log.warning("group %s is %s", self.name, text)
 
     def keep(self, key: Any, program: Program) -> None:
         if len(self.programs) >= MAX_PROGRAMS:  # somebody's shapes change with every call

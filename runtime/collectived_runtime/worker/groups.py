@@ -112,7 +112,7 @@ class Groups:
                 if not answer.done() and not ended.done():
                     continue
                 if answer.cancelled() or not answer.done():
-                    raise NotFoundError("the session ended while it was joining")
+                    raise session.gone
                 event = answer.result()
                 if isinstance(event, pb.JoinRefused):
                     raise error_class(event.code)(event.message)
@@ -214,6 +214,7 @@ class Groups:
                 group=group_to_proto(lane.group),
                 ranks=lane.topology.ranks,
                 verdicts=[verdict_to_proto(verdict) for verdict in lane.ledger.verdicts],
+                idle=lane.topology.idle,
             )
             for lane in self._lanes.values()
         ]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import grpc
 import grpc.aio
@@ -21,6 +22,8 @@ from collectived_proto.v1 import coordinator_pb2_grpc as rpc
 from collectived_proto.v1 import status_pb2
 from collectived_runtime.admission import client_metadata
 from collectived_runtime.daemon import OPTIONS
+from collectived_runtime.engine.ledger import Ledger
+from collectived_runtime.worker.heartbeat import Heartbeats
 
 log = logging.getLogger("collectived.worker")
 
@@ -38,6 +41,7 @@ class Membership:
     hello: makes the first message of each stream.
     heard: called with each message of the coordinator.
     rejoin: called after each Welcome, to say again what may have been lost.
+    ledgers: of the generations that run here; heartbeats tell where their ranks stand.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Membership:
         hello: Callable[[int], pb.Hello],
         heard: Callable[[pb.CoordinatorMessage], None],
         rejoin: Callable[[], None],
+        ledgers: Callable[[], Iterable[Ledger]] = tuple,
     ) -> None:
         self.address = address
         self.epoch = 0
@@ -58,6 +63,8 @@ class Membership:
         self._hello = hello
         self._heard = heard
         self._rejoin = rejoin
+        self._ledgers = ledgers
+        self._heartbeats = Heartbeats()
         self._heartbeat = 5.0
         self._waiting: deque[pb.WorkerMessage] = deque(maxlen=WAITING_MESSAGES)
         self._news = asyncio.Event()
@@ -149,6 +156,7 @@ class Membership:
         self._heartbeat = welcome.heartbeat_seconds
         self.stall_seconds = welcome.stall_seconds
         self._welcome_once = True
+        self._heartbeats.forget()
         self.connected.set()
         self._rejoin()
         self._news.set()
@@ -157,6 +165,7 @@ class Membership:
         """What is to be said on this stream. gRPC does not end its iterator with it, so it looks for itself: what it
         took for a stream that is over, nobody would hear."""
         yield pb.WorkerMessage(hello=self._hello(self.epoch))
+        beaten = time.monotonic()
         while stream == self._streams:
             if self.connected.is_set():
                 while self._waiting and stream == self._streams:
@@ -165,8 +174,12 @@ class Membership:
                     if message.HasField("goodbye"):
                         return
             try:
-                await asyncio.wait_for(self._news.wait(), self._heartbeat)
+                # A beat is due whatever else is said: it alone tells where ranks stand with which nothing is wrong.
+                await asyncio.wait_for(self._news.wait(), max(0.0, beaten + self._heartbeat - time.monotonic()))
             except TimeoutError:
-                yield pb.WorkerMessage(heartbeat=pb.Heartbeat())
+                if stream != self._streams:
+                    return
+                beaten = time.monotonic()
+                yield pb.WorkerMessage(heartbeat=self._heartbeats.next(self._ledgers(), beaten))
             if stream == self._streams:
                 self._news.clear()

@@ -123,7 +123,14 @@ class _Worker:
         self.groups = Groups(
             task, settings.host, devices, self.reception, self.door, self.budget, self._say, self._connected
         )
-        self.membership = Membership(settings.coordinator, settings.secret, self._hello, self._heard, self._welcomed)
+        self.membership = Membership(
+            settings.coordinator,
+            settings.secret,
+            self._hello,
+            self._heard,
+            self._welcomed,
+            lambda: [lane.ledger for lane in self.groups.lanes],
+        )
         self.server = grpc.aio.server(
             interceptors=[Admission(settings.secret, settings.insecure)], options=(*OPTIONS, *KEEPALIVE)
         )

@@ -87,6 +87,18 @@ def lane_status(lane: Lane) -> pb.LaneStatus:
         member.last_op, member.last_site = standing.op, standing.site
         member.idle_seconds = now - standing.active_at
         members.append(member)
+    posts = [
+        pb.PostInFlight(
+            rank=post.rank,
+            peer=post.other,
+            tag=post.tag,
+            op=post.prepared.op,
+            site=post.prepared.collective.site,
+            seconds=now - post.since,
+            bytes=sum(leaf.nbytes for leaf in post.prepared.collective.leaves),
+        )
+        for post in lane.posts
+    ]
     sent, received = lane.traffic()
     return pb.LaneStatus(
         group=group.name,
@@ -101,4 +113,7 @@ def lane_status(lane: Lane) -> pb.LaneStatus:
         in_flight=in_flight,
         members=members,
         table=tiers_to_proto(lane.topology.table),
+        posts=posts,
+        notes=lane.notes,
+        idle=lane.topology.idle,
     )

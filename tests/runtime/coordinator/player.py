@@ -8,13 +8,15 @@
 A command may begin with a time; until then the clock goes from one wake-up to the next, as the shell would, and what
 happens on the way is shown under `@time`. Generations are called g1, g2, … and queries q1, q2, … as they appear.
 
-    attach TASK HOST [inc=X] [epoch=N] [group=gN:RANKS[:vN+vM]]…   a worker says hello; vN: verdicts as they appeared
-    gone TASK [inc=X] [orderly]       beat TASK       wait
+    attach TASK HOST [inc=X] [epoch=N] [group=gN:RANKS[:vN+vM]]… [idle=yes]
+                                      a worker says hello; vN: verdicts as they appeared; idle: of all these groups
+    gone TASK [inc=X] [orderly]       beat TASK [gN POSITION… [more]]       wait
     join TASK REQUEST NAME SIZE [rank=N] [pid=N] [device=CPU:0] [settle=S] [label=X]       SIZE: 4 or 2-4
          … [last=N] [idle=yes]
     cancel TASK REQUEST [reason]
     contract NAME = OPERATION | STRUCTURE | PATH=LEAF; … | SITE [| bytes_per_pack=N]       "what comes": an open one
     report TASK gN KIND [#INSTANCE] [rank=N] [worker=N] [peer=N] [timeout=S] [text=…] POSITION…
+         … [last=N:CONTRACT,…]        of a rank that has gone
     promise TASK pN #INSTANCE          nothing starts from that one on
     answer TASK qN POSITION…          POSITION: RANK:SUBMITTED/FINISHED[=CONTRACT][@SITE]
     tune [NAME = ROWS]                a new coordinator that measures links; stored ROWS are LIMIT:ALGORITHM …
@@ -49,6 +51,7 @@ from collectived_proto.types import (
     ReduceOp,
     Report,
     ReportKind,
+    Submission,
     Tier,
     Verdict,
 )
@@ -153,7 +156,8 @@ class Player:
             case "gone":
                 return WorkerGone(task, given.get("inc", f"i{task}"), "its stream broke", "orderly" in words)
             case "beat":
-                return Beat(task)
+                standings = ((self.groups[words[1]].generation, self._positions(words[2:], -1)),) if words[2:] else ()
+                return Beat(task, standings, "more" in words)
             case "join":
                 return JoinAsked(task, _ask(task, words, given))
             case "cancel":
@@ -174,7 +178,8 @@ class Player:
 
     def _hello(self, task: int, words: list[str]) -> Hello:
         given = dict(word.split("=", 1) for word in words if "=" in word)
-        groups = tuple(self._attached(word.removeprefix("group=")) for word in words if word.startswith("group="))
+        brought = tuple(self._attached(word.removeprefix("group=")) for word in words if word.startswith("group="))
+        groups = tuple(replace(group, idle=given.get("idle") == "yes") for group in brought)
         epoch = int(given.get("epoch", 0))
         incarnation = given.get("inc", f"i{task}")
         return Hello(task, incarnation, words[1], 100 + task, (), "", f"{words[1]}:7452", epoch, groups)
@@ -198,7 +203,13 @@ class Player:
             float(given.get("timeout", 0)),
             self._positions(words[3:], number),
             int(given.get("peer", 0)),
+            tuple(self._submission(*one.split(":")) for one in given["last"].split(",")) if "last" in given else (),
         )
+
+    def _submission(self, instance: str, contract: str) -> Submission:
+        collective = self.contracts[contract]
+        digest = hashlib.sha256(collective.contract().encode()).digest()
+        return Submission(int(instance), str(collective.operation), collective.site, digest, collective)
 
     def _positions(self, words: list[str], instance: int) -> tuple[RankPosition, ...]:
         matches = [match for match in map(_POSITION.match, words) if match]

@@ -9,6 +9,7 @@ import pytest
 
 import collectived_runtime.coordinator
 from collectived_proto.types import Report, ReportKind, shown_name
+from collectived_proto.wording import ranks_text, seconds
 from collectived_runtime.coordinator.events import (
     Hello,
     JoinAsk,
@@ -24,7 +25,6 @@ from collectived_runtime.coordinator.events import (
 )
 from collectived_runtime.coordinator.registry import KEPT_FAILURES, KEPT_GENERATIONS, Registry
 from collectived_runtime.coordinator.state import Coordinator
-from collectived_runtime.coordinator.wording import ranks_text, seconds
 
 THIS_YEAR = 1_790_000_000_000  # milliseconds
 

@@ -195,7 +195,11 @@ class World:
     """A group over lanes in this process. `hosts` are numbers of ranks per worker, or the ranks themselves."""
 
     def __init__(
-        self, hosts: tuple[int | tuple[int, ...], ...], stall_after: float = 60.0, table: tuple[Tier, ...] = ()
+        self,
+        hosts: tuple[int | tuple[int, ...], ...],
+        stall_after: float = 60.0,
+        table: tuple[Tier, ...] = (),
+        idle: bool = False,
     ) -> None:
         ranks = itertools.count()
         self.layout = [host if isinstance(host, tuple) else tuple(next(ranks) for _ in range(host)) for host in hosts]
@@ -226,7 +230,7 @@ class World:
                 self.reports.put,
                 self.ended.put,
             )
-            lane = Lane(Topology.of(self.group, peers, task, table or TABLE), around)
+            lane = Lane(Topology.of(self.group, peers, task, table or TABLE, idle), around)
             self.lanes.append(lane)
             self.ranks += [self._rank(lane, members[rank]) for rank in local]
         self.ranks.sort(key=lambda rank: rank.rank)
@@ -296,8 +300,10 @@ def world() -> Iterator[Callable[..., World]]:
     """Makes worlds and closes them."""
     made: list[World] = []
 
-    def make(*hosts: int | tuple[int, ...], stall_after: float = 60.0, table: tuple[Tier, ...] = ()) -> World:
-        made.append(World(hosts, stall_after, table))
+    def make(
+        *hosts: int | tuple[int, ...], stall_after: float = 60.0, table: tuple[Tier, ...] = (), idle: bool = False
+    ) -> World:
+        made.append(World(hosts, stall_after, table, idle))
         return made[-1]
 
     yield make

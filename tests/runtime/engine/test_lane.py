@@ -361,6 +361,23 @@ def test_a_lane_ends_when_its_last_member_has_gone(world: Any) -> None:
     assert kinds == [ReportKind.LEFT, ReportKind.LEFT]
 
 
+def test_who_only_sent_tells_what_when_it_leaves_for_others_may_still_find_that_it_differs(world: Any) -> None:
+    here = world(1, 1)
+    root, other = here.ranks
+    for count in (4, 5):
+        root.submit(np.ones(count, np.float32), operation=Broadcast(0))
+        root.done()
+    root.bell.send(wire.bare(wire.Kind.LEAVE))
+    report = here.report(ReportKind.LEFT)
+    assert [(one.instance, one.op, one.site) for one in report.last] == [
+        (number, "broadcast(root=0)", "test.py:1") for number in (0, 1)
+    ]
+    assert [str(one.collective.leaves[0]) for one in report.last] == ["float32[4]", "float32[5]"]
+    other.submit(np.ones(7, np.float32), operation=Broadcast(0))
+    mismatch = here.report(ReportKind.MISMATCH)
+    assert mismatch.instance == 0 and mismatch.ranks[0].contract != report.last[0].contract
+
+
 def test_leaving_in_order_alarms_no_peer(world: Any) -> None:
     here = world(1, 1)
     for rank in here.ranks:

@@ -126,7 +126,9 @@ def test_without_a_coordinator_the_worker_decides_about_a_recv(world: Any) -> No
     here.ranks[1].post(Recv(0), remaining=0.05)
     _, verdict = here.ranks[1].failed()
     assert verdict.code == Code.DEADLINE_EXCEEDED and [member.rank for member in verdict.missing] == [0]
-    assert "recv(source=0, tag=0) at test.py:1 of rank 1 did not complete within 0.05 s" in verdict.message
+    members = here.group.members
+    waited = f"recv(source=0, tag=0) at test.py:1 on {members[1]} did not complete within 0.05 s"
+    assert f"{waited}: {members[0]} has not come" in verdict.message
 
 
 @spread

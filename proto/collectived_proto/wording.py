@@ -1,0 +1,117 @@
+"""The words of errors and warnings that name ranks: who and where they are, what they last did, who waits.
+
+The coordinator speaks so in its verdicts, and a worker in those that it must make alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from collectived_proto.types import Member, RankPosition, shown_name
+
+NAMED = 4  # this many are named in full; of more, the number
+NEWS_SECONDS = 1.0  # what is older is said with its age
+
+
+def seconds(value: float) -> str:
+    """`10.0 s`, `0.05 s`"""
+    return f"{float(f'{value:.4g}')} s"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 2`, `ranks 0, 1, 3`, `ranks 0-7, 9`"""
+    ordered = sorted(ranks)
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > NAMED else ", ".join(map(str, run)) for run in runs]
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts)}"
+
+
+def members_text(members: Sequence[Member]) -> str:
+    named = ", ".join(str(member) for member in members[:NAMED])
+    more = len(members) - NAMED
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def be(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def subject(instance: int, op: str, name: str) -> str:
+    """`all_reduce(sum) #17 of group 'train'`"""
+    return f"{op or 'collective'} #{instance} of group {shown_name(name)!r}"
+
+
+def last_did(position: RankPosition | None) -> str:
+    """`all_reduce(sum) #16 at train.py:88`"""
+    if position is None or position.submitted < 0:
+        return ""
+    site = f" at {position.last_site}" if position.last_site else ""
+    return f"{position.last_op or 'collective'} #{position.submitted}{site}"
+
+
+def as_of(age: float) -> str:
+    """`, as of 3.2 s ago`; nothing where that is news. `age` in seconds."""
+    return f", as of {age:.1f} s ago" if age > NEWS_SECONDS else ""
+
+
+def not_come(member: Member, position: RankPosition | None, silent: str = "", age: float = 0.0) -> str:
+    """`rank 2 (…) has not come; it last did …`; `silent` says why nothing newer is known of its worker."""
+    did = last_did(position)
+    known = f"it last did {did}" if did else "it has not submitted anything in this group"
+    return f"{member} has not come; {known}{as_of(age)}{f' ({silent})' if silent else ''}"
+
+
+def history(position: RankPosition, age: float = 0.0) -> str:
+    """`last finished #16, last did all_reduce(sum) #17 at train.py:88, as of 3.2 s ago`"""
+    did = last_did(position)
+    if not did:
+        return f"had submitted nothing{as_of(age)}"
+    finished = f"#{position.finished}" if position.finished >= 0 else "nothing"
+    return f"last finished {finished}, last did {did}{as_of(age)}"
+
+
+def lost_text(members: Sequence[Member], why: str, histories: Mapping[int, str]) -> str:
+    """`rank 2 (…) is lost: its process ended (last finished #16, last did …)`; `histories` by rank, where known."""
+    ranks: dict[str, list[int]] = {}
+    for member in members:
+        if member.rank in histories:
+            ranks.setdefault(histories[member.rank], []).append(member.rank)
+    told = [text if len(members) == 1 else f"{ranks_text(those)} {text}" for text, those in ranks.items()]
+    if len(told) > NAMED:
+        told = [*told[:NAMED], f"{len(told) - NAMED} more places"]
+    known = f" ({'; '.join(told)})" if told else ""
+    return f"{members_text(members)} {be(len(members))} lost: {why}{known}"
+
+
+def waiting_text(sites: Mapping[int, str]) -> str:
+    """`ranks 0, 1, 3 are waiting at train.py:88`, from rank -> site."""
+    by_site: dict[str, list[int]] = {}
+    for rank in sorted(sites):
+        by_site.setdefault(sites[rank], []).append(rank)
+    parts = [
+        f"{ranks_text(ranks)} {be(len(ranks))} waiting{f' at {site}' if site else ''}"
+        for site, ranks in by_site.items()
+    ]
+    if len(parts) > NAMED:
+        parts = [*parts[:NAMED], f"{len(parts) - NAMED} more places"]
+    return ", ".join(parts)
+
+
+def expired_text(what: str, timeout_seconds: float, absent: Sequence[str], sites: Mapping[int, str]) -> str:
+    """The text of a deadline that passed while ranks had not come; `absent` are sentences of `not_come`."""
+    named = list(absent[:NAMED])
+    if len(absent) > NAMED:
+        named.append(f"{len(absent) - NAMED} more ranks have not come")
+    waiting = waiting_text(sites)
+    return "; ".join(
+        [
+            f"{what} did not complete within {seconds(timeout_seconds)}: {named[0]}",
+            *named[1:],
+            *([waiting] * bool(waiting)),
+        ]
+    )

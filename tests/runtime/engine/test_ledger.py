@@ -1,0 +1,110 @@
+"""The ledger: what a rank that goes leaves behind, and when waiting is told again."""
+
+from __future__ import annotations
+
+import pytest
+
+from collectived_proto.codec import report_from_proto, report_to_proto
+from collectived_proto.types import (
+    AllReduce,
+    Broadcast,
+    Collective,
+    DType,
+    Gather,
+    Layout,
+    Leaf,
+    Operation,
+    Reduce,
+    ReduceOp,
+    Report,
+    ReportKind,
+    Scatter,
+)
+from collectived_runtime.engine.ledger import LAST_LEAVES, LAST_SUBMISSIONS, Arrival, Ledger, Prepared
+
+SUM = AllReduce(ReduceOp.SUM)
+EMPTY = Layout((), (), 0, 0)
+
+
+def submit(ledger: Ledger, rank: int, operation: Operation, leaves: int = 1, now: float = 0.0) -> int:
+    """The number of the instance."""
+    number = ledger.standings[rank].submitted + 1
+    described = tuple(Leaf(f"[{index}]", DType.FLOAT32, (4,)) for index in range(leaves))
+    collective = Collective(operation, "*", described, site=f"train.py:{number}")
+    prepared = Prepared(collective, collective.contract().encode(), EMPTY, str(operation))
+    ledger.arrive(rank, number, Arrival(prepared, None, now), 0.0)
+    return number
+
+
+def carry_out(ledger: Ledger, operation: Operation, leaves: int = 1) -> None:
+    number = -1
+    for rank in ledger.standings:
+        number = submit(ledger, rank, operation, leaves)
+    ledger.finish(ledger.instances[number], 1.0)
+
+
+def left(ledger: Ledger, rank: int) -> list[int]:
+    """Which instances its departure tells of."""
+    return [one.instance for one in ledger.last_submissions(rank)]
+
+
+@pytest.mark.parametrize(
+    "operation", [Broadcast(0), Broadcast(1), Scatter(0), Reduce(ReduceOp.SUM, 1), Gather(1)], ids=str
+)
+def test_what_a_rank_has_done_without_hearing_everybody_is_told_when_it_goes(operation: Operation) -> None:
+    ledger = Ledger(7, 100, [0], 1.0, 0.0)
+    for _ in range(3):
+        carry_out(ledger, operation)
+    last = ledger.last_submissions(0)
+    assert [(one.instance, one.op, one.site) for one in last] == [
+        (number, str(operation), f"train.py:{number}") for number in range(3)
+    ]
+    assert all(one.collective and one.contract == one.collective.contract().encode() for one in last)
+
+
+@pytest.mark.parametrize("operation", [SUM, Reduce(ReduceOp.SUM, 0), Gather(0)], ids=str)
+def test_who_has_heard_everybody_knows_that_all_agreed_until_then(operation: Operation) -> None:
+    ledger = Ledger(7, 100, [0], 1.0, 0.0)
+    for one in (Broadcast(0), Broadcast(0), operation, Broadcast(0), Broadcast(0)):
+        carry_out(ledger, one)
+    assert left(ledger, 0) == [3, 4]
+    carry_out(ledger, operation)
+    assert left(ledger, 0) == []
+
+
+def test_what_has_not_finished_is_told_whatever_it_is() -> None:
+    ledger = Ledger(7, 100, [0, 1], 1.0, 0.0)
+    carry_out(ledger, SUM)
+    submit(ledger, 0, SUM)
+    submit(ledger, 0, SUM)
+    assert (left(ledger, 0), left(ledger, 1)) == ([1, 2], [])
+
+
+def test_only_the_latest_are_told_and_very_many_leaves_are_not_described() -> None:
+    ledger = Ledger(7, 100, [0], 1.0, 0.0)
+    for _ in range(3 * LAST_SUBMISSIONS):
+        carry_out(ledger, Broadcast(0), LAST_LEAVES // 2)
+    last = ledger.last_submissions(0)
+    assert [one.instance for one in last] == list(range(2 * LAST_SUBMISSIONS, 3 * LAST_SUBMISSIONS))
+    assert [one.collective is not None for one in last] == [False] * (LAST_SUBMISSIONS - 2) + [True] * 2
+    assert all(one.op and one.site and one.contract for one in last)
+
+
+def test_a_departure_survives_the_trip_through_protobuf() -> None:
+    ledger = Ledger(7, 100, [0], 1.0, 0.0)
+    for _ in range(3):
+        carry_out(ledger, Broadcast(0), LAST_LEAVES // 2)
+    report = Report(7, 100, ReportKind.LEFT, 2, 0, last=ledger.last_submissions(0))
+    assert report_from_proto(report_to_proto(report)) == report
+
+
+def test_what_waits_is_told_after_a_while_and_again_after_twice_the_time() -> None:
+    ledger = Ledger(7, 100, [0, 1], 1.0, 0.0)
+    submit(ledger, 0, SUM, now=10.0)
+    told = []
+    for _ in range(5):
+        now = ledger.wakeup()
+        assert [report.kind for report in ledger.due(now)] == [ReportKind.PENDING]
+        assert ledger.due(now) == []
+        told.append(now - 10.0)
+    assert told == [1.0, 2.0, 4.0, 8.0, 16.0]
