@@ -103,8 +103,9 @@ class Ring(NamedTuple):
             self.remaining,
             max(self.timeout, self.remaining),  # what is left of next to nothing is rounded up
         )
-        if not self.released and len(self.addresses) == 1:
-            return head + _ADDRESS.pack(*self.addresses[0])
+        if len(self.addresses) == 1 and len(self.released) < 2:  # as small collectives go on
+            tail = _ADDRESS.pack(*self.addresses[0])
+            return head + _SLOT.pack(self.released[0]) + tail if self.released else head + tail
         slots = struct.pack(f"<{len(self.released)}Q", *self.released)
         return head + slots + b"".join(_ADDRESS.pack(arena, offset) for arena, offset in self.addresses)
 
@@ -120,16 +121,13 @@ def parse_ring(data: bytes) -> Ring:
         raise Malformed(f"a ring with a remaining time of {remaining}")
     if not timeout >= remaining:
         raise Malformed(f"a ring with a timeout of {timeout} of which {remaining} remain")
-    return Ring(
-        generation,
-        prepared,
-        instance,
-        remaining,
-        bool(flags & STAGED),
-        tuple(_ADDRESS.iter_unpack(data[start:])),
-        struct.unpack_from(f"<{released}Q", data, _RING.size) if released else (),
-        timeout,
-    )
+    if leaves == 1 and released < 2:  # as small collectives go on
+        addresses: tuple[tuple[int, int], ...] = (_ADDRESS.unpack_from(data, start),)
+        slots: tuple[int, ...] = _SLOT.unpack_from(data, _RING.size) if released else ()
+    else:
+        addresses = tuple(_ADDRESS.iter_unpack(data[start:]))
+        slots = struct.unpack_from(f"<{released}Q", data, _RING.size)
+    return Ring(generation, prepared, instance, remaining, bool(flags & STAGED), addresses, slots, timeout)
 
 
 def release(slots: tuple[int, ...]) -> bytes:

@@ -15,7 +15,7 @@ An element of a vector is one row of its array, so that a span of elements is a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -57,36 +57,41 @@ def unsupported(operation: ReduceOp, dtype: DType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`operation` on `dtype` over `contributions` ranks; results are of `result`."""
+    """`operation` on `dtype` over `contributions` ranks; results are of `result`.
+
+    Attributes:
+        partial: the element type of partial sums (of each of the two halves of a split one).
+        split: whether a partial sum is two int64.
+        partial_bytes: bytes of one partial sum.
+        in_place: whether partial sums may live where the result will, for finishing changes at most the value.
+        direct: whether contributions are partial sums as they are.
+    """
 
     operation: ReduceOp
     dtype: DType
     result: DType
     contributions: int
+    partial: np.dtype[Any] = field(init=False, compare=False)
+    split: bool = field(init=False, compare=False)
+    partial_bytes: int = field(init=False, compare=False)
+    in_place: bool = field(init=False, compare=False)
+    direct: bool = field(init=False, compare=False)
 
-    @property
-    def partial(self) -> np.dtype[Any]:
-        """The element type of partial sums (of each of the two halves of a split one)."""
+    def __post_init__(self) -> None:
+        partial, split = to_numpy(self.dtype), False
         if self.dtype in _HALVES:
-            return np.dtype(np.float32)
-        if self.operation is ReduceOp.MEAN and self.dtype.is_integer:
-            return np.dtype(np.int64)
-        return to_numpy(self.dtype)
-
-    @property
-    def split(self) -> bool:
-        """Whether a partial sum is two int64."""
-        return self.operation is ReduceOp.MEAN and self.dtype in _LONG
-
-    @property
-    def partial_bytes(self) -> int:
-        """Bytes of one partial sum."""
-        return self.partial.itemsize * (2 if self.split else 1)
-
-    @property
-    def in_place(self) -> bool:
-        """Whether partial sums may live where the result will: same type, so finishing changes at most the value."""
-        return self.partial == to_numpy(self.result) and not self.split
+            partial = np.dtype(np.float32)
+        elif self.operation is ReduceOp.MEAN and self.dtype.is_integer:
+            partial, split = np.dtype(np.int64), self.dtype in _LONG
+        facts = {
+            "partial": partial,
+            "split": split,
+            "partial_bytes": partial.itemsize * (2 if split else 1),
+            "in_place": partial == to_numpy(self.result) and not split,
+            "direct": partial == to_numpy(self.dtype) and not split,
+        }
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
 
     def partials(self, memory: Array, count: int) -> Array:
         """`count` partial sums at the start of `memory` (uint8)."""
@@ -126,22 +131,25 @@ class Arithmetic:
 
     def gather(self, sources: Sequence[Array], out: Array) -> Iterator[None]:
         """out = sources[0] ∘ sources[1] ∘ …, widened, in that order; yields between stretches of a few milliseconds."""
-        direct = to_numpy(self.dtype) == self.partial and not self.split
         stretch = max(1, STRETCH_BYTES // self.partial_bytes)
         for start in range(0, len(out), stretch):
             stop = min(start + stretch, len(out))
-            if direct and len(sources) == 2:
-                self.fold(sources[0][start:stop], sources[1][start:stop], out[start:stop])
-            elif len(sources) == 1:
-                self.widen(sources[0][start:stop], out[start:stop])
-            else:
-                self._gather_blocks([source[start:stop] for source in sources], out[start:stop], direct)
+            self.gather_at_once([source[start:stop] for source in sources], out[start:stop])
             if stop < len(out):
                 yield
 
-    def _gather_blocks(self, sources: Sequence[Array], out: Array, direct: bool) -> None:
+    def gather_at_once(self, sources: Sequence[Array], out: Array) -> None:
+        """The same without a yield, for what does not take long."""
+        if self.direct and len(sources) == 2:
+            self.fold(sources[0], sources[1], out)
+        elif len(sources) == 1:
+            self.widen(sources[0], out)
+        else:
+            self._gather_blocks(sources, out)
+
+    def _gather_blocks(self, sources: Sequence[Array], out: Array) -> None:
         block = max(1, BLOCK_BYTES // self.partial_bytes)
-        spare = None if direct else np.empty_like(out[:block])
+        spare = None if self.direct else np.empty_like(out[:block])
         for start in range(0, len(out), block):
             into = out[start : start + block]
             pieces = [source[start : start + block] for source in sources]

@@ -6,6 +6,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from collectived_proto.local import wire
 from collectived_proto.local.arena import Arena
@@ -25,6 +26,7 @@ class Bells:
 
     def __init__(self, watch: Watch, message: Callable[[Seat, bytes], None], lost: Callable[[int, str], None]) -> None:
         self.seats: dict[int, Seat] = {}
+        self._buffer = bytearray(wire.MAX_MESSAGE)  # so that no message costs an allocation of that size
         self._watch = watch
         self._message = message
         self._lost = lost
@@ -45,7 +47,7 @@ class Bells:
             bell.close()
             return
         seat.connect(bell)
-        self._watch.add(bell.fileno(), select.POLLIN, lambda events: self._event(seat, events))
+        self._watch.add(bell.fileno(), select.POLLIN, partial(self._event, seat))
         for arena in arenas:
             self._announce(seat, arena)
         if seat.flush():
@@ -110,17 +112,17 @@ class Bells:
         if seat.bell is None:
             return False
         try:
-            data = seat.bell.recv(wire.MAX_MESSAGE)
+            length = seat.bell.recv_into(self._buffer)
         except BlockingIOError:
             return False
         except ConnectionResetError:  # it ended with messages unread; what it had sent before is still there
             return self._read(seat)
         except OSError:
-            data = b""
-        if not data:
+            length = 0
+        if not length:
             self.lose(seat, "its process ended or closed its doorbell")
             return False
-        return self.take(seat, data)
+        return self.take(seat, bytes(memoryview(self._buffer)[:length]))
 
     def take(self, seat: Seat, data: bytes) -> bool:
         """Takes a message of a client; False where it is the last."""

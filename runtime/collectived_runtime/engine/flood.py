@@ -96,6 +96,8 @@ class Flood:
         return time.monotonic() >= self._telling_until or all(way.idle for way in self._out.values())
 
     def wakeup(self) -> float:
+        if not self._out:
+            return self._until
         return min(self._until, math.inf if self.idle else self._telling_until)
 
     def due(self, now: float) -> None:

@@ -29,7 +29,6 @@ from collectived_proto.types import (
 from collectived_runtime.engine import preliminary, verdicts
 from collectived_runtime.engine import strand as strands
 from collectived_runtime.engine.announce import announce
-from collectived_runtime.engine.execute import Wait
 from collectived_runtime.engine.flood import Flood
 from collectived_runtime.engine.ledger import Arrival, Instance, Ledger
 from collectived_runtime.engine.links import LEFT_TEXT, Links
@@ -40,6 +39,7 @@ from collectived_runtime.engine.reports import Reports
 from collectived_runtime.engine.results import Exhausted, Slot
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
+from collectived_runtime.engine.strand import Wait
 from collectived_runtime.engine.workshop import Workshop
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken
@@ -145,7 +145,7 @@ class Generation:
     @property
     def deserted(self) -> bool:
         """Whether no local rank is left, nothing that one has sent is on its way, and the others know why."""
-        if not all(standing.gone for standing in self.ledger.standings.values()):
+        if not self.ledger.deserted:
             return False
         return self.posts.idle and not self.reports.undecided and self.flood.idle
 
@@ -161,8 +161,8 @@ class Generation:
             instance.started = True
             self._begin(instance)
         running = self.running
-        if running is None:
-            return True
+        if running is None:  # it was carried out at once, or cannot be
+            return copying or self.ledger.startable() is not None
         try:
             ended, again = running.step(self.links)
         except LinkBroken as error:
@@ -184,8 +184,9 @@ class Generation:
 
     def watch_links(self) -> None:
         """Before the lane waits: says what is waited for."""
-        self.links.use(self.running.uses() if self.running else {})
-        self.links.ready.clear()
+        if self.links.any:
+            self.links.use(self.running.uses() if self.running else {})
+            self.links.ready.clear()
 
     def _begin(self, instance: Instance) -> None:
         """The next stage of an instance whose local ranks have all come."""
@@ -276,6 +277,11 @@ class Generation:
                 memory[: len(program.head)] = np.frombuffer(program.head, np.uint8)
                 memory = memory[len(program.head) :]
         sources = [instance.arrivals[rank].sources for rank in program.sources]
+        if program.at_once and memory is not None:
+            strands.at_once(program, sources, memory)
+            self._tell_done(instance, program, slot, 0, True)
+            self._finished(instance, program, slot)
+            return
         start = self._starter(instance, program, sources, memory)
         self._chain = self._next_chain(instance)
         self.running = Running(instance, program, slot, start)
@@ -295,7 +301,7 @@ class Generation:
                 strand.plan_hash,
                 chain,
             )
-            return strands.run(program, strand, sources, memory, shop.workspace, links, stamp, self._judge)
+            return strands.run(program, strand, sources, memory, shop.workspace, shop.help, links, stamp, self._judge)
 
         return start
 
@@ -306,53 +312,47 @@ class Generation:
         return frames.next_chain(self._chain, instance.contract)
 
     def _strand_done(self, running: Running, strand: Strand) -> None:
-        """Tells the ranks of a complete pack. Done means done: nothing of it is read or written any more."""
+        """Done means done: only when all strands of a pack have ended are its ranks told."""
         complete, last = running.ended(strand)
         if running.then is not None:  # a stage before the program itself: nobody is told
             if last:
                 self.running = None
                 running.then()
             return
-        if not complete:
-            return
-        instance, slot, program = running.instance, running.slot, running.program
-        if slot is not None:
-            running.told = True
-            done = wire.Done(
-                instance.number,
-                strand.pack_number,
-                last,
-                True,
-                slot.arena.number,
-                slot.offset + len(program.head),
-                slot.number,
-            )
-            if program.outlines:
-                for rank, offset in program.outlines.items():
-                    outlined = done._replace(offset=slot.offset + offset)
-                    self._deliver((rank,), instance.number, outlined.encode())
-            knowing = [rank for rank in program.receivers if rank not in program.outlines]
-            self._deliver(knowing, instance.number, done.encode())
-        if last and len(program.receivers) < len(instance.arrivals):
-            done = wire.Done(instance.number, strand.pack_number, last, False)
-            others = [rank for rank in instance.arrivals if slot is None or rank not in program.receivers]
-            self._deliver(others, instance.number, done.encode())
+        if complete:
+            running.told = running.slot is not None
+            self._tell_done(running.instance, running.program, running.slot, strand.pack_number, last)
         if last:
-            self._finished(running)
+            self.running = None
+            self._finished(running.instance, running.program, running.slot)
 
-    def _finished(self, running: Running) -> None:
-        shop, instance, slot = self._shop, running.instance, running.slot
-        shop.counters.done += 1
-        shop.counters.result_bytes += running.program.nbytes
+    def _tell_done(self, instance: Instance, program: Program, slot: Slot | None, pack: int, last: bool) -> None:
+        """Tells the ranks that a pack is complete: nothing of it is read or written any more."""
+        number, receivers = instance.number, program.receivers
         if slot is not None:
-            for rank in running.program.receivers:
+            begin = slot.offset + len(program.head)
+            done = wire.Done(number, pack, last, True, slot.arena.number, begin, slot.number)
+            for rank, offset in program.outlines.items():
+                self._deliver((rank,), number, done._replace(offset=slot.offset + offset).encode())
+            knowing = [rank for rank in receivers if rank not in program.outlines] if program.outlines else receivers
+            self._deliver(knowing, number, done.encode())
+        if last and len(receivers) < len(instance.arrivals):
+            others = [rank for rank in instance.arrivals if slot is None or rank not in receivers]
+            self._deliver(others, number, wire.Done(number, pack, last, False).encode())
+
+    def _finished(self, instance: Instance, program: Program, slot: Slot | None) -> None:
+        shop = self._shop
+        shop.counters.done += 1
+        shop.counters.result_bytes += program.nbytes
+        if slot is not None:
+            for rank in program.receivers:
                 if shop.bells.seats[rank].gone:
                     shop.results.release(slot.number, rank)
-        self.running = None
         self.ledger.finish(instance, time.monotonic())
         self.reports.completed(instance.number)
-        for link, frame in self.links.parked():
-            self._frame_early(link, frame)
+        if self.links.any:
+            for link, frame in self.links.parked():
+                self._frame_early(link, frame)
         if instance.stalled:
             self.reports.note(ReportKind.RESUMED, instance.number)
 

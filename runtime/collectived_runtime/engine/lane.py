@@ -19,6 +19,7 @@ from dataclasses import replace
 from collectived_proto.local import wire
 from collectived_proto.types import GroupInfo, RankPosition, Verdict, shown_name
 from collectived_runtime.engine.bells import Bells
+from collectived_runtime.engine.crew import Help
 from collectived_runtime.engine.generation import Generation
 from collectived_runtime.engine.ledger import Ledger
 from collectived_runtime.engine.posts import Post
@@ -33,6 +34,8 @@ log = logging.getLogger("collectived.lane")
 
 __all__ = ["Lane", "Surroundings"]
 
+_RING = int(wire.Kind.RING)
+
 
 class Lane:
     """See the module. Methods without underscore may be called from any thread."""
@@ -44,7 +47,8 @@ class Lane:
         self._watch = Watch()
         self._bells = Bells(self._watch, self._message, self._lost)
         self._results = Results(surroundings.budget, self._bells.announce)
-        self._shop = Workshop(topology, self.name, surroundings, self._watch, self._bells, self._results)
+        help = Help(surroundings.crew, lambda: self._watch.ask(_look))
+        self._shop = Workshop(topology, self.name, surroundings, self._watch, self._bells, self._results, help)
         self._past: dict[int, Verdict] = {}  # how earlier generations of this lane ended
         self._early: list[Callable[[], None]] = []  # what was submitted to a generation that has not begun here
         self._early_verdicts: list[Verdict] = []  # and verdicts about one
@@ -189,9 +193,10 @@ class Lane:
     # Members
 
     def _message(self, seat: Seat, data: bytes) -> None:
+        if data[0] == _RING:  # nearly always
+            self._ring(seat, wire.parse_ring(data))
+            return
         match wire.kind_of(data):
-            case wire.Kind.RING:
-                self._ring(seat, wire.parse_ring(data))
             case wire.Kind.RELEASE:
                 for number in wire.parse_release(data):
                     self._results.release(number, seat.rank)
@@ -278,3 +283,7 @@ class Lane:
         self._results.close()
         self._around.ended(self)
         self._watch.close()
+
+
+def _look() -> None:
+    """Somebody who helps has done: it is enough that the lane wakes."""

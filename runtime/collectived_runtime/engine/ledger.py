@@ -225,6 +225,11 @@ class Ledger:
         return next((verdict for verdict in self.verdicts if number >= verdict.from_instance), None)
 
     @property
+    def deserted(self) -> bool:
+        """Whether no local rank is left."""
+        return all(standing.gone for standing in self.standings.values())
+
+    @property
     def fault(self) -> Verdict | None:
         """The first verdict that says more than that a rank has left in order."""
         return next((verdict for verdict in self.verdicts if not verdict.orderly), None)
@@ -255,12 +260,10 @@ class Ledger:
 
     def wakeup(self) -> float:
         """When `due` next has something to say; inf where never."""
-        times = [math.inf if self.promised == math.inf else self.promised_until]
-        for instance in self.open():
-            times.append(instance.stall_at)
-            if not instance.expired:
-                times.append(instance.deadline)
-        return min(times)
+        at = math.inf if self.promised == math.inf else self.promised_until
+        for instance in self.open() if self.verdicts else self.instances.values():
+            at = min(at, instance.stall_at, math.inf if instance.expired else instance.deadline)
+        return at
 
     def missing(self, instance: Instance) -> list[int]:
         """Local ranks that have not submitted it."""

@@ -69,6 +69,11 @@ class Links:
         self.ready: set[Link] = set()  # links with news since `ready` was cleared
         self.closed = False
 
+    @property
+    def any(self) -> bool:
+        """Whether there is one, or one is on its way."""
+        return bool(self._links)
+
     def __iter__(self) -> Iterator[Link]:
         return iter([link for link in self._links.values() if link is not None])
 

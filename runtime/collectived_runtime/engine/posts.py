@@ -26,14 +26,14 @@ from collectived_proto.types import Recv, Send, Verdict
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine import letter as letters
 from collectived_runtime.engine import preliminary
-from collectived_runtime.engine.execute import AGAIN, Wait
+from collectived_runtime.engine.execute import AGAIN
 from collectived_runtime.engine.ledger import OutOfTurn, Prepared
 from collectived_runtime.engine.mail import Parcel, WayIn, WayOut, dial, expect
 from collectived_runtime.engine.program import CHANNELS
 from collectived_runtime.engine.reports import Reports
 from collectived_runtime.engine.results import Exhausted, Slot
 from collectived_runtime.engine.seat import Seat, Sources
-from collectived_runtime.engine.strand import copied
+from collectived_runtime.engine.strand import Wait, copied
 from collectived_runtime.engine.workshop import Workshop
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken, Part
@@ -170,6 +170,8 @@ class Posts:
 
     def wakeup(self) -> float:
         """When `due` has something to do; inf where nothing is to come."""
+        if not self._pending:
+            return math.inf
         times = [math.inf]
         for post in self._pending.values():
             times.append(post.stall_at)

@@ -48,6 +48,7 @@ from collectived_runtime.plan.packs import aligned, reduce_op_of, tier_of_leaf
 from collectived_runtime.plan.packs import layout as pack_layout
 
 CHANNELS = 8  # strands that run side by side
+AT_ONCE_BYTES = 256 << 10  # of a result: what takes the worker some tens of microseconds
 _SIGNAL = Pack(DType.UINT8, DType.UINT8, 1, 0, 0)  # what a collective without data sends, so that it still synchronises
 
 
@@ -111,6 +112,9 @@ class Program:
 
     A result slot begins with `head`, the outlines of those ranks that do not know what comes; `outlines` says where
     theirs begin. Offsets of results in `layout` count from behind it.
+
+    What is folded or moved within one worker, in one pack that is small, needs no strand that runs: it is carried out
+    `at_once`.
     """
 
     collective: Collective
@@ -125,6 +129,7 @@ class Program:
     queues: tuple[tuple[int, tuple[Strand, ...]], ...]  # by channel, the strand that runs first last
     head: bytes = b""
     outlines: Mapping[int, int] = field(default_factory=dict)  # rank -> offset in the slot
+    at_once: bool = False
 
     @property
     def algorithm(self) -> str:
@@ -188,7 +193,22 @@ def compose(collective: Collective, topology: Topology, rows: Rows = (), strange
         queues(strands),
         head,
         told,
+        _at_once(topology, packs, arithmetic, strands, sources, receivers),
     )
+
+
+def _at_once(
+    topology: Topology,
+    packs: Layout,
+    arithmetic: Sequence[Arithmetic | None],
+    strands: Sequence[Strand],
+    sources: Sequence[int],
+    receivers: Sequence[int],
+) -> bool:
+    if len(topology.peers) > 1 or len(packs.packs) != 1 or len(strands) != 1 or not (sources and receivers):
+        return False
+    in_place = all(one is None or one.in_place for one in arithmetic)
+    return in_place and strands[0].cut is None and packs.result_bytes <= AT_ONCE_BYTES
 
 
 def _cut_strands(

@@ -19,7 +19,9 @@ from collectived_proto.local.arena import Arena
 from collectived_proto.local.slots import Slots
 
 SMALLEST_ARENA = 64 << 20  # address space; pages exist only as far as they have been used
-ROOM = 4  # a new arena holds this many of the result that asked for it, so that a rank may keep one
+ROOM = 8  # a new arena holds this many of the result that asked for it, so that a rank may keep two: `x = f(x)`
+SPARES = 4  # free slots of one size that are kept as they are,
+SPARE_SIZES = 16  # of so many sizes
 
 _numbers = count(1)  # arena numbers are unique in the worker
 
@@ -56,10 +58,11 @@ def new_arena(size: int, *, readers_only: bool) -> Arena:
     return arenas.create(next(_numbers), size, readers_only=readers_only)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Slot:
     number: int
     arena: Arena
+    free: Slots  # of its arena
     offset: int
     size: int
     holders: set[int]
@@ -74,6 +77,7 @@ class Results:
         self._announce = announce
         self._arenas: list[tuple[Arena, Slots]] = []
         self._slots: dict[int, Slot] = {}
+        self._spares: dict[int, list[Slot]] = {}  # by size; the one used last, warm in the caches, stands last
         self._numbers = count(1)
 
     @property
@@ -86,10 +90,18 @@ class Results:
         Raises:
             Exhausted: there is no memory for it.
         """
-        for arena, slots in self._arenas:
-            offset = slots.take(size)
-            if offset is not None:
-                return self._slot(arena, slots, offset, size, holders)
+        spares = self._spares.get(size)
+        if spares:
+            slot = spares.pop()
+            slot.holders.update(holders)
+            self._slots[slot.number] = slot
+            return slot
+        found = self._fit(size, holders)
+        if found is None and self._spares:
+            self._drop_spares()
+            found = self._fit(size, holders)
+        if found is not None:
+            return found
         arena = new_arena(_rounded(max(SMALLEST_ARENA, ROOM * size)), readers_only=True)
         slots = Slots(arena.size)
         self._arenas.append((arena, slots))
@@ -98,6 +110,13 @@ class Results:
         assert offset is not None
         return self._slot(arena, slots, offset, size, holders)
 
+    def _fit(self, size: int, holders: Iterable[int]) -> Slot | None:
+        for arena, slots in self._arenas:
+            offset = slots.take(size)
+            if offset is not None:
+                return self._slot(arena, slots, offset, size, holders)
+        return None
+
     def _slot(self, arena: Arena, slots: Slots, offset: int, size: int, holders: Iterable[int]) -> Slot:
         try:
             self._commit(arena, offset + size)
@@ -105,7 +124,7 @@ class Results:
             slots.give(offset)
             raise
         memory = np.frombuffer(arena.view(), np.uint8, size, offset)
-        slot = Slot(next(self._numbers), arena, offset, size, set(holders), memory)
+        slot = Slot(next(self._numbers), arena, slots, offset, size, set(holders), memory)
         self._slots[slot.number] = slot
         return slot
 
@@ -125,9 +144,24 @@ class Results:
         if slot is None:
             return
         slot.holders.discard(rank)
-        if not slot.holders:
-            del self._slots[number]
-            next(slots for arena, slots in self._arenas if arena is slot.arena).give(slot.offset)
+        if slot.holders:
+            return
+        del self._slots[number]
+        spares = self._spares.get(slot.size)
+        if spares is None:
+            if len(self._spares) >= SPARE_SIZES:  # somebody's shapes change with every call
+                self._drop_spares()
+            spares = self._spares[slot.size] = []
+        if len(spares) < SPARES:
+            spares.append(slot)
+        else:
+            slot.free.give(slot.offset)
+
+    def _drop_spares(self) -> None:
+        for spares in self._spares.values():
+            for slot in spares:
+                slot.free.give(slot.offset)
+        self._spares.clear()
 
     def drop(self, rank: int) -> None:
         """Releases all that a rank holds."""
@@ -146,6 +180,7 @@ class Results:
 
     def close(self) -> None:
         self._slots.clear()
+        self._spares.clear()
         for arena, _ in self._arenas:
             self._budget.give(arena.committed)
             arena.close()

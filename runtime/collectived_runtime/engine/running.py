@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from collectived_runtime.engine.execute import Wait
+from collectived_runtime.engine.crew import Job
 from collectived_runtime.engine.ledger import Instance
 from collectived_runtime.engine.links import Links
 from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.results import Slot
+from collectived_runtime.engine.strand import Wait
 from collectived_runtime.transport.link import Link
 
 Start = Callable[[Strand, dict[int, Link]], Iterator[Wait]]
@@ -64,7 +65,9 @@ class Running:
                     continue
                 strand = queue.pop()
                 active = self._active[channel] = _Active(strand, self._start(strand, found), frozenset(found.values()))
-            elif active.wait and not any(link in links.ready for link, _ in active.wait):
+            elif active.wait and not any(
+                one.done if isinstance(one, Job) else one in links.ready for one, _ in active.wait
+            ):
                 continue
             try:
                 active.wait = next(active.generator)
@@ -89,8 +92,9 @@ class Running:
         events: dict[Link, int] = {}
         for active in self._active.values():
             events.update(dict.fromkeys(active.links, 0))
-            for link, event in active.wait:
-                events[link] |= event
+            for one, event in active.wait:
+                if not isinstance(one, Job):
+                    events[one] |= event
         return events
 
     def stop(self) -> None:

@@ -123,7 +123,11 @@ class Seat:
 
     def record(self, instance: int, message: bytes) -> None:
         """Remembers what this rank was told about an instance, so that a repeated submission hears it again."""
-        self._outcomes.setdefault(instance, []).append(message)
+        known = self._outcomes.get(instance)
+        if known is None:
+            self._outcomes[instance] = [message]
+        else:
+            known.append(message)
         self._outcomes.pop(instance - wire.MAX_OUTSTANDING, None)
 
     def outcome(self, instance: int) -> list[bytes]:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from collectived_proto.numpy_types import to_numpy
 from collectived_runtime.device.arithmetic import STRETCH_BYTES, Arithmetic
+from collectived_runtime.engine.crew import PIECE_BYTES, SPREAD_BYTES, Help, Job
 from collectived_runtime.engine.cutting import Cut, Window, one_run
-from collectived_runtime.engine.execute import AGAIN, Buffers, Judge, Wait, execute
+from collectived_runtime.engine.execute import AGAIN, Buffers, Judge, execute
 from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.results import Workspace
 from collectived_runtime.engine.seat import Sources
@@ -23,6 +24,7 @@ from collectived_runtime.transport.frame import Stamp
 from collectived_runtime.transport.link import Link
 
 Array = NDArray[Any]
+Wait = Sequence[tuple[Link | Job, int]]  # as of `execute`; a job is waited for with 0
 
 
 def run(
@@ -31,6 +33,7 @@ def run(
     sources: Sequence[Sources],
     result: NDArray[np.uint8] | None,
     workspace: Workspace,
+    help: Help,
     links: Mapping[int, Link],
     stamp: Stamp,
     judge: Judge,
@@ -40,6 +43,7 @@ def run(
     Args:
         sources: what the contributing local ranks submitted, in rank order.
         result: the instance's result slot; None where nothing is delivered on this worker.
+        help: with folding what is large.
         links: by place, at least those of `strand.peers`.
     """
     arithmetic = program.arithmetic[strand.pack_number]
@@ -49,7 +53,7 @@ def run(
         size = (pack.count if cut is None else cut.output) * pack.result_dtype.itemsize
         output = result[pack.result_offset : pack.result_offset + size].view(to_numpy(pack.result_dtype))
     if arithmetic is not None:
-        buffers = yield from _folded(strand, arithmetic, sources, output, workspace)
+        buffers = yield from _folded(strand, arithmetic, sources, output, workspace, help)
     elif cut is not None:
         leaves = {
             rank: _whole(source, strand).view(to_numpy(pack.dtype))
@@ -59,6 +63,34 @@ def run(
     else:
         buffers = yield from _moved(strand, sources, output, workspace)
     yield from execute(strand.plan, buffers, links, stamp, judge)
+
+
+def at_once(program: Program, sources: Sequence[Sources], result: NDArray[np.uint8]) -> None:
+    """Carries out a program that says of itself that it can be; see `Program.at_once`.
+
+    Args:
+        sources, result: as of `run`.
+    """
+    pack, arithmetic = program.strands[0].pack, program.arithmetic[0]
+    size = pack.count * pack.result_dtype.itemsize
+    output = result[pack.result_offset : pack.result_offset + size].view(to_numpy(pack.result_dtype))
+    dtype = to_numpy(pack.dtype)
+    wholes = [whole.view(dtype) for source in sources if (whole := source.whole(0)) is not None]
+    if len(wholes) == len(sources):
+        _combine(arithmetic, wholes, output)
+        return
+    for pieces in zip(*(source.leaves(0) for source in sources), strict=True):
+        arrays = [memory.view(dtype) for _, memory in pieces]
+        start = pieces[0][0]
+        _combine(arithmetic, arrays, output[start : start + len(arrays[0])])
+
+
+def _combine(arithmetic: Arithmetic | None, arrays: list[Array], out: Array) -> None:
+    if arithmetic is None:
+        np.copyto(out, arrays[0])
+    else:
+        arithmetic.gather_at_once(arrays, out)
+        arithmetic.finish_here(out)
 
 
 def _moved(
@@ -121,6 +153,7 @@ def _folded(
     sources: Sequence[Sources],
     output: Array | None,
     workspace: Workspace,
+    help: Help,
 ) -> Generator[Wait, None, Buffers]:
     """Buffers for elements that are folded: first the local ranks, in rank order, into partial sums.
 
@@ -145,7 +178,7 @@ def _folded(
         return Buffers(mine, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here, windows)
     if all(whole is not None for whole in wholes):
         arrays = [whole.view(dtype)[start:stop] for whole in wholes if whole is not None]
-        yield from _gather(arithmetic, arrays, partials[start:stop])
+        yield from _gather(arithmetic, arrays, partials[start:stop], help)
     else:
         by_leaf = [_pieces(source, strand, index) for index, source in enumerate(sources)]
         for pieces in zip(*by_leaf, strict=True):
@@ -154,7 +187,7 @@ def _folded(
             first, last = max(offset, start), min(offset + len(arrays[0]), stop)
             if first < last:
                 parts = [array[first - offset : last - offset] for array in arrays]
-                yield from _gather(arithmetic, parts, partials[first:last])
+                yield from _gather(arithmetic, parts, partials[first:last], help)
     return Buffers(partials, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here, windows)
 
 
@@ -174,9 +207,24 @@ def _whole(source: Sources, strand: Strand) -> NDArray[np.uint8]:
     return whole
 
 
-def _gather(arithmetic: Arithmetic, arrays: list[Array], out: Array) -> Iterator[Wait]:
-    for _ in arithmetic.gather(arrays, out):
-        yield AGAIN
+def _gather(arithmetic: Arithmetic, arrays: list[Array], out: Array, help: Help) -> Iterator[Wait]:
+    """out = the arrays, combined in that order; what is large with the help of others."""
+    if not help.there or out.nbytes < SPREAD_BYTES:
+        for _ in arithmetic.gather(arrays, out):
+            yield AGAIN
+        return
+
+    def fold(start: int, stop: int) -> None:
+        arithmetic.gather_at_once([array[start:stop] for array in arrays], out[start:stop])
+
+    job = help.begin(len(out), max(1, PIECE_BYTES // arithmetic.partial_bytes), fold)
+    try:
+        while job.step():
+            yield AGAIN
+        while not job.done:
+            yield [(job, 0)]
+    finally:
+        job.stop()  # when this returns nobody reads or writes any of it
 
 
 def _never(left: Array, right: Array, out: Array) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from collectived_proto.types import CommunicationImplementation, Report
 from collectived_runtime.engine import preliminary
 from collectived_runtime.engine.bells import Bells
+from collectived_runtime.engine.crew import Crew, Help
 from collectived_runtime.engine.ledger import Instance
 from collectived_runtime.engine.links import Exchange
 from collectived_runtime.engine.program import Program, Topology, compose
@@ -35,6 +36,7 @@ class Surroundings:
     name: str
     exchange: Exchange
     budget: Budget
+    crew: Crew
     stall_after: float
     report: Callable[[Report], None]
     ended: Callable[[Any], None]  # with the lane
@@ -50,6 +52,7 @@ class Workshop:
     watch: Watch
     bells: Bells
     results: Results
+    help: Help
     counters: Counters = field(default_factory=Counters)
     workspace: Workspace = field(default_factory=Workspace)
     programs: dict[Any, Program] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from collectived_proto.errors import InvalidArgumentError, NotFoundError, error_
 from collectived_proto.types import RankPosition, Report, shown_name
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import worker_pb2
+from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.lane import Lane, Surroundings
 from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.results import Budget
@@ -77,6 +78,7 @@ class Groups:
         self._reception = reception
         self._door = door
         self._budget = budget
+        self._crew = Crew()
         self._say = say
         self._connected = connected
         self._loop = asyncio.get_running_loop()
@@ -306,6 +308,7 @@ class Groups:
             f"/job:worker/task:{self._task}",
             self._reception,
             self._budget,
+            self._crew,
             self.stall_after,
             self._report,
             self._lane_ended,
@@ -334,6 +337,7 @@ class Groups:
             lane.stop()
         for lane in self.lanes:
             lane.join()
+        self._crew.close()
 
 
 def _hang_up_late(lane_: weakref.ref[Lane], seat_: weakref.ref[Seat]) -> None:

@@ -35,6 +35,7 @@ from collectived_proto.types import (
     Verdict,
 )
 from collectived_proto.v1 import common_pb2
+from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.lane import Lane, Surroundings
 from collectived_runtime.engine.preliminary import prepare
 from collectived_runtime.engine.program import Topology
@@ -220,12 +221,14 @@ class World:
         self.ended: queue.Queue[Lane] = queue.Queue()
         self.arenas: dict[int, int] = {}
         self.lanes: list[Lane] = []
+        self.crew = Crew(2)
         self.ranks: list[Rank] = []
         for task, local in enumerate(self.layout):
             around = Surroundings(
                 f"worker {task}",
                 Exchange(task, self.board),
                 Budget(1 << 30),
+                self.crew,
                 stall_after,
                 self.reports.put,
                 self.ended.put,
@@ -281,6 +284,7 @@ class World:
             lane.stop()
         for lane in self.lanes:
             lane.join()
+        self.crew.close()
         for rank in self.ranks:
             rank.bell.close()
         for connection in self.board.connections:

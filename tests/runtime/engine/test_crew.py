@@ -1,0 +1,93 @@
+"""Folding with the help of other threads: every piece once, and nobody at work after `stop`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from collectived_proto.types import DType, ReduceOp
+from collectived_runtime.device.arithmetic import Arithmetic
+from collectived_runtime.engine.crew import PIECE_BYTES, SPREAD_BYTES, Crew, Help
+
+from .conftest import World
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    made = Crew(2)
+    yield made
+    made.close()
+
+
+def test_every_piece_is_worked_on_once_and_the_last_one_wakes_the_lane(crew: Crew) -> None:
+    counts = np.zeros(1000, np.int64)
+    helped, woken = threading.Event(), threading.Event()
+    me = threading.get_ident()
+
+    def work(start: int, stop: int) -> None:
+        counts[start:stop] += 1
+        if threading.get_ident() != me:
+            helped.set()
+
+    job = Help(crew, woken.set).begin(len(counts), 7, work)
+    assert helped.wait(10)
+    while job.step():
+        pass
+    assert woken.wait(10) and job.done
+    assert (counts == 1).all()
+
+
+def test_after_stop_nobody_works_on_it(crew: Crew) -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    ended = []
+
+    def work(start: int, stop: int) -> None:
+        begun.release()
+        assert go_on.wait(10)
+        ended.append(start)
+
+    job = Help(crew, lambda: None).begin(100, 1, work)
+    for _ in range(crew.helpers):
+        assert begun.acquire(timeout=10)
+    threading.Timer(0.05, go_on.set).start()
+    job.stop()
+    assert len(ended) == crew.helpers  # those that had begun, and no other
+    assert not job.step()
+
+
+def test_a_crew_that_ends_leaves_no_thread() -> None:
+    before = threading.active_count()
+    crew = Crew(3)
+    Help(crew, lambda: None).begin(3, 1, lambda start, stop: None).stop()
+    assert threading.active_count() == before + 3
+    crew.close()
+    assert threading.active_count() == before
+
+
+def test_bits_are_the_same_with_help_and_without(crew: Crew) -> None:
+    count = 3 * SPREAD_BYTES // 4 + 5
+    random = np.random.default_rng(1)
+    sources = [random.normal(size=count).astype(np.float32) for _ in range(3)]
+    arithmetic = Arithmetic(ReduceOp.SUM, DType.FLOAT32, DType.FLOAT32, 3)
+    alone, helped = np.empty(count, np.float32), np.empty(count, np.float32)
+    arithmetic.gather_at_once(sources, alone)
+    job = Help(crew, lambda: None).begin(
+        count, PIECE_BYTES // 4, lambda i, j: arithmetic.gather_at_once([one[i:j] for one in sources], helped[i:j])
+    )
+    while job.step() or not job.done:
+        pass
+    assert alone.tobytes() == helped.tobytes()
+
+
+def test_a_lane_folds_what_is_large_with_help(world: Callable[..., World]) -> None:
+    one = world(2)
+    values = np.arange(SPREAD_BYTES // 4, dtype=np.float32)
+    for rank in one.ranks:
+        rank.submit(values)
+    for rank in one.ranks:
+        done = rank.done()
+        assert (rank.result(done, count=len(values)) == 2 * values).all()
+    assert "fold" in {thread.name for thread in threading.enumerate()}
