@@ -138,11 +138,13 @@ def _bytes(part: Array) -> memoryview:
 def _frames(part: Array, span: Span, stamp: Stamp, number: int) -> list[tuple[bytes, memoryview]]:
     """Header and payload of each frame of a move: one, or several where it is huge. An empty span is an empty frame."""
     data = _bytes(part)
-    row = part.itemsize * (part.size // len(part)) if len(part) else 0
-    limit = MAX_PAYLOAD // row * row if row else 1
+    row = len(data) // len(part) if len(part) else 0
+    if len(data) <= MAX_PAYLOAD:
+        return [(stamp.header(number, span.start * row, len(data)), data)]
+    limit = MAX_PAYLOAD // row * row
     return [
         (stamp.header(number, span.start * row + at, min(limit, len(data) - at)), data[at : at + limit])
-        for at in range(0, max(1, len(data)), limit)
+        for at in range(0, len(data), limit)
     ]
 
 

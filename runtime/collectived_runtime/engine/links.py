@@ -110,8 +110,11 @@ class Links:
 
     def use(self, used: Mapping[Link, int]) -> None:
         """Watches links of running strands for what they wait for, idle ones for their end, parked ones for nothing."""
-        self._used = used
+        before, self._used = self._used, used
+        come_along = []  # what was read together with the last bytes of a strand, so that poll does not tell of it
         for link in self:
+            if link.parked and link in before and link not in used:
+                come_along.append(link)
             events = used.get(link, 0 if link.parked else select.POLLIN)
             known = self._watched.get(link)
             if known is None:
@@ -119,6 +122,8 @@ class Links:
             elif known != events:
                 self._watch.change(link.stream.fileno(), events)
             self._watched[link] = events
+        for link in come_along:
+            self._look(link, 0)
 
     def parked(self) -> list[tuple[Link, frames.Frame]]:
         """Frames that wait on idle links."""
@@ -152,8 +157,11 @@ class Links:
 
     def _event(self, link: Link, events: int) -> None:
         self.ready.add(link)
-        if link in self._used:
-            return
+        if link not in self._used:
+            self._look(link, events)
+
+    def _look(self, link: Link, events: int) -> None:
+        """Takes the next header on an idle link."""
         try:
             header = link.header()
             if header is None:

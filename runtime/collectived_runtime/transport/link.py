@@ -17,6 +17,8 @@ from collectived_runtime.transport.frame import HEADER_BYTES
 
 Part = bytes | bytearray | memoryview
 
+AHEAD_BYTES = 4 << 10  # read together with a header: a small frame takes one system call
+
 
 class LinkBroken(Exception):
     """The connection to a peer is gone. `peer` is its task, -1 where only the stream below knows."""
@@ -77,7 +79,8 @@ class Link:
     """A stream with the state of its framing.
 
     `midway_out` is True while a frame has been sent in part: such a link can only be closed. A header that has been
-    read but belongs to a later instance stays in `header`: the link is *parked*, and nothing behind it is read.
+    read but belongs to a later instance stays in `header`: the link is *parked*, and nothing behind it is read but the
+    few bytes that came along.
     """
 
     def __init__(self, peer: int, channel: int, stream: Stream) -> None:
@@ -87,26 +90,30 @@ class Link:
         self.midway_out = False
         self.sent = 0
         self.received = 0
-        self._header = bytearray(HEADER_BYTES)
-        self._view = memoryview(self._header)
-        self._got = 0
+        self._ahead = bytearray(HEADER_BYTES + AHEAD_BYTES)  # what has been read and not been taken
+        self._view = memoryview(self._ahead)
+        self._begin = self._end = 0  # of it
 
     def header(self) -> bytes | None:
         """The next header, read as far as it is there; None until it is whole. Stays until `take_header`."""
-        while self._got < HEADER_BYTES:
-            received = self._receive(self._view[self._got :])
-            if not received:
-                return None
-            self._got += received
-        return bytes(self._header)
+        if not self.parked:
+            if self._begin:  # a header begins where there is room for all of it and some more
+                self._ahead[: self._end - self._begin] = self._ahead[self._begin : self._end]
+                self._begin, self._end = 0, self._end - self._begin
+            while not self.parked:
+                received = self._receive(self._view[self._end :])
+                if not received:
+                    return None
+                self._end += received
+        return bytes(self._view[self._begin : self._begin + HEADER_BYTES])
 
     @property
     def parked(self) -> bool:
         """Whether a whole header is waiting."""
-        return self._got == HEADER_BYTES
+        return self._end - self._begin >= HEADER_BYTES
 
     def take_header(self) -> None:
-        self._got = 0
+        self._begin += HEADER_BYTES
         self.received += HEADER_BYTES
 
     def send(self, parts: Sequence[Part]) -> int:
@@ -119,7 +126,14 @@ class Link:
         return taken
 
     def recv_into(self, view: memoryview) -> int:
-        received = self._receive(view)
+        """Fills a prefix of a view that is not empty, with what follows the header; its length, 0 when nothing is there."""
+        ahead = self._end - self._begin
+        if ahead:
+            received = min(ahead, len(view))
+            view[:received] = self._view[self._begin : self._begin + received]
+            self._begin += received
+        else:
+            received = self._receive(view)
         self.received += received
         return received
 

@@ -26,7 +26,7 @@ from collectived_proto.types import (
     Tier,
 )
 from collectived_runtime.engine import workshop
-from collectived_runtime.transport.frame import Stamp
+from collectived_runtime.transport.frame import Stamp, bye
 from collectived_runtime.transport.link import Link, TcpStream
 
 
@@ -390,23 +390,46 @@ def test_leaving_in_order_alarms_no_peer(world: Any) -> None:
     assert {here.reports.get_nowait().kind for _ in range(here.reports.qsize())} == {ReportKind.LEFT}
 
 
-class Stalled:
-    """Worker 0 with one rank, waiting in the middle of a frame whose payload never comes; worker 1 is the test."""
+class Opposite:
+    """Worker 0 with one rank, that sums so many ones with worker 1, which is the test."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: Any, count: int) -> None:
         self.world = here = world(1, 1)
         here.lanes[1].stop()
         here.lanes[1].join()
         here.ended.get(timeout=10)
-        here.ranks[0].submit(np.ones(100_000, np.float32))
-        lane = here.lanes[0]
+        here.ranks[0].submit(np.ones(count, np.float32))
+        self.lane = lane = here.lanes[0]
         wait_for(lambda: lane.running is not None and here.board.dialled)
         self.link = next(iter(here.board.dialled.values()))
         assert lane.running is not None
         strand = lane.running.program.strands[0]
-        stamp = Stamp(7, 100, 0, 0, 0, strand.plan_hash, lane._generation._chain)
-        self.link.sendall(stamp.header(0, 0, 200_000) + bytes(1000))
-        wait_for(lambda: any(link.received > 1000 for link in lane._generation.links))
+        self.stamp = Stamp(7, 100, 0, 0, 0, strand.plan_hash, lane._generation._chain)
+
+
+class Stalled(Opposite):
+    """The rank waits in the middle of a frame whose payload never comes."""
+
+    def __init__(self, world: Any) -> None:
+        super().__init__(world, 100_000)
+        self.link.sendall(self.stamp.header(0, 0, 200_000) + bytes(1000))
+        wait_for(lambda: any(link.received > 1000 for link in self.lane._generation.links))
+
+
+def test_a_farewell_that_is_read_together_with_the_last_frame_is_no_fault(world: Any) -> None:
+    peer = Opposite(world, 4)
+    peer.link.sendall(peer.stamp.header(0, 0, 16) + np.ones(4, np.float32).tobytes() + bye(7, 100))
+    done = peer.world.ranks[0].done()
+    assert (peer.world.ranks[0].result(done) == 2).all()
+    wait_for(lambda: not list(peer.lane._generation.links))  # the link has been given up
+    assert peer.world.reports.empty()
+
+
+def test_nonsense_that_is_read_together_with_the_last_frame_is_noticed(world: Any) -> None:
+    peer = Opposite(world, 4)
+    peer.link.sendall(peer.stamp.header(0, 0, 16) + np.ones(4, np.float32).tobytes() + b"garbage!" * 8)
+    peer.world.ranks[0].done()
+    assert "frame" in peer.world.report(ReportKind.LINK).text
 
 
 def wait_for(fact: Callable[[], object]) -> None:

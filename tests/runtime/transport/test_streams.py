@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from collectived_runtime.transport.frame import HEADER_BYTES, Frame, FrameKind, parse
-from collectived_runtime.transport.link import Link, LinkBroken, Stream, TcpStream
+from collectived_runtime.transport.link import Link, LinkBroken, Part, Stream, TcpStream
 from collectived_runtime.transport.loopback import Network
 
 Pair = tuple[Stream, Stream]
@@ -119,3 +119,55 @@ def test_a_broken_link_names_its_peer() -> None:
     with pytest.raises(LinkBroken) as caught:
         link.header()
     assert caught.value.peer == 7
+
+
+class Counting:
+    """A stream that counts how often it is read."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.reads = 0
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def send(self, parts: Sequence[Part]) -> int:
+        return self._stream.send(parts)
+
+    def recv_into(self, view: memoryview) -> int:
+        self.reads += 1
+        return self._stream.recv_into(view)
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def test_small_frames_are_read_at_once_and_taken_one_after_another(pair: Pair) -> None:
+    counting = Counting(pair[1])
+    link = Link(0, 0, counting)
+    headers = [Frame(FrameKind.DATA, 0, 0, n, 1, 2, 3, bytes(8), bytes(8), 0, 5).encode() for n in range(3)]
+    pair[0].send([part for n, header in enumerate(headers) for part in (header, b"body%d" % n)])
+    for n, header in enumerate(headers):
+        until_readable(pair[1]) if not n else None
+        assert link.header() == header and link.parked
+        link.take_header()
+        body = bytearray(8)
+        assert link.recv_into(memoryview(body)[:5]) == 5 and body[:5] == b"body%d" % n
+    assert counting.reads == 1
+    assert link.header() is None and not link.parked
+    assert link.received == 3 * (HEADER_BYTES + 5)
+
+
+def test_a_frame_longer_than_what_is_read_ahead_arrives_whole(pair: Pair) -> None:
+    link = Link(0, 0, pair[1])
+    sent = bytes(range(256)) * 100
+    header = Frame(FrameKind.DATA, 0, 0, 0, 1, 2, 3, bytes(8), bytes(8), 0, len(sent)).encode()
+    pair[0].send([header, sent])
+    until_readable(pair[1])
+    assert link.header() == header
+    link.take_header()
+    got = bytearray(len(sent))
+    at = 0
+    while at < len(sent):
+        at += link.recv_into(memoryview(got)[at:])
+    assert got == sent
