@@ -14,10 +14,11 @@ An element of a vector is one row of its array, so that a span of elements is a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+import numkong
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,7 +41,8 @@ _UFUNCS: dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.BXOR: np.bitwise_xor,
 }
 _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
-_HALVES = (DType.FLOAT16, DType.BFLOAT16)
+# NumPy's own loops over these are ten times slower than numkong's, which calls them so.
+_HALVES: dict[DType, Literal["float16", "bfloat16"]] = {DType.FLOAT16: "float16", DType.BFLOAT16: "bfloat16"}
 _LONG = (DType.INT64, DType.UINT64)
 
 
@@ -103,6 +105,8 @@ class Arithmetic:
         if self.split:
             np.right_shift(source, 32, out=target[:, 0], casting="unsafe")
             np.bitwise_and(source, 0xFFFFFFFF, out=target[:, 1], casting="unsafe")
+        elif self.dtype in _HALVES:
+            numkong.astype(source, "float32", out=target)
         else:
             np.copyto(target, source, casting="same_kind")
 
@@ -113,33 +117,48 @@ class Arithmetic:
     def finish(self, partial: Array, out: Array) -> None:
         """out = the result of these partial sums."""
         if self.operation is not ReduceOp.MEAN:
-            np.copyto(out, partial, casting="same_kind")
+            self._narrow(partial, out)
         elif self.split:
             upper = partial[:, 0].astype(np.float64) * 4294967296.0
             np.true_divide(upper + partial[:, 1], self.contributions, out=out)
-        elif self.dtype.is_integer:
-            np.copyto(out, np.true_divide(partial, self.contributions), casting="same_kind")
         elif self.in_place:
             np.true_divide(partial, self.contributions, out=out)
         else:
-            np.copyto(out, np.true_divide(partial, self.contributions), casting="same_kind")
+            self._narrow(np.true_divide(partial, self.contributions), out)
+
+    def _narrow(self, values: Array, out: Array) -> None:
+        """Rounds to the result type, to nearest, ties to even."""
+        if self.result in _HALVES and values.dtype == np.float32:
+            # NaNs stay what they are, for what halves are summed to has no bits that halves have not.
+            numkong.astype(values, _HALVES[self.result], out=out)
+        else:
+            np.copyto(out, values, casting="same_kind")
 
     def finish_here(self, partial: Array) -> None:
         """The same where partial sums lie where the result will (`in_place`)."""
         if self.operation is ReduceOp.MEAN:
             np.true_divide(partial, self.contributions, out=partial)
 
-    def gather(self, sources: Sequence[Array], out: Array) -> Iterator[None]:
-        """out = sources[0] ∘ sources[1] ∘ …, widened, in that order; yields between stretches of a few milliseconds."""
-        stretch = max(1, STRETCH_BYTES // self.partial_bytes)
-        for start in range(0, len(out), stretch):
-            stop = min(start + stretch, len(out))
-            self.gather_at_once([source[start:stop] for source in sources], out[start:stop])
-            if stop < len(out):
-                yield
+    def combine(self, sources: Sequence[Array], out: Array) -> None:
+        """out = the result, where `sources` are all contributions in order; by blocks that stay in the cache."""
+        if self.in_place and self.operation is not ReduceOp.MEAN:
+            self.gather(sources, out)
+            return
+        block = max(1, min(len(out), BLOCK_BYTES // self.partial_bytes))
+        spare = None if self.in_place else self.partials(np.empty(block * self.partial_bytes, np.uint8), block)
+        for start in range(0, len(out), block):
+            into = out[start : start + block]
+            pieces = [source[start : start + block] for source in sources]
+            if spare is None:
+                self.gather(pieces, into)
+                self.finish_here(into)
+            else:
+                partials = spare[: len(into)]
+                self.gather(pieces, partials)
+                self.finish(partials, into)
 
-    def gather_at_once(self, sources: Sequence[Array], out: Array) -> None:
-        """The same without a yield, for what does not take long."""
+    def gather(self, sources: Sequence[Array], out: Array) -> None:
+        """out = sources[0] ∘ sources[1] ∘ …, widened, in that order."""
         if self.direct and len(sources) == 2:
             self.fold(sources[0], sources[1], out)
         elif len(sources) == 1:
@@ -149,17 +168,21 @@ class Arithmetic:
 
     def _gather_blocks(self, sources: Sequence[Array], out: Array) -> None:
         block = max(1, BLOCK_BYTES // self.partial_bytes)
-        spare = None if self.direct else np.empty_like(out[:block])
+        adds_halves = self.dtype in _HALVES and _UFUNCS[self.operation] is np.add
+        spare = None if self.direct or adds_halves else np.empty_like(out[:block])
         for start in range(0, len(out), block):
             into = out[start : start + block]
             pieces = [source[start : start + block] for source in sources]
-            if spare is None:
+            if self.direct:
                 self.fold(pieces[0], pieces[1], into)
                 pieces = pieces[2:]
             else:
                 self.widen(pieces[0], into)
                 pieces = pieces[1:]
             for piece in pieces:
+                if adds_halves:
+                    numkong.add(into, piece, out=into)  # widens on the way
+                    continue
                 if spare is not None:
                     self.widen(piece, spare[: len(piece)])
                     piece = spare[: len(piece)]

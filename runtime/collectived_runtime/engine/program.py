@@ -129,6 +129,7 @@ class Program:
     queues: tuple[tuple[int, tuple[Strand, ...]], ...]  # by channel, the strand that runs first last
     head: bytes = b""
     outlines: Mapping[int, int] = field(default_factory=dict)  # rank -> offset in the slot
+    alone: bool = False  # whether all ranks are on this worker
     at_once: bool = False
 
     @property
@@ -193,22 +194,17 @@ def compose(collective: Collective, topology: Topology, rows: Rows = (), strange
         queues(strands),
         head,
         told,
-        _at_once(topology, packs, arithmetic, strands, sources, receivers),
+        len(topology.peers) == 1,
+        _at_once(topology, packs, strands, sources, receivers),
     )
 
 
 def _at_once(
-    topology: Topology,
-    packs: Layout,
-    arithmetic: Sequence[Arithmetic | None],
-    strands: Sequence[Strand],
-    sources: Sequence[int],
-    receivers: Sequence[int],
+    topology: Topology, packs: Layout, strands: Sequence[Strand], sources: Sequence[int], receivers: Sequence[int]
 ) -> bool:
     if len(topology.peers) > 1 or len(packs.packs) != 1 or len(strands) != 1 or not (sources and receivers):
         return False
-    in_place = all(one is None or one.in_place for one in arithmetic)
-    return in_place and strands[0].cut is None and packs.result_bytes <= AT_ONCE_BYTES
+    return strands[0].cut is None and packs.result_bytes <= AT_ONCE_BYTES
 
 
 def _cut_strands(

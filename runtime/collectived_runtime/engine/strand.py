@@ -5,7 +5,7 @@ A generator like `execute`: yields what it waits for, and is closed to stop it.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,10 +48,11 @@ def run(
     """
     arithmetic = program.arithmetic[strand.pack_number]
     pack, cut = strand.pack, strand.cut
-    output: Array | None = None
-    if result is not None:
-        size = (pack.count if cut is None else cut.output) * pack.result_dtype.itemsize
-        output = result[pack.result_offset : pack.result_offset + size].view(to_numpy(pack.result_dtype))
+    output = None if result is None else _output(strand, result)
+    if arithmetic is not None and program.alone and cut is None:
+        if output is not None and sources:
+            yield from _combined(strand, arithmetic, sources, output, help)
+        return
     if arithmetic is not None:
         buffers = yield from _folded(strand, arithmetic, sources, output, workspace, help)
     elif cut is not None:
@@ -71,26 +72,46 @@ def at_once(program: Program, sources: Sequence[Sources], result: NDArray[np.uin
     Args:
         sources, result: as of `run`.
     """
-    pack, arithmetic = program.strands[0].pack, program.arithmetic[0]
-    size = pack.count * pack.result_dtype.itemsize
-    output = result[pack.result_offset : pack.result_offset + size].view(to_numpy(pack.result_dtype))
-    dtype = to_numpy(pack.dtype)
-    wholes = [whole.view(dtype) for source in sources if (whole := source.whole(0)) is not None]
-    if len(wholes) == len(sources):
-        _combine(arithmetic, wholes, output)
-        return
-    for pieces in zip(*(source.leaves(0) for source in sources), strict=True):
+    strand, arithmetic = program.strands[0], program.arithmetic[0]
+    for arrays, out in _side_by_side(strand, sources, _output(strand, result)):
+        if arithmetic is None:
+            np.copyto(out, arrays[0])
+        else:
+            arithmetic.combine(arrays, out)
+
+
+def _combined(
+    strand: Strand, arithmetic: Arithmetic, sources: Sequence[Sources], output: Array, help: Help
+) -> Iterator[Wait]:
+    """The result, where all that contribute are here."""
+    for arrays, out in _side_by_side(strand, sources, output):
+        yield from _spread(arithmetic.combine, arithmetic.partial_bytes, arrays, out, help)
+
+
+def _output(strand: Strand, result: NDArray[np.uint8]) -> Array:
+    """Where the result of a pack lies."""
+    pack = strand.pack
+    size = (pack.count if strand.cut is None else strand.cut.output) * pack.result_dtype.itemsize
+    return result[pack.result_offset : pack.result_offset + size].view(to_numpy(pack.result_dtype))
+
+
+def _side_by_side(strand: Strand, sources: Sequence[Sources], out: Array) -> Iterator[tuple[list[Array], Array]]:
+    """What all sources have for the same stretch of the strand, and that stretch of `out`: all of it, or by leaf."""
+    dtype = to_numpy(strand.pack.dtype)
+    start, stop = strand.span.start, strand.span.stop
+    cut = strand.cut
+    if cut is None or cut.straight:
+        wholes = [whole for source in sources if (whole := source.whole(strand.pack_number)) is not None]
+        if len(wholes) == len(sources):
+            yield [whole.view(dtype)[start:stop] for whole in wholes], out[start:stop]
+            return
+    by_leaf = [_pieces(source, strand, index) for index, source in enumerate(sources)]
+    for pieces in zip(*by_leaf, strict=True):
         arrays = [memory.view(dtype) for _, memory in pieces]
-        start = pieces[0][0]
-        _combine(arithmetic, arrays, output[start : start + len(arrays[0])])
-
-
-def _combine(arithmetic: Arithmetic | None, arrays: list[Array], out: Array) -> None:
-    if arithmetic is None:
-        np.copyto(out, arrays[0])
-    else:
-        arithmetic.gather_at_once(arrays, out)
-        arithmetic.finish_here(out)
+        offset = pieces[0][0]
+        first, last = max(offset, start), min(offset + len(arrays[0]), stop)
+        if first < last:
+            yield [array[first - offset : last - offset] for array in arrays], out[first:last]
 
 
 def _moved(
@@ -161,7 +182,6 @@ def _folded(
     will be when the types allow it: nothing is copied that need not be.
     """
     count = strand.pack.count
-    start, stop = strand.span.start, strand.span.stop
     cut = strand.cut
     windows = None if cut is None else {Buffer.OUTPUT: cut.receiving}
     if output is not None and arithmetic.in_place and len(output) == count:
@@ -171,23 +191,12 @@ def _folded(
         partials = arithmetic.partials(memory, count)
     if not sources:  # a signal: nobody reads its value
         return Buffers(partials, partials, partials, arithmetic.fold, _copy, _stays)
-    dtype = to_numpy(strand.pack.dtype)
-    wholes = [source.whole(strand.pack_number) for source in sources] if cut is None or cut.straight else [None]
-    if len(wholes) == 1 and wholes[0] is not None and arithmetic.in_place:
-        mine = wholes[0].view(dtype)
+    whole = sources[0].whole(strand.pack_number) if len(sources) == 1 and (cut is None or cut.straight) else None
+    if whole is not None and arithmetic.in_place:
+        mine = whole.view(to_numpy(strand.pack.dtype))
         return Buffers(mine, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here, windows)
-    if all(whole is not None for whole in wholes):
-        arrays = [whole.view(dtype)[start:stop] for whole in wholes if whole is not None]
-        yield from _gather(arithmetic, arrays, partials[start:stop], help)
-    else:
-        by_leaf = [_pieces(source, strand, index) for index, source in enumerate(sources)]
-        for pieces in zip(*by_leaf, strict=True):
-            arrays = [memory.view(dtype) for _, memory in pieces]
-            offset = pieces[0][0]
-            first, last = max(offset, start), min(offset + len(arrays[0]), stop)
-            if first < last:
-                parts = [array[first - offset : last - offset] for array in arrays]
-                yield from _gather(arithmetic, parts, partials[first:last], help)
+    for arrays, out in _side_by_side(strand, sources, partials):
+        yield from _spread(arithmetic.gather, arithmetic.partial_bytes, arrays, out, help)
     return Buffers(partials, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here, windows)
 
 
@@ -207,17 +216,27 @@ def _whole(source: Sources, strand: Strand) -> NDArray[np.uint8]:
     return whole
 
 
-def _gather(arithmetic: Arithmetic, arrays: list[Array], out: Array, help: Help) -> Iterator[Wait]:
-    """out = the arrays, combined in that order; what is large with the help of others."""
-    if not help.there or out.nbytes < SPREAD_BYTES:
-        for _ in arithmetic.gather(arrays, out):
-            yield AGAIN
+def _spread(
+    fold: Callable[[list[Array], Array], None], row_bytes: int, arrays: list[Array], out: Array, help: Help
+) -> Iterator[Wait]:
+    """fold(arrays, out), stretch by stretch with looks at the world in between; what is large with the help of others.
+
+    Args:
+        row_bytes: that one row of `out` takes while it is folded.
+    """
+
+    def part(start: int, stop: int) -> None:
+        fold([array[start:stop] for array in arrays], out[start:stop])
+
+    length = len(out)
+    if not help.there or length * row_bytes < SPREAD_BYTES:
+        stretch = max(1, STRETCH_BYTES // row_bytes)
+        for start in range(0, length, stretch):
+            if start:
+                yield AGAIN
+            part(start, min(start + stretch, length))
         return
-
-    def fold(start: int, stop: int) -> None:
-        arithmetic.gather_at_once([array[start:stop] for array in arrays], out[start:stop])
-
-    job = help.begin(len(out), max(1, PIECE_BYTES // arithmetic.partial_bytes), fold)
+    job = help.begin(length, max(1, PIECE_BYTES // row_bytes), part)
     try:
         while job.step():
             yield AGAIN

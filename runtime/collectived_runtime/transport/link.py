@@ -126,7 +126,7 @@ class Link:
         return taken
 
     def recv_into(self, view: memoryview) -> int:
-        """Fills a prefix of a view that is not empty, with what follows the header; its length, 0 when nothing is there."""
+        """Fills a prefix of a view that is not empty with what follows the header; its length, 0: nothing is there."""
         ahead = self._end - self._begin
         if ahead:
             received = min(ahead, len(view))

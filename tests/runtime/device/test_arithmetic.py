@@ -23,12 +23,15 @@ def reduce(op: ReduceOp, dtype: DType, sources: list[Array]) -> Array:
     arithmetic = Arithmetic(op, dtype, result, len(sources))
     count = len(sources[0])
     partials = arithmetic.partials(np.empty(count * arithmetic.partial_bytes, np.uint8), count)
-    list(arithmetic.gather(sources, partials))
+    arithmetic.gather(sources, partials)
     out = np.empty(count, to_numpy(result))
     arithmetic.finish(partials, out)
     if arithmetic.in_place:
         arithmetic.finish_here(partials)
         assert partials.tobytes() == out.tobytes()
+    combined = np.empty_like(out)
+    arithmetic.combine(sources, combined)
+    assert combined.tobytes() == out.tobytes()  # the same bits as step by step
     return out
 
 
@@ -109,3 +112,26 @@ def test_long_vectors_are_folded_in_stretches_with_the_same_bits() -> None:
 )
 def test_what_is_not_defined_says_why(op: ReduceOp, dtype: DType, word: str) -> None:
     assert word in unsupported(op, dtype)
+
+
+HALVES = pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16], ids=lambda dtype: dtype.label)
+
+
+@HALVES
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX, ReduceOp.PRODUCT], ids=lambda op: op.value)
+def test_every_bit_pattern_of_a_half_folds_as_in_single_precision_and_is_rounded_once(
+    op: ReduceOp, dtype: DType
+) -> None:
+    kind = to_numpy(dtype)
+    patterns = np.arange(1 << 16, dtype=np.uint16)
+    random = np.random.default_rng(7)
+    sources = [patterns.view(kind), *(random.permutation(patterns).view(kind) for _ in range(2))]
+    with np.errstate(all="ignore"):
+        wide = [np.asarray(one, np.float32) for one in sources]
+        ufunc = {ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply}.get(op, np.add)
+        expected = ufunc(ufunc(wide[0], wide[1]), wide[2])
+        expected = (expected / np.float32(3) if op is ReduceOp.MEAN else expected).astype(kind)
+        found = reduce(op, dtype, sources)
+    no_number = np.isnan(np.asarray(expected, np.float32))
+    assert (found.view(np.uint16)[~no_number] == expected.view(np.uint16)[~no_number]).all()
+    assert np.isnan(np.asarray(found[no_number], np.float32)).all()

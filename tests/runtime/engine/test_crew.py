@@ -73,9 +73,9 @@ def test_bits_are_the_same_with_help_and_without(crew: Crew) -> None:
     sources = [random.normal(size=count).astype(np.float32) for _ in range(3)]
     arithmetic = Arithmetic(ReduceOp.SUM, DType.FLOAT32, DType.FLOAT32, 3)
     alone, helped = np.empty(count, np.float32), np.empty(count, np.float32)
-    arithmetic.gather_at_once(sources, alone)
+    arithmetic.gather(sources, alone)
     job = Help(crew, lambda: None).begin(
-        count, PIECE_BYTES // 4, lambda i, j: arithmetic.gather_at_once([one[i:j] for one in sources], helped[i:j])
+        count, PIECE_BYTES // 4, lambda i, j: arithmetic.gather([one[i:j] for one in sources], helped[i:j])
     )
     while job.step() or not job.done:
         pass
