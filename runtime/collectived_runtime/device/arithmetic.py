@@ -144,6 +144,9 @@ class Arithmetic:
         if self.in_place and self.operation is not ReduceOp.MEAN:
             self.gather(sources, out)
             return
+        if self.dtype in _HALVES and self.operation is ReduceOp.SUM and len(sources) == 2:
+            numkong.add(sources[0], sources[1], out=out)  # in single precision, rounded once
+            return
         block = max(1, min(len(out), BLOCK_BYTES // self.partial_bytes))
         spare = None if self.in_place else self.partials(np.empty(block * self.partial_bytes, np.uint8), block)
         for start in range(0, len(out), block):

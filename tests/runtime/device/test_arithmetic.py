@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import ml_dtypes
@@ -118,19 +119,20 @@ HALVES = pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16], ids=l
 
 
 @HALVES
+@pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX, ReduceOp.PRODUCT], ids=lambda op: op.value)
 def test_every_bit_pattern_of_a_half_folds_as_in_single_precision_and_is_rounded_once(
-    op: ReduceOp, dtype: DType
+    op: ReduceOp, dtype: DType, ranks: int
 ) -> None:
     kind = to_numpy(dtype)
     patterns = np.arange(1 << 16, dtype=np.uint16)
     random = np.random.default_rng(7)
-    sources = [patterns.view(kind), *(random.permutation(patterns).view(kind) for _ in range(2))]
+    sources = [patterns.view(kind), *(random.permutation(patterns).view(kind) for _ in range(ranks - 1))]
     with np.errstate(all="ignore"):
         wide = [np.asarray(one, np.float32) for one in sources]
         ufunc = {ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply}.get(op, np.add)
-        expected = ufunc(ufunc(wide[0], wide[1]), wide[2])
-        expected = (expected / np.float32(3) if op is ReduceOp.MEAN else expected).astype(kind)
+        expected = functools.reduce(ufunc, wide)
+        expected = (expected / np.float32(ranks) if op is ReduceOp.MEAN else expected).astype(kind)
         found = reduce(op, dtype, sources)
     no_number = np.isnan(np.asarray(expected, np.float32))
     assert (found.view(np.uint16)[~no_number] == expected.view(np.uint16)[~no_number]).all()
