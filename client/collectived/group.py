@@ -37,7 +37,6 @@ from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import AllReduce, Cutting, GroupInfo, Member, Operation, Reduce, ReduceOp
 
 _PATIENCE = 30.0  # seconds in which a worker makes room for a value
-_MOST_DIRECT = 8192  # addresses that fit in one message; values of more leaves are staged
 
 
 class Seat(NamedTuple):
@@ -332,7 +331,7 @@ class Group(Collectives):
         """Starts a call. `earlier` ones of the same submission are waited for where there is no room for it."""
         addresses: tuple[Address, ...] = ()
         if call.arrays:
-            if located is not None and None not in located and len(located) <= _MOST_DIRECT:
+            if call.prepared.direct and located is not None and None not in located:
                 addresses = tuple(located)  # type: ignore[arg-type]  # mypy does not see that None is out
             else:
                 _stage(call, deadline)

@@ -135,11 +135,21 @@ class Call:
         kinds = self.prepared.kinds
         if self.slot is None:  # a value without leaves
             return []
-        if self._shared is not None or self.out is not None or self._leaves:
+        if self.out is not None or self._leaves:
             return [self._taken(index) for index in range(len(kinds))]
-        # The common case, quick: every leaf becomes a copy.
+        # The common cases, quick: every leaf becomes a copy, or those in worker memory views.
         views = self.prepared.views(self.slot)
-        return [kind.restore(view.copy()) for kind, view in zip(kinds, views, strict=True)]
+        backing = None if self._shared is None else self._back(self.prepared.layout.result_bytes)
+        if backing is None or self._shared is None:
+            return [kind.restore(view.copy()) for kind, view in zip(kinds, views, strict=True)]
+        return [
+            np.ndarray(shape, dtype, backing, offset)
+            if where is not None and kind.shares
+            else kind.restore(view.copy())
+            for kind, view, where, (offset, dtype, shape) in zip(
+                kinds, views, self._shared, self.prepared.result_places, strict=True
+            )
+        ]
 
     def leaves_of(self, pack: int) -> list[tuple[str, Any]]:
         """(path, result) of the leaves of a complete pack; nothing where this rank receives nothing."""

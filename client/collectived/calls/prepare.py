@@ -41,6 +41,9 @@ from collectived_proto.types import (
 
 MOST = 2048  # signatures of a group; the worker keeps the latest 4096 of a rank
 _MOST_VIEWS = 4  # result slots whose views are kept; a group uses few, in turn
+_FEW = 8  # leaves that are read where they lie, however small
+_SMALL_BYTES = 16 << 10  # a leaf of this size is copied as quickly as its address is followed
+_MOST_DIRECT = 8192  # addresses that fit in one message
 
 
 class Value(NamedTuple):
@@ -112,7 +115,8 @@ class Prepared:
 
     Attributes:
         id: the worker's number for it.
-        direct: whether leaves may be read where they lie (their byte order is the wire's).
+        native: whether leaves may be read where they lie (their byte order is the wire's).
+        direct: whether they should be, rather than copied side by side: not where they are many and small.
         receives: whether this rank gets a result.
         form: what comes, where the layout does not say it: results have an outline. Else None.
         open: whether this rank takes what comes, all of it at once.
@@ -122,8 +126,8 @@ class Prepared:
     """
 
     __slots__ = (
-        "_views", "current", "direct", "form", "id", "kinds", "layout", "memory", "op", "open", "packs", "paths",
-        "post", "receives", "result_places", "site", "spec", "staging_places",
+        "_views", "current", "direct", "form", "id", "kinds", "layout", "memory", "native", "op", "open", "packs",
+        "paths", "post", "receives", "result_places", "site", "spec", "staging_places",
     )  # fmt: skip
 
     def __init__(self, id: int, layout: Layout, collective: Collective, value: Value, memory: Room, rank: int) -> None:
@@ -136,7 +140,10 @@ class Prepared:
         self.spec = value.spec
         self.paths = tuple(leaf.path for leaf in collective.leaves)
         self.kinds = tuple(kind for kind, _, _ in value.metas)
-        self.direct = bool(value.metas) and all(dtype.isnative for _, dtype, _ in value.metas)
+        leaves = len(value.metas)
+        self.native = bool(leaves) and all(dtype.isnative for _, dtype, _ in value.metas)
+        large = leaves <= _FEW or layout.staging_bytes >= _SMALL_BYTES * leaves
+        self.direct = self.native and large and leaves <= _MOST_DIRECT
         operation = collective.operation
         self.post = isinstance(operation, (Send, Recv))
         self.receives = _receives(operation, rank)
@@ -283,7 +290,7 @@ def _collective(
 
 def locate(prepared: Prepared, arrays: Sequence[Array]) -> list[Address | None] | None:
     """(arena, offset) of each leaf that lies in worker memory, None for others; None where no leaf does."""
-    if not prepared.direct:
+    if not prepared.native:
         return None
     memory = prepared.memory
     found = [memory.locate(array) for array in arrays]
