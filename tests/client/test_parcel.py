@@ -23,6 +23,7 @@ class Slot:
     where = (0, 8)
 
     def __init__(self, outline: bytes, data: bytes = b"") -> None:
+        self.views: dict[tuple[int, int], list[Any]] = {}
         self.memory = bytes(8) + outline + data
 
     def share(self, nbytes: int) -> Backing | None:

@@ -40,7 +40,7 @@ from collectived_proto.types import (
 )
 
 MOST = 2048  # signatures of a group; the worker keeps the latest 4096 of a rank
-_MOST_VIEWS = 4  # result slots whose views are kept; a group uses few, in turn
+_MOST_VIEWS = 64  # places in one memory of results whose views are kept; a group uses few, in turn
 _FEW = 8  # leaves that are read where they lie, however small
 _SMALL_BYTES = 16 << 10  # a leaf of this size is copied as quickly as its address is followed
 _MOST_DIRECT = 8192  # addresses that fit in one message
@@ -126,7 +126,7 @@ class Prepared:
     """
 
     __slots__ = (
-        "_views", "current", "direct", "form", "id", "kinds", "layout", "memory", "native", "op", "open", "packs",
+        "current", "direct", "form", "id", "kinds", "layout", "memory", "native", "op", "open", "packs",
         "paths", "post", "receives", "result_places", "site", "spec", "staging_places",
     )  # fmt: skip
 
@@ -157,7 +157,6 @@ class Prepared:
             self.staging_places.append((pack.staging_offset + place.offset * given.itemsize, given, leaf.shape))
             self.result_places.append((pack.result_offset + place.offset * got.itemsize, got, leaf.shape))
         self.form = self._form(operation)
-        self._views: dict[tuple[int, int], list[Array]] = {}
 
     def _form(self, operation: Operation) -> Form | None:
         joined = isinstance(operation, Cutting)
@@ -168,14 +167,14 @@ class Prepared:
 
     def views(self, slot: Slot) -> list[Array]:
         """All leaves in a result slot. They do not hold it: copy from them, do not hand them out."""
-        where = slot.where
-        views = self._views.get(where)
+        known, here = slot.views, (self.id, slot.offset)
+        views = known.get(here)
         if views is None:
-            if len(self._views) >= _MOST_VIEWS:
-                self._views.clear()
+            if len(known) >= _MOST_VIEWS:
+                known.clear()
             memory, start = slot.memory, slot.offset
             views = [np.ndarray(shape, dtype, memory, start + offset) for offset, dtype, shape in self.result_places]
-            self._views[where] = views
+            known[here] = views
         return views
 
     def leaves_of(self, pack: int) -> list[int]:
@@ -187,10 +186,6 @@ class Prepared:
         """Leaves of the kinds that a result will have."""
         places = zip(self.kinds, self.result_places, strict=True)
         return [kind.restore(np.zeros(shape, dtype)) for kind, (_, dtype, shape) in places]
-
-    def forget(self) -> None:
-        """Lets go of mapped memory."""
-        self._views.clear()
 
 
 def _receives(operation: Operation, rank: int) -> bool:
@@ -261,9 +256,7 @@ class Signatures:
             self._known[key] = prepared
 
     def forget(self) -> None:
-        """Lets go of mapped memory."""
-        for prepared in self._known.values():
-            prepared.forget()
+        """Lets go of all of them."""
         self._known.clear()
 
 

@@ -133,7 +133,7 @@ class Slot(Protocol):
 
     Attributes:
         memory, offset: where it lies; it may be read-only.
-        where: equal only for slots at the same place, which views of it may be kept for.
+        views: of what lies in that memory, by prepared collective and offset; they end with it.
     """
 
     offset: int
@@ -142,7 +142,7 @@ class Slot(Protocol):
     def memory(self) -> Any: ...
 
     @property
-    def where(self) -> tuple[int, int]: ...
+    def views(self) -> dict[tuple[int, int], list[Array]]: ...
 
     def share(self, nbytes: int) -> Backing | None:
         """The slot as a base of read-only views that hold it, asked for once; None where results are to be copied."""

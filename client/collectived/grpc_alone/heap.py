@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -94,16 +93,16 @@ class Heap:
 class Block:
     """Memory for a result, a `route.Slot`; given back when collected."""
 
-    __slots__ = ("_returned", "memory", "offset", "where")
+    __slots__ = ("_returned", "memory", "offset", "views")
 
-    def __init__(self, number: int, memory: Bytes, returned: deque[tuple[int, Bytes]]) -> None:
+    def __init__(self, memory: Bytes, returned: deque[Bytes]) -> None:
         self.memory = memory
         self.offset = 0
-        self.where = (number, 0)
+        self.views: dict[tuple[int, int], list[Array]] = {}
         self._returned = returned
 
     def __del__(self) -> None:
-        self._returned.append((self.where[0], self.memory))
+        self._returned.append(self.memory)
 
     def share(self, nbytes: int) -> Backing | None:
         """Nothing is shared here: results are copied from it."""
@@ -114,21 +113,20 @@ class Blocks:
     """Memory for results, used again and again; its owner has a lock."""
 
     def __init__(self) -> None:
-        self._numbers = count(1)
-        self._free: list[tuple[int, Bytes]] = []
-        self._returned: deque[tuple[int, Bytes]] = deque()
+        self._free: list[Bytes] = []
+        self._returned: deque[Bytes] = deque()
 
     def take(self, nbytes: int) -> Block:
         """A block of at least that size."""
         while self._returned:
             self._free.append(self._returned.popleft())
         del self._free[:-_MOST_FREE]
-        fitting = [free for free in self._free if nbytes <= free[1].nbytes <= max(_RATIO * nbytes, _SMALL)]
+        fitting = [free for free in self._free if nbytes <= free.nbytes <= max(_RATIO * nbytes, _SMALL)]
         if not fitting:
-            return Block(next(self._numbers), np.empty(max(nbytes, _SMALL), np.uint8), self._returned)
-        number, memory = min(fitting, key=lambda free: free[1].nbytes)
-        self._free = [free for free in self._free if free[0] != number]
-        return Block(number, memory, self._returned)
+            return Block(np.empty(max(nbytes, _SMALL), np.uint8), self._returned)
+        memory = min(fitting, key=lambda free: free.nbytes)
+        self._free = [free for free in self._free if free is not memory]
+        return Block(memory, self._returned)
 
     def forget(self) -> None:
         """Lets go of all that is kept."""

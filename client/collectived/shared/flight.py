@@ -72,6 +72,8 @@ class Flight:
             self._failed(*wire.parse_failed(message))
         elif kind is wire.Kind.PONG:
             self._answered()
+        elif kind is wire.Kind.WITHDRAWN:
+            self.results.drop(message)
         elif kind is wire.Kind.WAITING:
             self._waiting = wire.parse_waiting(message)
         else:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from collectived.calls.places import Backing
+from collectived.values.leaves import Array
 from collectived_proto.local import wire
 
 if sys.platform == "linux":
@@ -30,13 +31,14 @@ class ResultArena:
     memory: mmap.mmap
     size: int
     held: int = 0  # bytes that views of ours keep
+    views: dict[tuple[int, int], list[Array]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)  # over `held`
 
 
 class ResultSlot:
     """The results of one instance; released when collected."""
 
-    __slots__ = ("_released", "arena", "held", "number", "offset", "where")
+    __slots__ = ("_released", "arena", "held", "number", "offset")
 
     def __init__(
         self, number: int, arena: ResultArena, offset: int, released: deque[tuple[int, ResultArena, int]]
@@ -44,13 +46,16 @@ class ResultSlot:
         self.number = number
         self.arena = arena
         self.offset = offset
-        self.where = (arena.number, offset)
         self.held = 0
         self._released = released
 
     @property
     def memory(self) -> mmap.mmap:
         return self.arena.memory
+
+    @property
+    def views(self) -> dict[tuple[int, int], list[Array]]:
+        return self.arena.views
 
     def __del__(self) -> None:
         self._released.append((self.number, self.arena, self.held))
@@ -82,6 +87,12 @@ class Results:
         if mapped.memory is not None:
             self._arenas[number] = ResultArena(number, mapped.memory, size)
 
+    def drop(self, message: bytes) -> None:
+        """Lets go of an arena in which no result will lie any more; its mapping ends with the last view of it."""
+        arena = self._arenas.pop(wire.parse_arena(message)[0], None)
+        if arena is not None:
+            arena.views.clear()
+
     def slot(self, done: wire.Done) -> ResultSlot:
         """The slot that a completion speaks of.
 
@@ -108,5 +119,7 @@ class Results:
 
     def forget(self) -> None:
         """Lets go of every arena; a mapping ends with the last view of it."""
+        for arena in self._arenas.values():
+            arena.views.clear()
         self._arenas.clear()
         self._released.clear()

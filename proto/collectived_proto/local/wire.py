@@ -48,6 +48,7 @@ class Kind(enum.IntEnum):
     FAILED = 17  # an instance ended with a verdict (a serialized collectived.v1.Verdict follows)
     PONG = 18
     WAITING = 21  # how many wait to join the group, from the next completion on
+    WITHDRAWN = 22  # no result will lie in this arena any more
     # both sockets, worker → client: a descriptor rides along
     ARENA = 19
     REFUSED = 20  # a request cannot be granted: code, text
@@ -199,7 +200,7 @@ def parse_waiting(data: bytes) -> int:
 
 
 def arena(kind: Kind, number: int, size: int) -> bytes:
-    """ARENA (a descriptor rides along), ARENA_ASK (number unused) and ARENA_DROP (size unused)."""
+    """ARENA (a descriptor rides along), ARENA_ASK (number unused), ARENA_DROP and WITHDRAWN (size unused)."""
     return _ARENA.pack(kind, number, size)
 
 

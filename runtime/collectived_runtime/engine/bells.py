@@ -62,6 +62,14 @@ class Bells:
             elif seat.bell is not None:
                 self._announce(seat, arena)
 
+    def withdraw(self, arena: Arena) -> None:
+        """No result will lie in this arena any more."""
+        for seat in self.seats.values():
+            if seat.outlet is not None:
+                seat.outlet.withdraw(arena)
+            elif seat.bell is not None:
+                self.tell(seat, wire.arena(wire.Kind.WITHDRAWN, arena.number, 0))
+
     def tell(self, seat: Seat, message: bytes, descriptor: int = -1) -> None:
         if seat.tell(message, descriptor) and seat.bell is not None:
             self._watch.change(seat.bell.fileno(), select.POLLIN | select.POLLOUT)

@@ -10,6 +10,7 @@ belongs to which generation.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
@@ -24,7 +25,7 @@ from collectived_runtime.engine.generation import Generation
 from collectived_runtime.engine.ledger import Ledger
 from collectived_runtime.engine.posts import Post
 from collectived_runtime.engine.program import Topology
-from collectived_runtime.engine.results import Results
+from collectived_runtime.engine.results import Results, Workspace
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.engine.watch import Watch
@@ -44,15 +45,20 @@ class Lane:
         self.topology = topology
         self.name = shown_name(topology.group.name)
         self._around = surroundings
+        self._idle_after = surroundings.idle_after
         self._watch = Watch()
         self._bells = Bells(self._watch, self._message, self._lost)
-        self._results = Results(surroundings.budget, self._bells.announce)
+        self._results = Results(surroundings.budget, self._bells, self._grown)
         help = Help(surroundings.crew, lambda: self._watch.ask(_look))
-        self._shop = Workshop(topology, self.name, surroundings, self._watch, self._bells, self._results, help)
+        self._shop = Workshop(
+            topology, self.name, surroundings, self._watch, self._bells, self._results, help, Workspace(self._grown)
+        )
         self._past: dict[int, Verdict] = {}  # how earlier generations of this lane ended
         self._early: list[Callable[[], None]] = []  # what was submitted to a generation that has not begun here
         self._early_verdicts: list[Verdict] = []  # and verdicts about one
         self._over = False
+        self._tidy_at = math.inf  # when to look whether memory is idle
+        self._done_then = 0  # how much had been done when that was looked at last
         self._generation = Generation(self._shop, topology.group.generation, self._rule)
         self._thread = threading.Thread(target=self._run, name=f"lane {self.name}", daemon=True)
         self._thread.start()
@@ -172,14 +178,29 @@ class Lane:
                 current = self._generation
                 current.watch_links()
                 due = current.wakeup()
-                self._watch.wait(0.0 if again else due)
+                self._watch.wait(0.0 if again else min(due, self._tidy_at))
                 if (now := time.monotonic()) >= due:
                     current.due(now)
+                if now >= self._tidy_at:
+                    self._tidy(now)
         except Exception as error:  # whatever it is, neither clients nor peers may wait for this lane any more
             log.exception("lane of group %s: a defect of collectived ends it", self.name)
             self._generation.give_up(error)
         finally:
             self._close()
+
+    def _grown(self) -> None:
+        """Memory has been taken from the system: when it has been idle for a while it is given back."""
+        if self._tidy_at == math.inf:
+            self._tidy_at = time.monotonic() + self._idle_after
+
+    def _tidy(self, now: float) -> None:
+        done, before = self._shop.counters.done, self._done_then
+        self._done_then = done
+        idle = done == before and self.running is None
+        self._tidy_at = now + self._idle_after if not idle or self._results.tidy() else math.inf
+        if idle:
+            self._shop.workspace.tidy()
 
     def _advance(self) -> bool:
         current = self._generation

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,10 @@ from collectived_proto.local.slots import Slots
 
 SMALLEST_ARENA = 64 << 20  # address space; pages exist only as far as they have been used
 ROOM = 8  # a new arena holds this many of the result that asked for it, so that a rank may keep two: `x = f(x)`
+KEPT_BYTES = 1 << 20  # an arena of which no more has been used is not worth giving back
 SPARES = 4  # free slots of one size that are kept as they are,
 SPARE_SIZES = 16  # of so many sizes
+FREE_BUFFERS = 8  # of scratch memory that are kept for the next who asks; as many as strands run side by side
 
 _numbers = count(1)  # arena numbers are unique in the worker
 
@@ -69,12 +71,24 @@ class Slot:
     memory: NDArray[np.uint8]
 
 
-class Results:
-    """`announce` is called with each new arena before any slot of it is handed out."""
+class Readers(Protocol):
+    """Those who are told where results may lie."""
 
-    def __init__(self, budget: Budget, announce: Callable[[Arena], None]) -> None:
+    def announce(self, arena: Arena) -> None: ...
+
+    def withdraw(self, arena: Arena) -> None: ...
+
+
+class Results:
+    """`readers` hear of each arena before any slot of it is handed out, and when it is given back.
+
+    `grown` is called when more memory has been taken from the system.
+    """
+
+    def __init__(self, budget: Budget, readers: Readers, grown: Callable[[], None]) -> None:
         self._budget = budget
-        self._announce = announce
+        self._readers = readers
+        self._grown = grown
         self._arenas: list[tuple[Arena, Slots]] = []
         self._slots: dict[int, Slot] = {}
         self._spares: dict[int, list[Slot]] = {}  # by size; the one used last, warm in the caches, stands last
@@ -90,6 +104,15 @@ class Results:
         Raises:
             Exhausted: there is no memory for it.
         """
+        try:
+            return self._take(size, holders)
+        except (Exhausted, OSError):
+            if not self._arenas:
+                raise
+        self.tidy()  # what lies idle may be enough
+        return self._take(size, holders)
+
+    def _take(self, size: int, holders: Iterable[int]) -> Slot:
         spares = self._spares.get(size)
         if spares:
             slot = spares.pop()
@@ -105,7 +128,7 @@ class Results:
         arena = new_arena(_rounded(max(SMALLEST_ARENA, ROOM * size)), readers_only=True)
         slots = Slots(arena.size)
         self._arenas.append((arena, slots))
-        self._announce(arena)
+        self._readers.announce(arena)
         offset = slots.take(size)
         assert offset is not None
         return self._slot(arena, slots, offset, size, holders)
@@ -137,6 +160,7 @@ class Results:
             except OSError:
                 self._budget.give(need)
                 raise
+            self._grown()
 
     def release(self, number: int, rank: int) -> None:
         """This rank needs the slot no longer; releasing what one does not hold changes nothing."""
@@ -168,6 +192,20 @@ class Results:
         for number in [number for number, slot in self._slots.items() if rank in slot.holders]:
             self.release(number, rank)
 
+    def tidy(self) -> bool:
+        """Gives back arenas in which nothing is in use; whether anything large is left."""
+        self._drop_spares()
+        kept = []
+        for arena, slots in self._arenas:
+            if slots.used or arena.committed <= KEPT_BYTES:
+                kept.append((arena, slots))
+                continue
+            self._readers.withdraw(arena)
+            self._budget.give(arena.committed)
+            arena.close()
+        self._arenas = kept
+        return any(arena.committed > KEPT_BYTES for arena, _ in kept)
+
     def held(self) -> dict[int, int]:
         """Bytes held, by rank."""
         bytes_by_rank: dict[int, int] = {}
@@ -192,14 +230,42 @@ def _rounded(size: int) -> int:
 
 
 class Workspace:
-    """Scratch memory of a lane that never leaves the worker: numbered buffers that grow and are reused."""
+    """Scratch memory of a lane that never leaves the worker: buffers that are lent by name, and reused.
 
-    def __init__(self) -> None:
-        self._buffers: dict[Any, NDArray[np.uint8]] = {}
+    Between `begin` and `end` of a name everybody who asks for it gets the same buffer. `grown` is called when memory
+    has been taken from the system.
+    """
+
+    def __init__(self, grown: Callable[[], None]) -> None:
+        self._grown = grown
+        self._lent: dict[Any, NDArray[np.uint8]] = {}
+        self._users: dict[Any, int] = {}
+        self._free: list[NDArray[np.uint8]] = []
+
+    def begin(self, name: Any) -> None:
+        self._users[name] = self._users.get(name, 0) + 1
 
     def buffer(self, name: Any, size: int) -> NDArray[np.uint8]:
         """`size` bytes under this name; what they held before is undefined."""
-        have = self._buffers.get(name)
+        have = self._lent.get(name)
         if have is None or len(have) < size:
-            have = self._buffers[name] = np.empty(_rounded(max(4096, size)), np.uint8)
+            fitting = [free for free in self._free if len(free) >= size]
+            if fitting:
+                have = min(fitting, key=len)
+                self._free = [free for free in self._free if free is not have]
+            else:
+                have = np.empty(_rounded(max(4096, size)), np.uint8)
+                self._grown()
+            self._lent[name] = have
         return have[:size]
+
+    def end(self, name: Any) -> None:
+        self._users[name] -= 1
+        if not self._users[name]:
+            del self._users[name]
+            if (have := self._lent.pop(name, None)) is not None:
+                self._free = sorted([*self._free, have], key=len)[-FREE_BUFFERS:]
+
+    def tidy(self) -> None:
+        """Lets go of what nobody uses."""
+        self._free.clear()

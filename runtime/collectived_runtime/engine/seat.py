@@ -31,6 +31,9 @@ class Outlet(Protocol):
     def announce(self, arena: Arena) -> None:
         """Results may lie in this arena; said before any does."""
 
+    def withdraw(self, arena: Arena) -> None:
+        """No result will lie in this arena any more, and none that this rank has not released does."""
+
     def tell(self, message: bytes) -> None:
         """A message as it would go over a doorbell."""
 

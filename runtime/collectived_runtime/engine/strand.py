@@ -47,12 +47,31 @@ def run(
         links: by place, at least those of `strand.peers`.
     """
     arithmetic = program.arithmetic[strand.pack_number]
-    pack, cut = strand.pack, strand.cut
     output = None if result is None else _output(strand, result)
-    if arithmetic is not None and program.alone and cut is None:
+    if arithmetic is not None and program.alone and strand.cut is None:
         if output is not None and sources:
             yield from _combined(strand, arithmetic, sources, output, help)
         return
+    workspace.begin(strand.pack_number)
+    try:
+        yield from _across(program, strand, sources, output, workspace, help, links, stamp, judge)
+    finally:
+        workspace.end(strand.pack_number)
+
+
+def _across(
+    program: Program,
+    strand: Strand,
+    sources: Sequence[Sources],
+    output: Array | None,
+    workspace: Workspace,
+    help: Help,
+    links: Mapping[int, Link],
+    stamp: Stamp,
+    judge: Judge,
+) -> Iterator[Wait]:
+    """Folds or gathers what the local ranks have, and carries the plan out."""
+    arithmetic, cut, pack = program.arithmetic[strand.pack_number], strand.cut, strand.pack
     if arithmetic is not None:
         buffers = yield from _folded(strand, arithmetic, sources, output, workspace, help)
     elif cut is not None:

@@ -38,6 +38,7 @@ class Surroundings:
     budget: Budget
     crew: Crew
     stall_after: float
+    idle_after: float  # seconds after which a lane gives back memory that nobody uses
     report: Callable[[Report], None]
     ended: Callable[[Any], None]  # with the lane
 
@@ -53,8 +54,8 @@ class Workshop:
     bells: Bells
     results: Results
     help: Help
+    workspace: Workspace
     counters: Counters = field(default_factory=Counters)
-    workspace: Workspace = field(default_factory=Workspace)
     programs: dict[Any, Program] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # what users should know; said once in the log, and in status
 

@@ -40,6 +40,7 @@ from collectived_runtime.worker.submit import Place
 
 log = logging.getLogger("collectived.worker")
 
+IDLE_SECONDS = 10.0  # after which a group that does nothing gives its memory back
 PATIENCE_SECONDS = 2.0  # after which a client that joins is told that the coordinator is away, if it is
 COORDINATOR_AWAY = "the coordinator cannot be reached; the join waits for it"
 
@@ -310,6 +311,7 @@ class Groups:
             self._budget,
             self._crew,
             self.stall_after,
+            IDLE_SECONDS,
             self._report,
             self._lane_ended,
         )

@@ -81,6 +81,9 @@ class Remote:
         if not self.closed:
             self._arenas[arena.number] = arena.view()
 
+    def withdraw(self, arena: Arena) -> None:
+        self._arenas.pop(arena.number, None)
+
     def tell(self, message: bytes) -> None:
         self._inbox.append(message)
         self._soon(self.hear)

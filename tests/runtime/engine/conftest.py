@@ -153,6 +153,8 @@ class Rank:
                 self.world.arenas[wire.parse_arena(data)[0]] = descriptors[0]
             elif kind is wire.Kind.WAITING:
                 self.waiting = wire.parse_waiting(data)
+            elif kind is wire.Kind.WITHDRAWN:
+                os.close(self.world.arenas.pop(wire.parse_arena(data)[0]))
             elif kind is wire.Kind.DONE:
                 return wire.parse_done(data)
             else:
@@ -201,6 +203,7 @@ class World:
         stall_after: float = 60.0,
         table: tuple[Tier, ...] = (),
         idle: bool = False,
+        idle_after: float = 60.0,
     ) -> None:
         ranks = itertools.count()
         self.layout = [host if isinstance(host, tuple) else tuple(next(ranks) for _ in range(host)) for host in hosts]
@@ -230,6 +233,7 @@ class World:
                 Budget(1 << 30),
                 self.crew,
                 stall_after,
+                idle_after,
                 self.reports.put,
                 self.ended.put,
             )
@@ -304,10 +308,8 @@ def world() -> Iterator[Callable[..., World]]:
     """Makes worlds and closes them."""
     made: list[World] = []
 
-    def make(
-        *hosts: int | tuple[int, ...], stall_after: float = 60.0, table: tuple[Tier, ...] = (), idle: bool = False
-    ) -> World:
-        made.append(World(hosts, stall_after, table, idle))
+    def make(*hosts: int | tuple[int, ...], **options: Any) -> World:
+        made.append(World(hosts, **options))
         return made[-1]
 
     yield make
