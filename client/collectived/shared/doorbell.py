@@ -23,6 +23,7 @@ from collectived.shared import door
 from collectived.shared.flight import Echo, Flight
 from collectived_proto.errors import Code, CollectiveError
 from collectived_proto.local import wire
+from collectived_proto.local.spin import Spin, cores
 from collectived_proto.types import GroupInfo, Verdict
 
 GRACE = 0.21  # seconds after its deadline in which a call may still hear from the worker
@@ -51,6 +52,9 @@ class Doorbell:
         self._turns = Turns(self.mutex)
         self._flight = Flight(self.standing, self._turns, self.callbacks)
         self._lost = False
+        near = sum(member.host == group.members[rank].host for member in group.members)
+        self._looks = cores() > near + 1  # as many ranks as look leave cores for the others, and for workers
+        self._spin = Spin()
         self._buffer = bytearray(wire.MAX_MESSAGE)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
@@ -173,7 +177,8 @@ class Doorbell:
         self._send_released()
         while not call.ready(packs):
             end = min(until, call.cut if call.cut != math.inf else self._next_ping())
-            if self._poll.poll(min(LOOK_UP, max(0.0, end - monotonic())) * 1000.0):
+            left = min(LOOK_UP, max(0.0, end - monotonic()))
+            if (self._looks and self._spin.look(self._poll, left)) or self._poll.poll(left * 1000.0):
                 self._read()
                 continue
             now = monotonic()

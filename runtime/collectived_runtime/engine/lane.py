@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from collectived_proto.local import wire
+from collectived_proto.local.spin import cores
 from collectived_proto.types import GroupInfo, RankPosition, Verdict, shown_name
 from collectived_runtime.engine.bells import Bells
 from collectived_runtime.engine.crew import Help
@@ -46,6 +47,8 @@ class Lane:
         self.name = shown_name(topology.group.name)
         self._around = surroundings
         self._idle_after = surroundings.idle_after
+        here = topology.peers[topology.place].host
+        self._spare = cores() - sum(peer.host == here for peer in topology.peers)
         self._watch = Watch()
         self._bells = Bells(self._watch, self._message, self._lost)
         self._results = Results(surroundings.budget, self._bells, self._grown)
@@ -178,7 +181,7 @@ class Lane:
                 current = self._generation
                 current.watch_links()
                 due = current.wakeup()
-                self._watch.wait(0.0 if again else min(due, self._tidy_at))
+                self._watch.wait(0.0 if again else min(due, self._tidy_at), self._looks())
                 if (now := time.monotonic()) >= due:
                     current.due(now)
                 if now >= self._tidy_at:
@@ -201,6 +204,15 @@ class Lane:
         self._tidy_at = now + self._idle_after if not idle or self._results.tidy() else math.inf
         if idle:
             self._shop.workspace.tidy()
+
+    def _looks(self) -> bool:
+        """Whether what is to come next may come soon, and there is a core to look for it.
+
+        Ranks that have arrived sleep until they hear from us; those that have not may need a core each, and so may the
+        other workers of this host.
+        """
+        missing = self.ledger.awaited
+        return 0 < missing <= self._spare
 
     def _advance(self) -> bool:
         current = self._generation

@@ -225,6 +225,12 @@ class Ledger:
         return next((verdict for verdict in self.verdicts if number >= verdict.from_instance), None)
 
     @property
+    def awaited(self) -> int:
+        """How many local ranks are still to submit what starts next, where some have; 0 where none has."""
+        instance = self.instances.get(self.next)
+        return 0 if instance is None else len(self.standings) - len(instance.arrivals)
+
+    @property
     def deserted(self) -> bool:
         """Whether no local rank is left."""
         return all(standing.gone for standing in self.standings.values())

@@ -10,6 +10,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from collectived_proto.local.spin import Spin
+
 ENDED = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 Handler = Callable[[int], None]  # called with the poll events that came
@@ -20,6 +22,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._poll = select.poll()
+        self._spin = Spin()
         self._handlers: dict[int, Handler] = {}
         self._asked: deque[Callable[[], object]] = deque()
         self._closing = threading.Lock()  # nobody writes to a descriptor that has been closed, and perhaps reused
@@ -46,10 +49,17 @@ class Watch:
         if self._handlers.pop(descriptor, None) is not None:
             self._poll.unregister(descriptor)
 
-    def wait(self, until: float) -> None:
-        """Waits until something happens or the monotonic clock shows `until` (inf: for ever), and handles it."""
-        patience = None if until == math.inf else max(0.0, math.ceil((until - time.monotonic()) * 1000))
-        for descriptor, events in self._poll.poll(patience):
+    def wait(self, until: float, look: bool = False) -> None:
+        """Waits until something happens or the monotonic clock shows `until` (inf: for ever), and handles it.
+
+        Args:
+            look: look for a moment before sleeping.
+        """
+        left = max(0.0, until - time.monotonic()) if until else 0.0
+        found = self._spin.look(self._poll, left) if look and left else []
+        if not found:
+            found = self._poll.poll(None if left == math.inf else math.ceil(left * 1000))
+        for descriptor, events in found:
             handler = self._handlers.get(descriptor)  # an earlier one may have removed it
             if handler is not None:
                 handler(events)

@@ -1,0 +1,55 @@
+"""Looking before sleeping: for ever shorter where it is in vain, longer again where it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collectived_proto.local.spin import AGAIN_AFTER, LONGEST, SHORTEST, Spin
+
+
+class Fake:
+    """A poll in which nothing happens until it has been asked `before` times."""
+
+    def __init__(self, before: int | None) -> None:
+        self.before = before
+        self.asked = 0
+
+    def poll(self, timeout: float | None = None, /) -> list[Any]:
+        assert timeout == 0
+        self.asked += 1
+        return ["news"] if self.before is not None and self.asked > self.before else []
+
+
+def test_what_comes_while_one_looks_is_found_without_sleeping() -> None:
+    assert Spin().look(Fake(3), 1.0) == ["news"]
+
+
+def test_looking_in_vain_gets_shorter_and_then_rare() -> None:
+    spin = Spin()
+    nothing = Fake(None)
+    waits = 0
+    while spin.budget >= SHORTEST:
+        assert spin.look(nothing, 1.0) == []
+        waits += 1
+    assert waits < 10
+    asked = nothing.asked
+    for _ in range(AGAIN_AFTER - 1):
+        spin.look(nothing, 1.0)
+    assert nothing.asked == asked
+    spin.look(nothing, 1.0)
+    assert nothing.asked > asked
+
+
+def test_success_makes_it_longer_again_up_to_a_limit() -> None:
+    spin = Spin()
+    spin.budget = SHORTEST
+    for _ in range(20):
+        assert spin.look(Fake(0), 1.0)
+    assert spin.budget == LONGEST
+
+
+def test_it_never_looks_longer_than_there_is_time() -> None:
+    spin = Spin()
+    nothing = Fake(None)
+    spin.look(nothing, 0.0)
+    assert nothing.asked == 1
