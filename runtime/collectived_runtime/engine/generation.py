@@ -278,7 +278,7 @@ class Generation:
                 memory = memory[len(program.head) :]
         sources = [instance.arrivals[rank].sources for rank in program.sources]
         if program.at_once and memory is not None:
-            strands.at_once(program, sources, memory)
+            strands.at_once(program, sources, memory, self._shop.counters)
             self._tell_done(instance, program, slot, 0, True)
             self._finished(instance, program, slot)
             return
@@ -301,7 +301,8 @@ class Generation:
                 strand.plan_hash,
                 chain,
             )
-            return strands.run(program, strand, sources, memory, shop.workspace, shop.help, links, stamp, self._judge)
+            tools = (shop.workspace, shop.help, shop.counters)
+            return strands.run(program, strand, sources, memory, *tools, links, stamp, self._judge)
 
         return start
 

@@ -21,6 +21,7 @@ from collectived_proto.local import wire
 from collectived_proto.local.spin import cores
 from collectived_proto.types import GroupInfo, RankPosition, Verdict, shown_name
 from collectived_runtime.engine.bells import Bells
+from collectived_runtime.engine.counters import Counters
 from collectived_runtime.engine.crew import Help
 from collectived_runtime.engine.generation import Generation
 from collectived_runtime.engine.ledger import Ledger
@@ -30,7 +31,7 @@ from collectived_runtime.engine.results import Results, Workspace
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.engine.watch import Watch
-from collectived_runtime.engine.workshop import Counters, Surroundings, Workshop
+from collectived_runtime.engine.workshop import Surroundings, Workshop
 
 log = logging.getLogger("collectived.lane")
 

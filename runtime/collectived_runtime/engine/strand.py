@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from collectived_proto.numpy_types import to_numpy
 from collectived_runtime.device.arithmetic import STRETCH_BYTES, Arithmetic
+from collectived_runtime.engine.counters import Counters
 from collectived_runtime.engine.crew import PIECE_BYTES, SPREAD_BYTES, Help, Job
 from collectived_runtime.engine.cutting import Cut, Window, one_run
 from collectived_runtime.engine.execute import AGAIN, Buffers, Judge, execute
@@ -34,6 +35,7 @@ def run(
     result: NDArray[np.uint8] | None,
     workspace: Workspace,
     help: Help,
+    counters: Counters,
     links: Mapping[int, Link],
     stamp: Stamp,
     judge: Judge,
@@ -44,17 +46,18 @@ def run(
         sources: what the contributing local ranks submitted, in rank order.
         result: the instance's result slot; None where nothing is delivered on this worker.
         help: with folding what is large.
+        counters: are told how much is folded and copied here.
         links: by place, at least those of `strand.peers`.
     """
     arithmetic = program.arithmetic[strand.pack_number]
     output = None if result is None else _output(strand, result)
     if arithmetic is not None and program.alone and strand.cut is None:
         if output is not None and sources:
-            yield from _combined(strand, arithmetic, sources, output, help)
+            yield from _combined(strand, arithmetic, sources, output, help, counters)
         return
     workspace.begin(strand.pack_number)
     try:
-        yield from _across(program, strand, sources, output, workspace, help, links, stamp, judge)
+        yield from _across(program, strand, sources, output, workspace, help, counters, links, stamp, judge)
     finally:
         workspace.end(strand.pack_number)
 
@@ -66,6 +69,7 @@ def _across(
     output: Array | None,
     workspace: Workspace,
     help: Help,
+    counters: Counters,
     links: Mapping[int, Link],
     stamp: Stamp,
     judge: Judge,
@@ -73,38 +77,40 @@ def _across(
     """Folds or gathers what the local ranks have, and carries the plan out."""
     arithmetic, cut, pack = program.arithmetic[strand.pack_number], strand.cut, strand.pack
     if arithmetic is not None:
-        buffers = yield from _folded(strand, arithmetic, sources, output, workspace, help)
+        buffers = yield from _folded(strand, arithmetic, sources, output, workspace, help, counters)
     elif cut is not None:
         leaves = {
             rank: _whole(source, strand).view(to_numpy(pack.dtype))
             for rank, source in zip(program.sources, sources, strict=True)
         }
-        buffers = yield from _handed_over(strand, cut, leaves, output, workspace)
+        buffers = yield from _handed_over(strand, cut, leaves, output, workspace, counters)
     else:
-        buffers = yield from _moved(strand, sources, output, workspace)
+        buffers = yield from _moved(strand, sources, output, workspace, counters)
     yield from execute(strand.plan, buffers, links, stamp, judge)
 
 
-def at_once(program: Program, sources: Sequence[Sources], result: NDArray[np.uint8]) -> None:
+def at_once(program: Program, sources: Sequence[Sources], result: NDArray[np.uint8], counters: Counters) -> None:
     """Carries out a program that says of itself that it can be; see `Program.at_once`.
 
     Args:
-        sources, result: as of `run`.
+        sources, result, counters: as of `run`.
     """
     strand, arithmetic = program.strands[0], program.arithmetic[0]
     for arrays, out in _side_by_side(strand, sources, _output(strand, result)):
         if arithmetic is None:
             np.copyto(out, arrays[0])
+            counters.copied_bytes += out.nbytes
         else:
             arithmetic.combine(arrays, out)
+            counters.folded_bytes += len(arrays) * arrays[0].nbytes
 
 
 def _combined(
-    strand: Strand, arithmetic: Arithmetic, sources: Sequence[Sources], output: Array, help: Help
+    strand: Strand, arithmetic: Arithmetic, sources: Sequence[Sources], output: Array, help: Help, counters: Counters
 ) -> Iterator[Wait]:
     """The result, where all that contribute are here."""
     for arrays, out in _side_by_side(strand, sources, output):
-        yield from _spread(arithmetic.combine, arithmetic.partial_bytes, arrays, out, help)
+        yield from _spread(arithmetic.combine, arithmetic.partial_bytes, arrays, out, help, counters)
 
 
 def _output(strand: Strand, result: NDArray[np.uint8]) -> Array:
@@ -134,7 +140,7 @@ def _side_by_side(strand: Strand, sources: Sequence[Sources], out: Array) -> Ite
 
 
 def _moved(
-    strand: Strand, sources: Sequence[Sources], output: Array | None, workspace: Workspace
+    strand: Strand, sources: Sequence[Sources], output: Array | None, workspace: Workspace, counters: Counters
 ) -> Generator[Wait, None, Buffers]:
     """Buffers for elements that travel as they are; at most one local rank contributes."""
     dtype = to_numpy(strand.pack.dtype)
@@ -148,18 +154,25 @@ def _moved(
             for offset, leaf in sources[0].leaves(strand.pack_number):
                 part = leaf.view(dtype)
                 np.copyto(mine[offset : offset + len(part)], part)
+                counters.copied_bytes += part.nbytes
                 yield AGAIN
     assert mine is not None
     return Buffers(mine, mine, output, _never, _copy, _stays)
 
 
 def _handed_over(
-    strand: Strand, cut: Cut, leaves: Mapping[int, Array], output: Array | None, workspace: Workspace
+    strand: Strand,
+    cut: Cut,
+    leaves: Mapping[int, Array],
+    output: Array | None,
+    workspace: Workspace,
+    counters: Counters,
 ) -> Generator[Wait, None, Buffers]:
     """Buffers for rows that go their ways: what stays on this worker is put in its place at once."""
     dtype = to_numpy(strand.pack.dtype)
     if output is None:
         output = np.empty(0, dtype)
+    counters.copied_bytes += sum(part.stop - part.start for part in cut.local) * dtype.itemsize
     for part in cut.local:
         yield from copied(leaves[part.rank][part.start : part.stop], output[part.to :])
     windows = {Buffer.OUTPUT: cut.receiving}
@@ -172,6 +185,7 @@ def _handed_over(
         end = max(cut.sending.at(part.to) + part.stop - part.start for part in cut.sent)
         sending = workspace.buffer(strand.pack_number, end * dtype.itemsize).view(dtype)
         windows[Buffer.INPUT] = cut.sending
+        counters.copied_bytes += sum(part.stop - part.start for part in cut.sent) * dtype.itemsize
         for part in cut.sent:
             yield from copied(leaves[part.rank][part.start : part.stop], sending[cut.sending.at(part.to) :])
     return Buffers(sending, sending, output, _never, _in_place_already, _stays, windows)
@@ -194,6 +208,7 @@ def _folded(
     output: Array | None,
     workspace: Workspace,
     help: Help,
+    counters: Counters,
 ) -> Generator[Wait, None, Buffers]:
     """Buffers for elements that are folded: first the local ranks, in rank order, into partial sums.
 
@@ -215,7 +230,7 @@ def _folded(
         mine = whole.view(to_numpy(strand.pack.dtype))
         return Buffers(mine, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here, windows)
     for arrays, out in _side_by_side(strand, sources, partials):
-        yield from _spread(arithmetic.gather, arithmetic.partial_bytes, arrays, out, help)
+        yield from _spread(arithmetic.gather, arithmetic.partial_bytes, arrays, out, help, counters)
     return Buffers(partials, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here, windows)
 
 
@@ -236,13 +251,20 @@ def _whole(source: Sources, strand: Strand) -> NDArray[np.uint8]:
 
 
 def _spread(
-    fold: Callable[[list[Array], Array], None], row_bytes: int, arrays: list[Array], out: Array, help: Help
+    fold: Callable[[list[Array], Array], None],
+    row_bytes: int,
+    arrays: list[Array],
+    out: Array,
+    help: Help,
+    counters: Counters,
 ) -> Iterator[Wait]:
     """fold(arrays, out), stretch by stretch with looks at the world in between; what is large with the help of others.
 
     Args:
         row_bytes: that one row of `out` takes while it is folded.
     """
+
+    counters.folded_bytes += len(arrays) * arrays[0].nbytes
 
     def part(start: int, stop: int) -> None:
         fold([array[start:stop] for array in arrays], out[start:stop])

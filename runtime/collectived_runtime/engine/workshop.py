@@ -10,6 +10,7 @@ from typing import Any
 from collectived_proto.types import CommunicationImplementation, Report
 from collectived_runtime.engine import preliminary
 from collectived_runtime.engine.bells import Bells
+from collectived_runtime.engine.counters import Counters
 from collectived_runtime.engine.crew import Crew, Help
 from collectived_runtime.engine.ledger import Instance
 from collectived_runtime.engine.links import Exchange
@@ -20,13 +21,6 @@ from collectived_runtime.engine.watch import Watch
 log = logging.getLogger("collectived.lane")
 
 MAX_PROGRAMS = 1024  # kept per lane; the oldest is made again when it is needed again
-
-
-@dataclass(slots=True)
-class Counters:
-    done: int = 0
-    failed: int = 0
-    result_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
