@@ -126,7 +126,7 @@ class Flood:
         self._out[place].post(Parcel(-1, deque([header, word]), lambda: None))
 
     def _come(self, link: Link) -> None:  # in the exchange's thread
-        self._shop.watch.ask(lambda: link.close() if self._closed else self._listen(link))
+        self._shop.watch.ask(lambda: link.close() if self._closed else self._listen(link), link.close)
 
     def _listen(self, link: Link) -> None:
         def heard(frame: frames.Frame, word: bytes) -> Sequence[NDArray[np.uint8]]:

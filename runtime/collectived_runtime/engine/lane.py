@@ -121,7 +121,7 @@ class Lane:
         self._watch.ask(lambda: self._lost(rank, why))
 
     def connect(self, rank: int, bell: socket.socket) -> None:
-        self._watch.ask(lambda: self._bells.connect(rank, bell, self._results.arenas))
+        self._watch.ask(lambda: self._bells.connect(rank, bell, self._results.arenas), bell.close)
 
     def submit(self, rank: int, message: bytes) -> None:
         """A message of a rank without a doorbell, as it would come over one."""

@@ -17,6 +17,7 @@ from collectived_runtime.transport.link import Link, LinkBroken
 from collectived_runtime.transport.reception import Call, LinkKey
 
 LEFT_TEXT = "it has left the group"
+_END = select.POLLRDHUP  # of a link that a strand holds without waiting for it: nothing else would show its end
 
 
 class Exchange(Protocol):
@@ -109,13 +110,13 @@ class Links:
         self._links[place, link.channel] = link
 
     def use(self, used: Mapping[Link, int]) -> None:
-        """Watches links of running strands for what they wait for, idle ones for their end, parked ones for nothing."""
+        """Watches links of running strands for what they wait for, others for their end, parked ones for nothing."""
         before, self._used = self._used, used
         come_along = []  # what was read together with the last bytes of a strand, so that poll does not tell of it
         for link in self:
             if link.parked and link in before and link not in used:
                 come_along.append(link)
-            events = used.get(link, 0 if link.parked else select.POLLIN)
+            events = used.get(link, 0) or (0 if link.parked else _END if link in used else select.POLLIN)
             known = self._watched.get(link)
             if known is None:
                 self._watch.add(link.stream.fileno(), events, functools.partial(self._event, link))
@@ -157,22 +158,23 @@ class Links:
 
     def _event(self, link: Link, events: int) -> None:
         self.ready.add(link)
-        if link not in self._used:
+        if not self._used.get(link):  # else the strand that waits for it will see
             self._look(link, events)
 
     def _look(self, link: Link, events: int) -> None:
-        """Takes the next header on an idle link."""
+        """Takes the next header on a link that nobody waits for; of one that a strand holds only its end matters."""
         try:
             header = link.header()
             if header is None:
                 return
             frame = frames.parse(header)
             if frame.kind is frames.FrameKind.BYE:
-                self._gone.add(link.peer)
-                self.drop(link)
+                if link not in self._used:  # else it is for the strand to find
+                    self._gone.add(link.peer)
+                    self.drop(link)
             elif events & ENDED:
                 raise LinkBroken("the connection was reset")
-            else:
+            elif link not in self._used:
                 self._early(link, frame)
         except (LinkBroken, frames.BadFrame) as error:
             self.drop(link)
@@ -190,7 +192,7 @@ class Links:
         key = self._topology.group.key
 
         def arrived(link: Link) -> None:  # in the exchange's thread
-            self._watch.ask(lambda: link.close() if self.closed else self.add(link))
+            self._watch.ask(lambda: link.close() if self.closed else self.add(link), link.close)
 
         def failed(task: int, why: str) -> None:
             self._watch.ask(lambda: None if self.closed else self._lost(task, f"it cannot be reached: {why}"))

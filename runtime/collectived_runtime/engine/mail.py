@@ -146,7 +146,7 @@ def dial(
 
     def reach(there: Callable[[Link], None]) -> None:
         def arrived(link: Link) -> None:  # in the exchange's thread
-            watch.ask(lambda: link.close() if closed() else there(link))
+            watch.ask(lambda: link.close() if closed() else there(link), link.close)
 
         def failed(task: int, why: str) -> None:
             error = broken_by(LinkBroken(f"it cannot be reached: {why}"), task)

@@ -267,7 +267,7 @@ class Posts:
     # Receiving
 
     def _come(self, link: Link) -> None:  # in the exchange's thread
-        self._shop.watch.ask(lambda: link.close() if self._closed else self._take(link))
+        self._shop.watch.ask(lambda: link.close() if self._closed else self._take(link), link.close)
 
     def _take(self, link: Link) -> None:
         def begin(frame: frames.Frame, description: bytes) -> Sequence[NDArray[np.uint8]] | None:

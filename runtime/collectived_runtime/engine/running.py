@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -88,10 +89,13 @@ class Running:
         return True, not self._left
 
     def uses(self) -> dict[Link, int]:
-        """The links of the strands that run, with the poll events that each is waited for with (0: none now)."""
+        """The links of the strands that run, with the poll events that each is waited for with (0: none now).
+
+        A strand that wants to be stepped again may be amid a frame of any of its links: nobody else is to read there.
+        """
         events: dict[Link, int] = {}
         for active in self._active.values():
-            events.update(dict.fromkeys(active.links, 0))
+            events.update(dict.fromkeys(active.links, 0 if active.wait else select.POLLIN))
             for one, event in active.wait:
                 if not isinstance(one, Job):
                     events[one] |= event

@@ -24,18 +24,20 @@ class Watch:
         self._poll = select.poll()
         self._spin = Spin()
         self._handlers: dict[int, Handler] = {}
-        self._asked: deque[Callable[[], object]] = deque()
+        self._asked: deque[tuple[Callable[[], object], Callable[[], object]]] = deque()
         self._closing = threading.Lock()  # nobody writes to a descriptor that has been closed, and perhaps reused
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.closed = False
         self.add(self._wake, select.POLLIN, self._woken)
 
-    def ask(self, what: Callable[[], object]) -> None:
-        """Has `what` done in the lane's thread."""
-        self._asked.append(what)
+    def ask(self, what: Callable[[], object], otherwise: Callable[[], object] = lambda: None) -> None:
+        """Has `what` done in the lane's thread; `otherwise`, in any thread, where that has ended before."""
         with self._closing:
             if not self.closed:
+                self._asked.append((what, otherwise))
                 os.eventfd_write(self._wake, 1)
+                return
+        otherwise()
 
     def add(self, descriptor: int, events: int, handler: Handler) -> None:
         self._poll.register(descriptor, events)
@@ -68,8 +70,10 @@ class Watch:
         with self._closing:
             self.closed = True
             os.close(self._wake)
+        while self._asked:
+            self._asked.popleft()[1]()
 
     def _woken(self, _: int) -> None:
         os.eventfd_read(self._wake)
         while self._asked:
-            self._asked.popleft()()
+            self._asked.popleft()[0]()

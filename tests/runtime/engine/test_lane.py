@@ -476,3 +476,29 @@ def test_who_has_gone_is_said_again_to_a_coordinator_that_is_back(world: Any) ->
         (ReportKind.LEFT, 0),
         (ReportKind.LOST, 1),
     ]
+
+
+def test_the_end_of_a_link_is_noticed_while_its_strand_waits_for_another_one(world: Any) -> None:
+    here = world(1, 1, 1, table=(Tier("ring"),))
+    lane = here.lanes[0]
+    here.ranks[0].submit(np.ones(4, np.float32))  # sends to worker 1, and waits for worker 2
+
+    def waits() -> bool:
+        running = lane.running
+        return running is not None and {link.peer: events for link, events in running.uses().items()}.get(1) == 0
+
+    wait_for(waits)
+    next(sock for (worker, _), sock in here.board.dialled.items() if worker == 1).close()
+    report = here.report(ReportKind.LINK)
+    assert report.worker == 1
+
+
+def test_a_link_that_arrives_when_its_lane_has_ended_is_closed(world: Any) -> None:
+    here = world(1)
+    watch = here.lanes[0]._watch
+    here.lanes[0].stop()
+    here.lanes[0].join()
+    one, other = socket.socketpair()
+    with other:
+        watch.ask(lambda: None, one.close)
+        assert other.recv(1) == b""
