@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 
 from . import report
@@ -19,12 +20,13 @@ _ORDER = ("faults", "mismatches", "endurance")
 def main() -> int:
     options = _parser().parse_args()
     found = [cell for cell in ALL if re.search(options.only, cell.name) and (cell.short or not options.short)]
-    chosen = sorted(found, key=lambda cell: (_ORDER.index(cell.family), cell.linked, cell.workers))
+    chosen = sorted(found, key=lambda cell: (_ORDER.index(cell.family), cell.linked, cell.apart, cell.workers))
     if options.list:
         print("\n".join(cell.name for cell in chosen))
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends it: nothing is left behind
     results: list[Result] = []
-    with Stage(options.seed) as stage:
+    with Stage(options.seed, few=options.short) as stage:
         for cell in chosen:
             results.append(stage.play(cell))
             print(report.line(results[-1]), flush=True)

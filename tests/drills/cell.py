@@ -26,8 +26,10 @@ class Cell:
         hit: the task of the worker that is hit; other groups keep away from it. -1: none.
         grace: seconds beyond deadline + 250 ms that are promised where a host vanishes.
         orphans: ranks that may decide alone, because their own worker is hit.
-        ranks: how many processes the group has; 0: the drill has processes of its own.
+        alone: no group is formed for it: the drill has processes of its own.
         bystanders: another group on the same workers is watched.
+        apart: every worker is on a host of its own, in a network namespace.
+        remote: clients reach their workers over TCP, by gRPC alone.
         short: part of the short form.
     """
 
@@ -42,9 +44,11 @@ class Cell:
     hit: int = -1
     grace: float = 0.0
     orphans: tuple[int, ...] = ()
-    alone: bool = False  # no group is formed for it
+    alone: bool = False
     bystanders: bool = True
     short: bool = False
+    apart: bool = False
+    remote: bool = False
 
     @property
     def name(self) -> str:
@@ -77,6 +81,8 @@ def fault(
     hit: tuple[int, int] = (-1, -1),
     grace: float = 0.0,
     orphans: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
+    apart: bool = False,
+    remote: bool = False,
 ) -> Callable[[Drill], Drill]:
     """Makes cells of a drill: with `deadline` and without, on one worker and on three.
 
@@ -104,6 +110,8 @@ def fault(
                         grace,
                         orphans[at],
                         short=(timed, count) in short,
+                        apart=apart,
+                        remote=remote,
                     )
                 )
         return drill

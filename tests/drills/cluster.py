@@ -1,7 +1,8 @@
 """Daemons of a drill as if each worker were a host of its own, and what can be known about them and done to them.
 
 Every worker finds the coordinator through a door of the proxy. Where workers are `linked`, they find each other through
-doors too: a relay tells them.
+doors too: a relay tells them. Where they are `apart`, each has a network namespace, with the ranks beside it, and there
+is no proxy: the coordinator, in one of its own, listens on TCP.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import grpc
 from collectived_proto.types import shown_name
 from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 
+from .hosts import CONTROL, DATA, Hosts
 from .limits import Limit
 from .processes import Daemon, RankProcess
 from .proxy import Connection, Door
@@ -27,6 +29,7 @@ from .relay import Relay
 HEARTBEAT_SECONDS = 1.0
 STALL_SECONDS = 1.0
 _START_SECONDS = 60.0
+_PORT = 7450  # of the coordinator, on a host of its own
 _SPARE_RANKS = 2  # processes that wait on each worker, so that a drill need not wait for their start
 _numbers = itertools.count(1)
 
@@ -34,7 +37,9 @@ _numbers = itertools.count(1)
 class Cluster:
     """A coordinator with a journal, some workers, and rank processes that wait to be used."""
 
-    def __init__(self, workers: int, linked: bool = False) -> None:
+    def __init__(self, workers: int, linked: bool = False, apart: bool = False) -> None:
+        self.hosts = Hosts(workers + 1) if apart else None  # the last one is the coordinator's
+        self._count = workers
         self.folder = Path(tempfile.mkdtemp(prefix="cd-drills-", dir="/tmp"))
         self.linked = linked
         self.workers: list[Daemon] = []
@@ -53,10 +58,16 @@ class Cluster:
             self._relay = Relay(self._seen, f"unix:{self._real}", self._door_to)
         self._led_to = ""
         self.lines = [
-            Door(f"{self.folder}/line{task}.sock", lambda: self._led_to or self._seen) for task in range(workers)
+            Door(f"{self.folder}/line{task}.sock", lambda: self._led_to or self._seen)
+            for task in range(0 if apart else workers)
         ]
         self.workers = [self._start_worker(task) for task in range(workers)]
-        self.addresses = [str(worker.ready(limit)["address"]) for worker in self.workers]
+        self.addresses: list[str] = []
+        self.far_addresses: list[str] = []  # for clients of other hosts
+        for worker in self.workers:
+            self.addresses.append("")
+            self.far_addresses.append("")
+            self._learn(len(self.addresses) - 1, worker, limit)
         self.keep_spares()
 
     @property
@@ -66,16 +77,31 @@ class Cluster:
     # Daemons
 
     def _start_coordinator(self) -> Daemon:
+        listen = ["--listen", f"{self.hosts.address(self._count, CONTROL)}:{_PORT}"] if self.hosts else []
         return Daemon(
-            *("coordinator", "--listen", f"unix:{self._real}", "--journal", f"{self.folder}/epoch"),
+            *("coordinator", "--listen", f"unix:{self._real}", *listen, "--journal", f"{self.folder}/epoch"),
             *("--heartbeat", str(HEARTBEAT_SECONDS), "--stall-after", str(STALL_SECONDS)),
+            within=self._within(self._count),
         )
 
     def _start_worker(self, task: int) -> Daemon:
+        if self.hosts:
+            coordinator = f"{self.hosts.address(self._count, CONTROL)}:{_PORT}"
+            links = ["--link-listen", f"{self.hosts.address(task, DATA)}:0"]
+        else:
+            coordinator, links = self.lines[task].address, []
         return Daemon(
             *("worker", "--task", str(task), "--folder", str(self.folder), "--host-name", f"host{task}"),
-            *("--coordinator", self.lines[task].address),
+            *("--coordinator", coordinator, "--listen", ":0", *links),
+            within=self._within(task),
         )
+
+    def _within(self, host: int) -> tuple[str, ...]:
+        return self.hosts.inside(host) if self.hosts else ()
+
+    def _learn(self, task: int, worker: Daemon, limit: Limit) -> None:
+        told = worker.ready(limit)
+        self.addresses[task], self.far_addresses[task] = str(told["address"]), str(told["addresses"][-1])
 
     def restart_coordinator(self, limit: Limit) -> None:
         """After it was killed: the same journal, the same address."""
@@ -93,7 +119,7 @@ class Cluster:
     def restart_worker(self, task: int, limit: Limit) -> None:
         self.workers[task].close()
         self.workers[task] = self._start_worker(task)
-        self.addresses[task] = str(self.workers[task].ready(limit)["address"])
+        self._learn(task, self.workers[task], limit)
         self._forget_channel(task)
 
     # Links
@@ -139,7 +165,7 @@ class Cluster:
 
     def connected(self, task: int) -> bool:
         """Whether a worker has its coordinator, over a connection that has not been cut."""
-        if not self.lines[task].connections:
+        if self.lines and not self.lines[task].connections:
             return False
         try:
             return self.status(task, 2.0).workers[0].connected
@@ -175,7 +201,7 @@ class Cluster:
                 idle.append(self._new_rank(task))
 
     def _new_rank(self, task: int) -> RankProcess:
-        return RankProcess(task, next(_numbers))
+        return RankProcess(task, next(_numbers), self._within(task))
 
     # The end
 
@@ -185,6 +211,8 @@ class Cluster:
             return
         self._closed = True
         with contextlib.ExitStack() as ending:
+            if self.hosts is not None:
+                ending.callback(self.hosts.close)
             ending.callback(shutil.rmtree, self.folder, ignore_errors=True)
             ending.callback(self._check_folder)
             if self._relay is not None:

@@ -11,6 +11,7 @@ from typing import Self
 
 from .cell import Cell
 from .cluster import Cluster
+from .hosts import NotPermitted
 from .limits import Hang, Pace
 from .scene import Scene
 
@@ -23,7 +24,7 @@ class Result:
 
     failure: what was not as promised; '' where all was. hung: it reached its cap. heard: seconds from the fault until
     the last rank had heard. error, named: the class of what they heard, and the ranks that it names. late: how late the
-    machine was, in seconds. notes: what else was measured.
+    machine was, in seconds. notes: what else was measured. skipped: why it was not played at all.
     """
 
     cell: Cell
@@ -35,14 +36,20 @@ class Result:
     named: tuple[int, ...] = ()
     late: float = 0.0
     notes: tuple[str, ...] = ()
+    skipped: str = ""
 
 
 class Stage:
-    """Clusters by kind; a context manager that leaves nothing behind."""
+    """Clusters by kind; a context manager that leaves nothing behind.
 
-    def __init__(self, seed: int = 1) -> None:
+    `few`: all cells, but for those that are apart, are played on three linked workers, so that few daemons start.
+    """
+
+    def __init__(self, seed: int = 1, few: bool = False) -> None:
         self._seed = seed
-        self._clusters: dict[tuple[int, bool], Cluster] = {}
+        self._few = few
+        self._clusters: dict[tuple[int, bool, bool], Cluster] = {}
+        self._forbidden = ""  # why hosts cannot be had
 
     def __enter__(self) -> Self:
         return self
@@ -59,10 +66,15 @@ class Stage:
         """Plays a cell; never raises for what happens in it."""
         begin = time.monotonic()
         with Pace() as pace:
-            kind = (cell.workers, cell.linked)
+            kind = self._kind(cell)
+            if cell.apart and self._forbidden:
+                return Result(cell, "", False, 0.0, skipped=self._forbidden)
             try:
                 if kind not in self._clusters:
                     self._clusters[kind] = Cluster(*kind)
+            except NotPermitted as error:
+                self._forbidden = str(error)
+                return Result(cell, "", False, 0.0, skipped=self._forbidden)
             except Exception as error:
                 return Result(cell, f"the daemons did not start: {error}", False, time.monotonic() - begin)
             cluster = self._clusters[kind]
@@ -98,7 +110,11 @@ class Stage:
                 tuple(scene.notes),
             )
 
-    def _tear_down(self, kind: tuple[int, bool], scene: Scene) -> None:
+    def _kind(self, cell: Cell) -> tuple[int, bool, bool]:
+        """How many workers, whether they are linked, and whether they are apart."""
+        return (3, True, False) if self._few and not cell.apart else (cell.workers, cell.linked, cell.apart)
+
+    def _tear_down(self, kind: tuple[int, bool, bool], scene: Scene) -> None:
         """What has failed once is not used again."""
         scene.abandon()
         cluster = self._clusters.pop(kind)

@@ -24,11 +24,16 @@ _END_SECONDS = 10.0  # within which a process must have ended that was told to
 
 
 class Process:
-    """A process with its standard error kept, and whatever signals a drill has for it."""
+    """A process with its standard error kept, and whatever signals a drill has for it.
 
-    def __init__(self, arguments: Sequence[str], environment: dict[str, str] | None = None) -> None:
+    `within`: what to put before its command, to run it on another host.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], within: Sequence[str] = (), environment: dict[str, str] | None = None
+    ) -> None:
         self._popen = subprocess.Popen(
-            [sys.executable, *arguments],
+            [*within, sys.executable, *arguments],
             cwd=ROOT,
             env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             | (environment or {}),
@@ -123,9 +128,9 @@ class Process:
 class Daemon(Process):
     """A coordinator or a worker."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, within: Sequence[str] = ()) -> None:
         self._ready: dict[str, Any] = {}
-        super().__init__(["-m", "collectived_runtime", *arguments, "--attached", "--job", "drills"])
+        super().__init__(["-m", "collectived_runtime", *arguments, "--attached", "--job", "drills"], within)
         self.say(SECRET)
 
     def ready(self, limit: Limit) -> dict[str, Any]:
@@ -174,7 +179,7 @@ class Answer:
 class RankProcess(Process):
     """A client process (`rank.py`). What it submits and hears is noted in `events`."""
 
-    def __init__(self, worker: int, number: int) -> None:
+    def __init__(self, worker: int, number: int, within: Sequence[str] = ()) -> None:
         self.worker = worker  # on whose host it is
         self.who = f"client {number}"
         self.events: list[Event] = []
@@ -182,7 +187,7 @@ class RankProcess(Process):
         self.joined: list[tuple[int, int]] = []  # (key, generation)
         self.spoilt = False  # it has misbehaved, and is of no more use
         self._asked = 0
-        super().__init__(["-m", "tests.drills.rank"])
+        super().__init__(["-m", "tests.drills.rank"], within, {"COLLECTIVED_SECRET": SECRET})
         self.who += f" (pid {self.pid})"
 
     def ask(self, do: str, now: bool = False, **arguments: Any) -> Answer:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import queue
@@ -22,6 +23,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ from collectived_proto.local import wire
 
 Command = dict[str, Any]
 
+STREAM = socket.SOCK_STREAM
 _MOST_MESSAGES = 1_000_000
 _writing = threading.Lock()
 
@@ -45,6 +48,15 @@ def tell(**record: Any) -> None:
 
 def seqpackets() -> set[int]:
     """Descriptors of this process's Unix SOCK_SEQPACKET sockets: the session's and the doorbells'."""
+    return _sockets(lambda sock: (sock.family, sock.type & 0xF) == (socket.AF_UNIX, socket.SOCK_SEQPACKET))
+
+
+def streams() -> set[int]:
+    """Descriptors of its TCP sockets: those of gRPC."""
+    return _sockets(lambda sock: sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type & 0xF == STREAM)
+
+
+def _sockets(wanted: Callable[[socket.socket], bool]) -> set[int]:
     found = set()
     for name in os.listdir("/proc/self/fd"):
         descriptor = int(name)
@@ -52,7 +64,7 @@ def seqpackets() -> set[int]:
             if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 continue
             with socket.socket(fileno=os.dup(descriptor)) as sock:
-                if (sock.family, sock.type & 0xF) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+                if wanted(sock):
                     found.add(descriptor)
         except OSError:  # closed meanwhile
             continue
@@ -83,17 +95,25 @@ class Rank:
         self.stopping.clear()
         self.session = cd.connect(worker, timeout=timeout)
 
-    def join(self, name: str, size: Any, rank: int | None = None, timeout: float = 10.0, settle: float = 5.0) -> Any:
+    def join(
+        self,
+        name: str,
+        size: Any,
+        rank: int | None = None,
+        timeout: float = 10.0,
+        settle: float = 5.0,
+        idle: bool = False,
+    ) -> Any:
         assert self.session is not None, "connect first"
         before = seqpackets()
         wanted = tuple(size) if isinstance(size, list) else size
-        self.group = self.session.join(name, wanted, rank=rank, timeout=timeout, settle=settle)
+        self.group = self.session.join(name, wanted, rank=rank, timeout=timeout, settle=settle, idle=idle)
         self.doorbell = min(seqpackets() - before, default=-1)
         return self._joined()
 
-    def rejoin(self, timeout: float = 10.0) -> Any:
+    def rejoin(self, timeout: float = 10.0, size: Any = None) -> Any:
         before = seqpackets()
-        self.here.rejoin(timeout=timeout)
+        self.here.rejoin(tuple(size) if isinstance(size, list) else size, timeout=timeout)
         self.doorbell = min(seqpackets() - before, default=-1)
         return self._joined()
 
@@ -145,6 +165,49 @@ class Rank:
         names = {"group": self.here, "np": np, "cd": cd, "options": _options(timeout)}
         generation, instance = self._submitted(timeout, None, waits=waits)
         self._outcome(generation, instance, lambda: eval(code, names))
+
+    def until_others_wait(self, fill: float) -> Any:
+        """Sums until others wait to come in; how often."""
+        count = 0
+        while not self.here.waiting and self.sum(fill):
+            count += 1
+        return count
+
+    def halves(self, color: int) -> Any:
+        """Splits the group, sums ones in the part, and leaves it; the sum."""
+        found: list[float] = []
+        generation, instance = self._submitted(None, None)
+
+        def split() -> None:
+            part = self.here.split(color)
+            assert part is not None
+            with part:
+                found.append(part.all_reduce("sum", 1.0))
+
+        self._outcome(generation, instance, split)
+        return found[0]
+
+    def joins(self, names: list[str], size: int, rank: int, timeout: float = 20.0) -> Any:
+        """Joins many groups at once, sums ones in each, and leaves them; the keys, generations, sums, and attempts.
+
+        As in the documented loop: where a member is lost before it has joined, the group is joined again.
+        """
+        session = self.session
+        assert session is not None, "connect first"
+
+        def one(name: str) -> list[Any]:
+            group = session.join(name, size, rank=rank, timeout=timeout)
+            for attempt in itertools.count(1):
+                try:
+                    found = [group.key, group.generation, group.all_reduce("sum", 1.0), attempt]
+                    group.leave()
+                    return found
+                except cd.errors.UnavailableError:
+                    group.rejoin(timeout=timeout)
+            raise AssertionError
+
+        with ThreadPoolExecutor(len(names)) as threads:
+            return list(threads.map(one, names))
 
     def load(self, fill: float, count: int, timeout: float | None = None) -> Any:
         """Sums again and again until one rank is told to `stop`, or until a sum fails; whether all went well."""
@@ -249,7 +312,7 @@ class Rank:
 
     def drop_sockets(self) -> Any:
         """Shuts all of this process's sockets to its worker, while the process lives on."""
-        for descriptor in seqpackets():
+        for descriptor in seqpackets() or streams():
             with socket.socket(fileno=os.dup(descriptor)) as sock:
                 sock.shutdown(socket.SHUT_RDWR)
 

@@ -17,9 +17,9 @@ def line(result: Result) -> str:
     """One line of the table as it is printed: cell, outcome, seconds until the last rank heard, error, ranks."""
     heard = "" if result.heard is None else f"{result.heard:.3f} s"
     ranks = ", ".join(map(str, result.named))
-    outcome = "hangs" if result.hung else "FAILED" if result.failure else "ok"
+    outcome = "hangs" if result.hung else "FAILED" if result.failure else "skipped" if result.skipped else "ok"
     shown = f"{outcome:6}  {result.cell.name:78}  {heard:>9}  {result.error:21}  {ranks}"
-    return "\n        ".join([shown.rstrip(), *result.notes])
+    return "\n        ".join([shown.rstrip(), *([result.skipped] * bool(result.skipped)), *result.notes])
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -28,9 +28,11 @@ def summary(results: Sequence[Result]) -> str:
     hangs = sum(result.hung for result in results)
     seconds = sum(result.seconds for result in results)
     late = max((result.late for result in results), default=0.0)
+    reasons = sorted({result.skipped for result in results if result.skipped})
+    skipped = f", {sum(bool(r.skipped) for r in results)} skipped ({'; '.join(reasons)})" if reasons else ""
     return (
         f"{len(results)} cells in {seconds / 60:.1f} minutes: {len(failed)} not as promised, {hangs} hangs, "
-        f"{wrong} with wrong results. This machine woke its threads up to {late * 1000:.0f} ms late."
+        f"{wrong} with wrong results{skipped}. This machine woke its threads up to {late * 1000:.0f} ms late."
     )
 
 
@@ -76,6 +78,8 @@ def _outcome(result: Result) -> str:
     """`Unavailable, rank 2, 0.012 s`"""
     if result.failure:
         return "**hangs**" if result.hung else "**not as promised**"
+    if result.skipped:
+        return "skipped"
     parts = [result.error.removesuffix("Error")]
     if result.named:
         parts.append(f"rank{'s' * (len(result.named) > 1)} {', '.join(map(str, result.named))}")

@@ -94,7 +94,7 @@ class Scene:
         """Everybody joins, and the first sum goes well."""
         if self.cell.alone:
             return
-        self.ranks = [self._hire(task) for task in self.cell.placement]
+        self.ranks = [self.hire(task) for task in self.cell.placement]
         spared = [task for task in range(self.cell.workers) if task != self.cell.hit]
         if self.cell.bystanders and spared:
             self.bystanders = [self.cluster.hire(task) for task in (spared * 2 if len(spared) == 1 else spared)]
@@ -107,7 +107,7 @@ class Scene:
 
     def join(self, processes: Sequence[RankProcess], name: str) -> set[int]:
         """These processes connect and join a group, in order of rank; the generation, alike on all."""
-        connecting = [p.ask("connect", worker=self.cluster.addresses[p.worker]) for p in processes]
+        connecting = [p.ask("connect", worker=self.way(p)) for p in processes]
         for answer in connecting:
             answer.value(self.limit)
         size = len(processes)
@@ -116,7 +116,13 @@ class Scene:
         assert len(generations) == 1, f"ranks of one group are in generations {generations}"
         return generations
 
-    def _hire(self, task: int) -> RankProcess:
+    def way(self, process: RankProcess) -> str:
+        """The address at which this process is to find its worker."""
+        ways = self.cluster.far_addresses if self.cell.remote else self.cluster.addresses
+        return ways[process.worker]
+
+    def hire(self, task: int) -> RankProcess:
+        """A process that takes part in the cell, and whose history is checked with those of the others."""
         process = self.cluster.hire(task)
         self._cast.append(process)
         return process
@@ -153,6 +159,15 @@ class Scene:
             return any(set(arrived) == ranks for ranks in seen.values())
 
         self.limit.until(shown, f"an instance at which ranks {sorted(arrived)} have arrived")
+
+    def until_submitted(self, rank: int, instances: int) -> None:
+        """Returns when the worker of this rank shows that it has arrived at so many instances."""
+
+        def shown() -> bool:
+            lanes = self.cluster.lanes(self.group, [self.cell.placement[rank]])
+            return sum(rank in instance.arrived for lane in lanes for instance in lane.in_flight) == instances
+
+        self.limit.until(shown, f"{instances} instances at which rank {rank} has arrived")
 
     def until_warned(self, *words: str) -> None:
         """Returns when the coordinator has warned of this group with all these words."""
@@ -256,7 +271,7 @@ class Scene:
             self.ranks[rank].go_on()
             self.ranks[rank].gone()
             self.ranks[rank].kill()
-            self.ranks[rank] = self._hire(self.cell.placement[rank])
+            self.ranks[rank] = self.hire(self.cell.placement[rank])
 
     def again(self) -> None:
         """The group goes on in a new generation: who was in it rejoins, and new processes join."""
@@ -266,7 +281,7 @@ class Scene:
             if process in self._seated and rank not in self.cell.orphans:
                 asked.append(process.ask("rejoin"))
             else:
-                process.ask("connect", worker=self.cluster.addresses[process.worker])
+                process.ask("connect", worker=self.way(process))
                 asked.append(process.ask("join", name=self.group, size=self.size, rank=rank))
         found = [answer.value(self.limit) for answer in asked]
         self.rejoined.append(time.monotonic() - begin)

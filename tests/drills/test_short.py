@@ -13,13 +13,15 @@ from .play import Stage
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
-    with Stage() as made:
+    with Stage(few=True) as made:
         yield made
 
 
 @pytest.mark.parametrize("cell", [cell for cell in ALL if cell.short], ids=lambda cell: cell.name)
 def test_a_fault_ends_as_promised(stage: Stage, cell: Cell) -> None:
     result = stage.play(cell)
+    if result.skipped:
+        pytest.skip(result.skipped)
     assert not result.failure, result.failure
 
 

@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from ..cell import ALL
-from . import clients, contracts, coordinator, endurance, links, workers
+from . import clients, contracts, coordinator, endurance, far_clients, links, members, pairs, partitions, workers
 
-__all__ = ["ALL", "clients", "contracts", "coordinator", "endurance", "links", "workers"]
+__all__ = [
+    "ALL",
+    "clients",
+    "contracts",
+    "coordinator",
+    "endurance",
+    "far_clients",
+    "links",
+    "members",
+    "pairs",
+    "partitions",
+    "workers",
+]

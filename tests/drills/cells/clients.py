@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 from collectived_proto.errors import Code
 
 from ..cell import VICTIM, fault
 from ..history import AT_ONCE_SECONDS
 from ..scene import Scene
+from . import contracts
 
 STATUS = 3  # with which a client exits
 UNREAD = 20
+PACKS = 256  # of a collective whose outcome is asked for again and again: so many messages answer each time
 
 
 def wait_for_victim(scene: Scene) -> None:
@@ -19,7 +23,7 @@ def wait_for_victim(scene: Scene) -> None:
     scene.strike()
 
 
-@fault("submits too late", "client", deadline=0.5, without=False, short=((True, 1), (True, 3)))
+@fault("submits too late", "client", deadline=0.5, without=False, short=((True, 1),))
 def too_late(scene: Scene) -> None:
     wait_for_victim(scene)
     scene.hear(Code.DEADLINE_EXCEEDED, words=("within 0.5 s", "rank 2", "rank.py"))
@@ -28,6 +32,20 @@ def too_late(scene: Scene) -> None:
     scene.hear(Code.DEADLINE_EXCEEDED, ranks=[VICTIM], note=False)
     scene.alike(scene.everybody)
     scene.again()
+
+
+@fault("any of them straggle: exactly these are named", "client", deadline=0.3, without=False)
+def straggle(scene: Scene) -> None:
+    """Every set of ranks is late once, but for all and none; whoever comes late hears the same."""
+    for count in range(1, scene.size):
+        for late in itertools.combinations(scene.everybody, count):
+            waiting = [rank for rank in scene.everybody if rank not in late]
+            scene.submit(waiting)
+            scene.strike()
+            scene.hear(Code.DEADLINE_EXCEEDED, late, ranks=waiting)
+            scene.submit(late)
+            scene.hear(Code.DEADLINE_EXCEEDED, late, ranks=late, note=False)
+            scene.again()
 
 
 @fault("stalls before it submits", "client", given=False, short=((False, 3),))
@@ -74,7 +92,7 @@ def stopped_inside(scene: Scene) -> None:
     scene.succeed([VICTIM])
 
 
-@fault("aborts while others wait", "client", short=((False, 1), (True, 3)))
+@fault("aborts while others wait", "client", short=((False, 1),))
 def aborts(scene: Scene) -> None:
     wait_for_victim(scene)
     scene.victim.ask("abort", reason="loss is NaN").value(scene.limit)
@@ -114,7 +132,24 @@ def leaves(scene: Scene) -> None:
     scene.again()
 
 
-@fault("SIGKILL before it submits", "client", short=((True, 1), (False, 3)))
+@fault("leaves while others are in any collective", "client", deadline=2.0, without=False)
+def leaves_any(scene: Scene) -> None:
+    """Whoever has nothing to wait for may have returned, and hears of it at the next call."""
+    for collective in contracts.COLLECTIVES:
+        scene.ask(scene.others, "call", call=contracts.usual(collective), timeout=scene.timeout, waits=False)
+        scene.strike()
+        scene.victim.ask("leave").value(scene.limit)
+        first = scene.outcomes(scene.others)
+        returned = [rank for rank, outcome in first.items() if outcome.code is Code.OK]
+        scene.ask(returned, "call", call="barrier(options)", timeout=scene.timeout)
+        then = {**first, **scene.outcomes(returned)}
+        for rank, outcome in then.items():
+            assert outcome.verdict == "ABORTED missing [2]", f"{collective}, rank {rank}: {outcome.verdict}"
+        scene.tell(max(outcome.at for outcome in then.values()) - scene.struck_at, then[0])
+        scene.again()
+
+
+@fault("SIGKILL before it submits", "client", short=((False, 3),))
 def killed(scene: Scene) -> None:
     wait_for_victim(scene)
     scene.victim.kill()
@@ -138,6 +173,23 @@ def killed_inside(scene: Scene) -> None:
     scene.submit(scene.others)
     scene.hear(Code.UNAVAILABLE, words=("rank 2",))
     scene.alike()
+    scene.replace(VICTIM)
+    scene.again()
+
+
+@fault("SIGKILL after it has submitted, and others never come", "client", deadline=1.0, without=False)
+def killed_inside_in_vain(scene: Scene) -> None:
+    """What it had submitted could still complete, so the deadline ends it, and names who has not come."""
+    scene.submit([0, VICTIM])
+    scene.until_waiting([0, VICTIM])
+    scene.strike()
+    scene.victim.kill()
+    scene.victim.gone()
+    absent = [rank for rank in scene.others if rank]
+    scene.hear(Code.DEADLINE_EXCEEDED, absent, ranks=[0])
+    scene.agree()
+    scene.submit(absent)
+    scene.hear(Code.DEADLINE_EXCEEDED, absent, ranks=absent, note=False)
     scene.replace(VICTIM)
     scene.again()
 
@@ -209,6 +261,9 @@ def misbehave(scene: Scene, how: str) -> None:
 
 @fault("never reads, and asks without end", "client", short=((False, 3),))
 def never_reads(scene: Scene) -> None:
+    packs = f"all_reduce('sum', [np.ones(1)] * {PACKS}, options.merge(cd.CommunicationOptions(bytes_per_pack=8)))"
+    scene.ask(scene.everybody, "call", call=packs, timeout=scene.timeout)
+    scene.succeed(scene.everybody)
     wait_for_victim(scene)
     scene.victim.ask("never_read", now=True)
     scene.agree()

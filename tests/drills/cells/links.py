@@ -143,6 +143,27 @@ def aborted(scene: Scene) -> None:
     scene.again()
 
 
+@fault("delivers frames of the old generation in the next", "link", workers=(3,), linked=True, short=((False, 3),))
+def old_frames(scene: Scene) -> None:
+    """What was held arrives when the group has long gone on: nobody takes it for what it is not."""
+    in_flight(scene, Act.HOLD, Place.PAYLOAD)
+    scene.until_waiting(scene.everybody)
+    scene.strike()
+    scene.victim.ask("abort", now=True, reason="it takes too long").value(scene.limit)
+    scene.hear(Code.ABORTED, words=("rank 2",), within=AT_ONCE_SECONDS)
+    scene.hear(Code.ABORTED, lambda _: True, ranks=[VICTIM], note=False)
+    scene.again()
+    scene.submit(scene.others, count=LARGE)
+    scene.until_waiting(scene.others)
+    release(scene)
+    scene.agree()
+    scene.submit([VICTIM], count=LARGE)
+    scene.succeed(scene.everybody)
+    scene.submit(scene.everybody, count=LARGE)
+    scene.succeed(scene.everybody)
+    scene.again()
+
+
 @fault("stalls, and a client is killed", "link", workers=(3,), linked=True)
 def killed(scene: Scene) -> None:
     """What the dead one had submitted completes when the link goes on; what comes after it does not."""
