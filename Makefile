@@ -19,7 +19,7 @@ PROTO_OUT := proto
 TORCH_VENV := .venv-torch
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-torch drills mutants docs check format lint types layers proto proto-check clean
+.PHONY: help setup demo test test-torch drills bench mutants docs check format lint types layers proto proto-check clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -39,6 +39,11 @@ test-torch: $(TORCH_VENV)/installed ## run the tests that need PyTorch, in an en
 
 drills: $(VENV)/installed-dev ## provoke every fault that is known, and write what came of it into docs/reliability.md
 	$(BIN)/python -m tests.drills
+
+bench: $(VENV)/installed-dev ## measure against Gloo, MPI and TensorFlow, and write what came of it into docs/performance.md
+	$(BIN)/python -m benchmarks.environments
+	$(BIN)/python -m benchmarks.compare --runs 3 --write
+	$(BIN)/python -m benchmarks.coordinator_load --write
 
 mutants: $(VENV)/installed-dev ## whether the tests notice faults planted into the plans
 	$(BIN)/python tests/runtime/plan/mutants.py
@@ -74,7 +79,7 @@ proto-check: $(PROTO_STAMP) ## whether the generated code is what the .proto fil
 	{ echo 'generated code differs from the .proto files: run `make proto` and commit the result' >&2; exit 1; }
 
 clean: ## remove what was built or installed here
-	rm -rf $(VENV) $(PROTO_VENV) $(TORCH_VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(PROTO_VENV) $(TORCH_VENV) .venv-bench-* dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -1,0 +1,116 @@
+"""`python -m benchmarks.compare` (`make bench`): collectived beside Gloo, MPI and TensorFlow, in one run.
+
+All processes of all libraries are started once and stay; at each size everybody has a turn, several rounds, so that
+what drifts on this machine hits all alike. Sums of float32 are checked after every turn. What is shown is the median
+over all calls of the time from call to return, on the rank where that call took longest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks import conditions, goals, schedule, tables
+from benchmarks.cases import ALL, Case, parse
+from benchmarks.contestants import ALL as CONTESTANTS
+from benchmarks.contestants import KEYS
+from benchmarks.measure import run
+from benchmarks.page import write
+from benchmarks.record import Run
+from benchmarks.verdicts import table
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    cases = options.sizes or ALL
+    chosen = [contestant for contestant in CONTESTANTS if contestant.key in options.only]
+    begin = time.monotonic()
+    runs: list[Run] = []
+    for index in range(options.runs):
+        say(f"run {index + 1} of {options.runs}")
+        runs.append(run(chosen, options.ranks, cases, schedule.QUICK if options.quick else schedule.USUAL, say))
+    say(f"{options.runs} runs took {(time.monotonic() - begin) / 60:.1f} minutes")
+    text = report(runs, options.ranks, cases)
+    print(text)
+    if options.json:
+        options.json.write_text(json.dumps([as_json(one) for one in runs], indent=1))
+    if options.write:
+        write("compare", text)
+    return 1 if any(one.wrong for one in runs) else 0
+
+
+def report(runs: list[Run], ranks: list[int], cases: tuple[Case, ...]) -> str:
+    """What is printed, and written into the page."""
+    versions = {name: version for one in runs for name, version in one.versions.items()}
+    skipped = {name: why for one in runs for name, why in one.skipped.items()}
+    seconds = tables.together([one.seconds for one in runs])
+    parts = [f"{conditions.shown(versions)} {len(runs)} run{'s' * (len(runs) > 1)}; medians of the runs."]
+    parts += [f"Not measured: {name}: {why}" for name, why in skipped.items()]
+    parts += [
+        f"**Wrong results**: {cell.name}, {cell.ranks} ranks, {cell.case}, {count} numbers"
+        for one in runs
+        for cell, count in one.wrong.items()
+    ]
+    parts += [tables.times(seconds, number, cases) for number in ranks]
+    lines = goals.worst_of([one.seconds for one in runs])
+    parts.append(f"The goals, the worst of {len(runs)}; in brackets the size where that was:")
+    parts.append(table(lines))
+    parts.append(f"{sum(line.met for line in lines)} of {len(lines)} goals are met.")
+    return "\n\n".join(parts)
+
+
+def as_json(one: Run) -> dict[str, object]:
+    return {
+        "seconds": [{**asdict(cell), "seconds": value} for cell, value in one.seconds.items()],
+        "wrong": [{**asdict(cell), "numbers": count} for cell, count in one.wrong.items()],
+        "skipped": one.skipped,
+        "versions": one.versions,
+    }
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
+    parser.add_argument("--only", type=_keys, default=KEYS, metavar="A,B", help=f"of {', '.join(KEYS)}")
+    parser.add_argument("--sizes", type=_sizes, metavar="A,B", help="such as '64 KiB,16 MiB,64 x 1 KiB'")
+    parser.add_argument("--ranks", type=_numbers, default=[2, 4], metavar="N,M", help="how many; 2,4 by default")
+    parser.add_argument("--runs", type=int, default=1, help="the worst of them is held to the goals")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter turns")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="all medians, for programs")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/performance.md")
+    return parser
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    keys = tuple(part.strip() for part in text.split(","))
+    if unknown := [key for key in keys if key not in KEYS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not known: expected some of {', '.join(KEYS)}")
+    return keys
+
+
+def _sizes(text: str) -> tuple[Case, ...]:
+    try:
+        return tuple(map(parse, text.split(",")))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not understood: expected such as 2,4") from None
+    if min(numbers) < 2:
+        raise argparse.ArgumentTypeError(f"{min(numbers)} ranks cannot sum anything: expected 2 or more")
+    return numbers
+
+
+if __name__ == "__main__":
+    sys.exit(main())

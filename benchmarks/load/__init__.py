@@ -1,0 +1,1 @@
+"""Many simulated workers for one coordinator."""

@@ -1,0 +1,32 @@
+"""What is kept of a run. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+REJOIN = "join again"
+"""Stands for a case: how long it takes to join a group name whose last generation has just ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What was measured: `ranks` ranks of a contestant, its buffers lying where `variant` says."""
+
+    ranks: int
+    name: str
+    variant: str
+    case: str
+
+
+@dataclass
+class Run:
+    """
+    seconds: the median of each cell: of the calls' times on the rank where each took longest.
+    wrong: cells that gave a wrong result, and how many numbers of it were wrong.
+    skipped: who was not measured, and why.
+    """
+
+    seconds: dict[Cell, float] = field(default_factory=dict)
+    wrong: dict[Cell, int] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,48 @@
+"""A run from start to end, with those that need nothing installed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from benchmarks.cases import MANY, parse
+from benchmarks.contestants import FOLD, SOCKETS, Contestant, Launch, Ports
+from benchmarks.crew import free_ports
+from benchmarks.measure import run
+from benchmarks.schedule import Pace
+
+PACE = Pace(rounds=2, seconds=0.001, fewest=1, most=3)
+CASES = (parse("4 B"), MANY)
+
+
+def ends_at_once(folder: Path, ranks: int, ports: Ports) -> Sequence[Launch]:
+    return [Launch((sys.executable, "-c", "raise SystemExit('no library here')"), {})]
+
+
+@pytest.mark.timeout(60)
+def test_everybody_is_measured_at_every_size() -> None:
+    said: list[str] = []
+    result = run((FOLD, SOCKETS), (2,), CASES, PACE, said.append)
+    assert (result.wrong, result.skipped) == ({}, {})
+    assert {(cell.name, cell.case) for cell in result.seconds} == {
+        (contestant.name, str(case)) for contestant in (FOLD, SOCKETS) for case in CASES
+    }
+    assert all(0 < seconds < 1 for seconds in result.seconds.values())
+    assert len(said) == len(CASES)
+
+
+@pytest.mark.timeout(60)
+def test_who_does_not_start_is_skipped_with_its_last_words() -> None:
+    said: list[str] = []
+    broken = Contestant("broken", "broken", "broken", ends_at_once)
+    result = run((broken, FOLD), (2,), CASES[:1], PACE, said.append)
+    assert "no library here" in result.skipped["broken"]
+    assert any("broken" in text and "skipped" in text for text in said)
+    assert {cell.name for cell in result.seconds} == {FOLD.name}
+
+
+def test_ports_are_given_in_a_row() -> None:
+    first = free_ports(4)
+    assert 1024 < first < 32768
