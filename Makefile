@@ -43,6 +43,7 @@ drills: $(VENV)/installed-dev ## provoke every fault that is known, and write wh
 bench: $(VENV)/installed-dev ## measure against Gloo, MPI and TensorFlow, and write what came of it into docs/performance.md
 	$(BIN)/python -m benchmarks.environments
 	$(BIN)/python -m benchmarks.compare --runs 3 --write
+	$(BIN)/python -m benchmarks.steady --write
 	$(BIN)/python -m benchmarks.coordinator_load --write
 
 mutants: $(VENV)/installed-dev ## whether the tests notice faults planted into the plans

@@ -85,7 +85,7 @@ def lines(found: dict[str, float], rounds: int) -> list[Line]:
 
 def rank(rounds: int) -> None:
     """One of the four: two are small, two are large."""
-    with cd.connect() as session, session.join() as world:
+    with cd.connect() as session, session.join(idle=True) as world:
         small = world.rank < 2
         with session.join("small" if small else "large", 2) as group:
             array = session.empty((1,) if small else (LARGE // 4,), np.float32)
@@ -188,3 +188,7 @@ def median(group: cd.Group, array: Any) -> float:
         group.all_reduce("sum", array)
         times.append(time.perf_counter() - begin)
     return statistics.median(times)
+
+
+if __name__ == "__main__":
+    main()
