@@ -1,4 +1,4 @@
-"""Protobuf messages to and from the frozen values of `types`: the only file that touches `*_pb2` fields of both.
+"""Protobuf messages to and from the frozen values of `types`: with `announcements` the only files that know both.
 
 Everything read here came over a wire: what is out of range is an `InvalidArgumentError`, not a surprise later.
 """

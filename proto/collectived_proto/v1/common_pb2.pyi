@@ -305,7 +305,7 @@ class Group(_message.Message):
     def __init__(self, name: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("group", "key", "generation", "code", "message", "from_instance", "instance", "op", "missing", "differing", "successor", "decided_by", "members", "orderly")
+    __slots__ = ("group", "key", "generation", "code", "message", "from_instance", "instance", "op", "missing", "differing", "successor", "decided_by", "members", "orderly", "progress")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -320,6 +320,7 @@ class Verdict(_message.Message):
     DECIDED_BY_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     ORDERLY_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     group: str
     key: int
     generation: int
@@ -334,7 +335,26 @@ class Verdict(_message.Message):
     decided_by: str
     members: _containers.RepeatedCompositeFieldContainer[Member]
     orderly: bool
-    def __init__(self, group: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., from_instance: _Optional[int] = ..., instance: _Optional[int] = ..., op: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., differing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., successor: _Optional[int] = ..., decided_by: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., orderly: bool = ...) -> None: ...
+    progress: Progress
+    def __init__(self, group: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., from_instance: _Optional[int] = ..., instance: _Optional[int] = ..., op: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., differing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., successor: _Optional[int] = ..., decided_by: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., orderly: bool = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("last_instances", "last_ops", "last_sites", "idle_seconds", "texts", "missing", "differing")
+    LAST_INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    LAST_OPS_FIELD_NUMBER: _ClassVar[int]
+    LAST_SITES_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    DIFFERING_FIELD_NUMBER: _ClassVar[int]
+    last_instances: _containers.RepeatedScalarFieldContainer[int]
+    last_ops: _containers.RepeatedScalarFieldContainer[int]
+    last_sites: _containers.RepeatedScalarFieldContainer[int]
+    idle_seconds: _containers.RepeatedScalarFieldContainer[float]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    differing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, last_instances: _Optional[_Iterable[int]] = ..., last_ops: _Optional[_Iterable[int]] = ..., last_sites: _Optional[_Iterable[int]] = ..., idle_seconds: _Optional[_Iterable[float]] = ..., texts: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[int]] = ..., differing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Protocol(_message.Message):
     __slots__ = ("lowest", "highest", "release")

@@ -172,20 +172,26 @@ class JoinUpdate(_message.Message):
     def __init__(self, request: _Optional[str] = ..., present: _Optional[int] = ..., expected: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class JoinDone(_message.Message):
-    __slots__ = ("request", "group", "rank", "peers", "table", "idle")
+    __slots__ = ("request", "rank", "formed")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
-    GROUP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    FORMED_FIELD_NUMBER: _ClassVar[int]
+    request: str
+    rank: int
+    formed: bytes
+    def __init__(self, request: _Optional[str] = ..., rank: _Optional[int] = ..., formed: _Optional[bytes] = ...) -> None: ...
+
+class Formed(_message.Message):
+    __slots__ = ("group", "peers", "table", "idle")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
-    request: str
     group: _common_pb2.Group
-    rank: int
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
     table: _containers.RepeatedCompositeFieldContainer[_common_pb2.Tier]
     idle: bool
-    def __init__(self, request: _Optional[str] = ..., group: _Optional[_Union[_common_pb2.Group, _Mapping]] = ..., rank: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., table: _Optional[_Iterable[_Union[_common_pb2.Tier, _Mapping]]] = ..., idle: bool = ...) -> None: ...
+    def __init__(self, group: _Optional[_Union[_common_pb2.Group, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., table: _Optional[_Iterable[_Union[_common_pb2.Tier, _Mapping]]] = ..., idle: bool = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("task", "incarnation", "host", "link_address", "ranks")

@@ -121,10 +121,12 @@ def rank_lost(
 ) -> Iterator[Effect]:
     """A rank's client is gone: what it had fully submitted may still complete, nothing later can."""
     if rank not in generation.departed:
-        text = judgement.lost_text(generation, [rank], why, now)
         generation.departed[rank] = Departure.LOST
-        verdict = judgement.verdict(generation, Code.UNAVAILABLE, text, from_instance, now, missing=[rank])
-        yield from deliver(book, generation, verdict, now)
+        if _uncovered(generation, from_instance):
+            text = judgement.lost_text(generation, [rank], why, now)
+            verdict = judgement.verdict(generation, Code.UNAVAILABLE, text, from_instance, now, missing=[rank])
+            yield from deliver(book, generation, verdict, now)
+        book.settle(generation)
     successor = book.successor(generation)
     if successor:
         yield from rank_lost(book, successor, rank, 0, why, now)
@@ -137,8 +139,9 @@ def _left(book: Registry, generation: Generation, rank: int, last: int, now: flo
         text = f"{generation.member(rank, now)} left the group {after}"
         generation.departed[rank] = Departure.LEFT
         yield Log("debug", f"group {shown_name(generation.info.name)!r}: {text}")
-        others = [other for other in range(generation.info.size) if other not in generation.departed]
-        if others:
+        size = generation.info.size
+        if len(generation.departed) < size and _uncovered(generation, last + 1, orderly=True):
+            others = (other for other in range(size) if other not in generation.departed)
             waiting = any(generation.submitted(other) > last for other in others)
             verdict = judgement.verdict(generation, Code.ABORTED, text, last + 1, now, missing=[rank])
             yield from deliver(book, generation, replace(verdict, orderly=True), now, fault=waiting)
@@ -316,8 +319,7 @@ def deliver(
     One that only says that a rank has left does not: sends and receives between others went on. Without `fault` it only
     announces that a rank left in order.
     """
-    covering = [known for known in generation.verdicts if known.from_instance <= verdict.from_instance]
-    if not covering or (not verdict.orderly and all(known.orderly for known in covering)):
+    if _uncovered(generation, verdict.from_instance, verdict.orderly):
         generation.verdicts.append(verdict)
         for inquiry in list(book.inquiries.values()):
             if (inquiry.generation, inquiry.instance >= verdict.from_instance) == (verdict.generation, True):
@@ -325,13 +327,19 @@ def deliver(
         for instance in [instance for instance in generation.evidence if instance >= verdict.from_instance]:
             del generation.evidence[instance]
         for task in generation.ranks_of:
-            if book.connected(task) and not _all_left(generation, task):
+            if book.connected(task) and not (generation.departed and _all_left(generation, task)):
                 yield Send(task, verdict)
         if fault:
             yield from _record(book, generation, verdict, now)
         if verdict.successor:
             _succeed(book, generation, verdict)
     book.settle(generation)
+
+
+def _uncovered(generation: Generation, from_instance: int, orderly: bool = False) -> bool:
+    """Whether a verdict from there on would be news. Asked before one is made: thousands of ranks may go at once."""
+    covering = [known for known in generation.verdicts if known.from_instance <= from_instance]
+    return not covering or (not orderly and all(known.orderly for known in covering))
 
 
 def _all_left(generation: Generation, task: int) -> bool:

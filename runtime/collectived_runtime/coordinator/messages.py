@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collectived_proto import codec
-from collectived_proto.types import GroupInfo, Verdict
-from collectived_proto.v1 import common_pb2
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from collectived_proto import announcements, codec
+from collectived_proto.types import Verdict
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_runtime.coordinator.events import (
     Attached,
@@ -28,6 +30,8 @@ from collectived_runtime.coordinator.events import (
     Reported,
     Welcome,
 )
+
+KEPT = 4  # encoded groups, and as many verdicts
 
 
 def hello_from_proto(message: pb.Hello) -> Hello:
@@ -99,12 +103,30 @@ def _ask(message: pb.JoinAsk) -> JoinAsk:
     )
 
 
-class Encoder:
-    """Messages to protobuf. What goes to many workers at once, a verdict or a group, is encoded once."""
+_Made = TypeVar("_Made")
+
+
+class _Recent(Generic[_Made]):
+    """The last few of what was made of large values, found by their identity: to compare these costs too much."""
 
     def __init__(self) -> None:
-        self._verdict: tuple[Verdict, pb.CoordinatorMessage] | None = None
-        self._group: tuple[GroupInfo, common_pb2.Group] | None = None
+        self._made: dict[tuple[int, ...], tuple[tuple[object, ...], _Made]] = {}
+
+    def get(self, make: Callable[[], _Made], *sources: object) -> _Made:
+        identity = tuple(map(id, sources))
+        if identity not in self._made:
+            if len(self._made) == KEPT:
+                del self._made[next(iter(self._made))]
+            self._made[identity] = (sources, make())  # they are kept, so that nothing else gets their identity
+        return self._made[identity][1]
+
+
+class Encoder:
+    """Messages to protobuf. What goes to many workers, a verdict or a group, is encoded once."""
+
+    def __init__(self) -> None:
+        self._rulings: _Recent[pb.CoordinatorMessage] = _Recent()
+        self._formed: _Recent[bytes] = _Recent()
 
     def encode(self, message: Message) -> pb.CoordinatorMessage:
         match message:
@@ -115,10 +137,9 @@ class Encoder:
                 update = pb.JoinUpdate(request=request, present=present, expected=expected, text=text)
                 return pb.CoordinatorMessage(join_update=update)
             case JoinDone(request, group, rank, peers, table, idle):
-                shown = [codec.peer_to_proto(peer) for peer in peers]
-                done = pb.JoinDone(request=request, group=self._encoded_group(group), rank=rank, peers=shown, idle=idle)
-                done.table.extend(codec.tiers_to_proto(table))
-                return pb.CoordinatorMessage(join_done=done)
+                same = (group, peers, table, idle)  # for all ranks
+                formed = self._formed.get(lambda: announcements.formed_to_bytes(*same), *same)
+                return pb.CoordinatorMessage(join_done=pb.JoinDone(request=request, rank=rank, formed=formed))
             case JoinRefused(request, code, text):
                 return pb.CoordinatorMessage(join_refused=pb.JoinRefused(request=request, code=code, message=text))
             case Query(key, generation, instance, query):
@@ -136,14 +157,8 @@ class Encoder:
                 )
                 return pb.CoordinatorMessage(newcomers=told)
             case Verdict():
-                return self._encoded_verdict(message)
+                return self._rulings.get(lambda: _ruling(message), message)
 
-    def _encoded_group(self, group: GroupInfo) -> common_pb2.Group:
-        if self._group is None or self._group[0] is not group:
-            self._group = (group, codec.group_to_proto(group))
-        return self._group[1]
 
-    def _encoded_verdict(self, verdict: Verdict) -> pb.CoordinatorMessage:
-        if self._verdict is None or self._verdict[0] is not verdict:
-            self._verdict = (verdict, pb.CoordinatorMessage(verdict=codec.verdict_to_proto(verdict)))
-        return self._verdict[1]
+def _ruling(verdict: Verdict) -> pb.CoordinatorMessage:
+    return pb.CoordinatorMessage(verdict=announcements.ruling_to_proto(verdict))

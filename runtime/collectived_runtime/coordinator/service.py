@@ -26,6 +26,7 @@ from collectived_runtime.coordinator.events import (
     End,
     Event,
     Hello,
+    JoinDone,
     Log,
     Message,
     Send,
@@ -39,6 +40,8 @@ from collectived_runtime.coordinator.overview import coordinator_status, status_
 from collectived_runtime.coordinator.state import Coordinator
 
 INSPECTION_SECONDS = 0.5
+TURNS = 64  # workers to which a group is being sent at the same time
+TURN_SECONDS = 0.1  # for so long one that does not read may keep others waiting
 
 _log = logging.getLogger("collectived.coordinator")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -91,6 +94,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._inspected = 0
         self._stopping = False
         self._encoder = Encoder()
+        self._turns = asyncio.Semaphore(TURNS)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done, with the reason, when this coordinator must end itself."""
 
@@ -157,8 +161,33 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         while (message := await line.outgoing.get()) is not None:
             if isinstance(message, coordinator_pb2.Inspect):
                 await context.write(coordinator_pb2.CoordinatorMessage(inspect=message))
+            elif isinstance(message, JoinDone):
+                async with self._turn():
+                    await context.write(self._encoder.encode(message))
             else:
                 await context.write(self._encoder.encode(message))
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Lets few at a time send a group: gRPC copies it for each, and there may be thousands who wait for it.
+
+        A turn is over after `TURN_SECONDS`, whether the worker has read by then or not.
+        """
+        held = True
+
+        def give_back() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._turns.release()
+
+        await self._turns.acquire()
+        late = asyncio.get_running_loop().call_later(TURN_SECONDS, give_back)
+        try:
+            yield
+        finally:
+            late.cancel()
+            give_back()
 
     def _hear(self, line: _Line, message: coordinator_pb2.WorkerMessage) -> None:
         task = line.hello.task

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
+from collectived_proto.announcements import formed_from_bytes, ruling_from_proto
 from collectived_proto.codec import (
     group_from_proto,
     group_to_proto,
@@ -18,14 +19,13 @@ from collectived_proto.codec import (
     positions_to_proto,
     report_to_proto,
     tiers_from_proto,
-    verdict_from_proto,
     verdict_to_proto,
 )
 from collectived_proto.devices import DeviceName
-from collectived_proto.errors import InvalidArgumentError, NotFoundError, error_class
+from collectived_proto.errors import Code, InvalidArgumentError, NotFoundError, error_class
 from collectived_proto.types import RankPosition, Report, shown_name
+from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_proto.v1 import coordinator_pb2 as pb
-from collectived_proto.v1 import worker_pb2
 from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.lane import Lane, Surroundings
 from collectived_runtime.engine.program import Topology
@@ -85,6 +85,7 @@ class Groups:
         self._loop = asyncio.get_running_loop()
         self._joins: dict[str, _Join] = {}
         self._lanes: dict[tuple[int, int], Lane] = {}  # group key, the generation in which the lane began
+        self._formed = (b"", pb.Formed())  # read last: all local ranks of a generation are told the same
         self.stall_after = 1.0
 
     @property
@@ -184,11 +185,7 @@ class Groups:
             case "join_done":
                 self._seated(message.join_done)
             case "verdict":
-                verdict = verdict_from_proto(message.verdict)
-                verdict = replace(verdict, group=shown_name(verdict.group))
-                for (key, _), lane in list(self._lanes.items()):
-                    if key == verdict.key:
-                        lane.rule(verdict)
+                self._rule(message.verdict)
             case "query":
                 self._query(message.query)
             case "measure":
@@ -227,13 +224,24 @@ class Groups:
         if join is not None:
             join.answers.put_nowait(answer)
 
+    def _rule(self, ruling: common_pb2.Verdict) -> None:
+        for (key, _), lane in list(self._lanes.items()):
+            if key == ruling.key:
+                verdict = ruling_from_proto(ruling, lane.topology.group.members)
+                lane.rule(replace(verdict, group=shown_name(verdict.group)))
+
     def _seated(self, done: pb.JoinDone) -> None:
-        group = group_from_proto(done.group)
+        try:
+            formed = self._read(done.formed)
+        except InvalidArgumentError as error:
+            self._answer(done.request, pb.JoinRefused(code=Code.INTERNAL, message=f"from the coordinator: {error}"))
+            return
         join = self._joins.pop(done.request, None)
-        lane = self._lanes.get((group.key, group.generation))
+        lane = self._lanes.get((formed.group.key, formed.group.generation))
         if lane is None:
-            peers = tuple(peer_from_proto(peer) for peer in done.peers)
-            topology = Topology.of(group, peers, self._task, tiers_from_proto(done.table), done.idle)
+            group = group_from_proto(formed.group)
+            peers = tuple(peer_from_proto(peer) for peer in formed.peers)
+            topology = Topology.of(group, peers, self._task, tiers_from_proto(formed.table), formed.idle)
             lane = Lane(topology, self._surroundings())
             self._lanes[group.key, group.generation] = lane
         if done.rank in lane.seats:  # said twice, for a coordinator that came back does not know what was heard
@@ -241,13 +249,18 @@ class Groups:
         if join is None:
             lane.absent(done.rank, "it withdrew while joining")
             return
-        done.group.name = lane.name
-        joined = worker_pb2.Joined(group=done.group, rank=done.rank)
+        joined = worker_pb2.Joined(group=formed.group, rank=done.rank)
+        joined.group.name = lane.name
         if join.session.remote:
             self._seat_remote(join.session, lane, done.rank)
         else:
             joined.door, joined.token = self._door, self._seat(join.session, lane, done.rank)
         join.answers.put_nowait(worker_pb2.JoinEvent(joined=joined))
+
+    def _read(self, formed: bytes) -> pb.Formed:
+        if self._formed[0] != formed:
+            self._formed = (formed, formed_from_bytes(formed))
+        return self._formed[1]
 
     def _seat(self, session: Session, lane: Lane, rank: int) -> bytes:
         """Seats a rank that is to connect its doorbell; the token that admits this."""

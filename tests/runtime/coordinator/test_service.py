@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,9 +14,11 @@ import grpc
 import grpc.aio
 import pytest
 
+from collectived_proto.announcements import formed_from_bytes, ruling_from_proto
+from collectived_proto.codec import group_from_proto
 from collectived_proto.errors import Code
 from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2
-from collectived_runtime.coordinator.service import CoordinatorService
+from collectived_runtime.coordinator.service import TURNS, CoordinatorService
 from collectived_runtime.coordinator.state import Coordinator
 
 PROTOCOL = common_pb2.Protocol(lowest=1, highest=1, release="test")
@@ -54,10 +57,17 @@ class FakeWorker:
             assert await self.call.read() is grpc.aio.EOF
         return await self.call.code(), await self.call.details()
 
-    async def ask(self, request: str, size: int = 2) -> None:
+    async def ask(self, request: str, size: int = 2, label: str = "") -> None:
         device = f"/job:worker/replica:0/task:{self.task}/device:CPU:0"
         ask = coordinator_pb2.JoinAsk(
-            request=request, name="job/train", min_size=size, max_size=size, device=device, host="h", pid=self.task
+            request=request,
+            name="job/train",
+            min_size=size,
+            max_size=size,
+            device=device,
+            host="h",
+            pid=self.task,
+            label=label,
         )
         await self.send(join=ask)
 
@@ -80,7 +90,7 @@ class Stage:
         await two.ask("r1")
         done = await one.hear("join_done")
         await two.hear("join_done")
-        return one, two, done.group
+        return one, two, formed_from_bytes(done.formed).group
 
     async def status(self, local_only: bool = False) -> Any:
         return await self.stub.Status(status_pb2.StatusRequest(local_only=local_only))
@@ -136,11 +146,36 @@ def test_two_workers_form_a_group(play: Play) -> None:
         await one.ask("r0")
         here, there = await one.hear("join_done"), await two.hear("join_done")
         assert (here.request, here.rank, there.request, there.rank) == ("r0", 0, "r1", 1)
-        assert here.group == there.group and 0 < here.group.generation < 2**63
-        assert [(peer.task, peer.link_address, list(peer.ranks)) for peer in here.peers] == [
+        assert here.formed == there.formed
+        formed = formed_from_bytes(here.formed)
+        assert 0 < formed.group.generation < 2**63 and not formed.idle
+        assert [(peer.task, peer.link_address, list(peer.ranks)) for peer in formed.peers] == [
             (0, "h:1", [0]),
             (1, "h:2", [1]),
         ]
+
+    play(story)
+
+
+def test_workers_that_do_not_read_hold_up_nobody(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        size = TURNS + 1
+        async with contextlib.AsyncExitStack() as channels:
+            deaf = []
+            for task in range(TURNS):
+                # A connection of its own, as what one does not read blocks all of it, with a window that does not grow.
+                options = (("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0))
+                channel = grpc.aio.insecure_channel(stage.service.address, options)
+                await channels.enter_async_context(channel)
+                deaf.append(FakeWorker(coordinator_pb2_grpc.CoordinatorStub(channel), task))
+            for worker in deaf:
+                await worker.hello()
+                await worker.ask(f"r{worker.task}", size, secrets.token_hex(8 << 10))
+            last = stage.worker(TURNS)
+            await last.hello()
+            await last.ask("last", size)
+            done = await last.hear("join_done")
+            assert len(done.formed) > 1 << 19  # more than gRPC takes for a worker that does not read
 
     play(story)
 
@@ -167,7 +202,9 @@ def test_a_deadline_is_asked_about_and_judged(play: Play) -> None:
         verdicts = [await one.hear("verdict"), await two.hear("verdict")]
         assert verdicts[0] == verdicts[1]
         assert verdicts[0].code == Code.DEADLINE_EXCEEDED
-        assert [member.rank for member in verdicts[0].missing] == [1]
+        verdict = ruling_from_proto(verdicts[0], group_from_proto(group).members)
+        assert [(member.rank, member.last_site) for member in verdict.missing] == [(1, "b.py:2")]
+        assert [(member.host, member.last_instance) for member in verdict.members] == [("h", 2), ("h", 2)]
         assert "it last did barrier() #2 at b.py:2; rank 0 is waiting at a.py:1" in verdicts[0].message
 
     play(story)

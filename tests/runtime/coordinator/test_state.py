@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import collectived_runtime.coordinator
-from collectived_proto.types import Report, ReportKind, shown_name
+from collectived_proto.types import RankPosition, Report, ReportKind, shown_name
 from collectived_proto.wording import ranks_text, seconds
 from collectived_runtime.coordinator.events import (
+    Beat,
     Hello,
     JoinAsk,
     JoinAsked,
@@ -82,6 +83,28 @@ def test_many_waiting_are_told_together() -> None:
     told = [e.message for e in mind.step(Tick(), due) if isinstance(e, Send)]
     assert len(told) == 200
     assert all(isinstance(message, JoinUpdate) and message.present == 200 for message in told)
+
+
+@pytest.mark.timeout(20)  # where each of them is judged by all others it takes minutes
+@pytest.mark.parametrize("kind", [ReportKind.LEFT, ReportKind.LOST])
+def test_all_ranks_of_a_large_group_may_go_at_once(kind: ReportKind) -> None:
+    mind, size = Coordinator(THIS_YEAR), 4096
+    for task in range(size):
+        mind.step(WorkerAttached(Hello(task, "i", "h", task)), 0.0)
+    answers: list[Message] = []
+    for task in range(size):
+        device = f"/job:worker/replica:0/task:{task}/device:CPU:0"
+        answers += sent(mind, task, JoinAsk(f"r{task}", "job/train", size, size, device=device))
+    [group] = {message.group.generation: message.group for message in answers if isinstance(message, JoinDone)}.values()
+    for task in range(size):
+        mind.step(Beat(task, ((group.generation, (RankPosition(task, 5, 5, "barrier()", "a.py:1"),)),)), 0.0)
+    told = 0
+    for task in range(size):
+        report = Report(group.key, group.generation, kind, 5, task)
+        told += sum(isinstance(effect, Send) for effect in mind.step(Reported(task, report), 0.0))
+    assert told == (size if kind is ReportKind.LOST else size - 1)
+    [shown] = mind.snapshot(0.0).groups
+    assert len(shown.left) == size
 
 
 @pytest.mark.parametrize("settle", [-1.0, float("nan"), float("inf")])
