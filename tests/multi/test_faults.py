@@ -131,6 +131,7 @@ def test_a_killed_client_ends_the_others_within_a_second_and_leaves_nothing(
 ) -> None:
     cluster = request.getfixturevalue(workers)
     daemons = [worker.process.pid for worker in cluster.workers]
+    cluster.run(2, lambda group: group.all_reduce("sum", np.ones(1 << 20, np.float32)))  # threads that help stay
     before = [held(pid) for pid in daemons]
     name = f"killed-{forks}"
     victim = cluster.client(

@@ -29,13 +29,11 @@ class Crew:
         self.helpers = min(MOST_HELPERS, cores - 1) if helpers is None else helpers
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._hands: list[threading.Lock] = []  # of each helper, held while it works on a piece
         self._starting = threading.Lock()
 
     def begin(self, job: Job) -> Job:
         """Gives a job to all helpers."""
         self._start()
-        job.hands = self._hands
         for _ in self._threads:
             self._jobs.put(job)
         return job
@@ -43,15 +41,13 @@ class Crew:
     def _start(self) -> None:
         with self._starting:
             while len(self._threads) < self.helpers:
-                hand = threading.Lock()
-                thread = threading.Thread(target=self._help, args=(hand,), name="fold", daemon=True)
-                self._hands.append(hand)
+                thread = threading.Thread(target=self._help, name="fold", daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
-    def _help(self, hand: threading.Lock) -> None:
+    def _help(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job.help(hand)
+            job.help()
 
     def close(self) -> None:
         """Ends the threads, after what they are at."""
@@ -60,7 +56,6 @@ class Crew:
         for thread in self._threads:
             thread.join()
         self._threads.clear()
-        self._hands.clear()
 
 
 class Help:
@@ -81,16 +76,17 @@ class Help:
 
 
 class Job:
-    """`work` on one range, by the lane that began it and by helpers. `over` is called by one, after the last piece.
+    """`work` on one range, by the lane that began it and by helpers. After the last piece a helper calls `over`.
 
     Attributes:
-        hands: locks of the helpers, held while they work on a piece.
+        failed: what a piece has raised, if one has.
     """
 
-    __slots__ = ("_done", "_length", "_over", "_piece", "_pieces", "_starts", "_work", "hands")
+    __slots__ = ("_done", "_hands", "_length", "_over", "_piece", "_pieces", "_starts", "_work", "failed")
 
     def __init__(self, length: int, piece: int, work: Callable[[int, int], None], over: Callable[[], object]) -> None:
-        self.hands: list[threading.Lock] = []
+        self.failed: BaseException | None = None
+        self._hands: list[threading.Lock] = []  # of each helper that has come, held while it works on a piece
         self._starts = deque(range(0, length, piece))
         self._pieces = len(self._starts)
         self._piece = piece
@@ -112,8 +108,10 @@ class Job:
         self._do(start)
         return True
 
-    def help(self, hand: threading.Lock) -> None:
+    def help(self) -> None:
         """A helper does pieces until all have been taken."""
+        hand = threading.Lock()
+        self._hands.append(hand)
         while True:
             with hand:
                 try:
@@ -125,13 +123,17 @@ class Job:
             self._over()
 
     def _do(self, start: int) -> None:
-        self._work(start, min(start + self._piece, self._length))
-        self._done.append(start)
+        try:
+            self._work(start, min(start + self._piece, self._length))
+        except BaseException as error:  # the lane raises it; in a helper nobody would see it
+            self.failed = error
+        finally:
+            self._done.append(start)
 
     def stop(self) -> None:
         """Returns when nobody works on it any more, within the time that a piece takes."""
         self._starts.clear()
         if not self.done:
-            for hand in self.hands:
+            for hand in list(self._hands):  # whoever comes later finds nothing to do
                 with hand:
                     pass

@@ -351,9 +351,7 @@ class Generation:
                     shop.results.release(slot.number, rank)
         self.ledger.finish(instance, time.monotonic())
         self.reports.completed(instance.number)
-        if self.links.any:
-            for link, frame in self.links.parked():
-                self._frame_early(link, frame)
+        self.links.look()
         if instance.stalled:
             self.reports.note(ReportKind.RESUMED, instance.number)
 

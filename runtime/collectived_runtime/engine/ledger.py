@@ -156,7 +156,7 @@ class Ledger:
         standing.active_at = arrival.at
         instance = self.instances.get(number)
         if instance is None:
-            instance = self.instances[number] = Instance(number, stall_at=arrival.at + self.stall_after)
+            instance = Instance(number, stall_at=arrival.at + self.stall_after)
         if remaining and arrival.at + remaining < instance.deadline:
             instance.deadline, instance.timeout = arrival.at + remaining, timeout or remaining
         prepared = arrival.prepared
@@ -166,6 +166,7 @@ class Ledger:
         else:
             known = instance.model
         instance.arrivals[rank] = arrival
+        self.instances[number] = instance  # now that it has an arrival, for others read along
         if known is not None and not known.agrees(prepared) and not instance.disputed:
             instance.disputed = True
             return False
@@ -245,8 +246,8 @@ class Ledger:
         return self.instances.get(number) or self._finished.get(number)
 
     def open(self) -> list[Instance]:
-        """Instances that somebody waits for, and about which nothing has been decided."""
-        return [instance for instance in self.instances.values() if self.verdict_on(instance.number) is None]
+        """Instances that somebody waits for, and about which nothing has been decided; may be read from any thread."""
+        return [instance for instance in list(self.instances.values()) if self.verdict_on(instance.number) is None]
 
     def due(self, now: float) -> list[Report]:
         """What has to be reported at this time; each thing once, stalls again with back-off."""

@@ -76,7 +76,8 @@ class Links:
         return bool(self._links)
 
     def __iter__(self) -> Iterator[Link]:
-        return iter([link for link in self._links.values() if link is not None])
+        """May be read from any thread."""
+        return iter([link for link in list(self._links.values()) if link is not None])
 
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received in this generation, headers included."""
@@ -126,10 +127,12 @@ class Links:
         for link in come_along:
             self._look(link, 0)
 
-    def parked(self) -> list[tuple[Link, frames.Frame]]:
-        """Frames that wait on idle links."""
-        idle = [link for link in self if link.parked and link not in self._used]
-        return [(link, frames.parse(header)) for link in idle if (header := link.header()) is not None]
+    def look(self) -> None:
+        """Now that no strand holds any: takes what has waited on links, or came along with the last frames."""
+        self._used = {}
+        for link in self:
+            if link.parked:
+                self._look(link, 0)
 
     def drop(self, link: Link) -> None:
         """This link has ended; the next use asks for another."""

@@ -138,7 +138,8 @@ class Reports:
         known = self._ledger.verdict_on(first)
         if known is None or known.orderly:
             hurry = DECIDE_ALONE_SECONDS if report.kind is not ReportKind.MISMATCH else MISMATCH_ALONE_SECONDS
-            self._alone_at.setdefault(first, (time.monotonic() + hurry, report))
+            at, earlier = time.monotonic() + hurry, self._alone_at.get(first)
+            self._alone_at[first] = (at, report) if earlier is None else (min(at, earlier[0]), earlier[1])
         self._report(report)
 
     def _decide_alone(self, first: int, report: Report) -> None:

@@ -285,6 +285,8 @@ def _spread(
             yield [(job, 0)]
     finally:
         job.stop()  # when this returns nobody reads or writes any of it
+    if job.failed is not None:
+        raise job.failed
 
 
 def _never(left: Array, right: Array, out: Array) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from collectived_proto.types import DType, ReduceOp
+from collectived_proto.types import DType, ReduceOp, ReportKind
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.engine.crew import PIECE_BYTES, SPREAD_BYTES, Crew, Help
 
@@ -91,3 +91,36 @@ def test_a_lane_folds_what_is_large_with_help(world: Callable[..., World]) -> No
         done = rank.done()
         assert (rank.result(done, count=len(values)) == 2 * values).all()
     assert "fold" in {thread.name for thread in threading.enumerate()}
+
+
+def test_an_error_of_a_helper_ends_the_lane_that_asked_and_not_the_helper(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Arithmetic, sources: object, out: object) -> None:
+        raise MemoryError("nothing left")
+
+    one = world(2)
+    monkeypatch.setattr(Arithmetic, "combine", fail)
+    for rank in one.ranks:
+        rank.submit(np.ones(SPREAD_BYTES // 4, np.float32))
+    assert "nothing left" in one.report(ReportKind.LOST).text
+    helped = threading.Event()
+    job = Help(one.crew, lambda: None).begin(100, 1, lambda start, stop: helped.set())
+    assert helped.wait(10)
+    job.stop()
+
+
+def test_the_end_of_one_job_does_not_wait_for_another(crew: Crew) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(start: int, stop: int) -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    other = Help(crew, lambda: None).begin(1, 1, slow)
+    assert begun.wait(10)
+    Help(crew, lambda: None).begin(0, 1, slow).stop()
+    Help(crew, lambda: None).begin(5, 1, lambda start, stop: None).stop()
+    assert not other.done
+    go_on.set()
+    other.stop()
