@@ -44,6 +44,7 @@ class Doorbell:
 
     def __init__(self, sock: socket.socket, group: GroupInfo, rank: int, worker: str) -> None:
         self.mutex = threading.Lock()
+        self._ringing = threading.Lock()  # over numbering and sending; taken before `mutex`
         self.standing = Standing(group, rank)
         self.callbacks = Callbacks(self.mutex, self._finish)
         self.severed = ""
@@ -74,9 +75,13 @@ class Doorbell:
 
     def ring(self, call: Call, timeout: float, remaining: float, addresses: tuple[Address, ...]) -> None:
         """Numbers a call and starts it; see `Route`. Numbers are given under the lock under which they are sent."""
-        flight = self._flight
-        if flight.calls or self.standing.verdict is not None:
+        if self._flight.calls or self.standing.verdict is not None:
             self._make_room()
+        with self._ringing:
+            self._ring(call, timeout, remaining, addresses)
+
+    def _ring(self, call: Call, timeout: float, remaining: float, addresses: tuple[Address, ...]) -> None:
+        flight = self._flight
         with self.mutex:
             standing = self.standing
             if standing.verdict is not None:
@@ -97,8 +102,14 @@ class Doorbell:
             self._heard = monotonic()
             staged, released, number = call.staging is not None, flight.results.released(), call.prepared.id
             ring = wire.Ring(standing.generation, number, instance, remaining, staged, addresses, released, timeout)
-            if not door.send(self._socket, ring.encode(), min(_ROOM_WITHIN, max(0.0, call.cut - monotonic()))):
+            message = ring.encode()
+            sent = door.send(self._socket, message, 0.0)
+        if not sent:  # the worker is behind, or gone: others may hear of what is in flight meanwhile
+            sent = door.send(self._socket, message, min(_ROOM_WITHIN, max(0.0, call.cut - monotonic())))
+        if not sent:
+            with self.mutex:
                 self._lose("it takes no more messages")
+            self.callbacks.call_back()
 
     def _check_room(self, count: int, what: str) -> None:
         if count >= wire.MAX_OUTSTANDING:

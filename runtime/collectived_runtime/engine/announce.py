@@ -10,6 +10,9 @@ import select
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 
+from google.protobuf.message import DecodeError
+
+from collectived_proto.errors import InvalidArgumentError
 from collectived_runtime.engine.execute import Judge, Wait
 from collectived_runtime.plan.collect import WidePlan
 from collectived_runtime.plan.moves import Recv, Send
@@ -45,7 +48,12 @@ def announce(
             match move:
                 case Recv(peer):
                     frame, word = yield from _receive(links[peer], frame, known, judge)
-                    heard(word, frame.chain)
+                    try:
+                        heard(word, frame.chain)
+                    except (DecodeError, InvalidArgumentError) as error:
+                        broken = LinkBroken(f"an announcement that cannot be read: {error}")
+                        broken.peer = links[peer].peer
+                        raise broken from None
                 case Send(peer):
                     assert word is not None, "an announcement is passed on after it has been heard"
                     yield from _send(links[peer], [replace(frame, length=len(word)).encode(), word])

@@ -48,6 +48,7 @@ class Crew:
     def _help(self) -> None:
         while (job := self._jobs.get()) is not None:
             job.help()
+            del job  # and with it the memory that it looks into
 
     def close(self) -> None:
         """Ends the threads, after what they are at."""

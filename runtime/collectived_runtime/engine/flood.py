@@ -121,7 +121,7 @@ class Flood:
         kind = frames.FrameKind.VERDICT
         header = frames.Frame(kind, 0, 0, 0, key, self._generation, 0, bytes(8), bytes(8), 0, len(word)).encode()
         if place not in self._out:
-            reach = dial(self._shop, self._generation, CHANNEL, place, _unreachable, lambda: self._closed)
+            reach = dial(self._shop, self._generation, CHANNEL, place, lambda: self._closed)
             self._out[place] = WayOut(self._shop.watch, reach, _unreachable)
         self._out[place].post(Parcel(-1, deque([header, word]), lambda: None))
 

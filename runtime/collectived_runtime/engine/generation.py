@@ -120,7 +120,7 @@ class Generation:
         # Its caller may use its memory again as soon as this has been answered: from here on nothing is read.
         self.ledger.closed = True
         if self.running is not None:
-            self.running.stop()
+            self.links.abandon(self.running.stop())
         self.posts.let_go(rank)
         self.reports.fault(ReportKind.ABORT, self.ledger.next, rank=rank, text=reason)
 
@@ -366,7 +366,7 @@ class Generation:
     def link_broken(self, error: LinkBroken) -> None:
         """A peer is gone, or talks nonsense: what runs cannot complete here."""
         if self.running is not None:
-            self.running.stop()
+            self.links.abandon(self.running.stop())
         log.warning("group %s: link to worker %d: %s", self._shop.name, error.peer, error)
         self.reports.fault(ReportKind.LINK, self.ledger.next, worker=error.peer, text=str(error))
 
@@ -447,7 +447,7 @@ class Generation:
     def _stop_running(self) -> None:
         running = self.running
         assert running is not None
-        running.stop()
+        self.links.abandon(running.stop())
         if running.slot is not None:
             for rank in running.program.receivers:
                 if not running.told or self._shop.bells.seats[rank].gone:  # others may be reading it

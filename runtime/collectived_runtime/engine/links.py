@@ -67,6 +67,7 @@ class Links:
         self._used: Mapping[Link, int] = {}
         self._past_sent = self._past_received = 0
         self._gone: set[int] = set()  # peers whose lanes have said goodbye
+        self._abandoned: set[Link] = set()  # perhaps amid a frame: nobody reads them any more
         self.ready: set[Link] = set()  # links with news since `ready` was cleared
         self.closed = False
 
@@ -115,9 +116,13 @@ class Links:
         before, self._used = self._used, used
         come_along = []  # what was read together with the last bytes of a strand, so that poll does not tell of it
         for link in self:
+            if link in self._abandoned:
+                continue
             if link.parked and link in before and link not in used:
                 come_along.append(link)
             events = used.get(link, 0) or (0 if link.parked else _END if link in used else select.POLLIN)
+            if link.parked:  # who waits for it has seen what is there, and it was not for him
+                events &= ~select.POLLIN
             known = self._watched.get(link)
             if known is None:
                 self._watch.add(link.stream.fileno(), events, functools.partial(self._event, link))
@@ -131,12 +136,20 @@ class Links:
         """Now that no strand holds any: takes what has waited on links, or came along with the last frames."""
         self._used = {}
         for link in self:
-            if link.parked:
+            if link.parked and link not in self._abandoned:
                 self._look(link, 0)
+
+    def abandon(self, held: Iterable[Link]) -> None:
+        """The strands that held these links have been stopped: what comes next there is nobody's to understand."""
+        for link in held:
+            self._abandoned.add(link)
+            if self._watched.pop(link, None) is not None:
+                self._watch.remove(link.stream.fileno())
 
     def drop(self, link: Link) -> None:
         """This link has ended; the next use asks for another."""
         self._links = {key: known for key, known in self._links.items() if known is not link}
+        self._abandoned.discard(link)
         self._past_sent += link.sent
         self._past_received += link.received
         if self._watched.pop(link, None) is not None:

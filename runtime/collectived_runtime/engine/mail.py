@@ -29,6 +29,10 @@ STEP_BYTES = 4 << 20  # moved on one link between two looks at the world
 _MOST_PARTS = 64  # given to the system at once
 
 
+# Dials a peer; is handed what to call with the link, and what to call where there will be none.
+Reach = Callable[[Callable[[Link], None], Callable[[LinkBroken], None]], None]
+
+
 @dataclass(slots=True, eq=False)
 class Parcel:
     """A letter on its way out: what is left of it, whose memory that is, and what to do when the system has it all."""
@@ -36,33 +40,40 @@ class Parcel:
     sender: int
     parts: deque[Part]
     sent: Callable[[], None]
+    number: int = -1  # of the post, where it is one
 
 
 class WayOut:
     """Parcels for one peer, one after another. `broken` is told when the link ends."""
 
-    def __init__(
-        self, watch: Watch, dial: Callable[[Callable[[Link], None]], None], broken: Callable[[LinkBroken], None]
-    ):
+    def __init__(self, watch: Watch, dial: Reach, broken: Callable[[LinkBroken], None]):
         self._watch = watch
         self._broken = broken
         self._link: Link | None = None
         self._queue: deque[Parcel] = deque()
-        dial(self._there)
+        self._dead = False  # nothing will go this way any more; a verdict says why
+        dial(self._there, self._unreachable)
 
     @property
     def idle(self) -> bool:
         return not self._queue
 
     def post(self, parcel: Parcel) -> None:
+        if self._dead:
+            return
         self._queue.append(parcel)
         if self._link is not None and len(self._queue) == 1:
             self._watch.change(self._link.stream.fileno(), select.POLLIN | select.POLLOUT)
 
-    def let_go(self, sender: int) -> None:
-        """The memory of this rank is read no more: what has begun goes on from a copy, the rest not at all."""
+    def let_go(self, sender: int, number: int | None = None) -> None:
+        """The memory of this rank is read no more: what has begun goes on from a copy, the rest not at all.
+
+        Args:
+            number: only that of one of its posts.
+        """
         begun = self._queue[0] if self._queue and self._link is not None and self._link.midway_out else None
-        for parcel in [parcel for parcel in self._queue if parcel.sender == sender]:
+        theirs = [parcel for parcel in self._queue if parcel.sender == sender and number in (None, parcel.number)]
+        for parcel in theirs:
             if parcel is begun:
                 parcel.parts = deque([b"".join(parcel.parts)])
             else:
@@ -97,10 +108,16 @@ class WayOut:
             self._end(link)
             self._broken(broken_by(error, link.peer))
 
+    def _unreachable(self, error: LinkBroken) -> None:
+        self._dead = True
+        self._queue.clear()
+        self._broken(error)
+
     def _end(self, link: Link) -> None:
         self._watch.remove(link.stream.fileno())
         link.close()
         self._link = None
+        self._dead = True
         self._queue.clear()
 
     def _send(self, link: Link) -> None:
@@ -136,15 +153,14 @@ def dial(
     generation: int,
     channel: int,
     place: int,
-    broken: Callable[[LinkBroken], None],
     closed: Callable[[], bool],
-) -> Callable[[Callable[[Link], None]], None]:
+) -> Reach:
     """What dials a peer for a way out, and hands it the link in the lane's thread unless it is closed meanwhile."""
     topology, watch = shop.topology, shop.watch
     peer, me = topology.peers[place], topology.peers[topology.place].task
     hello = Hello(me, peer.task, topology.group.key, generation, channel, os.urandom(NONCE_BYTES))
 
-    def reach(there: Callable[[Link], None]) -> None:
+    def reach(there: Callable[[Link], None], broken: Callable[[LinkBroken], None]) -> None:
         def arrived(link: Link) -> None:  # in the exchange's thread
             watch.ask(lambda: link.close() if closed() else there(link), link.close)
 

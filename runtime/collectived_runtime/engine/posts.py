@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from collectived_proto.codec import collective_from_proto
-from collectived_proto.errors import InvalidArgumentError
+from collectived_proto.errors import Code, InvalidArgumentError
 from collectived_proto.local import wire
 from collectived_proto.types import Recv, Send, Verdict
 from collectived_proto.v1 import common_pb2
@@ -107,8 +107,10 @@ class Posts:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of what was submitted here is still on its way."""
-        return not self._pending and not self._copying and all(way.idle for way in self._out.values())
+        """Whether nothing of what was submitted here is still on its way, or need arrive any more."""
+        if self._pending or self._copying:
+            return False
+        return self._over is not None or all(way.idle for way in self._out.values())
 
     @property
     def pending(self) -> list[Post]:
@@ -186,6 +188,8 @@ class Posts:
             ending = self._ending(post)
             if ending is not None and ending[1] <= now:
                 self._forget(self._pending.pop((post.rank, post.number)))
+                for way in self._out.values():  # its caller may use its memory again
+                    way.let_go(post.rank, post.number)
                 self._fail(self._shop.bells.seats[post.rank], post.number, ending[0])
             elif post.deadline <= now and not post.overdue:
                 post.overdue = True
@@ -196,7 +200,8 @@ class Posts:
                 self._reports.unanswered(post.rank, post.other, waited, post.text)
 
     def rule(self, verdict: Verdict) -> None:
-        carried_out = (verdict, time.monotonic() + LAST_LETTERS_SECONDS)
+        last_letters = 0.0 if verdict.code == Code.DEADLINE_EXCEEDED else LAST_LETTERS_SECONDS  # they had their time
+        carried_out = (verdict, time.monotonic() + last_letters)
         if verdict.orderly:
             for member in verdict.missing:
                 self._left.setdefault(member.rank, carried_out)
@@ -244,9 +249,9 @@ class Posts:
         header = letters.header(topology.group.key, self._generation, address, description, leaves)
         parts: deque[Part] = deque([header, description, *(leaf.data for leaf in leaves if len(leaf))])
         if place not in self._out:
-            reach = dial(self._shop, self._generation, CHANNEL, place, self._broken, lambda: self._closed)
+            reach = dial(self._shop, self._generation, CHANNEL, place, lambda: self._closed)
             self._out[place] = WayOut(self._shop.watch, reach, self._broken)
-        self._out[place].post(Parcel(post.rank, parts, lambda: self._sent(post)))
+        self._out[place].post(Parcel(post.rank, parts, lambda: self._sent(post), post.number))
 
     def _copied(
         self, post: Post, address: letters.Address, form: letters.Form, leaves: Sequence[NDArray[np.uint8]]

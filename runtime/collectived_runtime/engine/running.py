@@ -101,8 +101,12 @@ class Running:
                     events[one] |= event
         return events
 
-    def stop(self) -> None:
+    def stop(self) -> set[Link]:
+        """Stops what runs; the links that it held, perhaps amid a frame."""
+        held: set[Link] = set()
         for active in self._active.values():
+            held |= active.links
             active.generator.close()  # type: ignore[attr-defined]
         self._active.clear()
         self._queues.clear()
+        return held

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import select
 import socket
@@ -95,6 +96,7 @@ class Reception:
         self._tokens: dict[bytes, tuple[float, Callable[[socket.socket], None]]] = {}
         self._expected: dict[LinkKey, Callable[[Link], None]] = {}
         self._early: dict[LinkKey, tuple[float, Link]] = {}
+        self._living: set[tuple[int, int]] = set()  # keys and generations of which somebody expects links
         self._calls: list[Call] = []
         self._probed: Callable[[Link], None] = Link.close
         self._guests: dict[int, _Guest] = {}
@@ -110,9 +112,15 @@ class Reception:
         self._ask(lambda: self._tokens.__setitem__(token, (time.monotonic() + TOKEN_SECONDS, arrived)))
 
     def expect(self, key: LinkKey, arrived: Callable[[Link], None]) -> None:
-        """Hands the link that a peer dials for `key` to `arrived`, at once if it is here already."""
+        """Hands the link that a peer dials for `key` to `arrived`, at once if it is here already.
+
+        From here on all links of that generation may come before they are expected, and wait for it until `forget`.
+        """
 
         def enter() -> None:
+            if key[:2] not in self._living:
+                self._living.add(key[:2])
+                self._early |= {k: (math.inf, link) for k, (_, link) in self._early.items() if k[:2] == key[:2]}
             early = self._early.pop(key, None)
             if early is not None:
                 arrived(early[1])
@@ -125,6 +133,7 @@ class Reception:
         """Links of this generation are no longer wanted."""
 
         def enter() -> None:
+            self._living.discard((key, generation))
             for known in [k for k in self._expected if k[:2] == (key, generation)]:
                 del self._expected[known]
             for known in [k for k in self._early if k[:2] == (key, generation)]:
@@ -195,7 +204,8 @@ class Reception:
         times += [expires for expires, _ in self._tokens.values()]
         times += [expires for expires, _ in self._early.values()]
         times += [call.not_before for call in self._calls]
-        return max(0.0, (min(times) - time.monotonic()) * 1000 + 1) if times else None
+        first = min(times, default=math.inf)
+        return None if first == math.inf else max(0.0, (first - time.monotonic()) * 1000 + 1)
 
     def _show_out(self) -> None:
         now = time.monotonic()
@@ -266,7 +276,8 @@ class Reception:
         if arrived is not None:
             arrived(link)
         else:
-            self._early[key] = (time.monotonic() + HANDSHAKE_SECONDS, link)
+            expires = math.inf if key[:2] in self._living else time.monotonic() + HANDSHAKE_SECONDS
+            self._early[key] = (expires, link)
 
     def _start_calls(self) -> None:
         now = time.monotonic()

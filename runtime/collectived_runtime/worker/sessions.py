@@ -77,7 +77,10 @@ class Session:
             raise wire.Malformed(f"an address in arena {arena}, which is not of this session")
         if offset + length > known.size:
             raise wire.Malformed(f"bytes {offset} to {offset + length} of arena {arena}, which has {known.size}")
-        return np.frombuffer(known.view(), np.uint8, length, offset)
+        try:
+            return np.frombuffer(known.view(), np.uint8, length, offset)
+        except ValueError:  # dropped just now, in the other thread
+            raise wire.Malformed(f"an address in arena {arena}, which is being given back") from None
 
     @property
     def arena_bytes(self) -> int:

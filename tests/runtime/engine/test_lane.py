@@ -26,6 +26,7 @@ from collectived_proto.types import (
     Tier,
 )
 from collectived_runtime.engine import workshop
+from collectived_runtime.plan import moves
 from collectived_runtime.transport.frame import Stamp, bye
 from collectived_runtime.transport.link import Link, TcpStream
 
@@ -502,3 +503,27 @@ def test_a_link_that_arrives_when_its_lane_has_ended_is_closed(world: Any) -> No
     with other:
         watch.ask(lambda: None, one.close)
         assert other.recv(1) == b""
+
+
+def test_when_a_link_breaks_nobody_reads_on_amid_the_frames_of_others(world: Any) -> None:
+    """In a ring of four, worker 0 sends to 1 and receives from 3; 1 is gone while a frame of 3 is on its way."""
+    here = world(1, 1, 1, 1, table=(Tier("ring"),))
+    lane = here.lanes[0]
+    here.ranks[0].submit(np.ones(100_000, np.float32))
+    wait_for(lambda: lane.running is not None and {worker for worker, _ in here.board.dialled} >= {1, 3})
+    links = {worker: sock for (worker, key), sock in here.board.dialled.items() if key[2] == 0}
+    assert lane.running is not None
+    strand = lane.running.program.strands[0]
+    stamp = Stamp(7, 100, 0, 0, 0, strand.plan_hash, lane._generation._chain)
+    receive = next(move for move in strand.plan[0] if isinstance(move, moves.Recv) and move.peer == 3)
+    header = stamp.header(0, receive.span.start * 4, len(receive.span) * 4)
+    links[3].sendall(header + b"not a header, but payload" * 100)
+    wait_for(lambda: any(link.received > 1000 for link in lane._generation.links))
+    links[1].close()
+    assert here.report(ReportKind.LINK).worker == 1
+    links[3].sendall(b"more of the payload" * 1000)
+    lane.query(0, lambda generation, positions: here.ended.put(lane))  # the lane has looked at everything by then
+    here.ended.get(timeout=10)
+    lane.query(0, lambda generation, positions: here.ended.put(lane))
+    here.ended.get(timeout=10)
+    assert here.reports.empty()

@@ -238,3 +238,31 @@ def test_letters_that_nobody_asks_for_have_a_bound_and_their_sender_is_named(
     here.rule(verdict)
     here.ranks[1].post(Recv(0))  # what is there is given all the same
     assert len(here.ranks[1].outlined(here.ranks[1].done())[0]) == 20_000
+
+
+def test_a_letter_that_cannot_be_delivered_does_not_keep_its_lane_alive(world: Any) -> None:
+    here = world(1, 1)
+    lane = here.lanes[0]
+    exchange = here.lanes[0]._around.exchange
+
+    def unreachable(call: Any) -> None:
+        call.failed(call.hello.acceptor, "nobody listens there")
+
+    exchange.dial = unreachable
+    here.ranks[0].post(Send(1), numbers(1000))
+    assert here.report(ReportKind.LINK).worker == 1
+    lane.rule(here.verdict(Code.UNAVAILABLE))
+    assert here.ranks[0].failed()[1].code == Code.UNAVAILABLE
+    here.ranks[0].post(Send(1), numbers(1000))
+    here.ranks[0].failed()
+    here.ranks[0].bell.send(wire.bare(wire.Kind.LEAVE))
+    here.ranks[0].bell.close()
+    assert here.ended.get(timeout=10) is lane
+
+
+def test_a_post_that_is_overdue_fails_at_once_when_that_is_decided(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posts, "LAST_LETTERS_SECONDS", 3600.0)
+    here = world(2)
+    here.ranks[0].post(Recv(1), remaining=0.02)
+    number, verdict = here.ranks[0].failed()
+    assert verdict.code == Code.DEADLINE_EXCEEDED and number >= wire.POST

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import select
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 from collectived_proto.local import wire
 from collectived_runtime.transport import reception as reception_
 from collectived_runtime.transport.hello import ANSWER_BYTES, NONCE_BYTES, Hello, proof
-from collectived_runtime.transport.link import Link
+from collectived_runtime.transport.link import Link, LinkBroken
 from collectived_runtime.transport.reception import Call, Reception
 
 SECRET = "of these tests"
@@ -188,3 +189,35 @@ def test_a_token_that_is_too_old_admits_nobody(monkeypatch: pytest.MonkeyPatch) 
 def test_a_door_that_is_in_use_is_an_error(place: Place) -> None:
     with pytest.raises(OSError):
         Reception(9, SECRET, str(place.folder / "door-0"), ("127.0.0.1", 0))
+
+
+def test_a_link_of_a_generation_that_lives_waits_as_long_as_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that comes late to its first collective, because it loads data, is no fault."""
+    monkeypatch.setattr(reception_, "HANDSHAKE_SECONDS", 0.05)
+    place = Place()
+    acceptor = place.workers[1]
+    try:
+        acceptor.expect((7, 100, 0, 9), lambda link: link.close())  # of another channel: so the generation lives
+        place.workers[0].dial(place.call())
+        kind, mine = place.next()
+        assert kind == "dialled"
+        with pytest.raises(queue.Empty):
+            place.arrived.get(timeout=0.2)  # four times as long as others may wait
+        acceptor.expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+        kind, theirs = place.next()
+        assert kind == "accepted" and mine.send([b"x"]) == 1
+        mine.close()
+        theirs.close()
+    finally:
+        place.close()
+
+
+def test_when_a_generation_ends_links_that_nobody_expected_are_closed(place: Place) -> None:
+    place.workers[1].expect((7, 100, 0, 9), lambda link: link.close())
+    place.workers[0].dial(place.call())
+    _, mine = place.next()
+    place.workers[1].forget(7, 100)
+    with pytest.raises(LinkBroken):
+        while not mine.recv_into(memoryview(bytearray(1))):
+            select.select([mine.stream], [], [], 10)
+    mine.close()
