@@ -46,8 +46,9 @@ class Collectives(ABC):
     - `options` go over the group's. `experimental_hints` is their deprecated name.
     - A value travels in at most 4096 packs; where arrays are cut or joined, each array is a pack of its own.
     - A plain `TypeError` or `ValueError` tells of wrong arguments of this rank alone: it has started nothing, and the
-      others, which are told nothing, wait for it. Any `CollectiveError` tells of a collective that failed on all ranks,
-      and its class what comes next.
+      others, which are told nothing, wait for it. Any `CollectiveError` tells of a collective that failed on all
+      ranks, and its class what comes next; but `ResourceExhaustedError` without a verdict (64 in flight, no memory for
+      inputs) is this rank's alone.
     """
 
     rank: int

@@ -248,9 +248,9 @@ class Group(Collectives):
         taken = OPEN if comes else take_apart(value)
         if cutting:
             operation, taken = cut(cast(Cutting, operation), taken)
-        doorbell = self._route
+        route = self._route
         try:
-            doorbell.check_goes_on(line)
+            route.check_goes_on(line)
             if taken.sparse and isinstance(operation, (AllReduce, Reduce)):
                 return self._start_several(operation, taken, merged, line, deadline, async_op, out, special)
             prepared = self._signatures.find(operation, taken, merged, line, deadline, special)
@@ -260,18 +260,18 @@ class Group(Collectives):
                 call.fill(out)
             self._ring(call, located, timeout or 0.0, deadline)
             if async_op:
-                return self._started(Work((call,), doorbell, self._uncollected), call)
-            doorbell.wait(call)
+                return self._started(Work((call,), route, self._uncollected), call)
+            route.wait(call)
         except KeyboardInterrupt:  # between ringing and waiting, too
-            doorbell.interrupted()
+            route.interrupted()
             raise
         except (DeadlineExceededError, UnavailableError, NotFoundError) as error:
             if error.verdict is not None:
                 raise
             raise self._given_up(operation, error, timeout, line) from error
         if call.verdict is not None:
-            raise doorbell.error(call.verdict, line)
-        doorbell.standing.taken(call)
+            raise route.error(call.verdict, line)
+        route.standing.taken(call)
         return call.value()
 
     def _given_up(

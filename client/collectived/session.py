@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
@@ -82,6 +82,24 @@ def connect(
     return Session(rpc, opened, transport)
 
 
+class Held(Protocol):
+    """What a session holds and lets go of with itself: a group, or cross-device operations over several."""
+
+    name: str
+
+    def leave(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def _withdraw(self, why: str) -> None:
+        """Ends what other threads wait for."""
+
+    def _after_fork(self) -> None:
+        """In a forked child, where nothing of it can be used."""
+
+
 class Session:
     """A connection to one worker; made by `connect`. Thread-safe. As a context manager it closes at the end.
 
@@ -99,7 +117,7 @@ class Session:
         self._token = opened.session
         self._transport = transport
         self._memory = transport.memory
-        self._groups: list[Group] = []
+        self._held: list[Held] = []
         self._unusable = ""
         self._withdrawn = ""  # what calls are told that it was closed amid
         self._lock = threading.Lock()  # over all three where the session is closed
@@ -163,7 +181,7 @@ class Session:
         with self._lock:
             closed = self._withdrawn
             if not closed:
-                self._groups.append(group)
+                self._held.append(group)
         if closed:
             with contextlib.suppress(CollectiveError):
                 group.leave()
@@ -171,8 +189,8 @@ class Session:
 
     def _left(self, group: Group) -> None:
         """A group takes part no longer."""
-        if group in self._groups:
-            self._groups.remove(group)
+        if group in self._held:
+            self._held.remove(group)
 
     @contextlib.contextmanager
     def _until_closed(self) -> Iterator[None]:
@@ -240,8 +258,8 @@ class Session:
             self._unusable = f"the session with {self.worker} is closed; connect again"
             self._withdrawn = f"the session with {self.worker} was closed during this call; connect again"
         try:
-            self._withdraw()
-            for group in list(self._groups):
+            self._withdraw(self._withdrawn)
+            for group in list(self._held):
                 try:
                     group.leave()
                 except CollectiveError as error:
@@ -253,13 +271,12 @@ class Session:
                 self._rpc.close()
                 lifetime.closed(self)
 
-    def _withdraw(self) -> None:
+    def _withdraw(self, why: str) -> None:
         """Ends what other threads wait for; what nobody waits for is waited for when its group is left."""
-        self._rpc.withdraw(self._withdrawn)
-        self._transport.withdraw(self._withdrawn)
-        for group in list(self._groups):
-            if isinstance(group, Group):  # cross-device operations are held there too
-                group._withdraw(self._withdrawn)
+        self._rpc.withdraw(why)
+        self._transport.withdraw(why)
+        for group in list(self._held):
+            group._withdraw(why)
 
     def __enter__(self) -> Self:
         return self
@@ -268,7 +285,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if not self._unusable:
-            for group in list(self._groups):
+            for group in list(self._held):
                 group.__exit__(kind, error, traceback)
         self.close()
 
@@ -291,7 +308,7 @@ class Session:
 
     def _after_fork(self) -> None:
         self._unusable = f"the session with {self.worker} is the parent's; connect again in the child itself"
-        for group in self._groups:
+        for group in self._held:
             group._after_fork()
         self._transport.close()
 

@@ -87,9 +87,9 @@ class Several(Work):
     """A reduction in several collectives; of this rank's own sparse leaves the result keeps `dense_shape`."""
 
     def __init__(
-        self, calls: Sequence[Call], doorbell: Route, uncollected: Uncollected, parts: Sequence[Part], whole: Value
+        self, calls: Sequence[Call], route: Route, uncollected: Uncollected, parts: Sequence[Part], whole: Value
     ) -> None:
-        super().__init__(calls, doorbell, uncollected)
+        super().__init__(calls, route, uncollected)
         self._parts = {id(call): part for call, part in zip(calls, parts, strict=True)}
         self._whole = whole
 

@@ -30,10 +30,10 @@ class Work:
     FailedPreconditionError.
     """
 
-    def __init__(self, calls: Sequence[Call], doorbell: Route, uncollected: Uncollected) -> None:
+    def __init__(self, calls: Sequence[Call], route: Route, uncollected: Uncollected) -> None:
         self._call = calls[0]
         self._calls = tuple(calls)  # see `several`; in order of submission
-        self._route = doorbell
+        self._route = route
         self._uncollected = uncollected
         self._lock = threading.Lock()
         self._collected = False

@@ -38,7 +38,7 @@ def test_a_group_that_failed_is_joined_again_at_the_next_call(three_workers: Any
         ranks.groups[1].abort("for this test")
         assert np.array_equal(ops.reduce("sum", given, given).primary, summed(given))
         (again,) = spread_from(session)._ranks.values()
-        assert ranks.over and not again.over and all(group not in session._groups for group in ranks.groups)
+        assert ranks.over and not again.over and all(group not in session._held for group in ranks.groups)
 
 
 def test_the_same_devices_are_joined_once_and_others_apart(three_workers: Any) -> None:
@@ -132,7 +132,7 @@ def test_the_default_of_the_environment_is_a_deadline_too(make_cluster: Any, mon
 def test_a_session_that_cannot_leave_says_whose_groups_they_are(two_workers: Any) -> None:
     with cd.connect(two_workers.addresses[0]) as session:
         cd.NcclAllReduce(session=session).reduce("sum", value(2), value(2))
-        assert [group.name.startswith("cross-device") for group in session._groups] == [True] * 3
+        assert [group.name.startswith("cross-device") for group in session._held] == [True] * 3
 
 
 def test_a_worker_that_is_lost_is_an_error_the_others_go_on_and_its_successor_is_found(make_cluster: Any) -> None:

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, cast
 
 from collectived.arguments import sendable
 from collectived.cross_device.devices import full_name
@@ -40,7 +39,7 @@ def spread_from(session: Session | None, deadline: Deadline = NEVER) -> Spread:
     session = default_session(deadline) if session is None else session
     session._check_usable()
     with _lock:
-        for held in cast("list[Any]", session._groups):
+        for held in session._held:
             if isinstance(held, Spread):
                 return held
         return Spread(session)
@@ -64,7 +63,7 @@ class Spread:
         self._sessions = {self._task: session}
         self._known: dict[int, Whereabouts] = {}
         self._ranks: dict[tuple[str, ...], Ranks] = {}
-        cast("list[Any]", session._groups).append(self)
+        session._held.append(self)
 
     def devices(self, names: Iterable[str], deadline: Deadline = NEVER) -> tuple[str, ...]:
         """These devices in full; names that say no worker are devices of the session's.
@@ -172,7 +171,7 @@ class Spread:
             for session in self._sessions.values():
                 if session is not self._home:
                     session.close()
-        held = cast("list[Any]", self._home._groups)
+        held = self._home._held
         if self in held:
             held.remove(self)
 
@@ -180,6 +179,11 @@ class Spread:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.leave()
+
+    def _withdraw(self, why: str) -> None:
+        for session in list(self._sessions.values()):
+            if session is not self._home:
+                session._withdraw(why)
 
     def _after_fork(self) -> None:
         """Nothing to do: the sessions and groups held here are cut off by themselves."""

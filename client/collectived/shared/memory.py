@@ -96,17 +96,17 @@ class SessionSocket:
         self._buffer = bytearray(wire.MAX_MESSAGE)
         self._withdrawn = ""  # why nobody waits any more
 
-    def ask(self, size: int, patience: float = _PATIENCE) -> shared.Arena:
+    def ask(self, size: int, limit: Limit) -> shared.Arena:
         """An arena of at least `size` bytes, mapped.
 
         Raises:
-            UnavailableError: no answer within `patience` seconds; one that comes later serves the next who asks.
+            UnavailableError: no answer within the limit; one that comes later serves the next who asks.
             CollectiveError: as the worker refused it, or because it is lost.
         """
-        if not door.send(self.socket, wire.arena(wire.Kind.ARENA_ASK, 0, size), patience):
+        if not door.send(self.socket, wire.arena(wire.Kind.ARENA_ASK, 0, size), limit.remaining):
             raise UnavailableError(f"{self._worker} is lost: it does not take messages any more; connect again")
         while True:
-            found = self._answer(patience)
+            found = self._answer(limit)
             if found.size >= size:
                 return found
 
@@ -122,8 +122,8 @@ class SessionSocket:
         if kind is not wire.Kind.PONG:
             raise InternalError(f"{self._worker} began a session socket with {kind.name}")
 
-    def _answer(self, patience: float) -> shared.Arena:
-        kind, message, descriptor = self._receive(Limit.of(patience), "a request for memory")
+    def _answer(self, limit: Limit) -> shared.Arena:
+        kind, message, descriptor = self._receive(limit, "a request for memory")
         try:
             if kind is wire.Kind.REFUSED:
                 code, text = wire.parse_refused(message)
@@ -162,8 +162,8 @@ class SessionSocket:
         return InternalError(f"{self._worker} sent something unexpected ({error}); connect again")
 
     def drop(self, number: int) -> None:
-        """Gives an arena back."""
-        door.send(self.socket, wire.arena(wire.Kind.ARENA_DROP, number, 0), _PATIENCE)
+        """Gives an arena back, unless the worker is too far behind to be told: then with the session."""
+        door.send(self.socket, wire.arena(wire.Kind.ARENA_DROP, number, 0), 0.0)
 
     def withdraw(self, why: str) -> None:
         """The session is being closed: who waits for an answer gets a CancelledError."""
@@ -233,16 +233,16 @@ class Memory:
         self._spares.pop(prepared, None)
 
     def _take(self, nbytes: int, patience: float = _PATIENCE) -> Slot:
-        patience = min(patience, _PATIENCE)
-        if not self._lock.acquire(timeout=patience):
-            raise UnavailableError(f"another thread has waited for memory of the worker for {patience:g} s")
+        limit = Limit.of(min(patience, _PATIENCE))
+        if not self._lock.acquire(timeout=limit.remaining):
+            raise UnavailableError(f"another thread has waited for memory of the worker for {limit.asked:g} s")
         try:
             slot = self._fit(nbytes)
             if slot is None and self._spares:
                 self._spares.clear()
                 slot = self._fit(nbytes)
             if slot is None:
-                self._grow(nbytes, patience)
+                self._grow(nbytes, limit)
                 slot = self._fit(nbytes)
             if slot is None:
                 raise InternalError(f"{nbytes} bytes do not fit into an arena made for them")
@@ -260,14 +260,14 @@ class Memory:
                 return Slot(arena, taken, self._returned)
         return None
 
-    def _grow(self, nbytes: int, patience: float) -> None:
+    def _grow(self, nbytes: int, limit: Limit) -> None:
         least = max(1, -(-nbytes // _PAGES)) * _PAGES
         total = sum(arena.size for arena in self._map[1])
         try:
-            self._add(self._source.ask(max(least, FIRST, min(total, LARGEST)), patience))
+            self._add(self._source.ask(max(least, FIRST, min(total, LARGEST)), limit))
         except ResourceExhaustedError:
             self._drop_unused()
-            self._add(self._source.ask(least, patience))
+            self._add(self._source.ask(least, limit))
 
     def _add(self, mapped: shared.Arena) -> None:
         if mapped.memory is None:

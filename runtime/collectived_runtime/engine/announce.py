@@ -51,9 +51,7 @@ def announce(
                     try:
                         heard(word, frame.chain)
                     except (DecodeError, InvalidArgumentError) as error:
-                        broken = LinkBroken(f"an announcement that cannot be read: {error}")
-                        broken.peer = links[peer].peer
-                        raise broken from None
+                        raise LinkBroken(f"an announcement that cannot be read: {error}", links[peer].peer) from None
                 case Send(peer):
                     assert word is not None, "an announcement is passed on after it has been heard"
                     yield from _send(links[peer], [replace(frame, length=len(word)).encode(), word])
@@ -76,9 +74,7 @@ def _receive(
         judge(link, expected.encode(), header)
         yield waiting
     if got.length > LONGEST:
-        error = LinkBroken(f"it announces {got.length} bytes")
-        error.peer = link.peer
-        raise error
+        raise LinkBroken(f"it announces {got.length} bytes", link.peer)
     link.take_header()
     word = bytearray(got.length)
     at = 0

@@ -105,6 +105,7 @@ class Bells:
     def close(self) -> None:
         for seat in self.seats.values():
             seat.close()
+        self._buffer = bytearray()  # what is left of a lane is collected late, for all of it is a cycle
 
     def _announce(self, seat: Seat, arena: Arena) -> None:
         self.tell(seat, wire.arena(wire.Kind.ARENA, arena.number, arena.size), arena.descriptor)

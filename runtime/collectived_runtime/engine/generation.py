@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,6 @@ from collectived_proto.errors import Code
 from collectived_proto.local import wire
 from collectived_proto.types import (
     Broadcast,
-    Collective,
     Recv,
     ReportKind,
     Scatter,
@@ -28,7 +26,6 @@ from collectived_proto.types import (
 )
 from collectived_runtime.engine import preliminary, verdicts
 from collectived_runtime.engine import strand as strands
-from collectived_runtime.engine.announce import announce
 from collectived_runtime.engine.flood import Flood
 from collectived_runtime.engine.ledger import Arrival, Instance, Ledger
 from collectived_runtime.engine.links import LEFT_TEXT, Links
@@ -39,7 +36,7 @@ from collectived_runtime.engine.reports import Reports
 from collectived_runtime.engine.results import Exhausted, Slot
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
-from collectived_runtime.engine.strand import Wait
+from collectived_runtime.engine.stages import Stages
 from collectived_runtime.engine.workshop import Workshop
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken
@@ -61,7 +58,7 @@ class Generation:
         self.newcomers = Newcomers(shop, self.ledger)
         self.posts = Posts(shop, number, self.reports, self.fail, self.link_broken)
         self._shop = shop
-        self._chain = bytes(8)
+        self._stages = Stages(shop, number, self._disputed, self._judge)
         self._said_goodbye: set[Link] = set()  # amid what they were needed for
         self._told: tuple[Verdict, bytes] | None = None  # the latest verdict, as clients are told it
         self._late: list[tuple[Seat, int]] = []  # what has not come by its own deadline, until there is a verdict
@@ -193,73 +190,17 @@ class Generation:
         collective, topology = instance.collective, self._shop.topology
         alone = len(topology.peers) == 1
         if not alone and not instance.announced and isinstance(collective.operation, (Broadcast, Scatter)):
-            self._announce(instance, collective, collective.operation.root)
+            root = collective.operation.root
+            self.running = self._stages.announcement(instance, root, lambda: self._begin(instance))
         elif collective.lengths_differ and collective.leaves and not instance.rows:
             own = {rank: preliminary.rows_of(one.prepared.collective) for rank, one in instance.arrivals.items()}
             if alone:
                 instance.rows = tuple(own[rank] for rank in sorted(own))
                 self._carry_out(instance)
             else:
-                self._exchange_rows(instance, own)
+                self.running = self._stages.exchange(instance, own, lambda: self._carry_out(instance))
         else:
             self._carry_out(instance)
-
-    def _announce(self, instance: Instance, collective: Collective, root: int) -> None:
-        strand = preliminary.announcement(self._shop.topology, root)
-        known = not collective.open
-        word = preliminary.word(collective) if root in self._shop.topology.ranks else None
-        group = self._shop.topology.group
-        frame = frames.Frame(
-            frames.FrameKind.WORD,
-            0,
-            0,
-            0,
-            group.key,
-            self.number,
-            instance.number,
-            strand.plan_hash,
-            self._next_chain(instance) if known else bytes(8),
-            0,
-            0,
-        )
-
-        def heard(word: bytes, chain: bytes) -> None:
-            told, contract = preliminary.told(word)
-            model = instance.model
-            agrees = model is None or preliminary.agrees(model, told, contract)
-            instance.described(told, contract)
-            if not agrees or chain != self._next_chain(instance):  # or we have agreed on other things before
-                instance.disputed = True
-                self.reports.fault(ReportKind.MISMATCH, instance.number)
-
-        def start(_: Strand, links: dict[int, Link]) -> Iterator[Wait]:
-            return announce(strand.plan, links, frame, word, known, heard, self._judge)
-
-        def announced() -> None:
-            instance.announced = True
-            if not instance.disputed:
-                self._begin(instance)
-
-        self.running = Running(instance, preliminary.alone(strand), None, start, announced)
-
-    def _exchange_rows(self, instance: Instance, own: dict[int, tuple[int, ...]]) -> None:
-        topology = self._shop.topology
-        columns = preliminary.rows_per_rank(instance.collective, topology.group)
-        program = self._shop.programs.get(columns)
-        if program is None:
-            program = preliminary.lengths(instance.collective, topology)
-            self._shop.keep(columns, program)
-        mine = np.zeros((topology.group.size, columns), np.int64)
-        for rank, rows in own.items():
-            mine[rank] = rows
-        all_rows = np.empty_like(mine)
-
-        def exchanged() -> None:
-            instance.rows = tuple(map(tuple, all_rows.tolist()))
-            self._carry_out(instance)
-
-        start = self._starter(instance, program, [preliminary.Table(mine)], all_rows.reshape(-1).view(np.uint8))
-        self.running = Running(instance, program, None, start, exchanged)
 
     def _carry_out(self, instance: Instance) -> None:
         self.newcomers.tell(instance.number)
@@ -282,35 +223,7 @@ class Generation:
             self._tell_done(instance, program, slot, 0, True)
             self._finished(instance, program, slot)
             return
-        start = self._starter(instance, program, sources, memory)
-        self._chain = self._next_chain(instance)
-        self.running = Running(instance, program, slot, start)
-
-    def _starter(
-        self, instance: Instance, program: Program, sources: list[Any], memory: NDArray[np.uint8] | None
-    ) -> Callable[[Strand, dict[int, Link]], Iterator[Wait]]:
-        shop, chain = self._shop, self._next_chain(instance)
-
-        def start(strand: Strand, links: dict[int, Link]) -> Iterator[Wait]:
-            stamp = frames.Stamp(
-                shop.topology.group.key,
-                self.number,
-                instance.number,
-                strand.pack_number,
-                strand.shard,
-                strand.plan_hash,
-                chain,
-            )
-            tools = (shop.workspace, shop.help, shop.counters)
-            return strands.run(program, strand, sources, memory, *tools, links, stamp, self._judge)
-
-        return start
-
-    def _next_chain(self, instance: Instance) -> bytes:
-        """Ranks of one worker have compared their contracts; the chain is for peers."""
-        if len(self._shop.topology.peers) == 1:
-            return self._chain
-        return frames.next_chain(self._chain, instance.contract)
+        self.running = self._stages.program(instance, program, slot, sources, memory)
 
     def _strand_done(self, running: Running, strand: Strand) -> None:
         """Done means done: only when all strands of a pack have ended are its ranks told."""
@@ -375,7 +288,7 @@ class Generation:
         try:
             frame = frames.parse(got)
         except frames.BadFrame as error:
-            raise _nonsense(link, str(error)) from None
+            raise LinkBroken(str(error), link.peer) from None
         assert self.running is not None
         if frame.kind is not frames.FrameKind.BYE:
             self._compare(link, frame, self.running.instance.number)
@@ -384,6 +297,9 @@ class Generation:
             self.reports.fault(ReportKind.LINK, self.running.instance.number, worker=link.peer, text=LEFT_TEXT)
         return True
 
+    def _disputed(self, instance: Instance) -> None:
+        self.reports.fault(ReportKind.MISMATCH, instance.number)
+
     def _frame_early(self, link: Link, frame: frames.Frame) -> None:
         """A frame on an idle link: of an instance to come it waits, of one that is over it differs from what we did."""
         self._compare(link, frame, self.ledger.next - 1)
@@ -391,7 +307,7 @@ class Generation:
     def _compare(self, link: Link, frame: frames.Frame, latest: int) -> None:
         """`latest` is the last instance of which no frame is to come here; a frame of it, or before, is a mismatch."""
         if (frame.key, frame.generation) != (self._shop.topology.group.key, self.number):
-            raise _nonsense(link, f"a frame of generation {frame.generation}")
+            raise LinkBroken(f"a frame of generation {frame.generation}", link.peer)
         if frame.instance > latest:
             return
         instance = self.ledger.find(frame.instance)
@@ -485,9 +401,3 @@ class Generation:
         self.posts.close()
         self.flood.close()
         self.links.close()
-
-
-def _nonsense(link: Link, what: str) -> LinkBroken:
-    error = LinkBroken(what)
-    error.peer = link.peer
-    return error

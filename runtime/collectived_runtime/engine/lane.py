@@ -30,6 +30,7 @@ from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.results import Results, Workspace
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
+from collectived_runtime.engine.strand import Tools
 from collectived_runtime.engine.watch import Watch
 from collectived_runtime.engine.workshop import Surroundings, Workshop
 
@@ -54,9 +55,8 @@ class Lane:
         self._bells = Bells(self._watch, self._message, self._lost)
         self._results = Results(surroundings.budget, self._bells, self._grown)
         help = Help(surroundings.crew, lambda: self._watch.ask(_look))
-        self._shop = Workshop(
-            topology, self.name, surroundings, self._watch, self._bells, self._results, help, Workspace(self._grown)
-        )
+        tools = Tools(Workspace(self._grown), help, Counters())
+        self._shop = Workshop(topology, self.name, surroundings, self._watch, self._bells, self._results, tools)
         self._past: dict[int, Verdict] = {}  # how earlier generations of this lane ended
         self._early: list[Callable[[], None]] = []  # what was submitted to a generation that has not begun here
         self._early_verdicts: list[Verdict] = []  # and verdicts about one
@@ -204,7 +204,7 @@ class Lane:
         idle = done == before and self.running is None
         self._tidy_at = now + self._idle_after if not idle or self._results.tidy() else math.inf
         if idle:
-            self._shop.workspace.tidy()
+            self._shop.tools.workspace.tidy()
 
     def _looks(self) -> bool:
         """Whether what is to come next may come soon, and there is a core to look for it.

@@ -197,9 +197,7 @@ class Links:
             self._lost(link.peer, str(error))
 
     def _lost(self, task: int, why: str) -> None:
-        error = LinkBroken(why)
-        error.peer = task
-        self._broken(error)
+        self._broken(LinkBroken(why, task))
 
     def _ask(self, place: int, channel: int) -> None:
         self._links[place, channel] = None

@@ -106,7 +106,7 @@ class WayOut:
                 self._send(link)
         except (LinkBroken, frames.BadFrame) as error:
             self._end(link)
-            self._broken(broken_by(error, link.peer))
+            self._broken(LinkBroken(str(error), link.peer))
 
     def _unreachable(self, error: LinkBroken) -> None:
         self._dead = True
@@ -165,19 +165,12 @@ def dial(
             watch.ask(lambda: link.close() if closed() else there(link), link.close)
 
         def failed(task: int, why: str) -> None:
-            error = broken_by(LinkBroken(f"it cannot be reached: {why}"), task)
+            error = LinkBroken(f"it cannot be reached: {why}", task)
             watch.ask(lambda: None if closed() else broken(error))
 
         shop.around.exchange.dial(Call(address_of(peer.link_address), hello, arrived, failed))
 
     return reach
-
-
-def broken_by(error: Exception, peer: int) -> LinkBroken:
-    """What happened to the link to a peer."""
-    broken = error if isinstance(error, LinkBroken) else LinkBroken(str(error))
-    broken.peer = peer
-    return broken
 
 
 # Given the frame and the description of a letter, the memory for its leaves; None: there is none.
@@ -221,7 +214,7 @@ class WayIn:
             self.close()
         except (LinkBroken, frames.BadFrame) as error:
             self.close()
-            self._broken(broken_by(error, self._link.peer))
+            self._broken(LinkBroken(str(error), self._link.peer))
 
     def _read(self) -> Iterator[None]:
         """Reads letter after letter; each yield waits for the link."""

@@ -6,6 +6,7 @@ A generator like `execute`: yields what it waits for, and is closed to stop it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,14 +29,25 @@ Array = NDArray[Any]
 Wait = Sequence[tuple[Link | Job, int]]  # as of `execute`; a job is waited for with 0
 
 
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What the strands of a lane work with.
+
+    Attributes:
+        workspace: scratch memory. help: with folding what is large. counters: are told how much is folded and copied.
+    """
+
+    workspace: Workspace
+    help: Help
+    counters: Counters
+
+
 def run(
     program: Program,
     strand: Strand,
     sources: Sequence[Sources],
     result: NDArray[np.uint8] | None,
-    workspace: Workspace,
-    help: Help,
-    counters: Counters,
+    tools: Tools,
     links: Mapping[int, Link],
     stamp: Stamp,
     judge: Judge,
@@ -45,48 +57,35 @@ def run(
     Args:
         sources: what the contributing local ranks submitted, in rank order.
         result: the instance's result slot; None where nothing is delivered on this worker.
-        help: with folding what is large.
-        counters: are told how much is folded and copied here.
+        tools: of the lane.
         links: by place, at least those of `strand.peers`.
     """
     arithmetic = program.arithmetic[strand.pack_number]
     output = None if result is None else _output(strand, result)
     if arithmetic is not None and program.alone and strand.cut is None:
         if output is not None and sources:
-            yield from _combined(strand, arithmetic, sources, output, help, counters)
+            yield from _combined(strand, arithmetic, sources, output, tools)
         return
-    workspace.begin(strand.pack_number)
+    tools.workspace.begin(strand.pack_number)
     try:
-        yield from _across(program, strand, sources, output, workspace, help, counters, links, stamp, judge)
+        buffers = yield from _buffers(program, strand, sources, output, tools)
+        yield from execute(strand.plan, buffers, links, stamp, judge)
     finally:
-        workspace.end(strand.pack_number)
+        tools.workspace.end(strand.pack_number)
 
 
-def _across(
-    program: Program,
-    strand: Strand,
-    sources: Sequence[Sources],
-    output: Array | None,
-    workspace: Workspace,
-    help: Help,
-    counters: Counters,
-    links: Mapping[int, Link],
-    stamp: Stamp,
-    judge: Judge,
-) -> Iterator[Wait]:
-    """Folds or gathers what the local ranks have, and carries the plan out."""
-    arithmetic, cut, pack = program.arithmetic[strand.pack_number], strand.cut, strand.pack
+def _buffers(
+    program: Program, strand: Strand, sources: Sequence[Sources], output: Array | None, tools: Tools
+) -> Generator[Wait, None, Buffers]:
+    """What the plan works on: what the local ranks have, folded or put side by side."""
+    arithmetic, cut = program.arithmetic[strand.pack_number], strand.cut
     if arithmetic is not None:
-        buffers = yield from _folded(strand, arithmetic, sources, output, workspace, help, counters)
-    elif cut is not None:
-        leaves = {
-            rank: _whole(source, strand).view(to_numpy(pack.dtype))
-            for rank, source in zip(program.sources, sources, strict=True)
-        }
-        buffers = yield from _handed_over(strand, cut, leaves, output, workspace, counters)
-    else:
-        buffers = yield from _moved(strand, sources, output, workspace, counters)
-    yield from execute(strand.plan, buffers, links, stamp, judge)
+        return (yield from _folded(strand, arithmetic, sources, output, tools))
+    if cut is None:
+        return (yield from _moved(strand, sources, output, tools))
+    dtype = to_numpy(strand.pack.dtype)
+    leaves = {rank: _whole(source, strand).view(dtype) for rank, source in zip(program.sources, sources, strict=True)}
+    return (yield from _handed_over(strand, cut, leaves, output, tools))
 
 
 def at_once(program: Program, sources: Sequence[Sources], result: NDArray[np.uint8], counters: Counters) -> None:
@@ -106,11 +105,11 @@ def at_once(program: Program, sources: Sequence[Sources], result: NDArray[np.uin
 
 
 def _combined(
-    strand: Strand, arithmetic: Arithmetic, sources: Sequence[Sources], output: Array, help: Help, counters: Counters
+    strand: Strand, arithmetic: Arithmetic, sources: Sequence[Sources], output: Array, tools: Tools
 ) -> Iterator[Wait]:
     """The result, where all that contribute are here."""
     for arrays, out in _side_by_side(strand, sources, output):
-        yield from _spread(arithmetic.combine, arithmetic.partial_bytes, arrays, out, help, counters)
+        yield from _spread(arithmetic.combine, arithmetic.partial_bytes, arrays, out, tools)
 
 
 def _output(strand: Strand, result: NDArray[np.uint8]) -> Array:
@@ -140,7 +139,7 @@ def _side_by_side(strand: Strand, sources: Sequence[Sources], out: Array) -> Ite
 
 
 def _moved(
-    strand: Strand, sources: Sequence[Sources], output: Array | None, workspace: Workspace, counters: Counters
+    strand: Strand, sources: Sequence[Sources], output: Array | None, tools: Tools
 ) -> Generator[Wait, None, Buffers]:
     """Buffers for elements that travel as they are; at most one local rank contributes."""
     dtype = to_numpy(strand.pack.dtype)
@@ -150,29 +149,24 @@ def _moved(
         if whole is not None:
             mine = whole.view(dtype)
         else:
-            mine = workspace.buffer(strand.pack_number, strand.pack.count * dtype.itemsize).view(dtype)
+            mine = tools.workspace.buffer(strand.pack_number, strand.pack.count * dtype.itemsize).view(dtype)
             for offset, leaf in sources[0].leaves(strand.pack_number):
                 part = leaf.view(dtype)
                 np.copyto(mine[offset : offset + len(part)], part)
-                counters.copied_bytes += part.nbytes
+                tools.counters.copied_bytes += part.nbytes
                 yield AGAIN
     assert mine is not None
     return Buffers(mine, mine, output, _never, _copy, _stays)
 
 
 def _handed_over(
-    strand: Strand,
-    cut: Cut,
-    leaves: Mapping[int, Array],
-    output: Array | None,
-    workspace: Workspace,
-    counters: Counters,
+    strand: Strand, cut: Cut, leaves: Mapping[int, Array], output: Array | None, tools: Tools
 ) -> Generator[Wait, None, Buffers]:
     """Buffers for rows that go their ways: what stays on this worker is put in its place at once."""
     dtype = to_numpy(strand.pack.dtype)
     if output is None:
         output = np.empty(0, dtype)
-    counters.copied_bytes += sum(part.stop - part.start for part in cut.local) * dtype.itemsize
+    tools.counters.copied_bytes += sum(part.stop - part.start for part in cut.local) * dtype.itemsize
     for part in cut.local:
         yield from copied(leaves[part.rank][part.start : part.stop], output[part.to :])
     windows = {Buffer.OUTPUT: cut.receiving}
@@ -183,9 +177,9 @@ def _handed_over(
         windows[Buffer.INPUT] = Window((ahead,))
     elif cut.sent:
         end = max(cut.sending.at(part.to) + part.stop - part.start for part in cut.sent)
-        sending = workspace.buffer(strand.pack_number, end * dtype.itemsize).view(dtype)
+        sending = tools.workspace.buffer(strand.pack_number, end * dtype.itemsize).view(dtype)
         windows[Buffer.INPUT] = cut.sending
-        counters.copied_bytes += sum(part.stop - part.start for part in cut.sent) * dtype.itemsize
+        tools.counters.copied_bytes += sum(part.stop - part.start for part in cut.sent) * dtype.itemsize
         for part in cut.sent:
             yield from copied(leaves[part.rank][part.start : part.stop], sending[cut.sending.at(part.to) :])
     return Buffers(sending, sending, output, _never, _in_place_already, _stays, windows)
@@ -206,9 +200,7 @@ def _folded(
     arithmetic: Arithmetic,
     sources: Sequence[Sources],
     output: Array | None,
-    workspace: Workspace,
-    help: Help,
-    counters: Counters,
+    tools: Tools,
 ) -> Generator[Wait, None, Buffers]:
     """Buffers for elements that are folded: first the local ranks, in rank order, into partial sums.
 
@@ -221,7 +213,7 @@ def _folded(
     if output is not None and arithmetic.in_place and len(output) == count:
         partials = output
     else:  # shared by the shards of a pack, each of which keeps to its span
-        memory = workspace.buffer(strand.pack_number, count * arithmetic.partial_bytes)
+        memory = tools.workspace.buffer(strand.pack_number, count * arithmetic.partial_bytes)
         partials = arithmetic.partials(memory, count)
     if not sources:  # a signal: nobody reads its value
         return Buffers(partials, partials, partials, arithmetic.fold, _copy, _stays)
@@ -230,7 +222,7 @@ def _folded(
         mine = whole.view(to_numpy(strand.pack.dtype))
         return Buffers(mine, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here, windows)
     for arrays, out in _side_by_side(strand, sources, partials):
-        yield from _spread(arithmetic.gather, arithmetic.partial_bytes, arrays, out, help, counters)
+        yield from _spread(arithmetic.gather, arithmetic.partial_bytes, arrays, out, tools)
     return Buffers(partials, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here, windows)
 
 
@@ -251,12 +243,7 @@ def _whole(source: Sources, strand: Strand) -> NDArray[np.uint8]:
 
 
 def _spread(
-    fold: Callable[[list[Array], Array], None],
-    row_bytes: int,
-    arrays: list[Array],
-    out: Array,
-    help: Help,
-    counters: Counters,
+    fold: Callable[[list[Array], Array], None], row_bytes: int, arrays: list[Array], out: Array, tools: Tools
 ) -> Iterator[Wait]:
     """fold(arrays, out), stretch by stretch with looks at the world in between; what is large with the help of others.
 
@@ -264,20 +251,20 @@ def _spread(
         row_bytes: that one row of `out` takes while it is folded.
     """
 
-    counters.folded_bytes += len(arrays) * arrays[0].nbytes
+    tools.counters.folded_bytes += len(arrays) * arrays[0].nbytes
 
     def part(start: int, stop: int) -> None:
         fold([array[start:stop] for array in arrays], out[start:stop])
 
     length = len(out)
-    if not help.there or length * row_bytes < SPREAD_BYTES:
+    if not tools.help.there or length * row_bytes < SPREAD_BYTES:
         stretch = max(1, STRETCH_BYTES // row_bytes)
         for start in range(0, length, stretch):
             if start:
                 yield AGAIN
             part(start, min(start + stretch, length))
         return
-    job = help.begin(length, max(1, PIECE_BYTES // row_bytes), part)
+    job = tools.help.begin(length, max(1, PIECE_BYTES // row_bytes), part)
     try:
         while job.step():
             yield AGAIN

@@ -11,11 +11,12 @@ from collectived_proto.types import CommunicationImplementation, Report
 from collectived_runtime.engine import preliminary
 from collectived_runtime.engine.bells import Bells
 from collectived_runtime.engine.counters import Counters
-from collectived_runtime.engine.crew import Crew, Help
+from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.ledger import Instance
 from collectived_runtime.engine.links import Exchange
 from collectived_runtime.engine.program import Program, Topology, compose
-from collectived_runtime.engine.results import Budget, Results, Workspace
+from collectived_runtime.engine.results import Budget, Results
+from collectived_runtime.engine.strand import Tools
 from collectived_runtime.engine.watch import Watch
 
 log = logging.getLogger("collectived.lane")
@@ -47,11 +48,13 @@ class Workshop:
     watch: Watch
     bells: Bells
     results: Results
-    help: Help
-    workspace: Workspace
-    counters: Counters = field(default_factory=Counters)
+    tools: Tools
     programs: dict[Any, Program] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # what users should know; said once in the log, and in status
+
+    @property
+    def counters(self) -> Counters:
+        return self.tools.counters
 
     def program(self, instance: Instance) -> Program:
         """What carries out an instance of which everything is known."""

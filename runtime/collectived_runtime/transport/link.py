@@ -21,9 +21,15 @@ AHEAD_BYTES = 4 << 10  # read together with a header: a small frame takes one sy
 
 
 class LinkBroken(Exception):
-    """The connection to a peer is gone. `peer` is its task, -1 where only the stream below knows."""
+    """The connection to a peer is gone, or carries what it should not.
 
-    peer = -1
+    Attributes:
+        peer: its task; -1 as long as only the stream below knows.
+    """
+
+    def __init__(self, what: str, peer: int = -1) -> None:
+        super().__init__(what)
+        self.peer = peer
 
 
 class Stream(Protocol):

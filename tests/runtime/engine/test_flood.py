@@ -12,7 +12,6 @@ from collectived_proto.local import wire
 from collectived_proto.types import Member, Recv, ReportKind
 from collectived_runtime.engine import flood
 from collectived_runtime.engine.flood import rank_of
-from collectived_runtime.engine.mail import broken_by
 from collectived_runtime.transport.link import LinkBroken
 
 
@@ -43,7 +42,7 @@ def test_a_lost_peer_is_named_alike_by_all_that_are_left(world: Any) -> None:
     here.lane_of(last.rank).stop()
     last.bell.close()
     for lane in here.lanes[:-1]:
-        lane._watch.ask(lambda lane=lane: lane._generation.link_broken(broken_by(LinkBroken("cut"), 3)))
+        lane._watch.ask(lambda lane=lane: lane._generation.link_broken(LinkBroken("cut", 3)))
     verdicts = [rank.failed()[1] for rank in present]
     assert len({verdict.message for verdict in verdicts}) == 1
     assert all(verdict.code == Code.UNAVAILABLE and verdict.missing[0].rank == 3 for verdict in verdicts)

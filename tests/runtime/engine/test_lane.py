@@ -405,7 +405,7 @@ class Opposite:
         self.link = next(iter(here.board.dialled.values()))
         assert lane.running is not None
         strand = lane.running.program.strands[0]
-        self.stamp = Stamp(7, 100, 0, 0, 0, strand.plan_hash, lane._generation._chain)
+        self.stamp = Stamp(7, 100, 0, 0, 0, strand.plan_hash, lane._generation._stages.chain)
 
 
 class Stalled(Opposite):
@@ -514,7 +514,7 @@ def test_when_a_link_breaks_nobody_reads_on_amid_the_frames_of_others(world: Any
     links = {worker: sock for (worker, key), sock in here.board.dialled.items() if key[2] == 0}
     assert lane.running is not None
     strand = lane.running.program.strands[0]
-    stamp = Stamp(7, 100, 0, 0, 0, strand.plan_hash, lane._generation._chain)
+    stamp = Stamp(7, 100, 0, 0, 0, strand.plan_hash, lane._generation._stages.chain)
     receive = next(move for move in strand.plan[0] if isinstance(move, moves.Recv) and move.peer == 3)
     header = stamp.header(0, receive.span.start * 4, len(receive.span) * 4)
     links[3].sendall(header + b"not a header, but payload" * 100)
