@@ -135,6 +135,8 @@ class Results:
 
     def _fit(self, size: int, holders: Iterable[int]) -> Slot | None:
         for arena, slots in self._arenas:
+            if arena.size < ROOM * size:  # in so small a one nobody could keep the result
+                continue
             offset = slots.take(size)
             if offset is not None:
                 return self._slot(arena, slots, offset, size, holders)

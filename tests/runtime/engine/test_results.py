@@ -144,3 +144,11 @@ def test_a_client_lets_go_of_an_arena_that_is_withdrawn() -> None:
 def _maps(inode: int) -> int:
     with open("/proc/self/maps") as maps:
         return sum(f" {inode} " in line for line in maps)
+
+
+def test_a_large_result_lies_where_ranks_may_keep_it_and_the_one_before(make: Any) -> None:
+    """Of the arena in which it lies a rank may keep a quarter."""
+    results, _, _ = make(1 << 40)
+    for megabytes in (1, 16, 64, 100):
+        slot = results.take(megabytes << 20, (0,))
+        assert 2 * slot.size <= slot.arena.size // 4
