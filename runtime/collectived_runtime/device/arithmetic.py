@@ -158,7 +158,11 @@ class Arithmetic:
             else:
                 partials = spare[: len(into)]
                 self.gather(pieces, partials)
-                self.finish(partials, into)
+                if self.dtype in _HALVES and self.operation is ReduceOp.MEAN:  # in place, for these are ours
+                    np.true_divide(partials, self.contributions, out=partials)
+                    self._narrow(partials, into)
+                else:
+                    self.finish(partials, into)
 
     def gather(self, sources: Sequence[Array], out: Array) -> None:
         """out = sources[0] ∘ sources[1] ∘ …, widened, in that order."""
