@@ -16,6 +16,7 @@ import numpy as np
 from collectived import several, site
 from collectived.arguments import whole
 from collectived.calls.call import Call
+from collectived.calls.limit import GRACE
 from collectived.calls.outlined import OutlinedCall
 from collectived.calls.prepare import OPEN, Signatures, Special, Value, cut, locate, take_apart
 from collectived.calls.route import Address, Route
@@ -29,7 +30,6 @@ from collectived.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from collectived.shared.doorbell import GRACE
 from collectived.work import Work
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import Code, CollectiveError, error_from_verdict

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import collectived as cd
+from collectived.calls.limit import GRACE
 from collectived.errors import Code
 from collectived.shared import doorbell
-from collectived.shared.doorbell import GRACE
 from collectived_proto.local import wire
 
 SUCCESSOR = 101

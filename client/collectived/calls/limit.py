@@ -10,6 +10,9 @@ from typing import NamedTuple, Self
 from collectived_proto.deadline import Deadline
 from collectived_proto.options import seconds
 
+GRACE = 0.21  # seconds after its deadline in which a call may still hear from the worker; within 0.25 it has ended
+LONGEST_REASON = 4096  # characters of what an abort says
+
 _LEAST = 0.01  # seconds for what must be tried once at least; 0 means something else to sockets
 
 

@@ -16,6 +16,7 @@ from time import monotonic
 from collectived.arguments import sendable
 from collectived.calls.call import Call
 from collectived.calls.callbacks import Callbacks
+from collectived.calls.limit import GRACE, LONGEST_REASON
 from collectived.calls.prepare import MOST
 from collectived.calls.route import ALL, Address
 from collectived.calls.standing import Private, Standing
@@ -25,7 +26,6 @@ from collectived.errors import CollectiveError, FailedPreconditionError, Resourc
 from collectived.grpc_alone.heap import Blocks, HeapStaging
 from collectived.grpc_alone.incoming import Incoming, LaidOut, Outlined
 from collectived.grpc_alone.submission import Submission
-from collectived.shared.doorbell import GRACE
 from collectived_proto import codec
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import Code
@@ -37,7 +37,6 @@ _STOP_WITHIN = 0.09  # seconds in which a worker says that it has stopped; Ctrl-
 _AT_ONCE = 0.0  # the same after a deadline, for which there is no time left, and no need: nobody reads our memory
 _LEAVE_WITHIN = 2.0  # seconds in which a worker says what it knows when we leave,
 _LEAVE_OVER_WITHIN = 0.2  # and where that can be nothing new, for the generation is over
-_LONGEST_REASON = 4096  # characters
 _NEGLIGIBLE = 0.02  # seconds between the caller's call and the worker's clock of it that are not counted
 # With these a worker says that it has not taken a submission, and that its number is free again. That an argument is
 # wrong it says earlier, when the collective is described; InvalidArgumentError tells of what all ranks are told alike.
@@ -301,7 +300,7 @@ class Remote:
 
     def abort(self, reason: str) -> None:
         """See `Route`. What is in flight was copied when it was submitted: nobody reads the caller's memory."""
-        self._stop(self.standing.own_verdict(Code.ABORTED, sendable(reason[:_LONGEST_REASON])))
+        self._stop(self.standing.own_verdict(Code.ABORTED, sendable(reason[:LONGEST_REASON])))
 
     def _stop(self, verdict: Verdict, within: float = _STOP_WITHIN) -> None:
         standing = self.standing

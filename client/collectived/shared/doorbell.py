@@ -15,6 +15,7 @@ from time import monotonic
 from collectived.arguments import sendable
 from collectived.calls.call import Call
 from collectived.calls.callbacks import Callbacks
+from collectived.calls.limit import LONGEST_REASON
 from collectived.calls.route import ALL, Address
 from collectived.calls.standing import Standing
 from collectived.calls.turns import LOOK_UP, Turns
@@ -26,13 +27,11 @@ from collectived_proto.local import wire
 from collectived_proto.local.spin import Spin, cores
 from collectived_proto.types import GroupInfo, Verdict
 
-GRACE = 0.21  # seconds after its deadline in which a call may still hear from the worker
-_CUT_WITHIN = 0.02  # seconds in which the worker says that it has stopped: together they are within the promised 0.25
+_CUT_WITHIN = 0.02  # seconds in which the worker says that it has stopped: with GRACE within the promised 0.25
 PING_EVERY = 5.0  # seconds of silence after which the worker is asked whether it lives, and again until it is lost
 _ROOM_WITHIN = 10.0  # seconds in which a worker makes room for a message
 _LEAVE_WITHIN = 1.0  # seconds in which a worker says what it knows when we leave
 _STOP_WITHIN = 0.09  # seconds in which a worker says that it has stopped; Ctrl-C is to be over within 0.1
-_LONGEST_REASON = 4096  # characters
 
 
 class Doorbell:
@@ -274,7 +273,7 @@ class Doorbell:
         Returns when the worker has said that it reads the inputs of calls in flight no more. If it has not within
         90 ms, their places in worker memory are not used again in this session.
         """
-        self._stop(self.standing.own_verdict(Code.ABORTED, sendable(reason[:_LONGEST_REASON])))
+        self._stop(self.standing.own_verdict(Code.ABORTED, sendable(reason[:LONGEST_REASON])))
 
     def _stop(self, verdict: Verdict, within: float = _STOP_WITHIN) -> None:
         with self.mutex:
