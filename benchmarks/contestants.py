@@ -39,7 +39,7 @@ class Contestant:
     variants: tuple[str, ...] = ("",)
 
     def processes(self, ranks: int) -> int:
-        """How many of its processes answer to the runner."""
+        """How many of its processes take orders."""
         return 1 if self.library == "fold" else ranks
 
     def folder(self) -> Path | None:

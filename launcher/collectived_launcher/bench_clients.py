@@ -57,7 +57,8 @@ class Place:
         if self.environments is not None:
             return Guests(program, self.environments, screen).run()
         name = new_name()
-        return _Hosts(Job(name, choose_folder(name, self.workers), self.workers, self.clients, program), screen).run()
+        job = Job(name, choose_folder(name, self.workers), self.workers, self.clients, program)
+        return LocalJob(job, Policy(daemon_restarts=0), terminal=screen).run()
 
 
 def choose(workers: int | None, clients: int | None, worker: str | None, environment: Mapping[str, str]) -> Place:
@@ -137,15 +138,6 @@ def _knock(address: str) -> None:
         raise Unreachable(f"no worker answers at {address}: {error}") from error
 
 
-class _Hosts(LocalJob):
-    """A job that is only there to measure."""
-
-    def __init__(self, job: Job, screen: Screen) -> None:
-        policy = Policy(daemon_restarts=0)
-        super().__init__(job, policy)
-        self._terminal, self._account = screen, Account(policy, screen)
-
-
 class Guests:
     """Clients of daemons that others run: started, watched and ended as those of a job."""
 
@@ -193,10 +185,14 @@ class Guests:
                     finished = finished or isinstance(action, Finish)
 
     def _gather(self, loop: Loop) -> list[Event]:
-        events: list[Event] = [ClientEnded(rank, self._clients[rank].status or 0) for rank in self._ended]
+        """As in a job: who was killed goes before those that ended by themselves, for these may have failed by it."""
+        ended = [ClientEnded(rank, self._clients[rank].status or 0) for rank in self._ended]
+        events: list[Event] = [*sorted(ended, key=lambda event: event.status >= 0)]
         self._ended = []
         while loop.signals:
             events.append(Signalled(loop.signals.popleft()))
+        if self._screen.broken and self._state.interrupted_by is None:
+            events.append(Signalled(signal.SIGPIPE))
         return [*events, Elapsed()]
 
     def _send(self, action: Send) -> None:

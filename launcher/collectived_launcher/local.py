@@ -46,14 +46,20 @@ from collectived_proto.local import jobs
 
 
 class LocalJob:
-    """One run of one job. `log_dir` gets one file per process."""
+    """One run of one job. `log_dir` gets one file per process; what they print is shown on `terminal`."""
 
     def __init__(
-        self, job: Job, policy: Policy, *, log_dir: Path | None = None, command: DaemonCommand | None = None
+        self,
+        job: Job,
+        policy: Policy,
+        *,
+        log_dir: Path | None = None,
+        command: DaemonCommand | None = None,
+        terminal: Terminal | None = None,
     ) -> None:
         self._job, self._policy, self._log_dir = job, policy, log_dir
         self._command = command or DaemonCommand()
-        self._terminal = Terminal()
+        self._terminal = terminal or Terminal()
         self._account = Account(policy, self._terminal)
         self._state = begin(policy, {})
         self._finished = False

@@ -10,7 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from collectived.calls.call import Call
-from collectived_proto.errors import Code, CollectiveError, error_class, error_from_verdict
+from collectived_proto.errors import (
+    Code,
+    CollectiveError,
+    ResourceExhaustedError,
+    error_class,
+    error_from_verdict,
+)
 from collectived_proto.local import wire
 from collectived_proto.types import GroupInfo, Member, Verdict
 
@@ -160,6 +166,37 @@ class Standing:
             f"within {call.timeout:g} s: {worker} has not answered; it may be stopped or overloaded"
         )
         return self.own_verdict(Code.DEADLINE_EXCEEDED, message, call)
+
+    def number(self, post: bool, flying: int) -> int:
+        """The number of the next collective, or send or recv, of which so many are in flight.
+
+        Raises:
+            ResourceExhaustedError: more may not be; no number is taken.
+        """
+        if flying >= wire.MAX_OUTSTANDING:
+            raise ResourceExhaustedError(
+                f"{flying} {'sends and recvs' if post else 'collectives'} of group {self.group.name!r} are in flight "
+                f"on rank {self.rank}, which is the most there may be: wait for some before starting more"
+            )
+        if post:
+            self.next_post += 1
+            return self.next_post - 1
+        self.next_instance += 1
+        return self.next_instance - 1
+
+    def lost(self, worker: str, why: str, oldest: Call | None) -> Verdict:
+        """This rank's worker is gone, and with it what is in flight, of which `oldest` began first."""
+        message = f"{worker} is lost: {why.removesuffix('; connect again')}; connect and join again"
+        return self._ends(self.withdrawn or self.own_verdict(Code.UNAVAILABLE, message, oldest))
+
+    def left(self) -> Verdict:
+        """The group has been left: what calls end with from here on."""
+        return self._ends(self.withdrawn or self.own_verdict(Code.FAILED_PRECONDITION, "the group has been left"))
+
+    def _ends(self, verdict: Verdict) -> Verdict:
+        if not self.over:
+            self.decided(verdict)
+        return verdict
 
     def own_verdict(self, code: Code, message: str, call: Call | None = None) -> Verdict:
         """What this rank decides alone, because its worker cannot tell it: about `call`, or from the next one on."""

@@ -22,7 +22,7 @@ from collectived.calls.route import ALL, Address
 from collectived.calls.standing import Private, Standing
 from collectived.calls.turns import Turns
 from collectived.connection.rpc import Worker
-from collectived.errors import CollectiveError, FailedPreconditionError, ResourceExhaustedError
+from collectived.errors import CollectiveError, FailedPreconditionError
 from collectived.grpc_alone.heap import Blocks, HeapStaging
 from collectived.grpc_alone.incoming import Incoming, LaidOut, Outlined
 from collectived.grpc_alone.submission import Submission
@@ -101,27 +101,14 @@ class Remote:
             if standing.verdict is not None:
                 call.end(standing.verdict)
                 return
-            instance = self._number(call.prepared.post)
+            post = call.prepared.post
+            instance = standing.number(post, sum(other.prepared.post == post for other in self._calls.values()))
             call.start(standing.generation, instance)
             # Copying its value may have cost all its time, and the verdict still has to come.
             call.cut = max(call.cut, min(monotonic() + GRACE, call.cut + call.copied))
             self._calls[instance] = call
             submission = self._submission(call, timeout, remaining)
         submission.begin()
-
-    def _number(self, post: bool) -> int:
-        standing = self.standing
-        flying = sum(call.prepared.post == post for call in self._calls.values())
-        if flying >= wire.MAX_OUTSTANDING:
-            raise ResourceExhaustedError(
-                f"{flying} {'sends and recvs' if post else 'collectives'} of group {standing.group.name!r} are in "
-                f"flight on rank {standing.rank}, which is the most there may be: wait for some before starting more"
-            )
-        if post:
-            standing.next_post += 1
-            return standing.next_post - 1
-        standing.next_instance += 1
-        return standing.next_instance - 1
 
     def _submission(self, call: Call, timeout: float, remaining: float) -> Submission:
         described = self._described[call.prepared.id]
@@ -230,12 +217,7 @@ class Remote:
     def _lose(self, why: str) -> None:
         if not self._lost:
             self._lost = True
-            message = f"{self._worker} is lost: {why.removesuffix('; connect again')}; connect and join again"
-            oldest = next(iter(self._calls.values()), None)
-            verdict = self.standing.withdrawn or self.standing.own_verdict(Code.UNAVAILABLE, message, oldest)
-            if not self.standing.over:
-                self.standing.decided(verdict)
-            self._end_all(verdict)
+            self._end_all(self.standing.lost(self._worker, why, next(iter(self._calls.values()), None)))
 
     def _end_all(self, verdict: Verdict) -> None:
         for call in list(self._calls.values()):
@@ -336,12 +318,7 @@ class Remote:
     def _hang_up(self) -> None:
         with self.mutex:
             self._lost = True
-            verdict = self.standing.withdrawn or self.standing.own_verdict(
-                Code.FAILED_PRECONDITION, "the group has been left"
-            )
-            if not self.standing.over:
-                self.standing.decided(verdict)
-            self._end_all(verdict)
+            self._end_all(self.standing.left())
             self._blocks.forget()
         self.callbacks.call_back()
 

@@ -19,7 +19,7 @@ from collectived.calls.limit import LONGEST_REASON
 from collectived.calls.route import ALL, Address
 from collectived.calls.standing import Standing
 from collectived.calls.turns import LOOK_UP, Turns
-from collectived.errors import FailedPreconditionError, ResourceExhaustedError
+from collectived.errors import FailedPreconditionError
 from collectived.shared import door
 from collectived.shared.flight import Echo, Flight
 from collectived_proto.errors import Code, CollectiveError
@@ -86,16 +86,9 @@ class Doorbell:
             if standing.verdict is not None:
                 call.end(standing.verdict)
                 return
-            if call.prepared.post:
-                self._check_room(flight.posts, "sends and recvs")
-                instance = standing.next_post
-                standing.next_post = instance + 1
-                flight.posts += 1
-            else:
-                if len(flight.calls) >= wire.MAX_OUTSTANDING:
-                    self._check_room(len(flight.calls) - flight.posts, "collectives")
-                instance = standing.next_instance
-                standing.next_instance = instance + 1
+            post = call.prepared.post
+            instance = standing.number(post, flight.posts if post else len(flight.calls) - flight.posts)
+            flight.posts += post
             call.start(standing.generation, instance)
             flight.calls[instance] = call
             self._heard = monotonic()
@@ -109,13 +102,6 @@ class Doorbell:
             with self.mutex:
                 self._lose("it takes no more messages")
             self.callbacks.call_back()
-
-    def _check_room(self, count: int, what: str) -> None:
-        if count >= wire.MAX_OUTSTANDING:
-            raise ResourceExhaustedError(
-                f"{count} {what} of group {self.standing.group.name!r} are in flight on rank {self.standing.rank}, "
-                "which is the most there may be: wait for some before starting more"
-            )
 
     def _make_room(self) -> None:
         """Reads what has come. Calls of an older generation end first: a completion does not say its generation."""
@@ -255,12 +241,8 @@ class Doorbell:
     def _lose(self, why: str) -> None:
         if not self._lost:
             self._lost = True
-            message = f"{self._worker} is lost: {why}; connect and join again"
             oldest = next(iter(self._flight.calls.values()), None)
-            verdict = self.standing.withdrawn or self.standing.own_verdict(Code.UNAVAILABLE, message, oldest)
-            if not self.standing.over:
-                self.standing.decided(verdict)
-            self._flight.end_all(verdict, retire=True)
+            self._flight.end_all(self.standing.lost(self._worker, why, oldest), retire=True)
 
     def error(self, verdict: Verdict, site: str = "") -> CollectiveError:
         """What a verdict is raised as. From here on the group goes on in the successor generation, if it has one."""
@@ -336,12 +318,7 @@ class Doorbell:
         self._say(wire.Kind.LEAVE)
         with self.mutex:
             self._lost = True
-            verdict = self.standing.withdrawn or self.standing.own_verdict(
-                Code.FAILED_PRECONDITION, "the group has been left"
-            )
-            if not self.standing.over:
-                self.standing.decided(verdict)
-            self._flight.end_all(verdict, retire=True)
+            self._flight.end_all(self.standing.left(), retire=True)
             door.hang_up(self._socket, self._buffer)
             self._flight.results.forget()
         self.callbacks.call_back()

@@ -6,11 +6,12 @@ waits for nobody meanwhile: where helpers are still at their last pieces, it is 
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+
+from collectived_proto.local.spin import cores
 
 SPREAD_BYTES = 1 << 20  # what is folded by one thread is over before another one has woken
 PIECE_BYTES = 512 << 10
@@ -25,8 +26,7 @@ class Crew:
     """
 
     def __init__(self, helpers: int | None = None) -> None:
-        cores = len(os.sched_getaffinity(0))
-        self.helpers = min(MOST_HELPERS, cores - 1) if helpers is None else helpers
+        self.helpers = min(MOST_HELPERS, cores() - 1) if helpers is None else helpers
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()

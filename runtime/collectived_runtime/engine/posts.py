@@ -190,6 +190,8 @@ class Posts:
                 self._forget(self._pending.pop((post.rank, post.number)))
                 for way in self._out.values():  # its caller may use its memory again
                     way.let_go(post.rank, post.number)
+                if self._over is not None:
+                    self._copying.clear()
                 self._fail(self._shop.bells.seats[post.rank], post.number, ending[0])
             elif post.deadline <= now and not post.overdue:
                 post.overdue = True

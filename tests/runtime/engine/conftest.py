@@ -297,6 +297,12 @@ class World:
             os.close(descriptor)
 
 
+def wait_for(fact: Callable[[], object]) -> None:
+    """Looks until the fact holds; the test's own time limit ends it otherwise."""
+    while not fact():
+        threading.Event().wait(0.001)
+
+
 def _kind(values: NDArray[Any]) -> Any:
     kind = from_numpy(values.dtype)
     assert kind is not None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +27,8 @@ from collectived_runtime.engine import workshop
 from collectived_runtime.plan import moves
 from collectived_runtime.transport.frame import Stamp, bye
 from collectived_runtime.transport.link import Link, TcpStream
+
+from .conftest import wait_for
 
 
 @pytest.mark.parametrize("hosts", [(1,), (2,), (4,), (1, 1), (2, 2), (3, 1), (1, 1, 1, 1)], ids=str)
@@ -431,12 +431,6 @@ def test_nonsense_that_is_read_together_with_the_last_frame_is_noticed(world: An
     peer.link.sendall(peer.stamp.header(0, 0, 16) + np.ones(4, np.float32).tobytes() + b"garbage!" * 8)
     peer.world.ranks[0].done()
     assert "frame" in peer.world.report(ReportKind.LINK).text
-
-
-def wait_for(fact: Callable[[], object]) -> None:
-    """Looks until the fact holds; the test's own time limit ends it otherwise."""
-    while not fact():
-        threading.Event().wait(0.001)
 
 
 def test_a_verdict_ends_the_wait_for_a_peer_stalled_in_the_middle_of_a_frame(world: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,8 @@ from collectived_proto.local import wire
 from collectived_proto.types import AllReduce, Recv, ReduceOp, ReportKind, Send
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine import mail, posts
+
+from .conftest import wait_for
 
 spread = pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
 
@@ -266,3 +269,21 @@ def test_a_post_that_is_overdue_fails_at_once_when_that_is_decided(world: Any, m
     here.ranks[0].post(Recv(1), remaining=0.02)
     number, verdict = here.ranks[0].failed()
     assert verdict.code == Code.DEADLINE_EXCEEDED and number >= wire.POST
+
+
+def test_a_send_that_has_failed_is_copied_no_further(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller may use its memory again, and a letter of both must not arrive."""
+
+    def without_end(source: Any, target: Any) -> Any:
+        while True:
+            yield ()
+
+    monkeypatch.setattr(posts, "copied", without_end)
+    here = world(2)
+    here.ranks[0].post(Send(1), numbers(1000))
+    wait_for(lambda: here.lanes[0].posts)
+    here.rule(here.verdict(Code.DEADLINE_EXCEEDED))
+    assert here.ranks[0].failed()[1].code == Code.DEADLINE_EXCEEDED
+    told: queue.Queue[bool] = queue.Queue()
+    here.lanes[0].query(0, lambda *_: told.put(here.lanes[0]._generation.posts.idle))
+    assert told.get(timeout=10)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from collectived_proto.local import wire
 from collectived_proto.local.arena import Arena
 from collectived_runtime.engine.results import KEPT_BYTES, Budget, Exhausted, Results, Slot, Workspace
 
-from .conftest import World
+from .conftest import World, wait_for
 
 LARGE = 4 * KEPT_BYTES
 
@@ -119,10 +118,7 @@ def test_a_lane_that_is_idle_gives_its_memory_back_and_goes_on(world: Callable[.
         rank.submit(values)
         for done in (rank.done(), rank.done()):
             rank.bell.send(wire.release((done.slot,)))
-        end = time.monotonic() + 10
-        while budget.used:
-            assert time.monotonic() < end
-            os.sched_yield()
+        wait_for(lambda: not budget.used)
 
 
 def test_a_client_lets_go_of_an_arena_that_is_withdrawn() -> None:
