@@ -11,10 +11,10 @@ from importlib.metadata import version
 
 import click
 
-from collectived_launcher.bench import bench
+from collectived_launcher.bench.command import bench
 from collectived_launcher.daemon import coordinator, simulate, worker
-from collectived_launcher.launch import launch
-from collectived_launcher.status import status
+from collectived_launcher.launch.command import launch
+from collectived_launcher.status.command import status
 
 FAILED, INTERRUPTED = 1, 130
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import click
 
-from collectived_launcher.daemons import DAEMON
+from collectived_launcher.launch.daemons import DAEMON
 
 _PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 

@@ -6,11 +6,11 @@ import json
 import sys
 from pathlib import Path
 
-from collectived_launcher.daemons import DAEMON, DaemonCommand
-from collectived_launcher.job import Job, new_name
-from collectived_launcher.launch import choose_folder
-from collectived_launcher.local import LocalJob
-from collectived_launcher.supervise import Policy
+from collectived_launcher.launch.command import choose_folder
+from collectived_launcher.launch.daemons import DAEMON, DaemonCommand
+from collectived_launcher.launch.job import Job, new_name
+from collectived_launcher.launch.local import LocalJob
+from collectived_launcher.launch.supervise import Policy
 
 
 def main() -> int:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.launcher.conftest import PATIENCE, Place
 
-from collectived_launcher.bench_record import Record, distinct, event, hear
-from collectived_launcher.bench_tables import cells, digits, heading, size
+from collectived_launcher.bench.record import Record, distinct, event, hear
+from collectived_launcher.bench.tables import cells, digits, heading, size
 
 CONDITIONS: dict[str, Any] = {
     "operation": "reduce",
@@ -38,7 +38,8 @@ ROW: dict[str, Any] = {
 BEGIN = {"event": "begin", "conditions": CONDITIONS, "sizes": [65536, 262144]}
 DRIVE = """
 import json, sys
-from collectived_launcher import __main__, bench
+from collectived_launcher import __main__
+from collectived_launcher.bench import command as bench
 tells = "import sys\\nfor line in sys.argv[1].splitlines(): print(line)\\nsys.exit(int(sys.argv[2]))"
 bench.PROGRAM = (sys.executable, "-c", tells, sys.argv[1], sys.argv[2])
 sys.exit(__main__.run(["bench", "reduce", "-b", "64K", "-e", "256K", *sys.argv[3:]]))

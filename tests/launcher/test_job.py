@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from collectived_launcher.job import Addresses, Job, client_environment, new_name
+from collectived_launcher.launch.job import Addresses, Job, client_environment, new_name
 
 ADDRESSES = Addresses("unix:/r/j/coordinator.sock", ("unix:/r/j/worker-0.sock", "unix:/r/j/worker-1.sock"), 29500)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectived_launcher.output import MAX_LINE, Lines
+from collectived_launcher.launch.output import MAX_LINE, Lines
 
 
 def cut(*pieces: bytes) -> list[bytes]:

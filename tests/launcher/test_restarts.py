@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectived_launcher.restarts import (
+from collectived_launcher.launch.restarts import (
     LONGEST_PAUSE,
     WINDOW,
     Watched,

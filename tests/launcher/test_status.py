@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console
 
 from collectived_launcher.__main__ import run
-from collectived_launcher.find import PATIENCE, Unreachable, find
-from collectived_launcher.status_tables import devices, size, span, tables
+from collectived_launcher.status.find import PATIENCE, Unreachable, find
+from collectived_launcher.status.tables import devices, size, span, tables
 from collectived_proto.local import jobs
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb

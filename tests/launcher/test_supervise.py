@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from collectived_launcher.supervise import (
+from collectived_launcher.launch.supervise import (
     Action,
     ClientEnded,
     DaemonEnded,

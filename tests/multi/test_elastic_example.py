@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from collectived_launcher.find import ask, find
+from collectived_launcher.status.find import ask, find
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/elastic.py"

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from collectived_launcher.find import Unreachable, ask, find
+from collectived_launcher.status.find import Unreachable, ask, find
 from collectived_proto.types import shown_name
 from collectived_proto.v1 import status_pb2
 

@@ -11,7 +11,7 @@ import pytest
 from collectived.bench.figures import ENOUGH_SECONDS, LEAST, MOST, enough, figures
 from collectived.bench.kinds import KINDS, Extent, extent
 from collectived.bench.sizes import extents, sizes
-from collectived_launcher import bench
+from collectived_launcher.bench import command as bench
 
 MIB = 1 << 20
 

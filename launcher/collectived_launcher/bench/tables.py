@@ -7,7 +7,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from collectived_launcher.bench_record import Record, Row
+from collectived_launcher.bench.record import Record, Row
 
 _COLUMNS = ("size B", "count", "type", "op", "root", "iter", "p50 µs", "p99 µs", "algbw GB/s", "busbw GB/s", "errors")
 _LEFT = ("type", "op")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collectived_launcher.bench_record import Record
-from collectived_launcher.bench_tables import heading, size
+from collectived_launcher.bench.record import Record
+from collectived_launcher.bench.tables import heading, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

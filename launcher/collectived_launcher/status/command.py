@@ -8,7 +8,7 @@ import time
 
 import click
 
-from collectived_launcher.launch import seconds
+from collectived_launcher.quantities import seconds
 
 _WIDTH_OF_FILES = 160  # columns where the output is not a terminal
 
@@ -24,7 +24,7 @@ def status(worker: str | None, as_json: bool, watch: float | None) -> None:
 
     Asks one worker of the running job, which asks the coordinator. Exit status 3 if nothing runs or nobody answers.
     """
-    from collectived_launcher.find import ask, find  # gRPC and rich: `launch` must start without them
+    from collectived_launcher.status.find import ask, find  # gRPC and rich: `launch` must start without them
 
     while True:
         reply = ask(find(worker, os.environ))
@@ -49,7 +49,7 @@ def _as_json(reply: object) -> str:
 def _print_tables(reply: object, clear: bool) -> None:
     from rich.console import Console
 
-    from collectived_launcher.status_tables import tables
+    from collectived_launcher.status.tables import tables
     from collectived_proto.v1.status_pb2 import StatusReply
 
     assert isinstance(reply, StatusReply)

@@ -17,14 +17,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from collectived_launcher.account import Account
-from collectived_launcher.child import Client, Daemon
-from collectived_launcher.daemons import DaemonCommand, Daemons, StartError, await_end
-from collectived_launcher.job import Addresses, Job, client_environment
-from collectived_launcher.keeper import Keeper, remove_traces
-from collectived_launcher.loop import Loop
-from collectived_launcher.output import Terminal
-from collectived_launcher.supervise import (
+from collectived_launcher.launch.account import Account
+from collectived_launcher.launch.child import Client, Daemon
+from collectived_launcher.launch.daemons import DaemonCommand, Daemons, StartError, await_end
+from collectived_launcher.launch.job import Addresses, Job, client_environment
+from collectived_launcher.launch.keeper import Keeper, remove_traces
+from collectived_launcher.launch.loop import Loop
+from collectived_launcher.launch.output import Terminal
+from collectived_launcher.launch.supervise import (
     Action,
     ClientEnded,
     DaemonEnded,

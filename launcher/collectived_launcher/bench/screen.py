@@ -12,9 +12,9 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from collectived_launcher.bench_record import Record, event, hear
-from collectived_launcher.bench_tables import digits, size
-from collectived_launcher.output import Terminal
+from collectived_launcher.bench.record import Record, event, hear
+from collectived_launcher.bench.tables import digits, size
+from collectived_launcher.launch.output import Terminal
 
 
 class Screen(Terminal):

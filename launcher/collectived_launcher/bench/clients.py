@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import click
 
-from collectived_launcher.account import Account
-from collectived_launcher.bench_screen import Screen
-from collectived_launcher.child import Client
-from collectived_launcher.daemons import await_end
-from collectived_launcher.job import Addresses, Job, client_environment, new_name
-from collectived_launcher.keeper import Keeper
-from collectived_launcher.launch import choose_folder
-from collectived_launcher.local import LocalJob
-from collectived_launcher.loop import Loop
-from collectived_launcher.supervise import (
+from collectived_launcher.bench.screen import Screen
+from collectived_launcher.launch.account import Account
+from collectived_launcher.launch.child import Client
+from collectived_launcher.launch.command import choose_folder
+from collectived_launcher.launch.daemons import await_end
+from collectived_launcher.launch.job import Addresses, Job, client_environment, new_name
+from collectived_launcher.launch.keeper import Keeper
+from collectived_launcher.launch.local import LocalJob
+from collectived_launcher.launch.loop import Loop
+from collectived_launcher.launch.supervise import (
     Action,
     ClientEnded,
     Elapsed,
@@ -133,7 +133,7 @@ def _knock(address: str) -> None:
         else:
             raise click.UsageError(f"--worker {address!r} is not an address: expected unix:/path or host:port")
     except (OSError, OverflowError) as error:
-        from collectived_launcher.find import Unreachable  # imports gRPC
+        from collectived_launcher.status.find import Unreachable  # imports gRPC
 
         raise Unreachable(f"no worker answers at {address}: {error}") from error
 

@@ -25,7 +25,7 @@ class Keeper:
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "collectived_launcher.keeper", str(folder)],
+            [sys.executable, "-P", "-m", "collectived_launcher.launch.keeper", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

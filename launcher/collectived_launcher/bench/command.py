@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from collectived_launcher.launch import seconds
+from collectived_launcher.quantities import seconds
 from collectived_proto.types import DType, ReduceOp
 
 # -P: a file random.py in the user's folder must not be taken for Python's own.
@@ -113,8 +113,8 @@ def bench(**given: Any) -> int:
     bench), else beside the programs of your running job, else in a new job of 1 worker with 2 clients. Bandwidths are
     those of nccl-tests. Exit status 1 if a result was wrong.
     """
-    from collectived_launcher.bench_clients import choose
-    from collectived_launcher.bench_screen import Screen  # rich
+    from collectived_launcher.bench.clients import choose
+    from collectived_launcher.bench.screen import Screen  # rich
 
     order, plot = make_order(given), given["plot"]
     _check_plot(plot, given["operation"])
@@ -206,8 +206,8 @@ def _or(names: tuple[str, ...]) -> str:
 
 def _finish(screen: Any, status: int, as_json: bool, plot: Path | None) -> int:
     """Shows what there is, whole or not; returns the exit status of the command."""
-    from collectived_launcher.bench_record import as_json as shown
-    from collectived_launcher.bench_record import distinct
+    from collectived_launcher.bench.record import as_json as shown
+    from collectived_launcher.bench.record import distinct
 
     record = screen.record
     if record.conditions is not None:
@@ -230,7 +230,7 @@ def _finish(screen: Any, status: int, as_json: bool, plot: Path | None) -> int:
 def _print_table(record: Any) -> None:
     from rich.console import Console
 
-    from collectived_launcher.bench_tables import table
+    from collectived_launcher.bench.tables import table
 
     told = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(width=None if told else _WIDTH_OF_FILES, highlight=False)
@@ -241,7 +241,7 @@ def _print_table(record: Any) -> None:
 
 
 def _draw(record: Any, plot: Path) -> int:
-    from collectived_launcher.bench_plot import draw
+    from collectived_launcher.bench.plot import draw
 
     try:
         draw(record, plot)

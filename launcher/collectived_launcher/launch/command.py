@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 from pathlib import Path
 
 import click
 
-from collectived_launcher import restarts
-from collectived_launcher.daemons import DaemonCommand
-from collectived_launcher.job import Job, new_name
-from collectived_launcher.local import LocalJob
-from collectived_launcher.supervise import Policy
+from collectived_launcher.launch import restarts
+from collectived_launcher.launch.daemons import DaemonCommand
+from collectived_launcher.launch.job import Job, new_name
+from collectived_launcher.launch.local import LocalJob
+from collectived_launcher.launch.supervise import Policy
+from collectived_launcher.quantities import seconds
 from collectived_proto.local import jobs
-
-
-def seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """Accepts a finite number of seconds that is not negative."""
-    if value is not None and not 0 <= value < math.inf:
-        raise click.BadParameter(f"{value!r} is not a number of seconds: expected 0 or more, such as 2.5")
-    return value
 
 
 @click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")

@@ -20,8 +20,8 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from collectived_launcher import restarts
-from collectived_launcher.restarts import Watched
+from collectived_launcher.launch import restarts
+from collectived_launcher.launch.restarts import Watched
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from collectived_launcher.keeper import Keeper
-from collectived_launcher.loop import Loop
-from collectived_launcher.output import Pipe, Terminal
+from collectived_launcher.launch.keeper import Keeper
+from collectived_launcher.launch.loop import Loop
+from collectived_launcher.launch.output import Pipe, Terminal
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)

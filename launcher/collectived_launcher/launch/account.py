@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from collectived_launcher import restarts
-from collectived_launcher.child import Child, Client, Daemon
-from collectived_launcher.job import COORDINATOR
-from collectived_launcher.output import Terminal
-from collectived_launcher.summary import Ending, describe, signal_name, summary, times
-from collectived_launcher.supervise import Action, Phase, Policy, Send, State
+from collectived_launcher.launch import restarts
+from collectived_launcher.launch.child import Child, Client, Daemon
+from collectived_launcher.launch.job import COORDINATOR
+from collectived_launcher.launch.output import Terminal
+from collectived_launcher.launch.summary import Ending, describe, signal_name, summary, times
+from collectived_launcher.launch.supervise import Action, Phase, Policy, Send, State
 
 
 class Account:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from collectived_launcher.child import Child, Daemon
-from collectived_launcher.job import COORDINATOR, Job
-from collectived_launcher.loop import Loop
-from collectived_launcher.output import Terminal
-from collectived_launcher.summary import describe
+from collectived_launcher.launch.child import Child, Daemon
+from collectived_launcher.launch.job import COORDINATOR, Job
+from collectived_launcher.launch.loop import Loop
+from collectived_launcher.launch.output import Terminal
+from collectived_launcher.launch.summary import describe
 
 # -P: a file random.py in the user's folder must not be taken for Python's own.
 DAEMON = (sys.executable, "-P", "-m", "collectived_runtime")

@@ -1,0 +1,14 @@
+"""Quantities on the command line, read and refused in the same words by every command."""
+
+from __future__ import annotations
+
+import math
+
+import click
+
+
+def seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Accepts a finite number of seconds that is not negative."""
+    if value is not None and not 0 <= value < math.inf:
+        raise click.BadParameter(f"{value!r} is not a number of seconds: expected 0 or more, such as 2.5")
+    return value

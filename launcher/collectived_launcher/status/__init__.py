@@ -1,0 +1,1 @@
+"""`collectived status`: asks the running job, and shows what came back."""
