@@ -67,13 +67,13 @@ def doctor(
 def _look(hosts: str | None, carrier: str, python: str | None, as_json: bool) -> int:
     from collectived_launcher.doctor.checks import judge
     from collectived_launcher.doctor.gather import gather
+    from collectived_launcher.doctor.hosts import look_at, names
 
+    named = names(hosts) if hosts is not None else []
     facts = gather(os.environ)
     findings = judge(facts)
-    if hosts:
-        from collectived_launcher.doctor.hosts import look_at
-
-        findings += look_at(hosts, carrier, python or sys.executable)
+    if named:
+        findings += look_at(named, carrier, python or sys.executable)
     return _tell(findings, facts, as_json)
 
 

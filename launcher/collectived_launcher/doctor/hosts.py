@@ -52,14 +52,16 @@ class Reached:
     findings: tuple[Finding, ...]
 
 
-def look_at(text: str, carrier: str, python: str) -> list[Finding]:
+def look_at(hosts: Sequence[str], carrier: str, python: str) -> list[Finding]:
     """
     Args:
-        text: names of hosts between commas, each perhaps with `:slots`, as `launch` has them.
+        hosts: as `names` gives them.
         carrier: the command that reaches a host.
         python: the interpreter that has collectived there.
     """
-    ways = [Way(name, _words(carrier, name), python) for name in names(text)]
+    ways = [Way(name, _words(carrier, name), python) for name in hosts]
+    if far := [way.host for way in ways if way.carrier]:
+        click.echo(f"asking {', '.join(far)}, for {_LOOK_WITHIN:g} s at most", err=True)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         asked = list(pool.map(_ask, ways))
     findings = [finding for one in asked for finding in (one.findings if isinstance(one, Reached) else (one,))]
@@ -72,7 +74,7 @@ def look_at(text: str, carrier: str, python: str) -> list[Finding]:
 
 
 def names(text: str) -> list[str]:
-    """`a:2,b:2` as [a, b], each once.
+    """`a:2,b:2`, as `launch` has them too, as [a, b], each once.
 
     Raises:
         click.UsageError: no host, or a word that ssh would take for an option.

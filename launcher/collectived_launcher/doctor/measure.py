@@ -1,6 +1,6 @@
 """A measuring session between two hosts: who is there, how far, how fast, and what time it is.
 
-One TCP connection, one session, a few seconds. The *token* is known to both sides and is good once; it never travels.
+One TCP connection, one session, about a second. The *token* is known to both sides and is good once; it never travels.
 
     dialler  → server     magic, a fresh nonce
     server   → dialler    a fresh nonce, HMAC-SHA256(token, "serve" + both nonces)
@@ -9,7 +9,7 @@ One TCP connection, one session, a few seconds. The *token* is known to both sid
     then the dialler asks, one byte at a time:
     T                     the server's Unix time, 8 bytes
     U, chunks             the server takes chunks, and answers how many bytes it took in how many seconds
-    D                     the server sends chunks for a second
+    D                     the server sends chunks
 
 A *chunk* is one byte, 1, then a mebibyte; one byte, 0, ends them. Every wait has a limit, and so has the whole.
 """
@@ -34,7 +34,7 @@ from collectived_proto.deadline import Deadline
 _MAGIC = b"CDM\x01"
 _NONCE, _PROOF = 16, 32
 _CHUNK = 1 << 20
-_FOR = 1.0  # seconds of chunks in each direction
+_FOR = 0.5  # seconds of chunks in each direction
 _ROUNDS = 20
 _STEP = 5.0  # seconds for one answer
 _WHOLE = 20.0  # seconds for a session
