@@ -252,7 +252,7 @@ def test_without_a_coordinator_groups_are_shown_as_workers_see_them() -> None:
     alone.groups[0].state = "partial"
     lines = shown(alone)
     assert lines[1] == f"{WAITING}, 2.5 s ago"
-    for words in (("0", "h", "61", "CPU:0…7", "lost"), ("world", "5", "seen from here", "2", "7", "3.0 MiB")):
+    for words in (("0", "h", "61", "CPU:0…7", "not connected"), ("world", "5", "seen from here", "2", "7", "3.0 MiB")):
         assert any(all(word in line for word in words) for line in lines), (words, lines)
 
 
