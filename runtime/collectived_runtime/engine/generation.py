@@ -33,6 +33,7 @@ from collectived_runtime.engine.newcomers import Newcomers
 from collectived_runtime.engine.posts import Posts
 from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.reports import Reports
+from collectived_runtime.engine.recorder import NO_GIST
 from collectived_runtime.engine.results import Exhausted, Slot
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
@@ -86,6 +87,8 @@ class Generation:
         verdict = ledger.verdict_on(ring.instance)
         if verdict is not None:
             arrival.sources = None
+            late = Instance(ring.instance, {seat.rank: arrival}, model=prepared, collective=prepared.collective)
+            self._shop.tape.failed(self.number, late, NO_GIST, verdict)
             self.fail(seat, ring.instance, verdict)
         elif not agrees:
             self.reports.fault(ReportKind.MISMATCH, ring.instance)
@@ -155,7 +158,7 @@ class Generation:
             instance = self.ledger.startable()
             if instance is None:
                 return copying
-            instance.started = True
+            instance.started, instance.started_at = True, time.monotonic()
             self._begin(instance)
         running = self.running
         if running is None:  # it was carried out at once, or cannot be
@@ -262,7 +265,9 @@ class Generation:
             for rank in program.receivers:
                 if shop.bells.seats[rank].gone:
                     shop.results.release(slot.number, rank)
-        self.ledger.finish(instance, time.monotonic())
+        now = time.monotonic()
+        self.ledger.finish(instance, now)
+        shop.tape.done(self.number, instance, program.gist, now)
         self.reports.completed(instance.number)
         self.links.look()
         if instance.stalled:
@@ -340,8 +345,11 @@ class Generation:
         failing = self.ledger.rule(verdict)
         for instance in failing:
             self._shop.counters.failed += 1
+            gist = NO_GIST
             if self.running is not None and self.running.instance is instance:
+                gist = self.running.program.gist
                 self._stop_running()
+            self._shop.tape.failed(self.number, instance, gist, verdict)
             for rank in instance.arrivals:
                 self.fail(seats[rank], instance.number, verdict)
         for rank, seat in seats.items():
