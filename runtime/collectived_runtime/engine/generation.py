@@ -32,8 +32,8 @@ from collectived_runtime.engine.links import LEFT_TEXT, Links
 from collectived_runtime.engine.newcomers import Newcomers
 from collectived_runtime.engine.posts import Posts
 from collectived_runtime.engine.program import Program, Strand
-from collectived_runtime.engine.reports import Reports
 from collectived_runtime.engine.recorder import NO_GIST
+from collectived_runtime.engine.reports import Reports
 from collectived_runtime.engine.results import Exhausted, Slot
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat

@@ -202,9 +202,7 @@ def compose(collective: Collective, topology: Topology, rows: Rows = (), strange
     )
 
 
-def _gist(
-    topology: Topology, strands: Sequence[Strand], arithmetic: Sequence[Arithmetic | None], nbytes: int
-) -> Gist:
+def _gist(topology: Topology, strands: Sequence[Strand], arithmetic: Sequence[Arithmetic | None], nbytes: int) -> Gist:
     per_pack = Counter(strand.pack_number for strand in strands)
     moved = []
     for strand in strands:

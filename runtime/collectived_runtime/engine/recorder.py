@@ -23,7 +23,9 @@ from collectived_runtime.engine.ledger import Instance, Mark
 
 KEPT = 8192  # collectives that have ended, of all groups of a worker
 KEPT_FAILED = 512
-MOST_MOVES = 13  # of one collective that are marked, folds among them: what comes later is left out, so that none pays for more
+MOST_MOVES = (
+    13  # of one collective that are marked, folds among them: what comes later is left out, so that none pays for more
+)
 MOST_MARKS = 16  # with its strands
 
 _AT = attrgetter("at")

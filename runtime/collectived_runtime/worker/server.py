@@ -8,7 +8,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,8 @@ from collectived_proto.devices import DeviceName
 from collectived_proto.errors import CollectiveError
 from collectived_proto.local.jobs import check_socket_path
 from collectived_proto.v1 import coordinator_pb2 as pb
-from collectived_proto.v1 import status_pb2, worker_pb2_grpc
+from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2_grpc
+from collectived_runtime import clocks
 from collectived_runtime.admission import Admission
 from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove_sockets, signals, until_stopped
 from collectived_runtime.engine.links import address_of
@@ -34,6 +35,7 @@ from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.service import PROTOCOL, WorkerService
 from collectived_runtime.worker.sessions import Sessions
 from collectived_runtime.worker.status import Identity, worker_status
+from collectived_runtime.worker.trace import worker_trace
 
 STATUS_SECONDS = 0.8
 SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
@@ -119,6 +121,7 @@ class _Worker:
             self.listen[0],
             f"{link_host}:{self.reception.link_port}",
         )
+        self.telling: set[asyncio.Future[None]] = set()
         self.sessions = Sessions(self.budget)
         self.groups = Groups(
             task, settings.host, devices, self.reception, self.door, self.budget, self._say, self._connected
@@ -142,6 +145,7 @@ class _Worker:
             self.groups,
             self.reception,
             self._status,
+            self._trace,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)
         self.health = HealthServicer()
@@ -193,12 +197,17 @@ class _Worker:
             link_address=identity.link_address,
             highest_epoch=epoch,
             groups=self.groups.attached(),
+            clock=clocks.name(),
         )
 
     def _heard(self, message: pb.CoordinatorMessage) -> None:
         if message.HasField("inspect"):
             inspection = pb.Inspection(inspect=message.inspect.inspect, status=self._own_status())
             self.membership.say(pb.WorkerMessage(inspection=inspection))
+        elif message.HasField("ask_trace"):
+            telling = asyncio.ensure_future(self._tell_trace(message.ask_trace, time.monotonic()))
+            self.telling.add(telling)
+            telling.add_done_callback(self.telling.discard)
         else:
             self.groups.heard(message)
 
@@ -226,6 +235,36 @@ class _Worker:
         return status_pb2.StatusReply(
             unix_time=time.time(), workers=[self._own_status()], warnings=[reason] if reason else []
         )
+
+    async def _tell_trace(self, asked: pb.AskTrace, heard: float) -> None:
+        """Part by part, so that what is urgent is never behind all of them."""
+        for part in worker_trace(self.identity, self.groups.lanes, self.groups.recorder, asked.request):
+            told = pb.TracePart(trace=asked.trace, part=part, asked_at=asked.at, heard_at=heard)
+            told.answered_at = time.monotonic()
+            self.membership.say(pb.WorkerMessage(trace_part=told))
+            await asyncio.sleep(0)
+            if not await self.membership.drained():
+                return
+
+    async def _trace(self, request: trace_pb2.TraceRequest) -> AsyncIterator[trace_pb2.TraceReply]:
+        reason = ""
+        if not request.local_only:
+            begun = False
+            try:
+                async for reply in self.membership.trace(request, STATUS_SECONDS):
+                    begun = True
+                    yield reply
+                return
+            except grpc.aio.AioRpcError as error:
+                if begun:
+                    raise
+                reason = f"the coordinator at {self.membership.address} does not answer ({error.details()}): "
+                reason += "this is what one worker has recorded"
+        yield trace_pb2.TraceReply(time=trace_pb2.TraceTime(unix=time.time(), monotonic=time.monotonic()))
+        for part in worker_trace(self.identity, self.groups.lanes, self.groups.recorder, request):
+            part.clock.how = "same clock"
+            yield trace_pb2.TraceReply(worker=part)
+        yield trace_pb2.TraceReply(last=True, warnings=[reason] if reason else [])
 
 
 def listening(wanted: str, default: str) -> list[str]:
