@@ -54,6 +54,7 @@ from collectived_proto.local import jobs
 )
 @click.option("--tune", is_flag=True, help="Measure the links when a group forms; later runs use what was found.")
 @click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="How they say it: json is one object a line.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
 def launch(
     workers: int,
@@ -65,6 +66,7 @@ def launch(
     daemon_restarts: int,
     tune: bool,
     log_level: str | None,
+    log_format: str | None,
     program: tuple[str, ...],
 ) -> int:
     """Run PROGRAM as WORKERS x CLIENTS ranks on this host.
@@ -77,6 +79,7 @@ def launch(
     name = new_name()
     job = Job(name, choose_folder(name, workers), workers, clients, program, timeout)
     options = ("--log-level", log_level) if log_level else ()
+    options += ("--log-format", log_format) if log_format else ()
     command = DaemonCommand(options=options, coordinator=("--tune",) if tune else ())
     policy = Policy(grace, max_restarts, daemon_restarts=daemon_restarts)
     return LocalJob(job, policy, log_dir=log_dir, command=command).run()

@@ -39,6 +39,7 @@ from collectived_runtime.coordinator.messages import Encoder, event_from_proto, 
 from collectived_runtime.coordinator.overview import coordinator_status, status_reply
 from collectived_runtime.coordinator.state import Coordinator
 from collectived_runtime.coordinator.traces import Correspondent, Traces
+from collectived_runtime.logs import facts_of, text_of
 
 INSPECTION_SECONDS = 0.5
 TURNS = 64  # workers to which a group is being sent at the same time
@@ -246,8 +247,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 case Send(task, message):
                     if task in self._lines:
                         self._lines[task].outgoing.put_nowait(message)
-                case Log(level, text):
-                    _log.log(_LEVELS[level], "%s", text)
+                case Log(level, text, verdict):
+                    if verdict is None:
+                        _log.log(_LEVELS[level], "%s", text)
+                    else:
+                        _log.log(_LEVELS[level], "%s", text_of(verdict, text), extra=facts_of(verdict))
                 case Store(name, table):
                     self._keep(name, table)
                 case Drop(task, incarnation, code, why):
