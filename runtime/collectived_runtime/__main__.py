@@ -59,6 +59,7 @@ async def _run(options: argparse.Namespace, secret: str) -> None:
                 memory_limit=options.memory_limit,
                 patience_seconds=options.patience,
                 insecure=options.insecure,
+                otel=options.otel,
             ),
             lifeline,
         )
@@ -121,6 +122,9 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--host-name", default="", help="name of this host, for people")
     worker.add_argument(
         "--memory-limit", type=int, default=0, help="bytes of shared memory in all; 0: half of what there is"
+    )
+    worker.add_argument(
+        "--otel", action="store_true", help="send OpenTelemetry spans, one per collective; see docs/trace.md"
     )
     return parser
 

@@ -370,7 +370,7 @@ class Generation:
         self._say(verdict, bool(failing))
 
     def _say(self, verdict: Verdict, failing: bool) -> None:
-        """A failure is logged once here, whatever follows from it; that somebody has left in order is none by itself."""
+        """A failure is logged once, whatever follows from it; that somebody has left in order is none by itself."""
         news = not self._failure_said and (failing or not verdict.orderly)
         self._failure_said |= news
         level = logging.WARNING if news else logging.DEBUG

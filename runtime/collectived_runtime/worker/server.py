@@ -29,7 +29,7 @@ from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.transport.reception import Reception
-from collectived_runtime.worker import probe
+from collectived_runtime.worker import probe, telemetry
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.service import PROTOCOL, WorkerService
@@ -60,6 +60,7 @@ class WorkerSettings:
     without a host, the loopback. link_listen: `host:port` for other workers; port 0 is chosen.
     host: this host's name for people. secret: the job's. memory_limit: bytes of shared memory in all; 0: half of what
     this machine (or its cgroup) has. patience_seconds: how long a new worker looks for its coordinator.
+    otel: send OpenTelemetry spans; without it only where the environment says whereto.
     """
 
     job: str
@@ -73,6 +74,7 @@ class WorkerSettings:
     memory_limit: int = 0
     insecure: bool = False
     patience_seconds: float = 10.0
+    otel: bool = False
 
 
 async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = None) -> None:
@@ -121,6 +123,7 @@ class _Worker:
             self.listen[0],
             f"{link_host}:{self.reception.link_port}",
         )
+        self.telemetry: telemetry.Telemetry | None = None
         self.telling: set[asyncio.Future[None]] = set()
         self.sessions = Sessions(self.budget)
         self.groups = Groups(
@@ -162,6 +165,7 @@ class _Worker:
         # What others may have taken comes first: where it fails, no socket has been made.
         # Values of many leaves are thought about there, one at a time.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1, thread_name_prefix="thinking"))
+        self.telemetry = telemetry.start(self.settings.otel, self.groups.recorder, self.identity, self.settings.job)
         self.listen = [bind(self.server, address) for address in reversed(self.listen)][::-1]
         await self.server.start()
         await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -182,6 +186,8 @@ class _Worker:
         await self.server.stop(0.2)
         await asyncio.to_thread(self.groups.close)
         await asyncio.to_thread(self.reception.close)
+        if self.telemetry is not None:
+            await asyncio.to_thread(self.telemetry.close)
         remove_sockets(self.listen)
 
     def _hello(self, epoch: int) -> pb.Hello:
