@@ -72,7 +72,8 @@ class Telemetry:
             "collectived.worker": identity.task,
         }
         self._ids = _ids()
-        self._provider = TracerProvider(resource=Resource.create(dict(about)), id_generator=self._ids, shutdown_on_exit=False)
+        resource = Resource.create(dict(about))
+        self._provider = TracerProvider(resource=resource, id_generator=self._ids, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("collectived")
         self._drains = [_Drain(recorder.ended), _Drain(recorder.failed)]
