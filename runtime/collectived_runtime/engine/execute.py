@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from collectived_runtime.engine.cutting import Window
 from collectived_runtime.engine.ledger import Mark
-from collectived_runtime.engine.recorder import MOST_MOVES, MarkKind
+from collectived_runtime.engine.recorder import MOST_MOVES, RECEIVE, SEND
 from collectived_runtime.plan.collect import Collect, Native, WidePlan
 from collectived_runtime.plan.moves import Buffer, Finish, Fold, Recv, Send, Span
 from collectived_runtime.transport.frame import MAX_PAYLOAD, Stamp
@@ -125,7 +125,7 @@ def execute(
             if marks is not None and len(left) < len(under_way) and len(marks) < MOST_MOVES:
                 now = time.monotonic()
                 for one in under_way:
-                    if one.done:
+                    if one.done and len(marks) < MOST_MOVES:
                         marks.append((one.kind, stamp.pack, stamp.shard, number, one.link.peer, began, now))
             under_way = left
             if under_way:
@@ -170,7 +170,7 @@ class _Sending:
     """A send under way: header and payload leave together."""
 
     events = select.POLLOUT
-    kind = MarkKind.SEND
+    kind = SEND
 
     def __init__(self, link: Link, frames: list[tuple[bytes, memoryview]]) -> None:
         self.link = link
@@ -196,7 +196,7 @@ class _Receiving:
     """A receive under way: each header is checked before its payload is read; a fold happens block by block."""
 
     events = select.POLLIN
-    kind = MarkKind.RECEIVE
+    kind = RECEIVE
 
     def __init__(
         self, link: Link, target: _Place | _FoldPlace, frames: list[tuple[bytes, memoryview]], judge: Judge

@@ -23,10 +23,8 @@ from collectived_runtime.engine.ledger import Instance, Mark
 
 KEPT = 8192  # collectives that have ended, of all groups of a worker
 KEPT_FAILED = 512
-MOST_MOVES = (
-    13  # of one collective that are marked, folds among them: what comes later is left out, so that none pays for more
-)
-MOST_MARKS = 16  # with its strands
+MOST_MOVES = 9  # of one collective are marked, folds among them; later ones are not, so that none pays for more
+MOST_MARKS = 11  # with its strands
 
 _AT = attrgetter("at")
 _SITE = attrgetter("prepared.collective.site")
@@ -40,6 +38,9 @@ class MarkKind(enum.IntEnum):
     SEND = 3  # from the start of a round until the system below had taken all that goes to a peer in it
     RECEIVE = 4  # from the start of a round until all of a peer was there and folded
     PRELUDE = 5  # workers told each other what comes, or lengths
+
+
+STRAND, FOLD, SEND, RECEIVE, PRELUDE = map(int, MarkKind)  # for lanes: to look into an enumeration costs as much again
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collectived_runtime.engine.crew import Job
 from collectived_runtime.engine.ledger import Instance
 from collectived_runtime.engine.links import Links
 from collectived_runtime.engine.program import Program, Strand
-from collectived_runtime.engine.recorder import MOST_MARKS, MarkKind
+from collectived_runtime.engine.recorder import MOST_MARKS, PRELUDE, STRAND
 from collectived_runtime.engine.results import Slot
 from collectived_runtime.engine.strand import Wait
 from collectived_runtime.transport.link import Link
@@ -89,7 +89,7 @@ class Running:
     def _mark(self, active: _Active) -> None:
         marks = self.instance.marks
         if len(marks) < MOST_MARKS:
-            kind = MarkKind.STRAND if self.then is None else MarkKind.PRELUDE
+            kind = STRAND if self.then is None else PRELUDE
             strand = active.strand
             marks.append((kind, strand.pack_number, strand.shard, 0, -1, active.began, time.monotonic()))
 

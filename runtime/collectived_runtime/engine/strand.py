@@ -21,7 +21,7 @@ from collectived_runtime.engine.cutting import Cut, Window, one_run
 from collectived_runtime.engine.execute import AGAIN, Buffers, Judge, execute
 from collectived_runtime.engine.ledger import Mark
 from collectived_runtime.engine.program import Program, Strand
-from collectived_runtime.engine.recorder import MOST_MOVES, MarkKind
+from collectived_runtime.engine.recorder import FOLD, MOST_MOVES
 from collectived_runtime.engine.results import Workspace
 from collectived_runtime.engine.seat import Sources
 from collectived_runtime.plan.moves import Buffer
@@ -76,7 +76,7 @@ def run(
     try:
         buffers = yield from _buffers(program, strand, sources, output, tools)
         if marks is not None and len(marks) < MOST_MOVES:
-            marks.append((MarkKind.FOLD, strand.pack_number, strand.shard, 0, -1, began, time.monotonic()))
+            marks.append((FOLD, strand.pack_number, strand.shard, 0, -1, began, time.monotonic()))
         yield from execute(strand.plan, buffers, links, stamp, judge, marks)
     finally:
         tools.workspace.end(strand.pack_number)
