@@ -11,9 +11,12 @@ import numpy as np
 from collectived_proto.errors import Code
 from collectived_proto.local import wire
 from collectived_proto.types import Recv, Send, Tier
+from collectived_proto.v1 import trace_pb2
 from collectived_runtime.engine.lane import Lane
 from collectived_runtime.engine.recorder import MOST_MARKS, MOST_MOVES, Entry, MarkKind, Ring
 from collectived_runtime.transport.frame import HEADER_BYTES
+from collectived_runtime.worker.status import Identity
+from collectived_runtime.worker.trace import worker_trace
 
 from .conftest import World, wait_for
 
@@ -148,3 +151,44 @@ def test_sends_and_recvs_are_kept_with_the_rank_at_their_other_end(world: Worlds
     (sent,), (received,) = kept(here.lanes[0]), kept(here.lanes[1])
     assert (sent.ranks, sent.peer, sent.op, sent.gist.nbytes) == ((0,), 1, "send(to=1, tag=3)", 16)
     assert (received.ranks, received.peer, received.op) == ((1,), 0, "recv(source=0, tag=3)")
+
+
+def test_what_is_under_way_is_told_while_its_lane_hangs(world: Worlds) -> None:
+    here = world(2, 2)
+    (lane, other), ranks = here.lanes, here.ranks
+    for rank in ranks[:3]:
+        rank.submit()
+    ranks[0].post(Recv(3, 9))
+    wait_for(lambda: lane.running is not None and lane.running.waited_for and lane.posts)
+    wait_for(lambda: other.ledger.instances)
+    hold, held = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        held.set()
+        hold.wait(30)
+
+    lane._watch.ask(hang)
+    assert held.wait(30)
+    try:
+        identity = Identity(0, "host", "i", (), "", "")
+        (part,) = worker_trace(identity, [lane], lane._around.recorder, trace_pb2.TraceRequest(group="world"))
+        (theirs,) = worker_trace(identity, [other], other._around.recorder, trace_pb2.TraceRequest())
+    finally:
+        hold.set()
+    running, receiving = part.collectives
+    assert (running.instance, running.ended, list(running.waits_for)) == (0, 0.0, [1])
+    assert [arrival.rank for arrival in running.arrivals] == [0, 1] and running.started
+    assert (receiving.op, receiving.peer, receiving.ended) == ("recv(source=3, tag=9)", 3, 0.0)
+    (waiting,) = theirs.collectives
+    assert ([arrival.rank for arrival in waiting.arrivals], list(waiting.missing)) == ([2], [3])
+    assert [(one.rank, one.submitted) for one in theirs.lanes[0].standings] == [(2, 0), (3, -1)]
+    assert (
+        part.last
+        and part.lanes[0].living
+        and [list(place.ranks) for place in part.lanes[0].places]
+        == [
+            [0, 1],
+            [2, 3],
+        ]
+    )
+    assert not list(worker_trace(identity, [lane], lane._around.recorder, trace_pb2.TraceRequest(group="x")))[0].lanes

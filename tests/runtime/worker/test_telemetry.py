@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
 from collectived_proto.errors import Code
+from collectived_runtime.daemon import CannotStart
 from collectived_runtime.engine.recorder import Entry, Gist, Label, Recorder
 from collectived_runtime.worker import telemetry
 from collectived_runtime.worker.status import Identity
@@ -151,3 +155,44 @@ def test_a_send_and_its_recv_have_a_trace_each() -> None:
     mine, theirs = Entry(*fields, peer=1), Entry(*fields, peer=0)._replace(ranks=(1,))
     assert trace_id(mine) != trace_id(theirs)
     assert 0 < trace_id(mine) < 1 << 128
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Takes spans, as an OpenTelemetry collector does."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def Export(self, request: Any, context: grpc.ServicerContext) -> Any:
+        scopes = [scope for resource in request.resource_spans for scope in resource.scope_spans]
+        self.names += [span.name for scope in scopes for span in scope.spans]
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+def test_spans_reach_a_collector_by_the_time_the_worker_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    collector, server = Collector(), grpc.server(ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    recorder = Recorder()
+    try:
+        made = telemetry.start(False, recorder, IDENTITY, "job")
+        assert made is not None
+        for instance in range(100):
+            put(recorder, instance)
+        made.close()
+        assert collector.names == ["all_reduce(sum)"] * 100
+    finally:
+        server.stop(None).wait()
+
+
+def test_without_opentelemetry_a_worker_that_was_asked_does_not_start_and_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
+    with pytest.raises(CannotStart, match=r"--otel needs OpenTelemetry.*pip install 'collectived\[otel\]'"):
+        telemetry.start(True, Recorder(), IDENTITY, "job")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    assert telemetry.start(False, Recorder(), IDENTITY, "job") is None
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT is set, but OpenTelemetry is not installed" in caplog.text
