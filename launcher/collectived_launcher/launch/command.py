@@ -54,6 +54,8 @@ from collectived_proto.local import jobs
 )
 @click.option("--tune", is_flag=True, help="Measure the links when a group forms; later runs use what was found.")
 @click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="How they say it: json is one object a line.")
+@click.option("--otel", is_flag=True, help="Workers send OpenTelemetry spans, one per collective.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
 def launch(
     workers: int,
@@ -65,6 +67,8 @@ def launch(
     daemon_restarts: int,
     tune: bool,
     log_level: str | None,
+    log_format: str | None,
+    otel: bool,
     program: tuple[str, ...],
 ) -> int:
     """Run PROGRAM as WORKERS x CLIENTS ranks on this host.
@@ -76,10 +80,16 @@ def launch(
     _make_log_dir(log_dir)
     name = new_name()
     job = Job(name, choose_folder(name, workers), workers, clients, program, timeout)
-    options = ("--log-level", log_level) if log_level else ()
-    command = DaemonCommand(options=options, coordinator=("--tune",) if tune else ())
+    options = _options("--log-level", log_level) + _options("--log-format", log_format)
+    command = DaemonCommand(
+        options=options, coordinator=("--tune",) if tune else (), worker=("--otel",) if otel else ()
+    )
     policy = Policy(grace, max_restarts, daemon_restarts=daemon_restarts)
     return LocalJob(job, policy, log_dir=log_dir, command=command).run()
+
+
+def _options(name: str, value: str | None) -> tuple[str, ...]:
+    return (name, value) if value else ()
 
 
 def _check_program(program: str) -> None:

@@ -354,7 +354,7 @@ def _record(book: Registry, generation: Generation, verdict: Verdict, now: float
         return
     generation.failed = True
     book.failures.appendleft(Failure(now, verdict))
-    yield Log("warning", f"group {group!r} failed with {Code(verdict.code).name}: {verdict.message}")
+    yield Log("warning", f"group {group!r} failed with {Code(verdict.code).name}: {verdict.message}", verdict)
     book.settle(generation)
 
 
