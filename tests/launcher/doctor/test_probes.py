@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import resource
@@ -201,3 +202,12 @@ def test_the_process_that_loads_libraries_of_gpus_imports_nothing_dear() -> None
     """It is started anew each time."""
     line = [sys.executable, "-c", "import sys, collectived_launcher.doctor.probes.gpus; print('grpc' in sys.modules)"]
     assert subprocess.run(line, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_where_descriptors_are_short_the_kernel_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(system, "_make_arena", short)
+    found = together({"kernel": system.kernel}, PATIENCE)["kernel"]
+    assert isinstance(found, Unknown) and "Too many open files" in found.why

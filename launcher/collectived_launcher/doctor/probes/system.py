@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import errno
 import os
 import platform
 import resource
@@ -36,6 +37,8 @@ def _error(attempt: Callable[[], None]) -> str:
     try:
         attempt()
     except (OSError, AttributeError) as error:  # the latter: not Linux
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise  # it was not tried: descriptors are short, which `limits` tells
         return str(error)
     return ""
 
