@@ -70,11 +70,15 @@ def _look(hosts: str | None, carrier: str, python: str | None, as_json: bool) ->
     from collectived_launcher.doctor.hosts import look_at, names
 
     named = names(hosts) if hosts is not None else []
-    facts = gather(os.environ)
+    facts = gather(os.environ, still=_say_what_takes_long)
     findings = judge(facts)
     if named:
         findings += look_at(named, carrier, python or sys.executable)
     return _tell(findings, facts, as_json)
+
+
+def _say_what_takes_long(parts: list[str]) -> None:
+    click.echo(f"still looking at {', '.join(parts)}, for a few seconds more", err=True)
 
 
 def _tell(findings: list[Any], facts: Any, as_json: bool) -> int:

@@ -28,7 +28,8 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """`cannot_load`: the last words of a Python that loaded all that a daemon loads; '' where it could."""
+    """`cannot_load`: the last words of a Python that loaded all that a daemon loads; '' where it could. `slow_to_load`:
+    it had not ended after so many seconds; 0 where it had."""
 
     release: str
     python: str
@@ -36,6 +37,7 @@ class Software:
     libraries: tuple[Library, ...]
     extras: tuple[str, ...] = ()
     cannot_load: str = ""
+    slow_to_load: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job that was asked. `releases`: of its daemons, by name. `ahead`: seconds that its clock is ahead of ours,
+    """A job that was asked. `releases`: of its daemons and clients, by name. `ahead`: seconds that its clock is ahead of ours,
     known to half of `round_trip`. `trouble`: why it did not answer."""
 
     name: str

@@ -18,16 +18,24 @@ _AT_START_WITHIN = 5.0  # seconds that `launch` keeps its user waiting for them
 _LOAD_WITHIN = 15.0  # seconds for libraries: cold disks of a cluster are slow
 _ASK_WITHIN = 10.0  # seconds for the driver of GPUs
 
+STILL_AFTER = 5.0  # seconds after which who waits hears for what
+
 Look = Callable[[], Any]
+Still = Callable[[list[str]], None]
 
 
-def gather(environment: Mapping[str, str], checks: Iterable[Check] = CHECKS, within: float = WITHIN) -> Facts:
-    """Looks at what these checks need, in so many seconds at most; the rest is Unknown."""
+def gather(
+    environment: Mapping[str, str],
+    checks: Iterable[Check] = CHECKS,
+    within: float = WITHIN,
+    still: Still | None = None,
+) -> Facts:
+    """Looks at what these checks need, in so many seconds at most; the rest is Unknown. `still`: as `together`."""
     wanted = {part for check in checks for part in check.parts}
     looks = {part: look for part, look in _looks(environment).items() if part in wanted}
     if "gpus" in wanted or "nccl" in wanted:
         looks |= _looks_at_gpus(environment)
-    parts = together(looks, within)
+    parts = together(looks, within, still)
     return Facts(**{part: parts.get(part, Unknown("nobody asked")) for part in Facts.__slots__})
 
 
@@ -60,10 +68,13 @@ def _looks_at_gpus(environment: Mapping[str, str]) -> dict[str, Look]:
     return {"gpus": lambda: gpus.gpus(answer(), environment), "nccl": lambda: gpus.nccl(answer(), environment)}
 
 
-def together(looks: Mapping[str, Look], within: float) -> dict[str, Any]:
+def together(looks: Mapping[str, Look], within: float, still: Still | None = None) -> dict[str, Any]:
     """Looks at all at once; a look that fails, or does not come back in time, is Unknown.
 
     One that hangs keeps its thread, which does not keep the process.
+
+    Args:
+        still: hears once, after a few seconds, who has not come back.
     """
     found: dict[str, Any] = {name: Unknown(f"nothing came back within {within:g} s") for name in looks}
 
@@ -73,11 +84,15 @@ def together(looks: Mapping[str, Look], within: float) -> dict[str, Any]:
         except Exception as error:  # whatever is broken here, the other checks go on
             found[name] = Unknown(f"{type(error).__name__}: {error}")
 
-    threads = [threading.Thread(target=run, args=entry, daemon=True) for entry in looks.items()]
-    for thread in threads:
+    threads = {entry[0]: threading.Thread(target=run, args=entry, daemon=True) for entry in looks.items()}
+    for thread in threads.values():
         thread.start()
-    deadline = Deadline.after(within)
-    for thread in threads:
+    deadline, soon = Deadline.after(within), Deadline.after(min(within, STILL_AFTER))
+    for thread in threads.values():
+        thread.join(soon.remaining())
+    if still and (late := [name for name, thread in threads.items() if thread.is_alive()]):
+        still(late)
+    for thread in threads.values():
         thread.join(deadline.remaining())
     return dict(found)
 

@@ -28,8 +28,7 @@ def running(jobs: tuple[RunningJob, ...], software: Software) -> Iterator[Findin
 def _releases(job: RunningJob, software: Software) -> Iterator[Finding]:
     others = {who: release for who, release in job.releases.items() if apart(release, software.release)}
     if not others:
-        count = len(job.releases)
-        yield ok("running job", f"{job.name} answers; its {count} daemons run collectived {software.release}")
+        yield ok("running job", f"{job.name} answers; all of it runs collectived {software.release}")
         return
     far = max(apart(release, software.release) for release in others.values())
     listed = ", ".join(f"{who} {release}" for who, release in sorted(others.items()))

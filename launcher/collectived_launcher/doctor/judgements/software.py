@@ -34,7 +34,10 @@ def libraries(software: Software) -> Iterator[Finding]:
     if software.cannot_load:
         remedy = f"install anew what is named there; where that does not help: {_FRESH}"
         yield failure("libraries", f"a daemon cannot load them: {software.cannot_load}", remedy)
-    if not bad and not software.cannot_load:
+    if software.slow_to_load:
+        remedy = "have the environment on a disk of this host; `collectived launch` waits 30 s for a daemon"
+        yield warning("libraries", f"a daemon has not loaded them within {software.slow_to_load:g} s", remedy)
+    if not bad and not software.cannot_load and not software.slow_to_load:
         yield ok("libraries", ", ".join(f"{library.name} {library.installed}" for library in software.libraries))
 
 

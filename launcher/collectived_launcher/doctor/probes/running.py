@@ -51,5 +51,7 @@ def _ask(name: str, target: object) -> RunningJob:
     releases = {f"worker {worker.task}": worker.release for worker in reply.workers}
     if reply.coordinator.address:
         releases["coordinator"] = reply.coordinator.release
+    for worker in reply.workers:
+        releases |= {f"a client of worker {worker.task} ({release})": release for release in worker.client_releases}
     known = {who: release for who, release in releases.items() if release}
     return RunningJob(name, known, reply.unix_time - (asked + answered) / 2, answered - asked)

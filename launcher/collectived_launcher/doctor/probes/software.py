@@ -20,6 +20,7 @@ def software(loads_within: float) -> Software:
     Args:
         loads_within: seconds for a Python to load what a daemon loads.
     """
+    cannot_load, slow = _load(loads_within)
     about = metadata.metadata(PACKAGE)
     wanted = [found for text in metadata.requires(PACKAGE) or () if (found := requirement(text))]
     return Software(
@@ -28,7 +29,8 @@ def software(loads_within: float) -> Software:
         wanted_python=str(about["Requires-Python"] or ""),
         libraries=tuple(Library(name, _installed(name), versions) for name, versions in wanted),
         extras=tuple(about.get_all("Provides-Extra") or ()),
-        cannot_load=_cannot_load(loads_within),
+        cannot_load=cannot_load,
+        slow_to_load=slow,
     )
 
 
@@ -39,13 +41,13 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _cannot_load(within: float) -> str:
+def _load(within: float) -> tuple[str, float]:
     """A process of its own, started as daemons are: what cannot be loaded may take its process along."""
     line = [sys.executable, "-P", "-c", _PROGRAM]
     try:
         done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=within)
     except subprocess.TimeoutExpired:
-        return f"nothing within {within:g} s"
+        return "", within
     if not done.returncode:
-        return ""
-    return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        return "", 0.0
+    return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1], 0.0
