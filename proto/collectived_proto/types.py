@@ -440,7 +440,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """Where one rank stands in a generation; the last four tell of the instance asked about, if it arrived there."""
+    """Where one rank stands in a generation; `op` to `collective` tell of the instance asked about, if it arrived
+    there. `waits` collectives in which all wait for all have cost it `waited_seconds`; heartbeats tell these two."""
 
     rank: int
     submitted: int = -1
@@ -453,6 +454,8 @@ class RankPosition:
     site: str = ""
     contract: bytes = b""
     collective: Collective | None = None
+    waits: int = 0
+    waited_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

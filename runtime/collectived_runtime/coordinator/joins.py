@@ -53,6 +53,7 @@ def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effec
         return
     refusal = _refusal(ask, task, forming)
     if refusal:
+        book.counts.refused += 1
         yield Send(task, JoinRefused(ask.request, Code.INVALID_ARGUMENT, refusal))
         yield Log("info", f"join of group {shown_name(ask.name)!r} refused: {refusal}")
         return
@@ -77,6 +78,7 @@ def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effec
 def cancelled(book: Registry, event: JoinCancelled, now: float) -> Iterator[Effect]:
     """A rank-to-be gives up. Where its generation is complete already it is lost to the others."""
     asked_by = (event.task, event.request)
+    book.counts.withdrawn += 1
     if asked_by in book.joined:
         generation = book.generations[book.joined[asked_by]]
         rank = generation.requests[asked_by]
@@ -269,6 +271,7 @@ def _complete(book: Registry, forming: Forming, now: float) -> Iterator[Effect]:
         generation.last_instances = tuple(waiting.ask.last_instance for waiting in order)
     generation.requests = {(w.task, w.ask.request): rank for rank, w in enumerate(order)}
     book.joined |= dict.fromkeys(generation.requests, info.generation)
+    book.counts.granted += info.size
     _retire(book, members, forming.name)
     book.generations[info.generation] = generation
     book.latest[forming.name] = info.generation
