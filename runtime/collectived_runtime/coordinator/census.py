@@ -1,4 +1,4 @@
-"""A census: what the coordinator counts, for whoever measures it; cheaper than a snapshot, and nothing about clients."""
+"""A census: what the coordinator counts, for whoever measures it; cheaper than a snapshot, and nothing of clients."""
 
 from __future__ import annotations
 

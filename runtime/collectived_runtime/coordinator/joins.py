@@ -78,8 +78,8 @@ def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effec
 def cancelled(book: Registry, event: JoinCancelled, now: float) -> Iterator[Effect]:
     """A rank-to-be gives up. Where its generation is complete already it is lost to the others."""
     asked_by = (event.task, event.request)
-    book.counts.withdrawn += 1
     if asked_by in book.joined:
+        book.counts.withdrawn += 1
         generation = book.generations[book.joined[asked_by]]
         rank = generation.requests[asked_by]
         reason = f"it gave up joining: {event.reason or 'no reason given'}"
@@ -88,6 +88,7 @@ def cancelled(book: Registry, event: JoinCancelled, now: float) -> Iterator[Effe
         return
     for forming in list(book.forming.values()):
         if asked_by in forming.waiting:
+            book.counts.withdrawn += 1
             yield from _remove(book, forming, [asked_by], now)
 
 

@@ -98,6 +98,11 @@ class Lane:
         return self._generation.posts.pending
 
     @property
+    def stall_after(self) -> float:
+        """Seconds after which what waits is said to stall."""
+        return self._around.stall_after
+
+    @property
     def notes(self) -> list[str]:
         """What users of this group should know, each once: `on CPU devices: …`."""
         return list(self._shop.notes)

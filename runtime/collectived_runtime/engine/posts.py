@@ -361,7 +361,7 @@ class Posts:
 
     def _deliver(self, post: Post, slot: Slot) -> None:
         del self._pending[post.rank, post.number]
-        self._count(post, slot.size)
+        self._count(post, 0)  # its sender's worker has counted it
         slot.holders.add(post.rank)
         self._shop.results.release(slot.number, _WORKER)
         self._tell(post.rank, wire.Done(post.number, 0, True, True, slot.arena.number, slot.offset, slot.number))
