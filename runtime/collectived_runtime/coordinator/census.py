@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from collectived_proto.types import shown_name
@@ -40,22 +41,23 @@ class Census:
     counts: Counts
 
 
-def census(book: Registry, now: float) -> Census:
-    return Census(
-        tuple(
-            WorkerCount(task, worker.connected, max(0.0, now - worker.heard_at))
-            for task, worker in sorted(book.workers.items())
-        ),
-        tuple(
-            _group(book, generation, now)
-            for _, generation in sorted(book.generations.items())
-            if not generation.over and generation.info.generation not in book.measurements
-        ),
-        len(book.forming) + len(book.measurements),
-        sum(len(forming.waiting) for forming in book.forming.values()),
-        tuple(lateness.latest(book, now)),
-        book.counts,
+def census(book: Registry, now: float) -> Iterator[Census | None]:
+    """Takes a census: None after each thing that needs some thinking, where others may go first; at last the census."""
+    workers = tuple(
+        WorkerCount(task, worker.connected, max(0.0, now - worker.heard_at))
+        for task, worker in sorted(book.workers.items())
     )
+    yield None
+    groups: list[GroupCount] = []
+    late: list[Late] = []
+    for _, generation in sorted(book.generations.items()):
+        if not generation.over and generation.info.generation not in book.measurements:
+            groups.append(_group(book, generation, now))
+            late = lateness.latest([*late, *lateness.late(book, generation, now)])
+            yield None
+    forming = len(book.forming) + len(book.measurements)
+    joining = sum(len(forming.waiting) for forming in book.forming.values())
+    yield Census(workers, tuple(groups), forming, joining, tuple(late), book.counts)
 
 
 def _group(book: Registry, generation: Generation, now: float) -> GroupCount:

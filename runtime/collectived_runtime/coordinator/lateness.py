@@ -43,13 +43,13 @@ def learn(generation: Generation, task: int, positions: Iterable[RankPosition], 
         pace.waits, pace.waited = position.waits, position.waited_seconds
 
 
-def latest(book: Registry, now: float) -> list[Late]:
-    """The ranks that come last, the latest first; at most `MOST`, of all groups together."""
-    found = (late for generation in list(book.generations.values()) for late in _of(book, generation, now))
-    return heapq.nlargest(MOST, found, key=lambda late: late.seconds)
+def latest(late: Iterable[Late]) -> list[Late]:
+    """The ranks that come last, the latest first; at most `MOST`."""
+    return heapq.nlargest(MOST, late, key=lambda one: one.seconds)
 
 
-def _of(book: Registry, generation: Generation, now: float) -> Iterator[Late]:
+def late(book: Registry, generation: Generation, now: float) -> Iterator[Late]:
+    """The ranks of a generation that come later than the earliest."""
     if generation.over or generation.idle:
         return
     since = now - FRESH_HEARTBEATS * book.heartbeat_seconds
@@ -62,9 +62,9 @@ def _of(book: Registry, generation: Generation, now: float) -> Iterator[Late]:
         for rank in missing(generation, instance):
             seconds[rank] = max(waited, seconds.get(rank, 0.0))
     group, members = shown_name(generation.info.name), generation.info.members
-    for rank, late in seconds.items():
+    for rank, by in seconds.items():
         if rank not in generation.departed:
-            yield Late(group, rank, members[rank].worker, late)
+            yield Late(group, rank, members[rank].worker, by)
 
 
 def missing(generation: Generation, instance: int) -> list[int]:

@@ -12,14 +12,17 @@ from collectived_runtime.metrics.page import PAUSE, Reading, build, numbers, pro
 
 
 class CoordinatorMetrics:
-    """A `metrics.page.Source`. `census` takes one of now."""
+    """A `metrics.page.Source`. `census` takes one of now, with pauses."""
 
-    def __init__(self, census: Callable[[], Census]) -> None:
+    def __init__(self, census: Callable[[], Iterator[Census | None]]) -> None:
         self._census = census
 
     def read(self) -> Iterator[Reading | None]:
-        census = self._census()
-        yield PAUSE
+        census: Census | None = None
+        for found in self._census():
+            census = found
+            yield PAUSE
+        assert census is not None
         yield build("coordinator")
         yield from _workers(census)
         yield from _counts(census)

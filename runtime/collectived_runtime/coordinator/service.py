@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -265,8 +265,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     # People
 
-    def census(self) -> Census:
-        """What is counted."""
+    def census(self) -> Iterator[Census | None]:
+        """What is counted: see `census.census`."""
         return self._mind.census(self._now())
 
     async def Status(self, request: status_pb2.StatusRequest, context: Any) -> status_pb2.StatusReply:

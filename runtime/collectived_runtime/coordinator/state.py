@@ -78,8 +78,8 @@ class Coordinator:
         """What everybody may know, as values."""
         return snapshot(self._book, now)
 
-    def census(self, now: float) -> Census:
-        """What is counted, as values but for `counts`."""
+    def census(self, now: float) -> Iterator[Census | None]:
+        """What is counted: see `census.census`."""
         return census(self._book, now)
 
     def _effects(self, event: Event, now: float) -> Iterator[Effect]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 from collectived_proto.errors import Code
 from collectived_runtime.engine.counters import BOUNDS
@@ -54,12 +55,12 @@ class WorkerMetrics:
 
     def _collectives(self, total: Sum) -> Iterator[Reading]:
         me, counters = self._me, total.counters
-        done = [((me, *key, "ok"), float(sum(tally.lasted.counts))) for key, tally in counters.tallies.items()]
-        failed = [
+        done = (((me, *key, "ok"), float(sum(tally.lasted.counts))) for key, tally in counters.tallies.items())
+        failed = (
             ((me, operation, algorithm, outcome(code)), float(count))
             for (operation, algorithm, code), count in counters.failures.items()
-        ]
-        yield numbers(WORKER["collectived_collectives_total"], done + failed)
+        )
+        yield numbers(WORKER["collectived_collectives_total"], chain(done, failed))
         yield histograms(
             WORKER["collectived_collective_duration_seconds"],
             BOUNDS,
@@ -79,9 +80,9 @@ class WorkerMetrics:
 
     def _groups(self, total: Sum) -> Iterator[Reading]:
         me, groups, flights = self._me, total.groups, total.flights
-        ended = [((me, label, "ok"), float(group.done)) for label, group in groups.items()]
-        ended += [((me, label, "failed"), float(group.failed)) for label, group in groups.items()]
-        yield numbers(WORKER["collectived_group_collectives_total"], ended)
+        done = (((me, label, "ok"), float(group.done)) for label, group in groups.items())
+        failed = (((me, label, "failed"), float(group.failed)) for label, group in groups.items())
+        yield numbers(WORKER["collectived_group_collectives_total"], chain(done, failed))
         yield self._by_group("collectived_group_in_flight", flights, "open")
         yield self._by_group("collectived_group_stalled", flights, "stalled")
         yield self._by_group("collectived_group_oldest_seconds", flights, "oldest")
