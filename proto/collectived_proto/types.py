@@ -440,8 +440,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """Where one rank stands in a generation; `op` to `collective` tell of the instance asked about, if it arrived
-    there. `waits` collectives in which all wait for all have cost it `waited_seconds`; heartbeats tell these two."""
+    """Where one rank stands in a generation; `op` to `collective`: the instance asked about, `waits` on: heartbeats."""
 
     rank: int
     submitted: int = -1

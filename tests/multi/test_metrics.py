@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -213,3 +215,14 @@ def test_who_is_ending_says_that_it_does_not_serve(make_cluster: Callable[..., C
         daemon.process.send_signal(signal.SIGTERM)
         for one in said:
             assert next(one, NOT_SERVING) == NOT_SERVING
+
+
+def test_promtool_finds_nothing_to_say_about_them(cluster: Cluster) -> None:
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    for where in cluster.metrics:
+        with urllib.request.urlopen(f"http://{where}/metrics") as answer:
+            page = answer.read()
+        done = subprocess.run([tool, "check", "metrics"], input=page, capture_output=True, timeout=50)
+        assert (done.returncode, done.stdout + done.stderr) == (0, b"")
