@@ -78,7 +78,7 @@ def settle(fact: Any, seconds: float = 10.0) -> None:
 
 @pytest.mark.parametrize("timeout", [0.05, 0.5])
 def test_a_rank_that_never_submits_ends_the_others_at_the_deadline_and_is_named(
-    two_workers: Any, timeout: float
+    two_workers: Any, timeout: float, delays: Any
 ) -> None:
     over = threading.Barrier(4)
 
@@ -99,15 +99,16 @@ def test_a_rank_that_never_submits_ends_the_others_at_the_deadline_and_is_named(
     results = two_workers.run(4, body)
     for rank in (0, 1, 3):
         elapsed, error = results[rank]
-        assert timeout <= elapsed <= timeout + 0.25 + 0.25  # what is promised, and a busy machine
+        assert timeout <= elapsed <= timeout + 0.25 + 0.25 + delays.room  # what is promised, and a busy machine
         missing = [member.rank for member in error.missing]
-        assert missing == [2] if timeout > 0.1 else 2 in missing  # in 50 ms others may be late as well
+        assert missing == [2] if timeout > 0.1 + delays.room else 2 in missing  # others may be late as well
         assert "rank 2" in str(error) and f"within {timeout} s" in str(error) and "test_faults.py" in str(error)
         assert error.rejoin and error.code == cd.errors.Code.DEADLINE_EXCEEDED
-        assert error.op == "all_reduce(sum)" and error.decided_by == "coordinator"
+        assert error.op == "all_reduce(sum)"
+        assert error.decided_by == "coordinator" or delays.room > 0.1  # who is not answered in 0.12 s decides alone
 
 
-def test_the_earliest_deadline_of_any_rank_ends_the_instance_for_all(two_workers: Any) -> None:
+def test_the_earliest_deadline_of_any_rank_ends_the_instance_for_all(two_workers: Any, delays: Any) -> None:
     over = threading.Barrier(4)
 
     def body(group: cd.Group) -> Any:
@@ -121,7 +122,7 @@ def test_the_earliest_deadline_of_any_rank_ends_the_instance_for_all(two_workers
         return elapsed
 
     for elapsed in two_workers.run(4, body)[1:]:
-        assert 0.2 < elapsed < 1.0
+        assert 0.2 < elapsed < 1.0 + delays.room
 
 
 @pytest.mark.parametrize("forks", [0, 2])

@@ -23,6 +23,7 @@ from collectived_runtime.metrics.catalogue import COORDINATOR, PROCESS, WORKER
 
 from .conftest import Cluster
 
+pytestmark = pytest.mark.timeout(120)
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 

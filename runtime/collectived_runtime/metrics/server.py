@@ -7,7 +7,6 @@ reads slowly or comes too often is cut off, so that nothing is held for long on 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -103,15 +102,14 @@ class MetricsServer:
         status, kind, body = await self._respond(request)
         head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
         allow = "Allow: GET, HEAD\r\n" if status == 405 else ""
+        writer.transport.set_write_buffer_limits(0)  # drained is what the system has taken
         writer.write(f"{head}{allow}Connection: close\r\n\r\n".encode())
         if not request[0].startswith("HEAD "):
             writer.write(body)
         async with asyncio.timeout(READ_SECONDS):
-            writer.write_eof()
             await writer.drain()
-            await _sent(writer)
-            with contextlib.suppress(OSError):
-                await reader.read(1)  # until it closes: an abort would take back what it has not read
+            writer.write_eof()
+            await reader.read(1)  # until the other end closes: an abort would take back what it has not read
 
     async def _respond(self, request: list[str]) -> tuple[int, str, bytes]:
         """Status, content type and body."""
@@ -134,10 +132,3 @@ class MetricsServer:
                 page.append(piece)
                 await asyncio.sleep(0)  # lets lanes, and all else that this daemon does, go first
         return 200, kind, b"".join(page)
-
-
-async def _sent(writer: asyncio.StreamWriter) -> None:
-    """Waits until the system has taken everything."""
-    transport = writer.transport
-    transport.set_write_buffer_limits(0)
-    await writer.drain()

@@ -151,8 +151,6 @@ class _Worker:
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)
         self.health = Health(SERVICE, self.server)
-        if settings.reflection:
-            reflect(self.server, SERVICE)
         parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
         self.metrics = MetricsServer(WorkerMetrics(task, *parts), lambda: self.health.well)
         self.metrics_address = ""
@@ -168,9 +166,11 @@ class _Worker:
         # What others may have taken comes first: where it fails, no socket has been made.
         # Values of many leaves are thought about there, one at a time.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1, thread_name_prefix="thinking"))
-        self.listen = [bind(self.server, address) for address in reversed(self.listen)][::-1]
+        if self.settings.reflection:
+            reflect(self.server, SERVICE)
         if self.settings.metrics:
             self.metrics_address = await self.metrics.start(self.settings.metrics)
+        self.listen = [bind(self.server, address) for address in reversed(self.listen)][::-1]
         await self.server.start()
         await self.health.start(self._connected())
 
