@@ -53,6 +53,7 @@ from collectived_proto.local import jobs
     help="Start a coordinator or worker that died again, this often each within 5 minutes; then the job fails.",
 )
 @click.option("--tune", is_flag=True, help="Measure the links when a group forms; later runs use what was found.")
+@click.option("--metrics", is_flag=True, help="Each daemon serves Prometheus metrics at a port of its own; says where.")
 @click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
 def launch(
@@ -64,6 +65,7 @@ def launch(
     max_restarts: int,
     daemon_restarts: int,
     tune: bool,
+    metrics: bool,
     log_level: str | None,
     program: tuple[str, ...],
 ) -> int:
@@ -76,7 +78,7 @@ def launch(
     _make_log_dir(log_dir)
     name = new_name()
     job = Job(name, choose_folder(name, workers), workers, clients, program, timeout)
-    options = ("--log-level", log_level) if log_level else ()
+    options = (*(("--log-level", log_level) if log_level else ()), *(("--metrics", "0") if metrics else ()))
     command = DaemonCommand(options=options, coordinator=("--tune",) if tune else ())
     policy = Policy(grace, max_restarts, daemon_restarts=daemon_restarts)
     return LocalJob(job, policy, log_dir=log_dir, command=command).run()

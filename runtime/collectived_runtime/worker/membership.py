@@ -42,6 +42,10 @@ class Membership:
     heard: called with each message of the coordinator.
     rejoin: called after each Welcome, to say again what may have been lost.
     ledgers: of the generations that run here; heartbeats tell where their ranks stand.
+    away: called when the coordinator cannot be reached any more, until `rejoin`.
+
+    Attributes:
+        welcomes: how often the coordinator has welcomed this worker. beats: heartbeats sent.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Membership:
         heard: Callable[[pb.CoordinatorMessage], None],
         rejoin: Callable[[], None],
         ledgers: Callable[[], Iterable[Ledger]] = tuple,
+        away: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
         self.epoch = 0
@@ -64,6 +69,9 @@ class Membership:
         self._heard = heard
         self._rejoin = rejoin
         self._ledgers = ledgers
+        self._away = away
+        self.welcomes = 0
+        self.beats = 0
         self._heartbeats = Heartbeats()
         self._heartbeat = 5.0
         self._waiting: deque[pb.WorkerMessage] = deque(maxlen=WAITING_MESSAGES)
@@ -130,7 +138,9 @@ class Membership:
                     ) from error
                 self._warn(error)
             pause = FIRST_PAUSE_SECONDS if self.connected.is_set() else min(2 * pause, LONGEST_PAUSE_SECONDS)
-            self.connected.clear()
+            if self.connected.is_set():
+                self.connected.clear()
+                self._away()
             if not self._closing:
                 await asyncio.sleep(pause)
 
@@ -152,6 +162,7 @@ class Membership:
                 self._heard(message)
 
     def _welcomed(self, welcome: pb.Welcome) -> None:
+        self.welcomes += 1
         self.epoch = max(self.epoch, welcome.epoch)
         self._heartbeat = welcome.heartbeat_seconds
         self.stall_seconds = welcome.stall_seconds
@@ -180,6 +191,7 @@ class Membership:
                 if stream != self._streams:
                     return
                 beaten = time.monotonic()
+                self.beats += 1
                 yield pb.WorkerMessage(heartbeat=self._heartbeats.next(self._ledgers(), beaten))
             if stream == self._streams:
                 self._news.clear()

@@ -312,6 +312,7 @@ class Sessions:
         self._budget = budget
         self._sessions: dict[bytes, Session] = {}
         self._ended: OrderedDict[bytes, str] = OrderedDict()  # the latest, and why
+        self.opened = 0  # in all
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -323,6 +324,7 @@ class Sessions:
     def open(self, client: Client, *, remote: bool) -> Session:
         """A new session; `remote` where its client shares no memory with this worker."""
         session = Session(client, self._budget, self._over, remote)
+        self.opened += 1
         self._sessions[session.identity] = session
         return session
 
