@@ -156,7 +156,7 @@ class Generation:
             instance = self.ledger.startable()
             if instance is None:
                 return copying
-            instance.started = True
+            instance.started, instance.started_at = True, time.monotonic()
             self._begin(instance)
         running = self.running
         if running is None:  # it was carried out at once, or cannot be
@@ -274,6 +274,7 @@ class Generation:
                 if shop.bells.seats[rank].gone:
                     shop.results.release(slot.number, rank)
         self.ledger.finish(instance, now)
+        shop.minute.add(program.load, instance.first.at, instance.started_at, now)
         self.reports.completed(instance.number)
         self.links.look()
         if instance.stalled:

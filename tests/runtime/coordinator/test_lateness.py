@@ -108,7 +108,7 @@ def test_a_census_counts_workers_and_groups() -> None:
     book = Registry(1, 5.0, 1.0)
     hello = Hello(3, "i", "host", 1, (), "unix:/w", "127.0.0.1:1", 0, ())
     book.workers[3] = Worker(hello, heard_at=10.0, connected=False)
-    forming = Forming("job/next", 2, 2, 0.0)
+    forming = Forming("job/next", 2, 2, 0.0, since=0.0)
     book.forming["job/next"] = forming
     idle = group(book, 2, number=5)
     idle.idle, idle.evidence[0] = True, Evidence(0.0)
