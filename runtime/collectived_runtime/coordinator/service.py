@@ -265,6 +265,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     # People
 
     async def Status(self, request: status_pb2.StatusRequest, context: Any) -> status_pb2.StatusReply:
+        return await self.status(request)
+
+    async def status(self, request: status_pb2.StatusRequest) -> status_pb2.StatusReply:
         told, warnings = ({}, []) if request.local_only else await self._inspect()
         reply = status_reply(self._mind.snapshot(self._now()), told, time.time(), warnings)
         uptime = time.monotonic() - self._started
