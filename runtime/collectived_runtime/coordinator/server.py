@@ -97,7 +97,7 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
                     "addresses": addresses,
                     "epoch": epoch,
                     "pid": os.getpid(),
-                    "page": page.url if page else "",
+                    "page": {"url": page.url, "needs_token": page.needs_token} if page else None,
                 }
             )
             await until_stopped(signalled, lifeline, service.ended)
@@ -141,7 +141,9 @@ def _page(settings: CoordinatorSettings, service: CoordinatorService) -> PageSer
     from collectived_runtime.coordinator.page.picture import Picture  # most coordinators serve no page
     from collectived_runtime.coordinator.page.server import PageServer
 
-    return PageServer(settings.http, Picture(partial(service.status, status_pb2.StatusRequest())), settings.secret, settings.insecure)
+    return PageServer(
+        settings.http, Picture(partial(service.status, status_pb2.StatusRequest())), settings.secret, settings.insecure
+    )
 
 
 def _fail(text: str) -> NoReturn:

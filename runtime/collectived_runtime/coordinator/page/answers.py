@@ -1,6 +1,7 @@
 """Which answer a request gets. Pure: a request and who may look in, a response out.
 
-The page is one file without data in it, so anybody may have it; the data are at `/status.json`. A *door* says who may have
+The page is one file without data in it, so anybody may have it. The data are at `/status.json`, as `status --json` gives
+them, and at `/page.json`: the same as `status`, and beside it `hurts`, pairs of a word and a sentence. A *door* says who may have
 those: whoever shows a credential, or everybody who can reach the loopback. In the second case a web site must not be able
 to look through its visitor's browser by giving its own name our address (DNS rebinding), so the name by which we are
 called, the Host header, has to be one of ours.
@@ -17,7 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-PAGE, STATUS = "/", "/status.json"
+PAGE = "/"
+DATA = ("/status.json", "/page.json")
 _METHODS = ("GET", "HEAD")
 _NO_STORE = {"cache-control": "no-store"}
 # For every answer, so that no browser makes anything of it but what it is.
@@ -71,9 +73,9 @@ def refusal(door: Door, request: Request) -> Response | None:
             HTTPStatus.MISDIRECTED_REQUEST,
             "this address answers only to its own name (another came in the Host header): use http://localhost:PORT/",
         )
-    if request.target not in (PAGE, STATUS):
-        return plain(HTTPStatus.NOT_FOUND, f"there is nothing here but {PAGE} and {STATUS}")
-    if request.target == STATUS and not _admitted(door, request.headers.get("authorization", "")):
+    if request.target not in (PAGE, *DATA):
+        return plain(HTTPStatus.NOT_FOUND, f"there is nothing here but {PAGE}, {' and '.join(DATA)}")
+    if request.target in DATA and not _admitted(door, request.headers.get("authorization", "")):
         return plain(
             HTTPStatus.UNAUTHORIZED,
             "this needs the job's viewing token or its secret: 'authorization: Bearer TOKEN'",

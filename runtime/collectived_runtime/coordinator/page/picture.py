@@ -1,9 +1,10 @@
-"""The status as JSON, made at most once a second however many look: every making asks every worker."""
+"""The status as the documents of the page, made at most once a second however many look: every making asks every worker."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ FRESH_SECONDS = 0.9  # a page that looks every second sees a new picture each ti
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One picture, as it is and compressed."""
+    """JSON, as it is and compressed."""
 
     plain: bytes
     gzipped: bytes
@@ -30,11 +31,11 @@ class Picture:
 
     def __init__(self, ask: Callable[[], Awaitable[StatusReply]]) -> None:
         self._ask = ask
-        self._making: asyncio.Task[Document] | None = None
+        self._making: asyncio.Task[dict[str, Document]] | None = None
         self._made = 0.0
 
-    async def document(self) -> Document:
-        """The last one while it is fresh, or the one that is being made, or a new one."""
+    async def documents(self) -> dict[str, Document]:
+        """By their paths: the last ones while they are fresh, or those that are being made, or new ones."""
         making = self._making
         if making is None or (making.done() and (making.exception() or time.monotonic() > self._made + FRESH_SECONDS)):
             making = self._making = asyncio.create_task(self._make())
@@ -45,13 +46,22 @@ class Picture:
             self._making.cancel()
             await asyncio.gather(self._making, return_exceptions=True)
 
-    async def _make(self) -> Document:
+    async def _make(self) -> dict[str, Document]:
         reply = await self._ask()
-        document = await asyncio.to_thread(_written, reply)  # of thousands of workers: tenths of a second
+        made = await asyncio.to_thread(documents, reply)  # of thousands of workers: tenths of a second
         self._made = time.monotonic()
-        return document
+        return made
 
 
-def _written(reply: StatusReply) -> Document:
-    text = MessageToJson(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None)
-    return Document(text.encode(), gzip.compress(text.encode(), 1))
+def documents(reply: StatusReply) -> dict[str, Document]:
+    """What is served of one status."""
+    status = MessageToJson(
+        reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None
+    )
+    page = f'{{"hurts": {json.dumps(hurts(reply))}, "status": {status}}}'
+    texts = {"/status.json": status.encode(), "/page.json": page.encode()}
+    return {path: Document(text, gzip.compress(text, 1)) for path, text in texts.items()}
+
+
+def hurts(reply: StatusReply) -> list[tuple[str, str]]:
+    return [("WARNING", warning) for warning in reply.warnings]

@@ -61,6 +61,7 @@ class PageServer:
         except CannotStart:
             self._socket.close()
             raise
+        self.needs_token = bool(self._door.credentials)
         self.url = f"http://{_shown(host, where[0])}:{where[1]}/"
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -122,10 +123,12 @@ class PageServer:
         if request.target == answers.PAGE:
             return self._page
         try:
-            document = await self._picture.document()
+            document = (await self._picture.documents())[request.target]
         except Exception:  # whatever it is, the page goes on, and it is told here once per request
             _log.exception("the status for the page could not be made")
-            return answers.plain(HTTPStatus.INTERNAL_SERVER_ERROR, "the status could not be made: see the coordinator's log")
+            return answers.plain(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "the status could not be made: see the coordinator's log"
+            )
         if "gzip" in request.headers.get("accept-encoding", ""):
             return answers.data(document.gzipped, {"content-encoding": "gzip"})
         return answers.data(document.plain, {})
@@ -145,9 +148,7 @@ async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> 
     return Request(event.method.decode("ascii"), event.target.decode("ascii"), headers)
 
 
-async def _send(
-    connection: h11.Connection, writer: asyncio.StreamWriter, response: Response, with_body: bool
-) -> None:
+async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, response: Response, with_body: bool) -> None:
     fields = {
         **response.headers,
         "content-length": str(len(response.body)),
@@ -174,7 +175,9 @@ def door(host: str, address: str, secret: str, insecure: bool) -> Door:
     if ipaddress.ip_address(address).is_loopback:
         return Door(names=frozenset({host.lower()}))
     if insecure:
-        return Door(names=frozenset({host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}), only_loopback=False)
+        return Door(
+            names=frozenset({host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}), only_loopback=False
+        )
     if not secret:
         raise CannotStart(
             f"--http {host}: others can reach this address, and there is no secret by which to know who is invited: set "
