@@ -1,7 +1,7 @@
 """The web page's address and its *viewing token*: what a job's page is found by, and who may look at it.
 
-The token is made from the job's secret, and the secret cannot be found from it: whoever has a link to the page can look,
-and nothing else.
+The token is made from the job's secret, and the secret cannot be found from it: whoever has a link to the page can
+look, and nothing else.
 """
 
 from __future__ import annotations

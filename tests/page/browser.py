@@ -1,4 +1,4 @@
-"""Debian's Chromium without a screen, spoken to over a pipe by the DevTools protocol: JSON messages that end with NUL."""
+"""Debian's Chromium without a screen, spoken to over a pipe by the DevTools protocol: JSON that ends with NUL."""
 
 from __future__ import annotations
 
@@ -86,9 +86,7 @@ class Browser:
 
     def look_like(self, width: int, height: int, scheme: str, phone: bool = False) -> None:
         """The size of the window, and whether its user likes it light or dark."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def evaluate(self, expression: str) -> Any:

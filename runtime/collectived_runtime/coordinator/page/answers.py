@@ -1,10 +1,10 @@
 """Which answer a request gets. Pure: a request and who may look in, a response out.
 
-The page is one file without data in it, so anybody may have it. The data are at `/status.json`, as `status --json` gives
-them, and at `/page.json`: the same as `status`, and beside it `hurts`, pairs of a word and a sentence. A *door* says who may have
-those: whoever shows a credential, or everybody who can reach the loopback. In the second case a web site must not be able
-to look through its visitor's browser by giving its own name our address (DNS rebinding), so the name by which we are
-called, the Host header, has to be one of ours.
+The page is one file without data in it, so anybody may have it. The data are at `/status.json`, as `status --json`
+gives them, and at `/page.json`: the same as `status`, and beside it as `hurts` what hurts, in words. A *door* says who
+may have those: whoever shows a credential, or everybody who can reach the loopback. In the second case a web site must
+not be able to look through its visitor's browser by giving its own name our address (DNS rebinding), so the name by
+which we are called, the Host header, has to be one of ours.
 """
 
 from __future__ import annotations

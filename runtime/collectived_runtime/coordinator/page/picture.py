@@ -1,4 +1,7 @@
-"""The status as the documents of the page, made at most once a second however many look: every making asks every worker."""
+"""The status as the documents of the page, made at most once a second however many look.
+
+Every making asks every worker.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 
 from google.protobuf.json_format import MessageToJson
 
+from collectived_proto.hurts import findings
 from collectived_proto.v1.status_pb2 import StatusReply
 
 FRESH_SECONDS = 0.9  # a page that looks every second sees a new picture each time
@@ -63,5 +67,9 @@ def documents(reply: StatusReply) -> dict[str, Document]:
     return {path: Document(text, gzip.compress(text, 1)) for path, text in texts.items()}
 
 
-def hurts(reply: StatusReply) -> list[tuple[str, str]]:
-    return [("WARNING", warning) for warning in reply.warnings]
+def hurts(reply: StatusReply) -> list[dict[str, str]]:
+    """The findings, in their order: a word, `note`, `warning` or `error`, and a sentence."""
+    return [
+        {"word": finding.kind.value, "severity": finding.severity.name.lower(), "sentence": finding.sentence}
+        for finding in findings(reply)
+    ]

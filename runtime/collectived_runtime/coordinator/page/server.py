@@ -1,7 +1,8 @@
 """The page's HTTP: h11 reads and writes it, `answers` decides. One request per connection.
 
-Nobody can hold anything for long: there are few connections, each phase of one has its time, headers have a limit, no body
-is read, and an answer is handed to the kernel in pieces. What was asked is never logged, for it may carry a credential.
+Nobody can hold anything for long: there are few connections, each phase of one has its time, headers have a limit, no
+body is read, and an answer is handed to the kernel in pieces. What was asked is never logged, for it may carry a
+credential.
 """
 
 from __future__ import annotations
@@ -180,8 +181,8 @@ def door(host: str, address: str, secret: str, insecure: bool) -> Door:
         )
     if not secret:
         raise CannotStart(
-            f"--http {host}: others can reach this address, and there is no secret by which to know who is invited: set "
-            "COLLECTIVED_SECRET, serve on the loopback (--http PORT), or let everybody in (--insecure)"
+            f"--http {host}: others can reach this address, and there is no secret by which to know who is invited: "
+            "set COLLECTIVED_SECRET, serve on the loopback (--http PORT), or let everybody in (--insecure)"
         )
     return Door(credentials=(secret, viewing_token(secret)))
 
