@@ -12,6 +12,7 @@ import contextlib
 import ipaddress
 import logging
 import socket
+from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
 from importlib.resources import files
@@ -24,15 +25,27 @@ from collectived_runtime.coordinator.page.answers import Door, Request, Response
 from collectived_runtime.coordinator.page.picture import Picture
 from collectived_runtime.daemon import CannotStart
 
-MOST_CONNECTIONS = 32
-LARGEST_HEADER = 8 << 10  # bytes of a request's first line and headers
-REQUEST_SECONDS = 5.0  # until the request is there
-ANSWER_SECONDS = 5.0  # until the answer is made
-SEND_SECONDS = 20.0  # until the kernel has taken the answer
 _LINGER_SECONDS = 1.0  # for the other side to close: else what it still sends would wipe out the answer
 _PIECE = 64 << 10
+_BACKLOG = 32
 
 _log = logging.getLogger("collectived.coordinator.page")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """
+    connections: at the same time; more are closed at once.
+    header_bytes: of a request's first line and headers.
+    request_seconds: until the request is there. answer_seconds: until the answer is made. send_seconds: until the
+    kernel has taken all of it.
+    """
+
+    connections: int = 32
+    header_bytes: int = 8 << 10
+    request_seconds: float = 5.0
+    answer_seconds: float = 5.0
+    send_seconds: float = 20.0
 
 
 class PageServer:
@@ -43,12 +56,16 @@ class PageServer:
         picture: the data.
         secret: the job's; where others than the loopback can reach the page, it or its viewing token is to be shown.
         insecure: nobody has to show anything.
+        limits: of what anybody may take.
 
     Raises:
         CannotStart: nobody can listen there, or everybody could look and there is no secret to keep them out.
     """
 
-    def __init__(self, address: str, picture: Picture, secret: str, insecure: bool = False) -> None:
+    def __init__(
+        self, address: str, picture: Picture, secret: str, insecure: bool = False, limits: Limits = Limits()
+    ) -> None:
+        self._limits = limits
         self._picture = picture
         self._page = answers.page(files(__package__).joinpath("page.html").read_bytes())
         try:
@@ -67,9 +84,7 @@ class PageServer:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(
-            self._accept, sock=self._socket, limit=LARGEST_HEADER, backlog=MOST_CONNECTIONS
-        )
+        self._server = await asyncio.start_server(self._accept, sock=self._socket, limit=self._limits.header_bytes)
 
     async def stop(self) -> None:
         """Closes the door and every connection."""
@@ -84,7 +99,7 @@ class PageServer:
         assert task is not None
         self._serving.add(task)
         try:
-            if len(self._serving) > MOST_CONNECTIONS:
+            if len(self._serving) > self._limits.connections:
                 return
             writer.transport.set_write_buffer_limits(high=0)  # drained means that the kernel has all of it
             with contextlib.suppress(TimeoutError, OSError):
@@ -96,10 +111,10 @@ class PageServer:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=LARGEST_HEADER)
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.header_bytes)
         with_body = True
         try:
-            async with asyncio.timeout(REQUEST_SECONDS):
+            async with asyncio.timeout(self._limits.request_seconds):
                 request = await _request(connection, reader)
         except h11.RemoteProtocolError as error:
             status = HTTPStatus(error.error_status_hint)
@@ -108,9 +123,9 @@ class PageServer:
             if request is None:
                 return
             with_body = request.method != "HEAD"
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(self._limits.answer_seconds):
                 response = await self._answer(request)
-        async with asyncio.timeout(SEND_SECONDS):
+        async with asyncio.timeout(self._limits.send_seconds):
             await _send(connection, writer, response, with_body)
         writer.write_eof()
         async with asyncio.timeout(_LINGER_SECONDS):
@@ -142,7 +157,7 @@ async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> 
         h11.RemoteProtocolError: what came is no request, or too much.
     """
     while (event := connection.next_event()) is h11.NEED_DATA:
-        connection.receive_data(await reader.read(LARGEST_HEADER))
+        connection.receive_data(await reader.read(_PIECE))
     if not isinstance(event, h11.Request):
         return None
     headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
@@ -198,7 +213,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(where)
-        sock.listen(MOST_CONNECTIONS)
+        sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
         raise CannotStart(
