@@ -57,7 +57,7 @@ def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effec
         yield Log("info", f"join of group {shown_name(ask.name)!r} refused: {refusal}")
         return
     if forming is None:
-        forming = _open(book, ask)
+        forming = _open(book, ask, now)
     book.arrivals += 1
     waiting = Waiting(task, ask, book.arrivals)
     forming.waiting[task, ask.request] = waiting
@@ -173,8 +173,8 @@ def _candidate(waiting: Waiting) -> str:
     return f"{label}host {ask.host}, pid {ask.pid}"
 
 
-def _open(book: Registry, ask: JoinAsk) -> Forming:
-    forming = Forming(ask.name, ask.min_size, ask.max_size, ask.settle_seconds)
+def _open(book: Registry, ask: JoinAsk, now: float) -> Forming:
+    forming = Forming(ask.name, ask.min_size, ask.max_size, ask.settle_seconds, now)
     previous = book.generations.get(book.latest.get(ask.name, 0))
     if previous:
         forming.elsewhere = {identity(m): m.rank for m in previous.info.members if m.rank not in previous.departed}

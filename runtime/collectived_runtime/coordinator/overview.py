@@ -5,7 +5,7 @@ A *lane* is a group as one worker sees it; the lanes of a generation together ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from collectived_proto import codec
 from collectived_proto.types import RELEASE
@@ -14,16 +14,26 @@ from collectived_runtime.coordinator.snapshot import GroupView, Snapshot, Worker
 
 
 def status_reply(
-    view: Snapshot, told: Mapping[int, status_pb2.WorkerStatus], unix_time: float, warnings: Iterable[str]
+    view: Snapshot,
+    told: Mapping[int, status_pb2.WorkerStatus],
+    unix_time: float,
+    warnings: Iterable[str],
+    silent: Container[int] = (),
 ) -> status_pb2.StatusReply:
-    """Everything but `coordinator`, which describes the process."""
+    """Everything but `coordinator`, which describes the process.
+
+    Args:
+        told: by task, what workers have told of themselves. silent: those who were asked and have not.
+    """
     lanes: dict[int, list[status_pb2.LaneStatus]] = {}
     for task in sorted(told):
         for lane in told[task].lanes:
             lanes.setdefault(lane.generation, []).append(lane)
     return status_pb2.StatusReply(
         unix_time=unix_time,
-        workers=[worker_status(worker, told.get(worker.hello.task)) for worker in view.workers],
+        workers=[
+            worker_status(worker, told.get(worker.hello.task), worker.hello.task in silent) for worker in view.workers
+        ],
         groups=[group_status(group, lanes.get(group.generation, [])) for group in view.groups],
         failures=[
             status_pb2.Failure(
@@ -32,6 +42,7 @@ def status_reply(
             for failure in view.failures
         ],
         warnings=warnings,
+        answered_by="coordinator",
     )
 
 
@@ -43,7 +54,9 @@ def coordinator_status(
     )
 
 
-def worker_status(worker: WorkerView, told: status_pb2.WorkerStatus | None) -> status_pb2.WorkerStatus:
+def worker_status(
+    worker: WorkerView, told: status_pb2.WorkerStatus | None, silent: bool = False
+) -> status_pb2.WorkerStatus:
     """A worker by its own account, or by its hello where it gave none."""
     status = status_pb2.WorkerStatus()
     if told is not None:
@@ -55,6 +68,7 @@ def worker_status(worker: WorkerView, told: status_pb2.WorkerStatus | None) -> s
     if not status.devices:
         status.devices.extend(hello.devices)
     status.connected, status.last_heartbeat_seconds = worker.connected, worker.silent_seconds
+    status.silent = silent
     return status
 
 
@@ -78,6 +92,7 @@ def group_status(group: GroupView, lanes: list[status_pb2.LaneStatus]) -> status
         members=members,
         left=[codec.member_to_proto(member) for member in group.left],
         collectives_done=max((lane.collectives_done for lane in lanes), default=0),
+        collectives_failed=max((lane.collectives_failed for lane in lanes), default=0),
         bytes_reduced=sum(lane.bytes_reduced for lane in lanes),
         in_flight=_in_flight(group, lanes),
         waiting_for=group.waiting_for,
@@ -85,7 +100,30 @@ def group_status(group: GroupView, lanes: list[status_pb2.LaneStatus]) -> status
         posts=[post for lane in lanes for post in lane.posts],
         notes=dict.fromkeys(note for lane in lanes for note in lane.notes),
         idle=group.idle,
+        rates=_rates(lanes),
+        forming_seconds=group.forming_seconds,
+        min_size=group.min_size,
     )
+
+
+def _rates(lanes: list[status_pb2.LaneStatus]) -> list[status_pb2.Rate]:
+    """By operation. Every worker takes part in every collective, so nothing is added up but counts are the largest.
+
+    A worker is busy from when its own ranks have come, though others may be late: the one that was busy for the
+    shortest time tells best how long carrying took. Waiting is told of the worker that waited longest.
+    """
+    by_op: dict[str, list[status_pb2.Rate]] = {}
+    for rate in (rate for lane in lanes for rate in lane.rates):
+        by_op.setdefault(rate.op, []).append(rate)
+    return [_rate(rates) for rates in by_op.values()]
+
+
+def _rate(rates: list[status_pb2.Rate]) -> status_pb2.Rate:
+    most = max(rate.collectives for rate in rates)
+    found = status_pb2.Rate()
+    found.CopyFrom(min((rate for rate in rates if rate.collectives == most), key=lambda rate: rate.busy_seconds))
+    found.waiting_seconds = max(rate.waiting_seconds for rate in rates)
+    return found
 
 
 def _in_flight(group: GroupView, lanes: list[status_pb2.LaneStatus]) -> list[status_pb2.InFlight]:
@@ -98,15 +136,24 @@ def _in_flight(group: GroupView, lanes: list[status_pb2.LaneStatus]) -> list[sta
         )
         arrived[pending.instance] = set(pending.arrived)
     for flight in (flight for lane in lanes for flight in lane.in_flight):
-        entry = merged.setdefault(flight.instance, status_pb2.InFlight(instance=flight.instance))
         arrived.setdefault(flight.instance, set()).update(flight.arrived)
-        entry.op, entry.site = entry.op or flight.op, entry.site or flight.site
-        entry.algorithm = entry.algorithm or flight.algorithm
-        entry.seconds, entry.bytes = max(entry.seconds, flight.seconds), max(entry.bytes, flight.bytes)
+        _merge(merged.setdefault(flight.instance, status_pb2.InFlight(instance=flight.instance)), flight)
     # A rank that is through with an instance, such as a root that only sends, has arrived there too.
     finished = {member.rank: member.last_instance for lane in lanes for member in lane.members}
     for instance, entry in merged.items():
         here = arrived[instance] | {rank for rank, last in finished.items() if last >= instance}
         entry.arrived.extend(sorted(here))
         entry.missing.extend(rank for rank in range(group.size) if rank not in here)
+        entry.state = "arriving" if entry.missing else entry.state
     return [merged[instance] for instance in sorted(merged)]
+
+
+def _merge(entry: status_pb2.InFlight, flight: status_pb2.InFlight) -> None:
+    """Adds what one worker tells; of packs that are done, the worker counts that is furthest behind."""
+    entry.op, entry.site = entry.op or flight.op, entry.site or flight.site
+    entry.seconds, entry.bytes = max(entry.seconds, flight.seconds), max(entry.bytes, flight.bytes)
+    entry.state = "running" if "running" in (entry.state, flight.state) else flight.state
+    entry.algorithm, entry.why = entry.algorithm or flight.algorithm, entry.why or flight.why
+    if flight.packs:
+        entry.packs_done = min(entry.packs_done, flight.packs_done) if entry.packs else flight.packs_done
+        entry.packs, entry.shards = flight.packs, flight.shards

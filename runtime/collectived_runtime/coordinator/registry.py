@@ -61,6 +61,7 @@ class Forming:
     min_size: int
     max_size: int
     settle_seconds: float
+    since: float
     waiting: dict[tuple[int, str], Waiting] = field(default_factory=dict)
     taken: dict[int, Waiting] = field(default_factory=dict)  # by the rank asked for
     elsewhere: dict[Identity, int] = field(default_factory=dict)  # ranks of the previous generation not here yet

@@ -142,7 +142,10 @@ def _page(settings: CoordinatorSettings, service: CoordinatorService) -> PageSer
     from collectived_runtime.coordinator.page.server import PageServer
 
     return PageServer(
-        settings.http, Picture(partial(service.status, status_pb2.StatusRequest())), settings.secret, settings.insecure
+        settings.http,
+        Picture(partial(service.Status, status_pb2.StatusRequest(), None)),
+        settings.secret,
+        settings.insecure,
     )
 
 

@@ -265,17 +265,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     # People
 
     async def Status(self, request: status_pb2.StatusRequest, context: Any) -> status_pb2.StatusReply:
-        return await self.status(request)
-
-    async def status(self, request: status_pb2.StatusRequest) -> status_pb2.StatusReply:
-        told, warnings = ({}, []) if request.local_only else await self._inspect()
-        reply = status_reply(self._mind.snapshot(self._now()), told, time.time(), warnings)
+        told, silent = ({}, []) if request.local_only else await self._inspect()
+        warnings = [
+            f"worker {task} did not answer within {INSPECTION_SECONDS} s: what is shown of it is old" for task in silent
+        ]
+        reply = status_reply(self._mind.snapshot(self._now()), told, time.time(), warnings, silent)
         uptime = time.monotonic() - self._started
         reply.coordinator.CopyFrom(coordinator_status(self.address, self._mind.epoch, os.getpid(), uptime, self.job))
         return reply
 
-    async def _inspect(self) -> tuple[dict[int, status_pb2.WorkerStatus], list[str]]:
-        """Asks every connected worker for its own account; who gave none in time is named."""
+    async def _inspect(self) -> tuple[dict[int, status_pb2.WorkerStatus], list[int]]:
+        """Asks every connected worker for its own account: what they told, and who did not in time."""
         self._inspected += 1
         number = self._inspected
         loop = asyncio.get_running_loop()
@@ -290,12 +290,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         finally:
             del self._inspections[number]
         told = {task: answer.result() for task, answer in answers.items() if answer.done()}
-        warnings = [
-            f"worker {task} did not answer within {INSPECTION_SECONDS} s: what is shown of it is old"
-            for task in sorted(answers)
-            if task not in told
-        ]
-        return told, warnings
+        return told, [task for task in sorted(answers) if task not in told]
 
     # The end
 

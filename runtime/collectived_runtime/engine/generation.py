@@ -155,7 +155,7 @@ class Generation:
             instance = self.ledger.startable()
             if instance is None:
                 return copying
-            instance.started = True
+            instance.started, instance.started_at = True, time.monotonic()
             self._begin(instance)
         running = self.running
         if running is None:  # it was carried out at once, or cannot be
@@ -262,7 +262,9 @@ class Generation:
             for rank in program.receivers:
                 if shop.bells.seats[rank].gone:
                     shop.results.release(slot.number, rank)
-        self.ledger.finish(instance, time.monotonic())
+        now = time.monotonic()
+        self.ledger.finish(instance, now)
+        shop.minute.add(program.load, instance.first.at, instance.started_at, now)
         self.reports.completed(instance.number)
         self.links.look()
         if instance.stalled:

@@ -25,6 +25,7 @@ from collectived_runtime.engine.counters import Counters
 from collectived_runtime.engine.crew import Help
 from collectived_runtime.engine.generation import Generation
 from collectived_runtime.engine.ledger import Ledger
+from collectived_runtime.engine.minute import Minute
 from collectived_runtime.engine.posts import Post
 from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.results import Results, Workspace
@@ -104,6 +105,11 @@ class Lane:
     @property
     def counters(self) -> Counters:
         return self._shop.counters
+
+    @property
+    def minute(self) -> Minute:
+        """What has been done in the last minute."""
+        return self._shop.minute
 
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received over links in this generation, headers included."""

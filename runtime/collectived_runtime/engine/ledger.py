@@ -81,6 +81,7 @@ class Instance:
     disputed: bool = False  # contracts differ: wait for the verdict
     started: bool = False
     finished: bool = False
+    started_at: float = 0.0
     announced: bool = False  # what comes has been announced between the workers
     model: Prepared | None = None  # of the first rank that has a value of its own; until then of the first
     collective: Collective = _UNKNOWN  # as the model describes it, or as it was announced

@@ -88,6 +88,11 @@ class Running:
         del self._left[strand.pack_number]
         return True, not self._left
 
+    @property
+    def packs_left(self) -> int:
+        """May be read from any thread."""
+        return len(self._left)
+
     def uses(self) -> dict[Link, int]:
         """The links of the strands that run, with the poll events that each is waited for with (0: none now).
 

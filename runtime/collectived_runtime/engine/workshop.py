@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from collectived_runtime.engine.counters import Counters
 from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.ledger import Instance
 from collectived_runtime.engine.links import Exchange
+from collectived_runtime.engine.minute import Minute
 from collectived_runtime.engine.program import Program, Topology, compose
 from collectived_runtime.engine.results import Budget, Results
 from collectived_runtime.engine.strand import Tools
@@ -51,6 +53,7 @@ class Workshop:
     tools: Tools
     programs: dict[Any, Program] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # what users should know; said once in the log, and in status
+    minute: Minute = field(default_factory=lambda: Minute(time.monotonic()))
 
     @property
     def counters(self) -> Counters:

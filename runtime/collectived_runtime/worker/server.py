@@ -33,7 +33,7 @@ from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.service import PROTOCOL, WorkerService
 from collectived_runtime.worker.sessions import Sessions
-from collectived_runtime.worker.status import Identity, worker_status
+from collectived_runtime.worker.status import Identity, Standing, group_seen_from, worker_status
 
 STATUS_SECONDS = 0.8
 SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
@@ -134,8 +134,10 @@ class _Worker:
         self.server = grpc.aio.server(
             interceptors=[Admission(settings.secret, settings.insecure)], options=(*OPTIONS, *KEEPALIVE)
         )
+        self.name = f"/job:worker/task:{task}"
+        self._inspecting: set[asyncio.Task[None]] = set()
         service = WorkerService(
-            f"/job:worker/task:{task}",
+            self.name,
             self.identity.devices,
             self.door,
             self.sessions,
@@ -197,8 +199,9 @@ class _Worker:
 
     def _heard(self, message: pb.CoordinatorMessage) -> None:
         if message.HasField("inspect"):
-            inspection = pb.Inspection(inspect=message.inspect.inspect, status=self._own_status())
-            self.membership.say(pb.WorkerMessage(inspection=inspection))
+            inspecting = asyncio.create_task(self._inspected(message.inspect.inspect))
+            self._inspecting.add(inspecting)
+            inspecting.add_done_callback(self._inspecting.discard)
         else:
             self.groups.heard(message)
 
@@ -206,14 +209,19 @@ class _Worker:
         self.groups.stall_after = self.membership.stall_seconds
         self.groups.ask_again()
 
-    def _own_status(self) -> status_pb2.WorkerStatus:
-        return worker_status(
-            self.identity,
-            self.groups.lanes,
-            connected=self.membership.connected.is_set(),
-            sessions=len(self.sessions),
-            arena_bytes=self.budget.used,
+    async def _inspected(self, number: int) -> None:
+        inspection = pb.Inspection(inspect=number, status=await self._own_status())
+        self.membership.say(pb.WorkerMessage(inspection=inspection))
+
+    async def _own_status(self) -> status_pb2.WorkerStatus:
+        standing = Standing(
+            self.membership.connected.is_set(),
+            len(self.sessions),
+            self.sessions.releases,
+            self.budget.used,
+            self.budget.limit,
         )
+        return await worker_status(self.identity, self.groups.lanes, standing)
 
     async def _status(self, request: status_pb2.StatusRequest) -> status_pb2.StatusReply:
         reason = ""
@@ -223,8 +231,15 @@ class _Worker:
             except grpc.aio.AioRpcError as error:
                 reason = f"the coordinator at {self.membership.address} does not answer ({error.details()}): "
                 reason += "this is what one worker knows"
+        own = await self._own_status()
+        known = {(lane.topology.group.key, lane.ledger.generation): lane.group for lane in self.groups.lanes}
+        seen = [(lane, known.get((lane.key, lane.generation))) for lane in own.lanes]
         return status_pb2.StatusReply(
-            unix_time=time.time(), workers=[self._own_status()], warnings=[reason] if reason else []
+            unix_time=time.time(),
+            workers=[own],
+            groups=[group_seen_from(lane, group) for lane, group in seen if group is not None],
+            warnings=[reason] if reason else [],
+            answered_by=self.name,
         )
 
 

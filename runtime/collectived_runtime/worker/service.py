@@ -28,6 +28,7 @@ from collectived_runtime.worker.statuses import status_of
 from collectived_runtime.worker.submit import Place, submit
 
 LONGEST_NAME = 128  # characters of a label or host that others are shown
+LONGEST_RELEASE = 32
 
 PROTOCOL = common_pb2.Protocol(lowest=PROTOCOL_LOWEST, highest=PROTOCOL_HIGHEST, release=RELEASE)
 
@@ -162,7 +163,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
 
 def _client(request: worker_pb2.OpenSessionRequest) -> Client:
-    return Client(request.host[:LONGEST_NAME], request.pid, request.label[:LONGEST_NAME], request.job or "default")
+    return Client(
+        request.host[:LONGEST_NAME],
+        request.pid,
+        request.label[:LONGEST_NAME],
+        request.job or "default",
+        request.protocol.release[:LONGEST_RELEASE],
+    )
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, attach: Callable[[Any], None], connected: Any) -> None:

@@ -34,6 +34,7 @@ SESSION_BYTES = 16
 _SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
 _CREDENTIALS = struct.Struct("3i")
 _MOST_REMEMBERED = 1024  # sessions that have ended, and why
+MOST_RELEASES = 16  # of clients that are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Client:
     pid: int
     label: str
     job: str
+    release: str = ""
 
 
 @dataclass(slots=True)
@@ -282,6 +284,11 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def releases(self) -> list[str]:
+        """Of the clients, each once; of clients that make them up, not all."""
+        return sorted({session.client.release for session in self._sessions.values()} - {""})[:MOST_RELEASES]
 
     @property
     def arena_bytes(self) -> int:
