@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import logging
@@ -162,7 +163,7 @@ def test_who_says_nothing_is_closed_and_so_is_who_comes_when_all_places_are_take
         silent = [await asyncio.open_connection("127.0.0.1", port(server)) for _ in range(3)]
         silent[0][1].write(b"GET / HTTP/1.1\r\nHost: local")
         endings = await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
-        assert all(ending == b"" or isinstance(ending, ConnectionResetError) for ending in endings)
+        assert all(ending == b"" or isinstance(ending, ConnectionError) for ending in endings)
         for _, writer in silent:
             writer.close()
         head, _ = await get(server, "/")
@@ -175,9 +176,8 @@ def test_one_beyond_the_last_place_is_closed_at_once() -> None:
     async def story(server: PageServer, source: Source) -> None:
         first = await asyncio.open_connection("127.0.0.1", port(server))
         reader, writer = await asyncio.open_connection("127.0.0.1", port(server))
-        with pytest.raises(ConnectionResetError):  # the first has its place for an hour
-            assert await reader.read() == b""
-            raise ConnectionResetError
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b"", "although the first keeps its place for an hour"
         writer.close()
         first[1].close()
 
@@ -198,7 +198,7 @@ def test_who_does_not_read_holds_nothing() -> None:
             while not head.startswith(b"HTTP/1.1 200"):  # its place is the only one
                 try:
                     head, _ = await get(server, "/")
-                except ConnectionResetError:
+                except ConnectionError:
                     await asyncio.sleep(0.05)
 
     serve(story, Limits(connections=1, send_seconds=0.3))

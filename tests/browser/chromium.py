@@ -82,7 +82,9 @@ class Browser:
         shutil.rmtree(self._profile, ignore_errors=True)
 
     def open(self, url: str) -> None:
+        """Goes there, and returns when it has been loaded."""
         self.call("Page.navigate", url=url)
+        self.until("document.readyState === 'complete'")
 
     def look_like(self, width: int, height: int, scheme: str, phone: bool = False) -> None:
         """The size of the window, and whether its user likes it light or dark."""
