@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 
 from collectived_proto import codec
+from collectived_proto.lanes import flights, rates
 from collectived_proto.types import RELEASE
 from collectived_proto.v1 import status_pb2
-from collectived_runtime.coordinator.snapshot import GroupView, Snapshot, WorkerView
+from collectived_runtime.coordinator.snapshot import GroupView, PendingView, Snapshot, WorkerView
 
 
 def status_reply(
@@ -94,66 +95,23 @@ def group_status(group: GroupView, lanes: list[status_pb2.LaneStatus]) -> status
         collectives_done=max((lane.collectives_done for lane in lanes), default=0),
         collectives_failed=max((lane.collectives_failed for lane in lanes), default=0),
         bytes_reduced=sum(lane.bytes_reduced for lane in lanes),
-        in_flight=_in_flight(group, lanes),
+        in_flight=flights(lanes, range(group.size), [_pending(one) for one in group.pending]),
         waiting_for=group.waiting_for,
         table=table,
         posts=[post for lane in lanes for post in lane.posts],
         notes=dict.fromkeys(note for lane in lanes for note in lane.notes),
         idle=group.idle,
-        rates=_rates(lanes),
+        rates=rates(lanes),
         forming_seconds=group.forming_seconds,
         min_size=group.min_size,
     )
 
 
-def _rates(lanes: list[status_pb2.LaneStatus]) -> list[status_pb2.Rate]:
-    """By operation. Every worker takes part in every collective, so nothing is added up but counts are the largest.
-
-    A worker is busy from when its own ranks have come, though others may be late: the one that was busy for the
-    shortest time tells best how long carrying took. Waiting is told of the worker that waited longest.
-    """
-    by_op: dict[str, list[status_pb2.Rate]] = {}
-    for rate in (rate for lane in lanes for rate in lane.rates):
-        by_op.setdefault(rate.op, []).append(rate)
-    return [_rate(rates) for rates in by_op.values()]
-
-
-def _rate(rates: list[status_pb2.Rate]) -> status_pb2.Rate:
-    most = max(rate.collectives for rate in rates)
-    found = status_pb2.Rate()
-    found.CopyFrom(min((rate for rate in rates if rate.collectives == most), key=lambda rate: rate.busy_seconds))
-    found.waiting_seconds = max(rate.waiting_seconds for rate in rates)
-    return found
-
-
-def _in_flight(group: GroupView, lanes: list[status_pb2.LaneStatus]) -> list[status_pb2.InFlight]:
-    """One entry per instance: who has arrived anywhere, since when, and who has not."""
-    merged: dict[int, status_pb2.InFlight] = {}
-    arrived: dict[int, set[int]] = {}
-    for pending in group.pending:
-        merged[pending.instance] = status_pb2.InFlight(
-            instance=pending.instance, op=pending.op, site=pending.site, seconds=pending.seconds
-        )
-        arrived[pending.instance] = set(pending.arrived)
-    for flight in (flight for lane in lanes for flight in lane.in_flight):
-        arrived.setdefault(flight.instance, set()).update(flight.arrived)
-        _merge(merged.setdefault(flight.instance, status_pb2.InFlight(instance=flight.instance)), flight)
-    # A rank that is through with an instance, such as a root that only sends, has arrived there too.
-    finished = {member.rank: member.last_instance for lane in lanes for member in lane.members}
-    for instance, entry in merged.items():
-        here = arrived[instance] | {rank for rank, last in finished.items() if last >= instance}
-        entry.arrived.extend(sorted(here))
-        entry.missing.extend(rank for rank in range(group.size) if rank not in here)
-        entry.state = "arriving" if entry.missing else entry.state
-    return [merged[instance] for instance in sorted(merged)]
-
-
-def _merge(entry: status_pb2.InFlight, flight: status_pb2.InFlight) -> None:
-    """Adds what one worker tells; of packs that are done, the worker counts that is furthest behind."""
-    entry.op, entry.site = entry.op or flight.op, entry.site or flight.site
-    entry.seconds, entry.bytes = max(entry.seconds, flight.seconds), max(entry.bytes, flight.bytes)
-    entry.state = "running" if "running" in (entry.state, flight.state) else flight.state
-    entry.algorithm, entry.why = entry.algorithm or flight.algorithm, entry.why or flight.why
-    if flight.packs:
-        entry.packs_done = min(entry.packs_done, flight.packs_done) if entry.packs else flight.packs_done
-        entry.packs, entry.shards = flight.packs, flight.shards
+def _pending(pending: PendingView) -> status_pb2.InFlight:
+    return status_pb2.InFlight(
+        instance=pending.instance,
+        op=pending.op,
+        site=pending.site,
+        seconds=pending.seconds,
+        arrived=pending.arrived,
+    )

@@ -349,7 +349,9 @@ def _carrier(collective: Collective, topology: Topology, first: Mapping[int, int
     if collective.implementation in _RING_HINTS:
         falls = ", which falls back to RING on CPU devices" if collective.implementation is _NCCL else ""
         return _Carrier("ring", tier.shards, f"the hint {collective.implementation.value}{falls}")
-    return _Carrier(tier.algorithm, tier.shards, f"table of AUTO for {nbytes} bytes: {tier}")
+    return _Carrier(
+        tier.algorithm, tier.shards, f"table of AUTO for {nbytes} {'byte' if nbytes == 1 else 'bytes'}: {tier}"
+    )
 
 
 def _carrier_of_cut(operation: Cutting, workers: Workers) -> tuple[str, str]:

@@ -35,7 +35,7 @@ from collectived_runtime.worker.service import PROTOCOL, WorkerService
 from collectived_runtime.worker.sessions import Sessions
 from collectived_runtime.worker.status import Identity, Standing, group_seen_from, worker_status
 
-STATUS_SECONDS = 0.8
+STATUS_SECONDS = 0.65
 SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
 CPU_DEVICES = 8
 # A session over gRPC lives by its stream: a client whose host has vanished is noticed within the sum of the first two.
