@@ -138,8 +138,8 @@ def test_it_is_light_or_dark_as_its_reader_likes_and_fits_a_phone(browser: Brows
     browser.until("document.querySelectorAll('#tables td').length > 30")
     for width, height, scheme, phone in (
         (1280, 900, "light", False),
-        (1280, 900, "dark", False),
-        (360, 740, "dark", True),
+        (1110, 900, "dark", False),
+        (320, 640, "dark", True),
     ):
         browser.look_like(width, height, scheme, phone)
         browser.until(f"innerWidth === {width} && matchMedia('(prefers-color-scheme: {scheme})').matches")
