@@ -31,7 +31,8 @@ def test_every_view_and_every_path_is_there() -> None:
 
 def test_the_limits_are_those_of_the_server() -> None:
     limits = Limits()
+    said = " ".join(TEXT.split())
     assert (
-        f"{limits.connections}\nconnections at a time, one request each, {limits.header_bytes} bytes of headers, no "
-        f"body; {limits.request_seconds:g} s to ask and {limits.send_seconds:g} s to take the answer"
-    ) in TEXT
+        f"{limits.connections} connections at a time, one request each, {limits.header_bytes} bytes of headers" in said
+    )
+    assert f"{limits.request_seconds:g} s to ask and {limits.send_seconds:g} s to take the answer" in said

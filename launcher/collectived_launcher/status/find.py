@@ -18,7 +18,7 @@ from collectived_proto.v1.coordinator_pb2_grpc import CoordinatorStub
 from collectived_proto.v1.status_pb2 import StatusReply, StatusRequest
 from collectived_proto.v1.worker_pb2_grpc import WorkerStub
 
-PATIENCE = 1.2  # seconds for an answer: workers that hear nothing from the coordinator speak for themselves after 0.65
+PATIENCE = 2.0  # seconds for an answer: workers that hear nothing from the coordinator speak for themselves after 0.6
 HEAD_START = 0.1  # seconds before the next one is asked too
 PARTS_PATIENCE = (
     0.2  # seconds for what workers know by themselves, once one has said that it must do without the others

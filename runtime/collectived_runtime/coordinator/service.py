@@ -39,7 +39,7 @@ from collectived_runtime.coordinator.messages import Encoder, event_from_proto, 
 from collectived_runtime.coordinator.overview import coordinator_status, status_reply
 from collectived_runtime.coordinator.state import Coordinator
 
-INSPECTION_SECONDS = 0.4
+INSPECTION_SECONDS = 0.35
 TURNS = 64  # workers to which a group is being sent at the same time
 TURN_SECONDS = 0.1  # for so long one that does not read may keep others waiting
 

@@ -35,7 +35,9 @@ from collectived_runtime.worker.service import PROTOCOL, WorkerService
 from collectived_runtime.worker.sessions import Sessions
 from collectived_runtime.worker.status import Identity, Standing, group_seen_from, worker_status
 
-STATUS_SECONDS = 0.65
+STATUS_SECONDS = (
+    0.6  # beyond which a worker answers without the coordinator, who gives other workers INSPECTION_SECONDS
+)
 SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
 CPU_DEVICES = 8
 # A session over gRPC lives by its stream: a client whose host has vanished is noticed within the sum of the first two.
@@ -230,7 +232,7 @@ class _Worker:
                 return await self.membership.status(request, STATUS_SECONDS)
             except grpc.aio.AioRpcError as error:
                 reason = f"the coordinator at {self.membership.address} does not answer ({error.details()}): "
-                reason += "this is what one worker knows"
+                reason += "this is what workers know by themselves"
         own = await self._own_status()
         known = {(lane.topology.group.key, lane.ledger.generation): lane.group for lane in self.groups.lanes}
         seen = [(lane, known.get((lane.key, lane.generation))) for lane in own.lanes]
