@@ -108,7 +108,7 @@ class LocalJob:
             )
         )
         if page:
-            self._terminal.say(told(page, path, os.isatty(1)), stream=1)
+            self._terminal.say(page_line(page, path, os.isatty(1)), stream=1)
         for daemon in daemons.all:
             self._watch(daemon)
 
@@ -209,7 +209,7 @@ class LocalJob:
         self._keeper.close()
 
 
-def told(page: Page, job_file: Path, terminal: bool) -> str:
+def page_line(page: Page, job_file: Path, terminal: bool) -> str:
     """The line about the page. A token is shown to people only: what is no terminal may be a log that others read."""
     if page.token and not terminal:
         return f"page: {page.url} (the link with its token is in {job_file})"

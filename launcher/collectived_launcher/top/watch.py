@@ -34,7 +34,7 @@ class Watch:
         self._state = State(interval=interval)
         self._asked = time.monotonic()
         self._asking: threading.Thread | None = None
-        self._answer: Known | None = None  # from the thread, taken by the loop
+        self._answer: Known | Exception | None = None  # from the thread, taken by the loop
 
     def run(self) -> int:
         """Until somebody ends it, or the job is over; the signal that ended it, or 0."""
@@ -74,6 +74,8 @@ class Watch:
 
     def _take_answer(self, screen: Screen) -> None:
         answer = self._answer
+        if isinstance(answer, Exception):  # a fault of ours, which must not end in a thread that nobody looks at
+            raise answer
         if answer is not None:
             self._answer, self._asking = None, None
             if not self._state.paused or self._state.ask_now:
@@ -87,14 +89,12 @@ class Watch:
             self._asking.start()
 
     def _ask(self, screen: Screen) -> None:
-        known = self._known
         try:
-            reply = ask(self._target)
+            self._answer = heard(ask(self._target), time.monotonic())
         except click.ClickException as error:
-            answer = not_heard(known, error.message.replace("\n", " "), time.monotonic())
-        else:
-            answer = heard(reply, time.monotonic())
-        self._answer = answer
+            self._answer = not_heard(self._known, error.message.replace("\n", " "), time.monotonic())
+        except Exception as error:
+            self._answer = error
         screen.wake()
 
 
