@@ -57,4 +57,6 @@ def test_the_demo(environment: dict[str, str]) -> None:
         r"#200 +all_reduce\(mean\)",
     ):
         assert re.search(fact, done.stdout), (fact, done.stdout)
-    assert done.stderr == ""
+    # Where asking for status takes its time, the other ranks wait for the one that asks; that is said, and no fault.
+    waited = re.compile(r" WARNING collectived\.(lane|coordinator): .* has (been waiting|waited) for ")
+    assert [line for line in done.stderr.splitlines() if not waited.search(line)] == []

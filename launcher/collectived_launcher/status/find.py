@@ -20,9 +20,7 @@ from collectived_proto.v1.worker_pb2_grpc import WorkerStub
 
 PATIENCE = 2.0  # seconds for an answer: workers that hear nothing from the coordinator speak for themselves after 0.6
 HEAD_START = 0.1  # seconds before the next one is asked too
-PARTS_PATIENCE = (
-    0.2  # seconds for what workers know by themselves, once one has said that it must do without the others
-)
+PARTS_PATIENCE = 0.2  # seconds for what other workers know by themselves, where there is no coordinator
 _MOST_ASKED = 3  # workers
 _MOST_PARTS = 32
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN)
@@ -88,7 +86,10 @@ def ask(target: Target) -> StatusReply:
         others = [worker for worker in target.workers if worker != reply.answered_at]
         if reply.status.answered_by in ("", "coordinator") or not others:
             return reply.status
-        return together([reply.status, *_parts(others[:_MOST_PARTS], channels)])
+        parts, silent = _parts(others[:_MOST_PARTS], channels)
+        whole = together([reply.status, *parts])
+        whole.warnings.extend(f"the worker at {worker} does not answer: what it knows is missing" for worker in silent)
+        return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,23 +121,25 @@ def _first_answer(target: Target, channels: contextlib.ExitStack) -> _Answer:
             return _Answer(answer.result(), address)
         except grpc.RpcError as error:
             code, details = error.code(), error.details()
-            if code not in _SILENT:
+            if code not in _SILENT and address != target.coordinator:
                 raise click.ClickException(f"{address} answered {code.name}: {details}") from error
             failures.append(f"    {address}: {details or code.name}")
     raise Unreachable("\n".join([f"no worker answered (known from {target.origin}):", *failures]))
 
 
-def _parts(workers: Sequence[str], channels: contextlib.ExitStack) -> list[StatusReply]:
-    """What these workers know by themselves; of those that do not tell at once, nothing."""
+def _parts(workers: Sequence[str], channels: contextlib.ExitStack) -> tuple[list[StatusReply], list[str]]:
+    """What these workers know by themselves, and which do not tell at once."""
     request = StatusRequest(local_only=True)
     asked = [
         WorkerStub(_channel(worker, channels)).Status.future(request, timeout=PARTS_PATIENCE) for worker in workers
     ]
-    parts = []
-    for answer in asked:
-        with contextlib.suppress(grpc.RpcError):
+    parts, silent = [], []
+    for worker, answer in zip(workers, asked, strict=True):
+        try:
             parts.append(answer.result())
-    return parts
+        except grpc.RpcError:
+            silent.append(worker)
+    return parts, silent
 
 
 def _channel(address: str, channels: contextlib.ExitStack) -> grpc.Channel:

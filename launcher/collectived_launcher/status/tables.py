@@ -213,7 +213,7 @@ def _workers(workers: Sequence[pb.WorkerStatus]) -> Table:
 def _connected(worker: pb.WorkerStatus) -> str | Text:
     if not worker.connected:  # a worker that speaks for itself gives no age
         age = worker.last_heartbeat_seconds
-        return Text(f"lost {span(age)} ago" if age else "lost", style="red")
+        return Text(f"lost {span(age)} ago" if age else "not connected", style="red")
     return Text("silent", style="red") if worker.silent else "connected"
 
 

@@ -6,12 +6,15 @@ A *lane* is a group as one worker sees it; the lanes of a generation together ar
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 
 from collectived_proto import codec
 from collectived_proto.lanes import flights, rates
-from collectived_proto.types import RELEASE
+from collectived_proto.types import RELEASE, Verdict
 from collectived_proto.v1 import status_pb2
 from collectived_runtime.coordinator.snapshot import GroupView, PendingView, Snapshot, WorkerView
+
+MOST_MEMBERS = 64  # of a failure, that are told
 
 
 def status_reply(
@@ -38,12 +41,22 @@ def status_reply(
         groups=[group_status(group, lanes.get(group.generation, [])) for group in view.groups],
         failures=[
             status_pb2.Failure(
-                unix_time=unix_time - failure.seconds_ago, verdict=codec.verdict_to_proto(failure.verdict)
+                unix_time=unix_time - failure.seconds_ago, verdict=codec.verdict_to_proto(_in_short(failure.verdict))
             )
             for failure in view.failures
         ],
         warnings=warnings,
         answered_by="coordinator",
+    )
+
+
+def _in_short(verdict: Verdict) -> Verdict:
+    """Failures are many: of a group with thousands of ranks not each is told again with each of them."""
+    return replace(
+        verdict,
+        missing=verdict.missing[:MOST_MEMBERS],
+        differing=verdict.differing[:MOST_MEMBERS],
+        members=verdict.members if len(verdict.members) <= MOST_MEMBERS else (),
     )
 
 

@@ -35,9 +35,7 @@ from collectived_runtime.worker.service import PROTOCOL, WorkerService
 from collectived_runtime.worker.sessions import Sessions
 from collectived_runtime.worker.status import Identity, Standing, group_seen_from, worker_status
 
-STATUS_SECONDS = (
-    0.6  # beyond which a worker answers without the coordinator, who gives other workers INSPECTION_SECONDS
-)
+STATUS_SECONDS = 0.6  # for the coordinator's answer, which itself waits 0.35 s for workers
 SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
 CPU_DEVICES = 8
 # A session over gRPC lives by its stream: a client whose host has vanished is noticed within the sum of the first two.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -27,7 +28,7 @@ from collectived_proto.v1 import status_pb2
 from collectived_runtime.coordinator.overview import status_reply
 from collectived_runtime.coordinator.snapshot import GroupView, Snapshot
 from collectived_runtime.engine.program import Topology, compose
-from collectived_runtime.worker.status import group_seen_from, lane_status
+from collectived_runtime.worker.status import Identity, Standing, group_seen_from, lane_status, worker_status
 
 
 def test_a_receive_that_waits_is_told_with_its_sender_its_tag_and_its_line(world: Any) -> None:
@@ -164,3 +165,27 @@ def test_without_a_coordinator_a_worker_tells_of_the_group_what_it_knows(world: 
     assert (group.state, group.size, len(group.members)) == ("partial", 2, 2)
     assert [member.last_op for member in group.members] == ["all_reduce(sum)", ""]
     assert len(group.in_flight) == 1 and not group.in_flight[0].missing  # what rank 1 does nobody here knows
+
+
+def test_a_worker_of_many_groups_tells_of_them_in_slices(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two lanes others have their turn, once one has taken longer than a slice."""
+    monkeypatch.setattr("collectived_runtime.worker.status.SLICE_SECONDS", -1.0)
+    lanes = [lane for _ in range(3) for lane in world(1).lanes]
+    turns = 0
+
+    async def asked() -> status_pb2.WorkerStatus:
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(other())
+        identity = Identity(0, "h", "i", (), "unix:/w", "h:1")
+        told = await worker_status(identity, lanes, Standing(True, 0, ["0.1.0"], 1, 2))
+        beside.cancel()
+        return told
+
+    told = asyncio.run(asked())
+    assert len(told.lanes) == 3 and turns >= 3
+    assert (told.arena_bytes, told.arena_limit_bytes, list(told.client_releases)) == (1, 2, ["0.1.0"])
