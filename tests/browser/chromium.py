@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -23,14 +24,12 @@ class Browser:
 
     def __init__(self, program: str) -> None:
         self._profile = tempfile.mkdtemp(prefix="cd-chromium-", dir="/tmp")
-        to_browser, self._write = os.pipe()
-        self._read, from_browser = os.pipe()
+        to_browser, self._write = _pipe()
+        self._read, from_browser = _pipe()
 
         def place() -> None:  # where the browser expects them
-            os.dup2(to_browser, 63)
-            os.dup2(from_browser, 64)
-            os.dup2(63, 3)
-            os.dup2(64, 4)
+            os.dup2(to_browser, 3)
+            os.dup2(from_browser, 4)
 
         self._process = subprocess.Popen(
             [
@@ -52,7 +51,7 @@ class Browser:
             stderr=subprocess.DEVNULL,
             env={**os.environ, "HOME": self._profile},
             preexec_fn=place,
-            pass_fds=(3, 4, to_browser, from_browser),
+            close_fds=False,  # all others close themselves
             process_group=0,
         )
         os.close(to_browser)
@@ -64,16 +63,24 @@ class Browser:
         self.fetched: list[str] = []
 
     def __enter__(self) -> Browser:
-        (target,) = [one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page"]
-        attached = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
+        try:
+            (target,) = [one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page"]
+            attached = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+            self._session = attached["sessionId"]
+            for domain in ("Page", "Runtime", "Log", "Network"):
+                self.call(f"{domain}.enable")
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the browser with all its processes, and removes what it wrote."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -147,3 +154,12 @@ class Browser:
                 case "Network.requestWillBeSent":
                     self.fetched.append(told["request"]["url"])
         return messages
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe whose ends have numbers that are in nobody's way."""
+    ends = os.pipe()
+    high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 100) for end in ends]
+    for end in ends:
+        os.close(end)
+    return high[0], high[1]

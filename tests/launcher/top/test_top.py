@@ -86,6 +86,10 @@ class Terminal:
         cursor = self.output.rfind(SHOWN) > self.output.rfind(HIDDEN) >= 0
         return self.settings() == self.before and screen and cursor
 
+    def is_stopped(self) -> bool:
+        """Whether the program stands still, as by Ctrl-Z."""
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
@@ -196,7 +200,8 @@ def test_a_silent_job_is_said_to_be_old_and_when_it_is_over_so_is_this(top: Term
 
 def test_a_stopped_one_lends_the_terminal_to_the_shell(top: Terminal) -> None:
     top.process.send_signal(signal.SIGTSTP)
-    top.until(top.is_clean)
+    top.until(top.is_stopped)
+    assert top.is_clean()
     top.process.send_signal(signal.SIGCONT)
     top.until("Nothing hurts.")
     top.type("q")
