@@ -22,6 +22,7 @@ from collectived_runtime.coordinator.journal import next_epoch
 from collectived_runtime.coordinator.service import CoordinatorService
 from collectived_runtime.coordinator.state import Coordinator
 from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove_sockets, signals, until_stopped
+from collectived_runtime.well_formed import WellFormed
 
 if TYPE_CHECKING:
     from collectived_runtime.coordinator.page.server import PageServer
@@ -76,7 +77,9 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
         except (OSError, ValueError) as error:
             _fail(f"the epoch journal cannot be used: {error}")
         service = _service(epoch, settings)
-        server = grpc.aio.server(interceptors=[Admission(settings.secret, settings.insecure)], options=_OPTIONS)
+        server = grpc.aio.server(
+            interceptors=[Admission(settings.secret, settings.insecure), WellFormed()], options=_OPTIONS
+        )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
         doctor = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(doctor, server)

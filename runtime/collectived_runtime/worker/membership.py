@@ -124,7 +124,7 @@ class Membership:
             try:
                 await self._stream()
             except grpc.aio.AioRpcError as error:
-                if error.code() not in AWAY and not self._welcome_once:
+                if error.code() not in AWAY and not _cut_off(error) and not self._welcome_once:
                     raise UnavailableError(
                         f"the coordinator at {self.address} refuses this worker: {error.details()}"
                     ) from error
@@ -183,3 +183,8 @@ class Membership:
                 yield pb.WorkerMessage(heartbeat=self._heartbeats.next(self._ledgers(), beaten))
             if stream == self._streams:
                 self._news.clear()
+
+
+def _cut_off(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the stream ended while we wrote to it: gRPC puts that in the place of what the coordinator answered."""
+    return error.code() is grpc.StatusCode.INTERNAL and "Internal error from Core" in (error.details() or "")

@@ -28,6 +28,7 @@ from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.transport.reception import Reception
+from collectived_runtime.well_formed import WellFormed
 from collectived_runtime.worker import probe
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.membership import Membership
@@ -132,7 +133,7 @@ class _Worker:
             lambda: [lane.ledger for lane in self.groups.lanes],
         )
         self.server = grpc.aio.server(
-            interceptors=[Admission(settings.secret, settings.insecure)], options=(*OPTIONS, *KEEPALIVE)
+            interceptors=[Admission(settings.secret, settings.insecure), WellFormed()], options=(*OPTIONS, *KEEPALIVE)
         )
         self.name = f"/job:worker/task:{task}"
         self._inspecting: set[asyncio.Task[None]] = set()
