@@ -46,6 +46,7 @@ async def _run(options: argparse.Namespace, secret: str) -> None:
             tables=options.tables or (default_path() if options.tune else None),
             metrics=options.metrics,
             reflection=options.reflection,
+            http=options.http,
         )
         await coordinator.serve(settings, lifeline)
     else:
@@ -112,6 +113,12 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=None,
         help="file of stored tables; with --tune by default $XDG_STATE_HOME/collectived/tables.json",
+    )
+    coordinator.add_argument(
+        "--http",
+        default="",
+        metavar="[HOST:]PORT",
+        help="serve a web page that shows what status shows; without HOST on the loopback",
     )
     worker = daemons.add_parser("worker", parents=[both], help="owns this host's devices and runs collectives")
     worker.add_argument("--task", type=int, required=True, help="number of this worker")

@@ -13,7 +13,7 @@ from collectived_launcher.launch.daemons import DaemonCommand
 from collectived_launcher.launch.job import Job, new_name
 from collectived_launcher.launch.local import LocalJob
 from collectived_launcher.launch.supervise import Policy
-from collectived_launcher.quantities import seconds
+from collectived_launcher.quantities import http_address, seconds
 from collectived_proto.local import jobs
 
 
@@ -54,6 +54,12 @@ from collectived_proto.local import jobs
 )
 @click.option("--tune", is_flag=True, help="Measure the links when a group forms; later runs use what was found.")
 @click.option("--metrics", is_flag=True, help="Each daemon serves Prometheus metrics at a port of its own; says where.")
+@click.option(
+    "--http",
+    callback=http_address,
+    metavar="[HOST:]PORT",
+    help="Serve a web page that shows what `status` shows; on the loopback unless HOST is told; 0: a free port.",
+)
 @click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
 def launch(
@@ -66,6 +72,7 @@ def launch(
     daemon_restarts: int,
     tune: bool,
     metrics: bool,
+    http: str | None,
     log_level: str | None,
     program: tuple[str, ...],
 ) -> int:
@@ -79,7 +86,7 @@ def launch(
     name = new_name()
     job = Job(name, choose_folder(name, workers), workers, clients, program, timeout)
     options = (*(("--log-level", log_level) if log_level else ()), *(("--metrics", "0") if metrics else ()))
-    command = DaemonCommand(options=options, coordinator=("--tune",) if tune else ())
+    command = DaemonCommand(options=options, coordinator=("--tune",) if tune else (), http=http or "")
     policy = Policy(grace, max_restarts, daemon_restarts=daemon_restarts)
     return LocalJob(job, policy, log_dir=log_dir, command=command).run()
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from collectived_launcher.launch.account import Account
 from collectived_launcher.launch.child import Client, Daemon
-from collectived_launcher.launch.daemons import DaemonCommand, Daemons, StartError, await_end
+from collectived_launcher.launch.daemons import DaemonCommand, Daemons, Page, StartError, await_end
 from collectived_launcher.launch.job import Addresses, Job, client_environment
 from collectived_launcher.launch.keeper import Keeper, remove_traces
 from collectived_launcher.launch.loop import Loop
@@ -101,7 +101,14 @@ class LocalJob:
         job, daemons = self._job, self._daemons
         workers = tuple(worker.address for worker in daemons.workers)
         self._addresses = Addresses(daemons.coordinator.address, workers, _free_port())
-        jobs.publish(jobs.JobFile(job.name, os.getpid(), daemons.coordinator.address, workers, shlex.join(job.program)))
+        page, command = daemons.page, shlex.join(job.program)
+        path = jobs.publish(
+            jobs.JobFile(
+                job.name, os.getpid(), daemons.coordinator.address, workers, command, page.link if page else ""
+            )
+        )
+        if page:
+            self._terminal.say(page_line(page, path, os.isatty(1)), stream=1)
         for daemon in daemons.all:
             self._watch(daemon)
             self._say_metrics(daemon)
@@ -207,6 +214,13 @@ class LocalJob:
         self._daemons.end()
         remove_traces(self._job.folder)
         self._keeper.close()
+
+
+def page_line(page: Page, job_file: Path, terminal: bool) -> str:
+    """The line about the page. A token is shown to people only: what is no terminal may be a log that others read."""
+    if page.token and not terminal:
+        return f"page: {page.url} (the link with its token is in {job_file})"
+    return f"page: {page.link}"
 
 
 def _free_port() -> int:

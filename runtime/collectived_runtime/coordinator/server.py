@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc.aio
 
-from collectived_proto.v1 import coordinator_pb2_grpc
+from collectived_proto.v1 import coordinator_pb2_grpc, status_pb2
 from collectived_runtime.admission import Admission
 from collectived_runtime.coordinator import table_file
 from collectived_runtime.coordinator.journal import next_epoch
@@ -25,6 +25,9 @@ from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove
 from collectived_runtime.health import Health, reflect
 from collectived_runtime.metrics.server import MetricsServer
 from collectived_runtime.well_formed import WellFormed
+
+if TYPE_CHECKING:
+    from collectived_runtime.coordinator.page.server import PageServer
 
 SERVICE = "collectived.v1.Coordinator"
 _GRACE_SECONDS = 1.0
@@ -48,6 +51,7 @@ class CoordinatorSettings:
     tables: file of stored tables; None: none are read or stored.
     metrics: `[HOST:]PORT` where metrics are served; "": nowhere.
     reflection: tell tools what is served.
+    http: `[HOST:]PORT` of the web page; '': there is none.
     """
 
     job: str
@@ -61,12 +65,13 @@ class CoordinatorSettings:
     tables: Path | None = None
     metrics: str = ""
     reflection: bool = False
+    http: str = ""
 
 
 async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None = None) -> None:
     """Serves until SIGTERM, SIGINT, or until `lifeline` is done.
 
-    Prints `ready ` and a JSON object (address, addresses, epoch, pid) on one line when it serves.
+    Prints `ready ` and a JSON object (address, addresses, epoch, pid, page) on one line when it serves.
 
     Raises:
         SystemExit: an address, the journal or the file of tables cannot be used, or a later coordinator is obeyed; the
@@ -89,11 +94,14 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
                 reflect(server, SERVICE)
             if settings.metrics:
                 scraped_at = await metrics.start(settings.metrics)
+            page = _page(settings, service)
             addresses = [bind(server, address) for address in settings.listen]
         except CannotStart as error:
             await metrics.close()
             _fail(str(error))
         await server.start()
+        if page:
+            await page.start()
         try:
             await health.start()
             service.address = addresses[0]
@@ -104,12 +112,15 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
                     "epoch": epoch,
                     "metrics": scraped_at,
                     "pid": os.getpid(),
+                    "page": {"url": page.url, "needs_token": page.needs_token} if page else None,
                 }
             )
             await until_stopped(signalled, lifeline, service.ended)
         finally:
             await health.stop()
             await metrics.close()
+            if page:
+                await page.stop()
             service.stop()
             await server.stop(_GRACE_SECONDS)
             remove_sockets(addresses)
@@ -138,6 +149,20 @@ def _service(epoch: int, settings: CoordinatorSettings) -> CoordinatorService:
     if settings.tables:
         return CoordinatorService(mind, settings.job, store=partial(table_file.store, settings.tables))
     return CoordinatorService(mind, settings.job)
+
+
+def _page(settings: CoordinatorSettings, service: CoordinatorService) -> PageServer | None:
+    if not settings.http:
+        return None
+    from collectived_runtime.coordinator.page.picture import Picture  # most coordinators serve no page
+    from collectived_runtime.coordinator.page.server import PageServer
+
+    return PageServer(
+        settings.http,
+        Picture(partial(service.Status, status_pb2.StatusRequest(), None)),
+        settings.secret,
+        settings.insecure,
+    )
 
 
 def _fail(text: str) -> NoReturn:
