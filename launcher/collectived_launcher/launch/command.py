@@ -53,6 +53,7 @@ from collectived_proto.local import jobs
     help="Start a coordinator or worker that died again, this often each within 5 minutes; then the job fails.",
 )
 @click.option("--tune", is_flag=True, help="Measure the links when a group forms; later runs use what was found.")
+@click.option("--metrics", is_flag=True, help="Each daemon serves Prometheus metrics at a port of its own; says where.")
 @click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="How they say it: json is one object a line.")
 @click.option("--otel", is_flag=True, help="Workers send OpenTelemetry spans, one per collective.")
@@ -66,6 +67,7 @@ def launch(
     max_restarts: int,
     daemon_restarts: int,
     tune: bool,
+    metrics: bool,
     log_level: str | None,
     log_format: str | None,
     otel: bool,
@@ -81,6 +83,7 @@ def launch(
     name = new_name()
     job = Job(name, choose_folder(name, workers), workers, clients, program, timeout)
     options = _options("--log-level", log_level) + _options("--log-format", log_format)
+    options += ("--metrics", "0") if metrics else ()
     command = DaemonCommand(
         options=options, coordinator=("--tune",) if tune else (), worker=("--otel",) if otel else ()
     )

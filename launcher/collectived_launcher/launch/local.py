@@ -104,10 +104,15 @@ class LocalJob:
         jobs.publish(jobs.JobFile(job.name, os.getpid(), daemons.coordinator.address, workers, shlex.join(job.program)))
         for daemon in daemons.all:
             self._watch(daemon)
+            self._say_metrics(daemon)
 
     def _watch(self, daemon: Daemon) -> None:
         daemon.ended = lambda: self._events.append(DaemonEnded(daemon.name, daemon.status or 0, random.random()))
         daemon.became_ready = lambda: self._events.append(DaemonReady(daemon.name))
+
+    def _say_metrics(self, daemon: Daemon) -> None:
+        if daemon.metrics:
+            self._terminal.say(f"collectived: {daemon.metrics}")
 
     def _new_daemon(self, name: str) -> Daemon:
         return Daemon(name, self._loop, self._keeper, self._terminal, self._log(name))
@@ -185,6 +190,8 @@ class LocalJob:
         match event:
             case ClientEnded(rank, status) if status != 0 and self._state.interrupted_by is None:
                 self._account.client_failed(self._clients[rank], self._state, self._sent.get(rank))
+            case DaemonReady(name):
+                self._say_metrics(self._daemons[name])  # it has another port now
             case DaemonEnded(name):
                 self._account.daemon_ended(self._daemons[name], self._state, now)
             case Signalled(signum):

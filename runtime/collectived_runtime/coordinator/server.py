@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import NoReturn
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from collectived_proto.v1 import coordinator_pb2_grpc
 from collectived_runtime.admission import Admission
 from collectived_runtime.coordinator import table_file
 from collectived_runtime.coordinator.journal import next_epoch
+from collectived_runtime.coordinator.metrics import CoordinatorMetrics
 from collectived_runtime.coordinator.service import CoordinatorService
 from collectived_runtime.coordinator.state import Coordinator
 from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove_sockets, signals, until_stopped
+from collectived_runtime.health import Health, reflect
+from collectived_runtime.metrics.server import MetricsServer
+from collectived_runtime.well_formed import WellFormed
 
 SERVICE = "collectived.v1.Coordinator"
 _GRACE_SECONDS = 1.0
@@ -43,6 +46,8 @@ class CoordinatorSettings:
     journal: file of one line that keeps epochs rising over restarts.
     tune: measure the links of a group for which no table is stored.
     tables: file of stored tables; None: none are read or stored.
+    metrics: `[HOST:]PORT` where metrics are served; "": nowhere.
+    reflection: tell tools what is served.
     """
 
     job: str
@@ -54,6 +59,8 @@ class CoordinatorSettings:
     journal: Path | None = None
     tune: bool = False
     tables: Path | None = None
+    metrics: str = ""
+    reflection: bool = False
 
 
 async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None = None) -> None:
@@ -71,22 +78,38 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
         except (OSError, ValueError) as error:
             _fail(f"the epoch journal cannot be used: {error}")
         service = _service(epoch, settings)
-        server = grpc.aio.server(interceptors=[Admission(settings.secret, settings.insecure)], options=_OPTIONS)
+        server = grpc.aio.server(
+            interceptors=[Admission(settings.secret, settings.insecure), WellFormed()], options=_OPTIONS
+        )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
-        doctor = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(doctor, server)
+        health = Health(SERVICE, server)
+        metrics, scraped_at = MetricsServer(CoordinatorMetrics(service.census), lambda: health.well), ""
         try:
+            if settings.reflection:
+                reflect(server, SERVICE)
+            if settings.metrics:
+                scraped_at = await metrics.start(settings.metrics)
             addresses = [bind(server, address) for address in settings.listen]
         except CannotStart as error:
+            await metrics.close()
             _fail(str(error))
         await server.start()
         try:
-            await doctor.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+            await health.start()
             service.address = addresses[0]
-            ready({"address": addresses[0], "addresses": addresses, "epoch": epoch, "pid": os.getpid()})
+            ready(
+                {
+                    "address": addresses[0],
+                    "addresses": addresses,
+                    "epoch": epoch,
+                    "metrics": scraped_at,
+                    "pid": os.getpid(),
+                }
+            )
             await until_stopped(signalled, lifeline, service.ended)
         finally:
-            await doctor.enter_graceful_shutdown()
+            await health.stop()
+            await metrics.close()
             service.stop()
             await server.stop(_GRACE_SECONDS)
             remove_sockets(addresses)
