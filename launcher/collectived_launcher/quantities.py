@@ -7,11 +7,23 @@ import re
 
 import click
 
+from collectived_proto import viewing
+
 
 def seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     """Accepts a finite number of seconds that is not negative."""
     if value is not None and not 0 <= value < math.inf:
         raise click.BadParameter(f"{value!r} is not a number of seconds: expected 0 or more, such as 2.5")
+    return value
+
+
+def http_address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Accepts `[HOST:]PORT`."""
+    if value is not None:
+        try:
+            viewing.http_address(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
     return value
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from collectived_runtime import logs
 
+COORDINATOR_METRICS, WORKER_METRICS = 9450, 9451  # ports
+
 
 def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -41,6 +43,9 @@ async def _run(options: argparse.Namespace, secret: str) -> None:
             journal=options.journal,
             tune=options.tune,
             tables=options.tables or (default_path() if options.tune else None),
+            metrics=options.metrics,
+            reflection=options.reflection,
+            http=options.http,
         )
         await coordinator.serve(settings, lifeline)
     else:
@@ -60,6 +65,8 @@ async def _run(options: argparse.Namespace, secret: str) -> None:
                 patience_seconds=options.patience,
                 insecure=options.insecure,
                 otel=options.otel,
+                metrics=options.metrics,
+                reflection=options.reflection,
             ),
             lifeline,
         )
@@ -108,6 +115,12 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="file of stored tables; with --tune by default $XDG_STATE_HOME/collectived/tables.json",
     )
+    coordinator.add_argument(
+        "--http",
+        default="",
+        metavar="[HOST:]PORT",
+        help="serve a web page that shows what status shows; without HOST on the loopback",
+    )
     worker = daemons.add_parser("worker", parents=[both], help="owns this host's devices and runs collectives")
     worker.add_argument("--task", type=int, required=True, help="number of this worker")
     worker.add_argument("--coordinator", required=True, help="address of the coordinator")
@@ -120,6 +133,16 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--link-listen", default="127.0.0.1:0", help="host:port for links of other workers")
     worker.add_argument("--patience", type=float, default=10.0, help="seconds to look for the coordinator")
     worker.add_argument("--host-name", default="", help="name of this host, for people")
+    for daemon, port in ((coordinator, COORDINATOR_METRICS), (worker, WORKER_METRICS)):
+        daemon.add_argument(
+            "--metrics",
+            nargs="?",
+            const=str(port),
+            default="",
+            metavar="[HOST:]PORT",
+            help=f"serve Prometheus metrics there (no host: the loopback; nothing: port {port}; 0: one that is free)",
+        )
+        daemon.add_argument("--reflection", action="store_true", help="tell tools such as grpcurl what is served")
     worker.add_argument(
         "--memory-limit", type=int, default=0, help="bytes of shared memory in all; 0: half of what there is"
     )

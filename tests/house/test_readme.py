@@ -40,14 +40,19 @@ def test_the_program_prints_what_is_printed_there(tmp_path: Path, environment: d
     assert done.returncode == 0, done.stderr
     opening, *ranks = done.stdout.splitlines()
     assert [opening, *sorted(ranks)] == block("text").splitlines()
-    assert done.stderr == ""
+    assert not unexpected(done.stderr)
 
 
-@pytest.mark.timeout(120)
+def unexpected(said: str) -> list[str]:
+    """What is on standard error beyond the warnings of a machine on which some rank was late for a second."""
+    return [line for line in said.splitlines() if not re.search(r"has (been waiting|waited) for \d", line)]
+
+
+@pytest.mark.timeout(300)
 def test_the_demo(environment: dict[str, str]) -> None:
     (line,) = re.findall(r"collectived launch .*train_digits\.py", (ROOT / "Makefile").read_text())
     done = subprocess.run(
-        line.split(), cwd=ROOT, env=environment, text=True, capture_output=True, timeout=110, check=False
+        line.split(), cwd=ROOT, env=environment, text=True, capture_output=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr + done.stdout
     for fact in (
@@ -57,6 +62,4 @@ def test_the_demo(environment: dict[str, str]) -> None:
         r"#200 +all_reduce\(mean\)",
     ):
         assert re.search(fact, done.stdout), (fact, done.stdout)
-    # Where asking for status takes its time, the other ranks wait for the one that asks; that is said, and no fault.
-    waited = re.compile(r" WARNING collectived\.(lane|coordinator): .* has (been waiting|waited) for ")
-    assert [line for line in done.stderr.splitlines() if not waited.search(line)] == []
+    assert not unexpected(done.stderr)

@@ -37,7 +37,9 @@ def test_a_failure_is_logged_once_by_each_daemon(make_cluster: Callable[..., Clu
     with grpc.insecure_channel(cluster.addresses[0]) as channel:
         replies = list(worker_pb2_grpc.WorkerStub(channel).Trace(trace_pb2.TraceRequest(group="train"), timeout=20))
     cluster.close()
-    lines = [[json.loads(line) for line in daemon.log] for daemon in (cluster.coordinator, *cluster.workers)]
+    lines = [
+        [json.loads(line) for line in daemon.log.splitlines()] for daemon in (cluster.coordinator, *cluster.workers)
+    ]
     failures = [[line for line in log if line.get("event") == "failure"] for log in lines]
     assert [len(log) for log in failures] == [1, 1, 1], lines
     (told,) = {tuple(line[key] for key in SAME) for log in failures for line in log}

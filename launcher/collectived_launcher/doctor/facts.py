@@ -154,8 +154,8 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job that was asked. `releases`: of its daemons and clients, by name. `ahead`: seconds that its clock is ahead of ours,
-    known to half of `round_trip`. `trouble`: why it did not answer."""
+    """A job that was asked. `releases`: of its daemons and clients, by name. `ahead`: seconds that its clock is ahead
+    of ours, known to half of `round_trip`. `trouble`: why it did not answer."""
 
     name: str
     releases: Mapping[str, str] = field(default_factory=dict)

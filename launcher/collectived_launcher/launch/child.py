@@ -156,6 +156,12 @@ class Daemon(Child):
         assert self.ready is not None
         return str(self.ready["address"])
 
+    @property
+    def metrics(self) -> str:
+        """Where its metrics are, for people; "" where they are not served."""
+        where = self.ready.get("metrics", "") if self.ready else ""
+        return f"metrics of {self.name}: http://{where}/metrics" if where else ""
+
     def start(self, command: Sequence[str], secret: str) -> None:
         process = subprocess.Popen(
             list(command),

@@ -13,7 +13,7 @@ from collectived_launcher.launch.daemons import DaemonCommand
 from collectived_launcher.launch.job import Job, new_name
 from collectived_launcher.launch.local import LocalJob
 from collectived_launcher.launch.supervise import Policy
-from collectived_launcher.quantities import seconds
+from collectived_launcher.quantities import http_address, seconds
 from collectived_proto.local import jobs
 
 
@@ -53,6 +53,13 @@ from collectived_proto.local import jobs
     help="Start a coordinator or worker that died again, this often each within 5 minutes; then the job fails.",
 )
 @click.option("--tune", is_flag=True, help="Measure the links when a group forms; later runs use what was found.")
+@click.option("--metrics", is_flag=True, help="Each daemon serves Prometheus metrics at a port of its own; says where.")
+@click.option(
+    "--http",
+    callback=http_address,
+    metavar="[HOST:]PORT",
+    help="Serve a web page that shows what `status` shows; on the loopback unless HOST is told; 0: a free port.",
+)
 @click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="How they say it: json is one object a line.")
 @click.option("--otel", is_flag=True, help="Workers send OpenTelemetry spans, one per collective.")
@@ -66,6 +73,8 @@ def launch(
     max_restarts: int,
     daemon_restarts: int,
     tune: bool,
+    metrics: bool,
+    http: str | None,
     log_level: str | None,
     log_format: str | None,
     otel: bool,
@@ -81,8 +90,12 @@ def launch(
     name = new_name()
     job = Job(name, choose_folder(name, workers), workers, clients, program, timeout)
     options = _options("--log-level", log_level) + _options("--log-format", log_format)
+    options += ("--metrics", "0") if metrics else ()
     command = DaemonCommand(
-        options=options, coordinator=("--tune",) if tune else (), worker=("--otel",) if otel else ()
+        options=options,
+        coordinator=("--tune",) if tune else (),
+        worker=("--otel",) if otel else (),
+        http=http or "",
     )
     policy = Policy(grace, max_restarts, daemon_restarts=daemon_restarts)
     return LocalJob(job, policy, log_dir=log_dir, command=command).run()

@@ -15,6 +15,7 @@ from collectived_launcher.launch.job import COORDINATOR, Job
 from collectived_launcher.launch.loop import Loop
 from collectived_launcher.launch.output import Terminal
 from collectived_launcher.launch.summary import describe
+from collectived_proto.viewing import viewing_token
 
 # -P: a file random.py in the user's folder must not be taken for Python's own.
 DAEMON = (sys.executable, "-P", "-m", "collectived_runtime")
@@ -28,7 +29,8 @@ class StartError(Exception):
 class DaemonCommand:
     """How daemons are started (`line`, `coordinator …` or `worker …`, `options`), and how long they may take to end.
 
-    `coordinator` are options of the coordinator alone, `worker` of every worker.
+    `coordinator` are options of the coordinator alone, `worker` of every worker; `http` is where the coordinator serves
+    the web page, if it is to.
     """
 
     line: tuple[str, ...] = DAEMON
@@ -36,6 +38,24 @@ class DaemonCommand:
     ended_within: float = 5.0
     coordinator: tuple[str, ...] = ()
     worker: tuple[str, ...] = ()
+    http: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The coordinator's web page; `token` is to be shown where others than the loopback can reach it."""
+
+    url: str
+    token: str = ""
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rstrip("/").rpartition(":")[2])
+
+    @property
+    def link(self) -> str:
+        """What a browser opens. What follows the # never leaves it, so no server logs it."""
+        return f"{self.url}#token={self.token}" if self.token else self.url
 
 
 class Daemons:
@@ -58,6 +78,7 @@ class Daemons:
         self._job, self._command, self._loop, self._terminal = job, command, loop, terminal
         self._make, self._ready_within = make, ready_within
         self._secret = secrets.token_hex(32)
+        self._http = command.http
         self._daemons = {name: make(name) for name in (COORDINATOR, *job.worker_names)}
 
     def __getitem__(self, name: str) -> Daemon:
@@ -75,6 +96,12 @@ class Daemons:
     def all(self) -> list[Daemon]:
         return list(self._daemons.values())
 
+    @property
+    def page(self) -> Page | None:
+        """Where the coordinator serves its web page, if it does."""
+        told = (self.coordinator.ready or {}).get("page")
+        return Page(told["url"], viewing_token(self._secret) if told["needs_token"] else "") if told else None
+
     def start(self) -> bool:
         """Whether all of them serve; False when a signal came first.
 
@@ -84,6 +111,9 @@ class Daemons:
         self._run(self.coordinator)
         if not self._await_ready([self.coordinator]):
             return False
+        if self.page:  # a coordinator that is started again is to be found where browsers look for it
+            host, colon, _ = self._http.rpartition(":")
+            self._http = f"{host}{colon}{self.page.port}"
         for worker in self.workers:
             self._run(worker)
         return self._await_ready(self.all)
@@ -140,7 +170,8 @@ class Daemons:
         folder = str(self._job.folder)
         if name == COORDINATOR:
             listen = ("--listen", f"unix:{folder}/coordinator.sock", "--journal", f"{folder}/epoch")
-            return ("coordinator", *listen, *self._command.coordinator)
+            page = ("--http", self._http) if self._http else ()
+            return ("coordinator", *listen, *page, *self._command.coordinator)
         task = self._job.worker_names.index(name)
         # The coordinator may be on its way back too. Whoever looks for it in vain is to say so before we lose patience.
         patience = f"{self._ready_within * 0.8:g}"

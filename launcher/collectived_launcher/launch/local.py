@@ -20,7 +20,7 @@ from pathlib import Path
 from collectived_launcher.doctor.at_start import tell_failures
 from collectived_launcher.launch.account import Account
 from collectived_launcher.launch.child import Client, Daemon
-from collectived_launcher.launch.daemons import DaemonCommand, Daemons, StartError, await_end
+from collectived_launcher.launch.daemons import DaemonCommand, Daemons, Page, StartError, await_end
 from collectived_launcher.launch.job import Addresses, Job, client_environment
 from collectived_launcher.launch.keeper import Keeper, remove_traces
 from collectived_launcher.launch.loop import Loop
@@ -103,13 +103,25 @@ class LocalJob:
         job, daemons = self._job, self._daemons
         workers = tuple(worker.address for worker in daemons.workers)
         self._addresses = Addresses(daemons.coordinator.address, workers, _free_port())
-        jobs.publish(jobs.JobFile(job.name, os.getpid(), daemons.coordinator.address, workers, shlex.join(job.program)))
+        page, command = daemons.page, shlex.join(job.program)
+        path = jobs.publish(
+            jobs.JobFile(
+                job.name, os.getpid(), daemons.coordinator.address, workers, command, page.link if page else ""
+            )
+        )
+        if page:
+            self._terminal.say(page_line(page, path, os.isatty(1)), stream=1)
         for daemon in daemons.all:
             self._watch(daemon)
+            self._say_metrics(daemon)
 
     def _watch(self, daemon: Daemon) -> None:
         daemon.ended = lambda: self._events.append(DaemonEnded(daemon.name, daemon.status or 0, random.random()))
         daemon.became_ready = lambda: self._events.append(DaemonReady(daemon.name))
+
+    def _say_metrics(self, daemon: Daemon) -> None:
+        if daemon.metrics:
+            self._terminal.say(f"collectived: {daemon.metrics}")
 
     def _new_daemon(self, name: str) -> Daemon:
         return Daemon(name, self._loop, self._keeper, self._terminal, self._log(name))
@@ -187,6 +199,8 @@ class LocalJob:
         match event:
             case ClientEnded(rank, status) if status != 0 and self._state.interrupted_by is None:
                 self._account.client_failed(self._clients[rank], self._state, self._sent.get(rank))
+            case DaemonReady(name):
+                self._say_metrics(self._daemons[name])  # it has another port now
             case DaemonEnded(name):
                 self._account.daemon_ended(self._daemons[name], self._state, now)
             case Signalled(signum):
@@ -202,6 +216,13 @@ class LocalJob:
         self._daemons.end()
         remove_traces(self._job.folder)
         self._keeper.close()
+
+
+def page_line(page: Page, job_file: Path, terminal: bool) -> str:
+    """The line about the page. A token is shown to people only: what is no terminal may be a log that others read."""
+    if page.token and not terminal:
+        return f"page: {page.url} (the link with its token is in {job_file})"
+    return f"page: {page.link}"
 
 
 def _free_port() -> int:

@@ -331,7 +331,7 @@ class Submission(_message.Message):
     def __init__(self, instance: _Optional[int] = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., contract: _Optional[bytes] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ...) -> None: ...
 
 class RankPosition(_message.Message):
-    __slots__ = ("rank", "submitted", "finished", "last_op", "last_site", "arrived", "op", "site", "contract", "collective", "idle_seconds")
+    __slots__ = ("rank", "submitted", "finished", "last_op", "last_site", "arrived", "op", "site", "contract", "collective", "idle_seconds", "waits", "waited_seconds")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -343,6 +343,8 @@ class RankPosition(_message.Message):
     CONTRACT_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     submitted: int
     finished: int
@@ -354,7 +356,9 @@ class RankPosition(_message.Message):
     contract: bytes
     collective: _common_pb2.Collective
     idle_seconds: float
-    def __init__(self, rank: _Optional[int] = ..., submitted: _Optional[int] = ..., finished: _Optional[int] = ..., last_op: _Optional[str] = ..., last_site: _Optional[str] = ..., arrived: bool = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., contract: _Optional[bytes] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
+    waits: int
+    waited_seconds: float
+    def __init__(self, rank: _Optional[int] = ..., submitted: _Optional[int] = ..., finished: _Optional[int] = ..., last_op: _Optional[str] = ..., last_site: _Optional[str] = ..., arrived: bool = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., contract: _Optional[bytes] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ..., idle_seconds: _Optional[float] = ..., waits: _Optional[int] = ..., waited_seconds: _Optional[float] = ...) -> None: ...
 
 class Query(_message.Message):
     __slots__ = ("key", "generation", "instance", "query")

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -20,6 +20,7 @@ import grpc.aio
 from collectived_proto.errors import Code, InvalidArgumentError
 from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE, Tier
 from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2, trace_pb2
+from collectived_runtime.coordinator.census import Census
 from collectived_runtime.coordinator.events import (
     Drop,
     Effect,
@@ -285,6 +286,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._perform(self._mind.step(Tick(), max(self._now(), due)))
 
     # People
+
+    def census(self) -> Iterator[Census | None]:
+        """What is counted: see `census.census`."""
+        return self._mind.census(self._now())
 
     async def Status(self, request: status_pb2.StatusRequest, context: Any) -> status_pb2.StatusReply:
         told, silent = ({}, []) if request.local_only else await self._inspect()

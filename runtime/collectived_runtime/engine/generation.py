@@ -26,6 +26,7 @@ from collectived_proto.types import (
 )
 from collectived_runtime.engine import preliminary, verdicts
 from collectived_runtime.engine import strand as strands
+from collectived_runtime.engine.counters import NOT_STARTED
 from collectived_runtime.engine.flood import Flood
 from collectived_runtime.engine.ledger import Arrival, Instance, Ledger
 from collectived_runtime.engine.links import LEFT_TEXT, Links
@@ -181,8 +182,15 @@ class Generation:
 
     def due(self, now: float) -> None:
         self.posts.due(now)
+        before = self.ledger.stalls
         self.reports.due()
+        self._shop.counters.stalls += self.ledger.stalls - before
         self.flood.due(now)
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent to and received from other workers, headers included; may be read from any thread."""
+        (sent, received), (posted, taken) = self.links.traffic(), self.posts.traffic()
+        return sent + posted, received + taken
 
     def watch_links(self) -> None:
         """Before the lane waits: says what is waited for."""
@@ -260,14 +268,16 @@ class Generation:
             self._deliver(others, number, wire.Done(number, pack, last, False).encode())
 
     def _finished(self, instance: Instance, program: Program, slot: Slot | None) -> None:
-        shop = self._shop
-        shop.counters.done += 1
-        shop.counters.result_bytes += program.nbytes
+        shop, counters, now = self._shop, self._shop.counters, time.monotonic()
+        counters.done += 1
+        counters.result_bytes += program.nbytes
+        operation, first = instance.collective.operation, instance.first.at
+        counters.tally(operation, program.algorithm, program.nbytes, now - first)
+        counters.waited(operation, instance.last.at - first)
         if slot is not None:
             for rank in program.receivers:
                 if shop.bells.seats[rank].gone:
                     shop.results.release(slot.number, rank)
-        now = time.monotonic()
         self.ledger.finish(instance, now)
         shop.minute.add(program.load, instance.first.at, instance.started_at, now)
         shop.tape.done(self.number, instance, program.gist, now)
@@ -346,11 +356,17 @@ class Generation:
         """What it covers fails, now and later."""
         seats = self._shop.bells.seats
         failing = self.ledger.rule(verdict)
+        counters = self._shop.counters
+        if not verdict.orderly:
+            counters.verdict(verdict.code)
         for instance in failing:
-            self._shop.counters.failed += 1
-            gist = NO_GIST
-            if self.running is not None and self.running.instance is instance:
-                gist = self.running.program.gist
+            running = self.running if self.running is not None and self.running.instance is instance else None
+            counters.failed += 1
+            counters.failure(
+                instance.collective.operation, running.program.algorithm if running else NOT_STARTED, verdict.code
+            )
+            gist = running.program.gist if running is not None else NO_GIST
+            if running is not None:
                 self._stop_running()
             self._shop.tape.failed(self.number, instance, gist, verdict)
             for rank in instance.arrivals:

@@ -69,6 +69,7 @@ class Lane:
         self._tidy_at = math.inf  # when to look whether memory is idle
         self._done_then = 0  # how much had been done when that was looked at last
         self._generation = Generation(self._shop, topology.group.generation, self._rule)
+        self._moved = (self._generation, 0, 0)  # bytes sent and received in the generations before it
         self._thread = threading.Thread(target=self._run, name=f"lane {self.name}", daemon=True)
         self._thread.start()
 
@@ -106,6 +107,11 @@ class Lane:
         return self._shop.tape.label
 
     @property
+    def stall_after(self) -> float:
+        """Seconds after which what waits is said to stall."""
+        return self._around.stall_after
+
+    @property
     def notes(self) -> list[str]:
         """What users of this group should know, each once: `on CPU devices: …`."""
         return list(self._shop.notes)
@@ -120,8 +126,10 @@ class Lane:
         return self._shop.minute
 
     def traffic(self) -> tuple[int, int]:
-        """Bytes sent and received over links in this generation, headers included."""
-        return self._generation.links.traffic()
+        """Bytes sent to and received from other workers, headers included; never more than has been."""
+        generation, sent, received = self._moved
+        now = generation.traffic()
+        return sent + now[0], received + now[1]
 
     # From other threads
 
@@ -302,7 +310,9 @@ class Lane:
             return
         self._past[before.number] = verdict
         before.close_links()
+        moved = self.traffic()
         self._generation = Generation(self._shop, verdict.successor, self._rule)
+        self._moved = (self._generation, *moved)
         for rank, standing in before.ledger.standings.items():
             self.ledger.standings[rank].gone = standing.gone
         for seat in self.seats.values():

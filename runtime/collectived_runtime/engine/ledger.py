@@ -16,6 +16,9 @@ from typing import Any
 
 from collectived_proto.local.wire import MAX_OUTSTANDING
 from collectived_proto.types import (
+    AllGather,
+    AllReduce,
+    AllToAll,
     Barrier,
     Broadcast,
     Collective,
@@ -24,6 +27,7 @@ from collectived_proto.types import (
     Operation,
     RankPosition,
     Reduce,
+    ReduceScatter,
     Report,
     ReportKind,
     Scatter,
@@ -34,6 +38,7 @@ from collectived_proto.types import (
 KEPT = 64  # finished instances that are remembered, to answer what they were
 LAST_SUBMISSIONS = 8  # of a rank that goes, told with its departure
 LAST_LEAVES = 4096  # so many of their leaves are described
+_TOGETHER = (AllReduce, AllGather, ReduceScatter, AllToAll, Barrier)  # no rank is through before all have come
 STALL_BACKOFF = 2.0  # a stall is reported again after twice the time
 
 
@@ -97,6 +102,10 @@ class Instance:
         return next(iter(self.arrivals.values()))
 
     @property
+    def last(self) -> Arrival:
+        return next(reversed(self.arrivals.values()))
+
+    @property
     def strangers(self) -> tuple[int, ...]:
         """Local ranks that take what comes."""
         return tuple(rank for rank, arrival in self.arrivals.items() if arrival.prepared.collective.open)
@@ -107,7 +116,11 @@ class Instance:
 
 @dataclass(slots=True)
 class Standing:
-    """How far one local rank is."""
+    """How far one local rank is.
+
+    `waited`: seconds from its submission to the end, of all those `waits` collectives in which every rank waits for
+    all others. Who comes last waits least.
+    """
 
     submitted: int = -1
     finished: int = -1
@@ -115,6 +128,8 @@ class Standing:
     site: str = ""
     active_at: float = 0.0
     gone: bool = False  # lost or left: submits nothing more
+    waits: int = 0
+    waited: float = 0.0
 
 
 class OutOfTurn(Exception):
@@ -136,6 +151,7 @@ class Ledger:
         self.promised = math.inf  # nothing starts from this instance on
         self.promised_until = -math.inf
         self.closed = False  # a rank has aborted: nothing starts any more, whatever the verdict will say
+        self.stalls = 0  # instances that have waited for longer than `stall_after`
 
     # What happens
 
@@ -209,9 +225,14 @@ class Ledger:
         del self.instances[instance.number]
         self._finished[instance.number] = instance
         self.next = instance.number + 1
-        for rank in instance.arrivals:
-            self.standings[rank].finished = instance.number
-            self.standings[rank].active_at = now
+        together = isinstance(instance.collective.operation, _TOGETHER)
+        for rank, arrival in instance.arrivals.items():
+            standing = self.standings[rank]
+            standing.finished = instance.number
+            standing.active_at = now
+            if together:
+                standing.waits += 1
+                standing.waited += now - arrival.at
         self._finished.pop(instance.number - KEPT, None)
 
     def rule(self, verdict: Verdict) -> list[Instance]:
@@ -266,6 +287,7 @@ class Ledger:
             elif instance.stall_at <= now:
                 waited = now - instance.first.at
                 instance.stall_at = now + max(self.stall_after, waited * (STALL_BACKOFF - 1))
+                self.stalls += not instance.stalled
                 instance.stalled = True
                 reports.append(self.report(ReportKind.PENDING, instance.number))
         return reports

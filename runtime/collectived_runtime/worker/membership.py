@@ -44,6 +44,10 @@ class Membership:
     heard: called with each message of the coordinator.
     rejoin: called after each Welcome, to say again what may have been lost.
     ledgers: of the generations that run here; heartbeats tell where their ranks stand.
+    away: called when the coordinator cannot be reached any more, until `rejoin`.
+
+    Attributes:
+        welcomes: how often the coordinator has welcomed this worker. beats: heartbeats sent.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Membership:
         heard: Callable[[pb.CoordinatorMessage], None],
         rejoin: Callable[[], None],
         ledgers: Callable[[], Iterable[Ledger]] = tuple,
+        away: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
         self.epoch = 0
@@ -66,6 +71,9 @@ class Membership:
         self._heard = heard
         self._rejoin = rejoin
         self._ledgers = ledgers
+        self._away = away
+        self.welcomes = 0
+        self.beats = 0
         self._heartbeats = Heartbeats()
         self._heartbeat = 5.0
         self._pulse = Pulse()
@@ -147,13 +155,15 @@ class Membership:
             try:
                 await self._stream()
             except grpc.aio.AioRpcError as error:
-                if error.code() not in AWAY and not self._welcome_once:
+                if error.code() not in AWAY and not _cut_off(error) and not self._welcome_once:
                     raise UnavailableError(
                         f"the coordinator at {self.address} refuses this worker: {error.details()}"
                     ) from error
                 self._warn(error)
             pause = FIRST_PAUSE_SECONDS if self.connected.is_set() else min(2 * pause, LONGEST_PAUSE_SECONDS)
-            self.connected.clear()
+            if self.connected.is_set():
+                self.connected.clear()
+                self._away()
             if not self._closing:
                 await asyncio.sleep(pause)
 
@@ -177,6 +187,7 @@ class Membership:
                 self._heard(message)
 
     def _welcomed(self, welcome: pb.Welcome) -> None:
+        self.welcomes += 1
         self.epoch = max(self.epoch, welcome.epoch)
         self._heartbeat = welcome.heartbeat_seconds
         self.stall_seconds = welcome.stall_seconds
@@ -206,6 +217,7 @@ class Membership:
                 if stream != self._streams:
                     return
                 beaten = time.monotonic()
+                self.beats += 1
                 yield pb.WorkerMessage(heartbeat=self._beat(beaten))
             if stream == self._streams:
                 self._news.clear()
@@ -224,3 +236,8 @@ def silent(why: str) -> grpc.aio.AioRpcError:
     """As gRPC itself says that nobody answers."""
     nothing = grpc.aio.Metadata()
     return grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, nothing, nothing, details=why)
+
+
+def _cut_off(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the stream ended while we wrote to it: gRPC puts that in the place of what the coordinator answered."""
+    return error.code() is grpc.StatusCode.INTERNAL and "Internal error from Core" in (error.details() or "")

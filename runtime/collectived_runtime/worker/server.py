@@ -15,8 +15,6 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import CollectiveError
@@ -28,15 +26,20 @@ from collectived_runtime.admission import Admission
 from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove_sockets, signals, until_stopped
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
+from collectived_runtime.health import Health, reflect
+from collectived_runtime.metrics.server import MetricsServer
 from collectived_runtime.transport.reception import Reception
+from collectived_runtime.well_formed import WellFormed
 from collectived_runtime.worker import probe, telemetry
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.membership import Membership
+from collectived_runtime.worker.metrics import WorkerMetrics
 from collectived_runtime.worker.service import PROTOCOL, WorkerService
 from collectived_runtime.worker.sessions import Sessions
 from collectived_runtime.worker.status import Identity, Standing, group_seen_from, worker_status
 from collectived_runtime.worker.trace import worker_trace
 
+SERVICE = "collectived.v1.Worker"
 STATUS_SECONDS = 0.6  # for the coordinator's answer, which itself waits 0.35 s for workers
 SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
 CPU_DEVICES = 8
@@ -61,6 +64,7 @@ class WorkerSettings:
     host: this host's name for people. secret: the job's. memory_limit: bytes of shared memory in all; 0: half of what
     this machine (or its cgroup) has. patience_seconds: how long a new worker looks for its coordinator.
     otel: send OpenTelemetry spans; without it only where the environment says whereto.
+    metrics: `[HOST:]PORT` where metrics are served; "": nowhere. reflection: tell tools what is served.
     """
 
     job: str
@@ -75,6 +79,8 @@ class WorkerSettings:
     insecure: bool = False
     patience_seconds: float = 10.0
     otel: bool = False
+    metrics: str = ""
+    reflection: bool = False
 
 
 async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = None) -> None:
@@ -91,7 +97,7 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
             await worker.start()
         except (OSError, ValueError, CollectiveError, CannotStart) as error:
             if worker is not None:
-                worker.reception.close()
+                await worker.give_up()
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             print(f"collectived worker {settings.task}: {why}", file=sys.stderr, flush=True)
             raise SystemExit(1) from None
@@ -136,9 +142,10 @@ class _Worker:
             self._heard,
             self._welcomed,
             lambda: [lane.ledger for lane in self.groups.lanes],
+            self._away,
         )
         self.server = grpc.aio.server(
-            interceptors=[Admission(settings.secret, settings.insecure)], options=(*OPTIONS, *KEEPALIVE)
+            interceptors=[Admission(settings.secret, settings.insecure), WellFormed()], options=(*OPTIONS, *KEEPALIVE)
         )
         self.name = f"/job:worker/task:{task}"
         self._inspecting: set[asyncio.Task[None]] = set()
@@ -153,8 +160,10 @@ class _Worker:
             self._trace,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)
-        self.health = HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+        self.health = Health(SERVICE, self.server)
+        parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
+        self.metrics = MetricsServer(WorkerMetrics(task, *parts), lambda: self.health.well)
+        self.metrics_address = ""
 
     def _say(self, message: pb.WorkerMessage) -> None:
         self.membership.say(message)
@@ -167,10 +176,14 @@ class _Worker:
         # What others may have taken comes first: where it fails, no socket has been made.
         # Values of many leaves are thought about there, one at a time.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1, thread_name_prefix="thinking"))
+        if self.settings.reflection:
+            reflect(self.server, SERVICE)
+        if self.settings.metrics:
+            self.metrics_address = await self.metrics.start(self.settings.metrics)
         self.telemetry = telemetry.start(self.settings.otel, self.groups.recorder, self.identity, self.settings.job)
         self.listen = [bind(self.server, address) for address in reversed(self.listen)][::-1]
         await self.server.start()
-        await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self.health.start(self._connected())
 
     def announcement(self) -> dict[str, object]:
         return {
@@ -178,11 +191,18 @@ class _Worker:
             "addresses": self.listen,
             "link_address": self.identity.link_address,
             "task": self.identity.task,
+            "metrics": self.metrics_address,
             "pid": os.getpid(),
         }
 
+    async def give_up(self) -> None:
+        """It cannot start."""
+        self.reception.close()
+        await self.metrics.close()
+
     async def close(self) -> None:
-        await self.health.enter_graceful_shutdown()
+        await self.health.stop()
+        await self.metrics.close()
         self.sessions.close_all("its worker is ending")
         await self.membership.close()
         await self.server.stop(0.2)
@@ -223,6 +243,10 @@ class _Worker:
     def _welcomed(self) -> None:
         self.groups.stall_after = self.membership.stall_seconds
         self.groups.ask_again()
+        self.health.change(True)
+
+    def _away(self) -> None:
+        self.health.change(False)
 
     async def _inspected(self, number: int) -> None:
         inspection = pb.Inspection(inspect=number, status=await self._own_status())

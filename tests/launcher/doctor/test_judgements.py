@@ -62,6 +62,7 @@ CASES = [
         "cannot load them: ImportError: libstdc++.so.6",
         "fresh environment",
     ),
+    ("libraries", spoilt("software", slow_to_load=15.0), WARNING, "not loaded them within 15 s", "disk of this host"),
     (
         "kernel",
         spoilt("kernel", system="Darwin"),
@@ -180,7 +181,7 @@ CASES = [
     ("clock", spoilt("clock", kept=False), OK, "no time service keeps it", ""),
     ("clock", spoilt("clock", kept=None), OK, "does not say", ""),
     ("running job", {"jobs": ()}, OK, "none of yours runs on this host", ""),
-    ("running job", {}, OK, "user-1-ab answers; its 2 daemons run collectived 0.1.0", ""),
+    ("running job", {}, OK, "user-1-ab answers; all of it runs collectived 0.1.0", ""),
     (
         "running job",
         {"jobs": (RunningJob("j", trouble="no worker answered\n    unix:/w: DEADLINE_EXCEEDED"),)},

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from collectived_launcher.doctor import gather as gather_module
 from collectived_launcher.doctor.facts import Library, Unknown
 from collectived_launcher.doctor.gather import gather, together
 from collectived_launcher.doctor.judgements import software as judge_software
@@ -25,7 +26,7 @@ PATIENCE = 30.0
 
 
 def test_all_facts_of_this_machine_can_be_gathered() -> None:
-    facts = gather(os.environ)
+    facts = gather(os.environ, within=PATIENCE)
     assert [part for part in facts.__slots__ if isinstance(getattr(facts, part), Unknown)] == []
 
 
@@ -35,7 +36,7 @@ def test_software_is_that_of_our_own_metadata() -> None:
     libraries = {library.name: library for library in found.libraries}
     assert {"grpcio", "protobuf", "numpy", "ml-dtypes", "numkong"} <= set(libraries)
     assert "torch" not in libraries, "of an extra"
-    assert "examples" in found.extras and found.cannot_load == ""
+    assert "examples" in found.extras and (found.cannot_load, found.slow_to_load) == ("", 0.0)
 
 
 def test_what_a_daemon_cannot_load_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +50,8 @@ def test_what_a_daemon_cannot_load_is_quoted(tmp_path: Path, monkeypatch: pytest
 def test_loading_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "numkong.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert software.software(0.5).cannot_load == "nothing within 0.5 s"
+    found = software.software(0.5)
+    assert (found.cannot_load, found.slow_to_load) == ("", 0.5)
 
 
 def test_this_kernel_can_do_what_a_worker_needs() -> None:
@@ -192,6 +194,19 @@ def test_a_look_that_hangs_or_fails_spoils_no_other() -> None:
     assert found["works"] == 7
     assert found["hangs"] == Unknown("nothing came back within 0.2 s")
     assert found["fails"] == Unknown("PermissionError: [Errno 13] not yours")
+
+
+def test_who_waits_long_hears_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather_module, "STILL_AFTER", 0.02)
+    heard = threading.Event()
+    late: list[str] = []
+
+    def still(names: list[str]) -> None:
+        late.extend(names)
+        heard.set()
+
+    together({"late": lambda: heard.wait(PATIENCE), "early": lambda: 7}, PATIENCE, still)
+    assert "late" in late
 
 
 def test_a_library_that_is_missing_has_no_version() -> None:

@@ -128,6 +128,11 @@ def test_what_was_done_lately_is_told_by_operation(world: Any) -> None:
             rank.submit(np.ones(100, np.float32))
         for rank in here.ranks:
             rank.done()
+    deadline = time.monotonic() + 20
+    while lane_status(here.lanes[0]).collectives_done < 3:  # ranks are told before it is counted
+        assert time.monotonic() < deadline
+    here.lanes[0].stop()
+    here.lanes[0].join()
     (rate,) = lane_status(here.lanes[0]).rates
     assert (rate.op, rate.collectives, rate.bytes, rate.bus_bytes) == ("all_reduce", 3, 1200, 1200)
     assert rate.busy_seconds > 0 and rate.bus_bandwidth == pytest.approx(rate.bus_bytes / rate.busy_seconds)
