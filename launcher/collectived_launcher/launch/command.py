@@ -10,8 +10,8 @@ import click
 
 from collectived_launcher.launch import restarts
 from collectived_launcher.launch.daemons import DaemonCommand
-from collectived_launcher.launch.job import Job, new_name
-from collectived_launcher.launch.local import LocalJob
+from collectived_launcher.launch.job import new_name, on_this_host
+from collectived_launcher.launch.run import Run
 from collectived_launcher.launch.supervise import Policy
 from collectived_launcher.quantities import seconds
 from collectived_proto.local import jobs
@@ -75,11 +75,11 @@ def launch(
     _check_program(program[0])
     _make_log_dir(log_dir)
     name = new_name()
-    job = Job(name, choose_folder(name, workers), workers, clients, program, timeout)
+    job = on_this_host(name, workers, clients, program, timeout)
     options = ("--log-level", log_level) if log_level else ()
     command = DaemonCommand(options=options, coordinator=("--tune",) if tune else ())
     policy = Policy(grace, max_restarts, daemon_restarts=daemon_restarts)
-    return LocalJob(job, policy, log_dir=log_dir, command=command).run()
+    return Run(job, policy, choose_folder(name, workers), log_dir=log_dir, command=command).run()
 
 
 def _check_program(program: str) -> None:
