@@ -122,8 +122,8 @@ class Daemon(Child):
         assert self.ready is not None
         return str(self.ready["address"])
 
-    def start(self, host: Host, command: Sequence[str], secret: str) -> None:
-        self.run(host, Program(tuple(command), secret=secret))
+    def start(self, host: Host, command: Sequence[str], secret: str, variables: Mapping[str, str]) -> None:
+        self.run(host, Program(tuple(command), variables, secret=secret))
 
     def end_in_order(self) -> None:
         if self._process is not None and self.alive:

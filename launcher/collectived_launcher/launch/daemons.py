@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from collectived_launcher.launch.child import Child, Daemon
@@ -28,13 +28,14 @@ class StartError(Exception):
 class DaemonCommand:
     """How daemons are started (`line`, `coordinator …` or `worker …`, `options`), and how long they may take to end.
 
-    `coordinator` are options of the coordinator alone.
+    `coordinator` are options of the coordinator alone; `variables` come on top of the environment of their host.
     """
 
     line: tuple[str, ...] = DAEMON
     options: tuple[str, ...] = ()
     ended_within: float = 5.0
     coordinator: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 class Daemons:
@@ -164,9 +165,8 @@ class Daemons:
         python, *line = command.line
         if python == sys.executable:  # over there it is another
             python = host.facts.python
-        daemon.start(
-            host, (python, *line, kind, "--job", self._job.name, *place, "--attached", *command.options), self._secret
-        )
+        words = (python, *line, kind, "--job", self._job.name, *place, "--attached", *command.options)
+        daemon.start(host, words, self._secret, command.variables)
 
     def _arguments(self, name: str, host: Host) -> tuple[str, ...]:
         """The same at each start: a daemon comes back at its address, and the coordinator with its journal."""
