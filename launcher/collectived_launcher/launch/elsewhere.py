@@ -22,6 +22,8 @@ from collectived_launcher.launch.output import Pipe
 AGENT = "collectived_launcher.launch.agent"
 _LAST_WORDS = 8  # lines of a carrier that are kept
 _QUOTED = 3  # and of these are told, where they are why
+_CLOSED = "the connection was closed"
+_ADVICE = "name an interpreter there that has collectived with --python"
 _LAST_MOMENT = 1.0  # seconds from the end of a talk to the end of its carrier, which says why
 
 
@@ -308,6 +310,5 @@ class _Line:
         words = [word for word in [*noise.splitlines()[-1:], *self._words] if word.strip()]
         if self._why:
             return "; ".join([self._why, *words[-1:]])
-        return "; ".join(words[-_QUOTED:]) or (
-            f"it ended with exit status {status}" if status else "the connection was closed"
-        )
+        why = "; ".join(words[-_QUOTED:]) or (f"it ended with exit status {status}" if status else _CLOSED)
+        return f"{why}; {_ADVICE}" if status == NOT_RUN or "No module named" in why else why

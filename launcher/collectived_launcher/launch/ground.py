@@ -12,7 +12,7 @@ from collectived_launcher.launch.host import Answer, Host, Interface
 from collectived_launcher.launch.loop import Loop
 
 LOOPBACK = "127.0.0.1"
-_FIRST_WORD, _NEXT_WORD = 3.0, 10.0  # seconds of waiting until we say for whom, and say it again
+_FIRST_WORD, _NEXT_WORD = 2.0, 10.0  # seconds of waiting until we say for whom, and say it again
 _OTHERS_TOO = 0.5  # seconds for other hosts to fail, once one has
 _ANSWER = 30.0  # seconds for an errand
 
