@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.drills.hosts import CONTROL, DATA, Hosts, NotPermitted
 
 from .sshd import Missing, Network
