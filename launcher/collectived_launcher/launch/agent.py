@@ -45,8 +45,9 @@ class Agent:
             self._loop.turn()
             if self._here is not None:
                 self._here.hush(self._talk.backlog > _MOST_WAITING)
-            if self._loop.signals:
-                self._over = f"got signal {self._loop.signals.popleft()}"
+            while self._loop.signals:
+                if (signum := self._loop.signals.popleft()) != signal.SIGINT:  # Ctrl-C is the launcher's affair
+                    self._over = f"got signal {signum}"
         self._end()
         return 0
 
@@ -171,6 +172,15 @@ def main() -> int:
     os.dup2(2, 1)  # what is printed by accident must not get into a frame
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
+    return _serve(readable, writable)
+
+
+def over(connection: int) -> int:
+    """Serves the launcher at the other end of a socket, which is ours from now on; an exit status."""
+    return _serve(os.dup(connection), connection)
+
+
+def _serve(readable: int, writable: int) -> int:
     with Loop() as loop:
         return Agent(loop, readable, writable).serve()
 

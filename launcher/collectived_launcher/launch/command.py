@@ -11,7 +11,7 @@ import click
 
 from collectived_launcher.launch import restarts
 from collectived_launcher.launch.daemons import DaemonCommand
-from collectived_launcher.launch.job import LOCALHOST, Job, new_name
+from collectived_launcher.launch.job import Job, new_name
 from collectived_launcher.launch.output import Terminal
 from collectived_launcher.launch.places import Wish, choose, forwarded, wished_variables
 from collectived_launcher.launch.run import Run
@@ -114,9 +114,9 @@ def launch(
     down when they have ended, when one fails, or on Ctrl-C. In an allocation of Slurm's its nodes are the hosts.
     """
     wish = Wish(workers, clients, hosts, hostfile, ssh_command, python, host_timeout)
-    places = choose(wish, os.environ)
+    places = choose(wish, os.environ, program)
     told = forwarded(os.environ, variables) if places.spread else wished_variables(os.environ, variables)
-    if LOCALHOST in places.hosts:
+    if places.here in places.hosts:
         _check_program(program[0])
     _make_log_dir(log_dir)
     name = new_name()
@@ -133,7 +133,8 @@ def launch(
         policy,
         choose_folder(name, job.workers),
         others=partial(places.open, name=name, silence=host_timeout, terminal=terminal),
-        coordinator=LOCALHOST if coordinator == "here" else places.hosts[0],
+        here=places.here,
+        coordinator=places.here if coordinator == "here" else places.hosts[0],
         interface=interface,
         log_dir=log_dir,
         command=command,

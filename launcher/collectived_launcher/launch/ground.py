@@ -83,6 +83,8 @@ class Surveyor:
 
     def _addresses(self) -> dict[str, str] | None:
         """By which each host is reached."""
+        if len(self._hosts) == 1 and not self._interface:
+            return {self._hosts[0].name: LOOPBACK}
         about = {}
         for host in self._hosts:
             others = [other for other in self._hosts if other is not host]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from collectived_launcher.launch import slurm, ssh
+from collectived_launcher.launch import agent, meeting, slurm, ssh
 from collectived_launcher.launch.elsewhere import Carrier, Elsewhere
 from collectived_launcher.launch.elsewhere import Job as AgentJob
 from collectived_launcher.launch.here import Here
@@ -25,7 +25,14 @@ from collectived_launcher.launch.output import Terminal
 
 # What the launcher sets for clients itself, and what is told to nobody.
 _OWN = {"WORKER", "COORDINATOR", "JOB", "GROUP", "TIMEOUT", "RESTART", "SECRET", "SECRET_FILE"}
+_MEET_SECONDS = 120.0  # srun starts tasks one after the other
 _PREFIX = "COLLECTIVED_"
+
+
+class Unmet(click.ClickException):
+    """The tasks of a step did not find each other."""
+
+    exit_code = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +50,12 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Clients of each worker, the host of each, and what starts an agent on a host that is not this one."""
+    """Clients of each worker, the host of each, and what starts an agent on a host that is not this one, `here`."""
 
     clients: tuple[int, ...]
     hosts: tuple[str, ...]
     carrier: Callable[[str], Carrier] | None = None
+    here: str = LOCALHOST
 
     @property
     def spread(self) -> bool:
@@ -59,17 +67,18 @@ class Places:
         if self.carrier is None:
             return made
         for number, host in enumerate(self.hosts):
-            if host != LOCALHOST:
+            if host != self.here:
                 job = AgentJob(f"{name}-{number}", version("collectived"), silence)
                 said = partial(terminal.show, 2, host)
                 made[host] = Elsewhere(loop, host, self.carrier(host), job, here.keeper, said)
         return made
 
 
-def choose(wish: Wish, environment: Mapping[str, str]) -> Places:
+def choose(wish: Wish, environment: Mapping[str, str], program: Sequence[str]) -> Places:
     """
     Raises:
         click.UsageError: the wishes contradict each other, or name no hosts.
+        SystemExit: we were the agent of a node, and are done.
     """
     if wish.hosts and wish.hostfile:
         raise click.UsageError("--hosts and --hostfile both name the hosts: expected one of the two")
@@ -79,11 +88,27 @@ def choose(wish: Wish, environment: Mapping[str, str]) -> Places:
         listed = _listed(wish)
         return Places(tuple(listed.values()), tuple(listed), _over_ssh(wish, listed))
     if wish.workers is None and (allocation := slurm.allocation(environment)):
-        nodes = slurm.nodes(allocation)
+        nodes = slurm.nodes(allocation.nodes)
         clients = wish.clients or allocation.tasks_per_node or 1
         return Places((clients,) * len(nodes), nodes, lambda node: slurm.carrier(node, _python(wish)))
+    if wish.workers is None and (step := slurm.step(environment, program)):
+        return _of_step(step, wish)
     workers = wish.workers or 1
     return Places((wish.clients or 1,) * workers, (LOCALHOST,) * workers)
+
+
+def _of_step(step: slurm.Step, wish: Wish) -> Places:
+    """As the first task of srun's step: its nodes. As another one: serves the first until that has ended."""
+    try:
+        if not step.leads:
+            connection = meeting.offer(step.folder / str(step.task), _MEET_SECONDS)
+            raise SystemExit(agent.over(connection.detach()))
+        nodes = slurm.nodes(step.nodes)
+        others = meeting.await_offers(step.folder, list(range(1, step.tasks)), _MEET_SECONDS)
+    except (OSError, meeting.NobodyCame) as error:
+        raise Unmet(str(error)) from error
+    offers = dict(zip(nodes[1:], others, strict=True))
+    return Places((wish.clients or 1,) * len(nodes), nodes, lambda node: meeting.carrier(offers[node]), nodes[0])
 
 
 def _listed(wish: Wish) -> Listed:

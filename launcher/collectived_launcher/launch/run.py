@@ -55,6 +55,7 @@ class Run:
     Args:
         folder: for the job's sockets on this host.
         others: gives the job's other hosts by their names; None: there are none.
+        here: what the user calls this host.
         coordinator: name of the host where the coordinator runs.
         interface: by which hosts reach each other, as `errands.address` takes it.
         log_dir: gets one file per process; what they print is shown on `terminal`.
@@ -67,6 +68,7 @@ class Run:
         folder: Path,
         *,
         others: Elsewheres | None = None,
+        here: str = LOCALHOST,
         coordinator: str = LOCALHOST,
         interface: str = "",
         log_dir: Path | None = None,
@@ -74,7 +76,7 @@ class Run:
         terminal: Terminal | None = None,
     ) -> None:
         self._job, self._policy, self._folder, self._log_dir = job, policy, folder, log_dir
-        self._others, self._coordinator, self._interface = others, coordinator, interface
+        self._here, self._others, self._coordinator, self._interface = here, others, coordinator, interface
         self._command = command or DaemonCommand()
         self._terminal = terminal or Terminal()
         self._account = Account(policy, self._terminal)
@@ -90,8 +92,8 @@ class Run:
         """Runs the job to its end; returns the exit status of the command."""
         with Loop() as self._loop:
             self._terminal.say(self._job.opening(), stream=1)
-            here = Here(self._loop, self._folder)
-            self._hosts: dict[str, Host] = {LOCALHOST: here}
+            here = Here(self._loop, self._folder, self._here)
+            self._hosts: dict[str, Host] = {self._here: here}
             try:
                 here.open(lambda: None)
                 if self._others is not None:

@@ -10,15 +10,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
 from collectived_launcher.launch.elsewhere import AGENT, Carrier
 
+WRONG_USE = 2  # exit status
 _ASK_SECONDS = 20.0
 _FIRST_RESERVED_STEP = 0xFFFFFFF0  # batch scripts, interactive shells and such: steps that srun did not start
 
@@ -46,26 +49,71 @@ def under_srun(environment: Mapping[str, str]) -> bool:
     return step.isdigit() and int(step) < _FIRST_RESERVED_STEP
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of srun's with one task per node, of which we are one. `folder`: where its tasks meet."""
+
+    nodes: str
+    task: int
+    tasks: int
+    node: str
+    folder: Path
+
+    @property
+    def leads(self) -> bool:
+        return self.task == 0
+
+
+def step(environment: Mapping[str, str], program: Sequence[str]) -> Step | None:
+    """The step of srun's in which we are; None if srun did not start us.
+
+    Raises:
+        click.UsageError: it has several tasks on a node; the text shows the line that was meant.
+        SystemExit: the same, and the first task tells.
+    """
+    if not under_srun(environment):
+        return None
+    most = max(map(int, re.findall(r"(\d+)(?:\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))))
+    if most > 1:
+        if environment.get("SLURM_PROCID") != "0":
+            raise SystemExit(WRONG_USE)  # one says why
+        count = environment.get("SLURM_STEP_NUM_NODES", "1")
+        raise click.UsageError(
+            f"srun started {most} tasks on a node, and each would be that node's agent; expected one, which starts "
+            f"{most} clients:\n    srun --nodes={count} --ntasks-per-node=1 collectived launch --clients {most} -- "
+            f"{shlex.join(program)}"
+        )
+    state = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    name = ".".join(environment.get(word, "0") for word in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"))
+    return Step(
+        environment.get("SLURM_STEP_NODELIST", ""),
+        int(environment.get("SLURM_PROCID", "0")),
+        int(environment.get("SLURM_STEP_NUM_TASKS", "1")),
+        environment.get("SLURMD_NODENAME", ""),
+        Path(state) / "collectived" / f"slurm-{name}",
+    )
+
+
 def _tasks(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def nodes(found: Allocation) -> tuple[str, ...]:
-    """Their names, in Slurm's order.
+def nodes(written: str) -> tuple[str, ...]:
+    """The names of nodes that Slurm writes as `n[1-3,7]`, in its order.
 
     Raises:
         click.UsageError: Slurm does not say.
     """
-    if not re.search(r"[\[,]", found.nodes):
-        return (found.nodes,)
+    if not re.search(r"[\[,]", written):
+        return (written,)
     try:
         done = subprocess.run(
-            ["scontrol", "show", "hostnames", found.nodes], capture_output=True, text=True, timeout=_ASK_SECONDS
+            ["scontrol", "show", "hostnames", written], capture_output=True, text=True, timeout=_ASK_SECONDS
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise click.UsageError(f"Slurm's nodes {found.nodes!r} cannot be told apart: scontrol: {error}") from error
+        raise click.UsageError(f"Slurm's nodes {written!r} cannot be told apart: scontrol: {error}") from error
     if done.returncode or not done.stdout.split():
-        raise click.UsageError(f"Slurm's nodes {found.nodes!r} cannot be told apart: {done.stderr.strip()}")
+        raise click.UsageError(f"Slurm's nodes {written!r} cannot be told apart: {done.stderr.strip()}")
     return tuple(done.stdout.split())
 
 
