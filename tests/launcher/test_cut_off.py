@@ -17,6 +17,7 @@ from .sshd import Missing, Network
 from .test_ssh import PATIENCE, WAIT, Launches, told
 
 LAUNCHER, ALPHA, BETA = 0, 1, 2
+pytestmark = pytest.mark.timeout(150)
 TWICE = """
 import os, sys, time, collectived as cd
 with cd.connect() as session, session.join() as group:

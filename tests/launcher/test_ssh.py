@@ -19,6 +19,7 @@ import pytest
 from .sshd import Missing, Network
 
 PATIENCE = 30.0
+pytestmark = pytest.mark.timeout(150)
 ENDS = "{signal.SIGINT, signal.SIGTERM}"
 WAIT = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {ENDS}); print('up'); signal.sigwait({ENDS})"
 MEAN = """

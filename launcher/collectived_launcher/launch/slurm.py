@@ -124,6 +124,8 @@ def carrier(node: str, python: str) -> Carrier:
     step = (
         "--nodes=1",
         "--ntasks=1",
+        "--ntasks-per-node=1",
+        "--cpu-bind=none",  # the agent's clients are to have all the processors that the allocation has there
         f"--nodelist={node}",
         "--overlap",  # our agents are the only ones who use the nodes, and share them with other steps of the user's
         "--mem=0",  # all that the allocation has there
