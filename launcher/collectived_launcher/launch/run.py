@@ -19,7 +19,7 @@ from collectived_launcher.launch.child import Client, Daemon
 from collectived_launcher.launch.daemons import DaemonCommand, Daemons, StartError, await_end
 from collectived_launcher.launch.ground import Ground, Surveyor, Unreachable
 from collectived_launcher.launch.here import Here
-from collectived_launcher.launch.host import NOT_RUN, Host
+from collectived_launcher.launch.host import NOT_RUN, Answer, Host
 from collectived_launcher.launch.job import COORDINATOR, LOCALHOST, Addresses, Job, client_environment
 from collectived_launcher.launch.keeper import PATIENCE
 from collectived_launcher.launch.loop import Loop
@@ -119,7 +119,8 @@ class Run:
         ground = Surveyor(self._loop, hosts, self._interface, self._say, spread).survey()
         if ground is None:
             return
-        self._terminal.while_waiting = self._keep_warm
+        if spread:
+            self._terminal.while_waiting = self._keep_warm
         where = {name: self._host_of(worker) for worker, name in enumerate(self._job.worker_names)}
         self._daemons = Daemons(
             self._job,
@@ -146,12 +147,14 @@ class Run:
         return self._hosts[self._job.hosts[worker]]
 
     def _publish(self, daemons: Daemons, ground: Ground) -> None:
-        """Lets others find the job, and from now on notices when a daemon dies."""
+        """From now on notices when a daemon dies, and lets others find the job."""
         job = self._job
         workers = tuple(worker.address for worker in daemons.workers)
         first = ground.addresses[job.hosts[0]]
         self._addresses = Addresses(daemons.coordinator.address, workers, ground.rendezvous, first)
-        answered: list[object] = []
+        for daemon in daemons.all:
+            self._watch(daemon)
+        answers: list[Answer] = []
         names = dict.fromkeys(job.hosts)
         for name in names:
             about = {
@@ -160,10 +163,11 @@ class Run:
                 "workers": [workers[worker] for worker, host in enumerate(job.hosts) if host == name],
                 "command": shlex.join(job.program),
             }
-            self._hosts[name].ask("publish", about, answered.append)
-        self._loop.until(lambda: len(answered) == len(names), self._policy.ready_within)
-        for daemon in daemons.all:
-            self._watch(daemon)
+            self._hosts[name].ask("publish", about, answers.append)
+        self._loop.until(lambda: len(answers) == len(names), self._policy.ready_within)
+        for answer in answers:
+            if answer.get("trouble"):
+                self._say(f"`collectived status` will not find this job: {answer['trouble']}")
 
     def _watch(self, daemon: Daemon) -> None:
         daemon.when_ended = lambda: self._events.append(DaemonEnded(daemon.name, daemon.status or 0, random.random()))
