@@ -91,11 +91,11 @@ class Run:
     def run(self) -> int:
         """Runs the job to its end; returns the exit status of the command."""
         with Loop() as self._loop:
-            self._terminal.say(self._job.opening(), stream=1)
             here = Here(self._loop, self._folder, self._here)
             self._hosts: dict[str, Host] = {self._here: here}
             try:
-                here.open(lambda: None)
+                here.open(lambda: None)  # first of all, for from then on somebody cleans up after us
+                self._terminal.say(self._job.opening(), stream=1)
                 if self._others is not None:
                     self._hosts.update(self._others(self._loop, here))
                 self._start()
