@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import sys
 from pathlib import Path
+
+from collectived_runtime import logs
+
+COORDINATOR_METRICS, WORKER_METRICS = 9450, 9451  # ports
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -17,9 +20,7 @@ def main(arguments: list[str] | None = None) -> None:
 
         sys.exit(command.main(arguments[1:]))
     options = _parser().parse_args(arguments)
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    logs.configure(options.log_level, options.log_format)
     secret = (
         sys.stdin.buffer.readline().decode().strip() if options.attached else os.environ.get("COLLECTIVED_SECRET", "")
     )
@@ -42,6 +43,9 @@ async def _run(options: argparse.Namespace, secret: str) -> None:
             journal=options.journal,
             tune=options.tune,
             tables=options.tables or (default_path() if options.tune else None),
+            metrics=options.metrics,
+            reflection=options.reflection,
+            http=options.http,
         )
         await coordinator.serve(settings, lifeline)
     else:
@@ -60,6 +64,9 @@ async def _run(options: argparse.Namespace, secret: str) -> None:
                 memory_limit=options.memory_limit,
                 patience_seconds=options.patience,
                 insecure=options.insecure,
+                otel=options.otel,
+                metrics=options.metrics,
+                reflection=options.reflection,
             ),
             lifeline,
         )
@@ -93,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     both.add_argument("--insecure", action="store_true", help="admit TCP connections without the job's secret")
     both.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
+    both.add_argument("--log-format", default="text", choices=logs.FORMATS, help="how it is said; json: a line each")
     coordinator = daemons.add_parser("coordinator", parents=[both], help="hands out group keys and ranks")
     coordinator.add_argument("--listen", action="append", required=True, help="unix:/path or host:port; repeatable")
     coordinator.add_argument("--heartbeat", type=float, default=5.0, help="seconds between signs of life of a worker")
@@ -107,6 +115,12 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="file of stored tables; with --tune by default $XDG_STATE_HOME/collectived/tables.json",
     )
+    coordinator.add_argument(
+        "--http",
+        default="",
+        metavar="[HOST:]PORT",
+        help="serve a web page that shows what status shows; without HOST on the loopback",
+    )
     worker = daemons.add_parser("worker", parents=[both], help="owns this host's devices and runs collectives")
     worker.add_argument("--task", type=int, required=True, help="number of this worker")
     worker.add_argument("--coordinator", required=True, help="address of the coordinator")
@@ -119,8 +133,21 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--link-listen", default="127.0.0.1:0", help="host:port for links of other workers")
     worker.add_argument("--patience", type=float, default=10.0, help="seconds to look for the coordinator")
     worker.add_argument("--host-name", default="", help="name of this host, for people")
+    for daemon, port in ((coordinator, COORDINATOR_METRICS), (worker, WORKER_METRICS)):
+        daemon.add_argument(
+            "--metrics",
+            nargs="?",
+            const=str(port),
+            default="",
+            metavar="[HOST:]PORT",
+            help=f"serve Prometheus metrics there (no host: the loopback; nothing: port {port}; 0: one that is free)",
+        )
+        daemon.add_argument("--reflection", action="store_true", help="tell tools such as grpcurl what is served")
     worker.add_argument(
         "--memory-limit", type=int, default=0, help="bytes of shared memory in all; 0: half of what there is"
+    )
+    worker.add_argument(
+        "--otel", action="store_true", help="send OpenTelemetry spans, one per collective; see docs/trace.md"
     )
     return parser
 

@@ -7,6 +7,7 @@ outlives it.
 
 from __future__ import annotations
 
+import os
 import random
 import shlex
 import signal
@@ -154,6 +155,7 @@ class Run:
         self._addresses = Addresses(daemons.coordinator.address, workers, ground.rendezvous, first)
         for daemon in daemons.all:
             self._watch(daemon)
+        page = daemons.page
         answers: list[Answer] = []
         names = dict.fromkeys(job.hosts)
         for name in names:
@@ -162,12 +164,27 @@ class Run:
                 "coordinator": daemons.coordinator.address,
                 "workers": [workers[worker] for worker, host in enumerate(job.hosts) if host == name],
                 "command": shlex.join(job.program),
+                "page": page.link if page else "",
             }
             self._hosts[name].ask("publish", about, answers.append)
         self._loop.until(lambda: len(answers) == len(names), self._policy.ready_within)
         for answer in answers:
             if answer.get("trouble"):
                 self._say(f"`collectived status` will not find this job: {answer['trouble']}")
+        if page:
+            file, place = f"{self._first_folder()}.json", self._coordinator if job.spread else ""
+            self._terminal.say(page.line(file, os.isatty(1), place), stream=1)
+        for daemon in daemons.all:
+            self._say_metrics(daemon)
+
+    def _first_folder(self) -> str:
+        """Of the host of the first worker, beside which the job's file is."""
+        known = self._host_of(0).facts
+        return known.folder if known else ""
+
+    def _say_metrics(self, daemon: Daemon) -> None:
+        if daemon.metrics:
+            self._say(daemon.metrics)
 
     def _watch(self, daemon: Daemon) -> None:
         daemon.when_ended = lambda: self._events.append(DaemonEnded(daemon.name, daemon.status or 0, random.random()))
@@ -258,6 +275,8 @@ class Run:
         match event:
             case ClientEnded(rank, status) if status != 0 and self._state.interrupted_by is None:
                 self._account.client_failed(self._clients[rank], self._state, self._sent.get(rank))
+            case DaemonReady(name):
+                self._say_metrics(self._daemon(name))  # it has another port now
             case DaemonEnded(name):
                 self._account.daemon_ended(self._daemon(name), self._state, now)
             case Signalled(signum):
