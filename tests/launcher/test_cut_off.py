@@ -85,12 +85,12 @@ def test_a_host_that_is_cut_off_for_a_while_loses_nothing(launches: Inside, host
 
 
 def test_a_host_that_is_cut_off_for_good_ends_by_itself_and_is_named(launches: Inside, hosts: Hosts) -> None:
-    launcher = launches.start("--host-timeout", "2", "--grace", "1", "--", "python", "-c", WAIT)
+    launcher = launches.start("--host-timeout", "6", "--grace", "1", "--", "python", "-c", WAIT)
     launches.place.lines_with(launcher, "up", 4)
     hosts.part(BETA)
     _, err = launcher.communicate(timeout=2 * PATIENCE)
     assert launcher.returncode == 1
-    lost = r"its host beta is lost \(ssh\): (nothing was heard from it for 2 s|Timeout, server .* not responding)"
+    lost = r"its host beta is lost \(ssh\): (nothing was heard from it for 6 s|Timeout, server .* not responding)"
     assert re.search(rf"first failure: rank 2 on beta \(pid \d+\): {lost}", err), err
     launches.await_end()  # on beta too, where nobody can be told to
 

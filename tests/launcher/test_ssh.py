@@ -124,14 +124,20 @@ def test_a_hostfile_and_a_coordinator_here(launches: Launches, tmp_path: Path) -
     assert done.stdout.count(" 1.0 ") == 3
 
 
+def told_at_start(pid: int) -> bytes:
+    """The command line and the environment of a process; nothing when it is over."""
+    try:
+        return b"\0".join((Path(f"/proc/{pid}") / name).read_bytes() for name in ("environ", "cmdline"))
+    except OSError:
+        return b""
+
+
 def test_secrets_are_nowhere_status_works_on_each_host_and_ctrl_c_ends_all_in_order(
     launches: Launches, tmp_path: Path
 ) -> None:
     launcher = launches.start("--log-dir", str(tmp_path), "--", "python", "-c", f"{WAIT}; print('told')")
     launches.place.lines_with(launcher, "up", 4)
-    shown = b"".join(
-        (Path(f"/proc/{pid}") / name).read_bytes() for pid in launches.all() for name in ("environ", "cmdline")
-    )
+    shown = b"\0".join(told_at_start(pid) for pid in launches.all())
     assert b"collectived_runtime" in shown
     assert not re.search(rb"[0-9a-f]{40}", shown)
     status = [sys.executable, "-m", "collectived_launcher", "status", "--json"]
