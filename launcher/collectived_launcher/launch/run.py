@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from collectived_launcher.doctor.at_start import tell_failures
 from collectived_launcher.launch.account import Account
 from collectived_launcher.launch.child import Client, Daemon
 from collectived_launcher.launch.daemons import DaemonCommand, Daemons, StartError, await_end
@@ -103,6 +104,8 @@ class Run:
                 self._attend()
             except StartError as error:
                 self._terminal.say(f"collectived: {error}")
+                if not self._job.spread:  # it looks at this host
+                    tell_failures(self._terminal.say)
                 return 1
             except Unreachable as error:
                 self._terminal.say(f"collectived: {error}")
