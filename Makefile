@@ -30,8 +30,8 @@ demo: $(VENV)/installed-examples ## train a small network with four ranks on two
 	@PATH="$(CURDIR)/$(BIN):$$PATH" && set -x && \
 	collectived launch --workers 2 --clients 2 -- python examples/train_digits.py
 
-test: $(VENV)/installed-dev ## run all tests
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+test: $(VENV)/installed-dev ## run all tests; a few that failed side by side are asked again alone, aloud
+	$(BIN)/python -m tests.suite $(PYTEST_OPTIONS)
 
 test-torch: $(TORCH_VENV)/installed ## run the tests that need PyTorch, in an environment of their own
 	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_OPTIONS) tests/client/test_torch.py tests/client/cross_device/test_indexed_slices.py tests/multi/test_torch.py \

@@ -107,6 +107,11 @@ def test_every_variable_that_the_code_reads_or_sets_is_on_its_page() -> None:
     sources = [path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     own = {name for text in sources for name in re.findall(r'"(COLLECTIVED_[A-Z_]+)"', text)}
     read = {name for text in sources for name in re.findall(r'environ(?:ment)?(?:\.get\(|\[)"([A-Z_]+)"', text)}
-    by_name = set(re.findall(r'"([A-Z_]{4,})"', (ROOT / "client/collectived/connection/environment.py").read_text()))
-    missing = {*own, *read, *by_name} - NOT_FOR_USERS - set(re.findall(r"`([A-Z_]+)`", page))
+    connection = ROOT / "client/collectived/connection"
+    by_name = {
+        name
+        for file in ("environment.py", "place.py")
+        for name in re.findall(r'"([A-Z0-9_]{4,})"', (connection / file).read_text())
+    }
+    missing = {*own, *read, *by_name} - NOT_FOR_USERS - set(re.findall(r"`([A-Z0-9_]+)`", page))
     assert own and read and by_name and not missing

@@ -6,12 +6,21 @@ import getpass
 import os
 
 from collectived.arguments import sendable
+from collectived.connection.place import job as launcher_job
+from collectived.connection.place import place
 from collectived_proto.options import seconds
+
+WORLD = "world"  # the group of all processes that a launcher started
 
 
 def group_name() -> str:
-    """Name of the group to join. Raises ValueError where nothing says it."""
+    """Name of the group to join: `world` where a launcher gave this process a place and nothing names another.
+
+    Raises ValueError where nothing says it.
+    """
     name = os.environ.get("COLLECTIVED_GROUP")
+    if not name and place(os.environ).size is not None:
+        return WORLD
     if not name:
         raise ValueError("join() needs a name: give one, or set COLLECTIVED_GROUP (`collectived launch` does)")
     return name
@@ -19,17 +28,19 @@ def group_name() -> str:
 
 def group_size() -> int:
     """Number of ranks. Raises ValueError where nothing says it."""
-    size = _number("WORLD_SIZE")
+    size = place(os.environ).size
     if size is None:
-        raise ValueError("join() needs a size: give one, or set WORLD_SIZE (`collectived launch` does)")
-    if size < 1:
-        raise ValueError(f"WORLD_SIZE must be at least 1, it is {size}")
+        raise ValueError(
+            "join() needs a size: give one, or set WORLD_SIZE (`collectived launch` and torchrun do); the variables "
+            "of srun, of MPI launchers and TF_CONFIG are understood too"
+        )
     return size
 
 
 def rank(size: int) -> int | None:
-    """This process's rank, where `size` is the size that RANK counts in."""
-    return _number("RANK") if _number("WORLD_SIZE") in (None, size) else None
+    """This process's rank, where `size` is the size that its launcher counts in."""
+    here = place(os.environ)
+    return here.rank if here.size in (None, size) else None
 
 
 def timeout() -> float | None:
@@ -45,8 +56,7 @@ def timeout() -> float | None:
 
 def job() -> str:
     """The job whose group names this process shares."""
-    found = _first("COLLECTIVED_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
-    if found:
+    if found := launcher_job(os.environ):
         return sendable(found)
     try:
         return sendable(getpass.getuser())
@@ -63,13 +73,3 @@ def label() -> str:
 
 def _first(*names: str) -> str:
     return next((value for name in names if (value := os.environ.get(name))), "")
-
-
-def _number(name: str) -> int | None:
-    text = os.environ.get(name)
-    if not text:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{name} must be a whole number, it is {text!r}") from None

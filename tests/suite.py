@@ -1,0 +1,57 @@
+"""`make test`: all tests, and what failed among them once more alone.
+
+Many tests start daemons and hold them to promises in milliseconds. A promise holds on a machine that gives its
+processes processor time, which several tests side by side on two cores do not always get. So a test that failed in
+company is asked once more with nobody beside it, and that answer counts. It is said aloud which tests needed it: one
+that needs it often has a defect, or shows one. More than FEW failures are no matter of company, and nothing is asked
+again.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+FEW = 4
+FAILED = 1  # pytest's exit status where tests ran and some failed; all others are no matter of company
+
+_ROOT = Path(__file__).resolve().parent.parent
+_FAILED_LAST = _ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
+
+
+def again(status: int, failed: Sequence[str]) -> Sequence[str]:
+    """Which tests deserve to be asked again alone, after pytest ended with this status."""
+    return failed if status == FAILED and 0 < len(failed) <= FEW else ()
+
+
+def verdict(alone: Sequence[str], status: int) -> str:
+    """What is said last, after those tests were run alone and pytest ended with this status."""
+    names = "".join(f"\n  {name}" for name in alone)
+    if status == 0:
+        return f"passed alone, after failing beside other tests (look at them if they come again):{names}"
+    return f"failed beside other tests, and at least one of them alone too:{names}"
+
+
+def main(options: Sequence[str]) -> int:
+    status = _pytest("--cache-clear", *options)
+    alone = again(status, _failed())
+    if not alone:
+        return status
+    status = _pytest("-n", "0", *alone)
+    print(verdict(alone, status), flush=True)
+    return status
+
+
+def _pytest(*options: str) -> int:
+    return subprocess.run([sys.executable, "-m", "pytest", *options], cwd=_ROOT, check=False).returncode
+
+
+def _failed() -> Sequence[str]:
+    return sorted(json.loads(_FAILED_LAST.read_text())) if _FAILED_LAST.exists() else ()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
