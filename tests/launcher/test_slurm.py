@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,7 +82,7 @@ def test_tasks_meet_by_an_offer_that_nobody_else_can_take(tmp_path: Path) -> Non
     (path,) = meeting.await_offers(tmp_path / "meet", [1], PATIENCE)
     assert (offer.stat().st_mode & 0o777, offer.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     wrong = tmp_path / "wrong"
-wrong.write_text(json.dumps({**json.loads(path.read_text()), "key": "00" * 32}))
+    wrong.write_text(json.dumps({**json.loads(path.read_text()), "key": "00" * 32}))
     command = meeting.carrier(path).command
     stranger = subprocess.run([*command[:-1], str(wrong)], input=b"evil", capture_output=True, timeout=PATIENCE)
     friend = subprocess.run(command, input=b"good", capture_output=True, timeout=PATIENCE)
@@ -186,6 +187,7 @@ def real(cluster: Cluster, place: Any) -> Iterator[Real]:
     deadline = time.monotonic() + PATIENCE
     while place.processes() and time.monotonic() < deadline:
         time.sleep(0.1)
+    shutil.rmtree(place.folder / "collectived", ignore_errors=True)  # Slurm kills those too who would clean up
 
 
 @pytest.mark.timeout(200)

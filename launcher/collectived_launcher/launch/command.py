@@ -117,8 +117,8 @@ def launch(
     places = choose(wish, os.environ, program)
     told = forwarded(os.environ, variables) if places.spread else wished_variables(os.environ, variables)
     if places.here in places.hosts:
-        _check_program(program[0])
-    _make_log_dir(log_dir)
+        check_program(program[0])
+    make_log_dir(log_dir)
     name = new_name()
     folder = chdir or (os.getcwd() if places.spread else "")
     job = Job(name, places.clients, program, timeout, places.hosts, told, folder)
@@ -142,7 +142,7 @@ def launch(
     ).run()
 
 
-def _check_program(program: str) -> None:
+def check_program(program: str) -> None:
     """Before anything is started."""
     if shutil.which(program):
         return
@@ -154,7 +154,7 @@ def _check_program(program: str) -> None:
     )
 
 
-def _make_log_dir(log_dir: Path | None) -> None:
+def make_log_dir(log_dir: Path | None) -> None:
     if log_dir is None:
         return
     try:
