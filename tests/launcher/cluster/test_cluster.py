@@ -103,12 +103,13 @@ def test_daemons_stay_come_back_and_are_used_by_one_job_after_another(lab: Lab) 
     assert lab.known()["daemons"]["worker 0"]["restarts"] == 1
     out = lab.do("run", "--cluster", "lab.toml", "--", sys.executable, "-c", MEAN)
     assert sorted(out.splitlines()[1:]) == ["[rank 0] 0 2 2.0", "[rank 1] 1 2 2.0"]
+    # A drained worker stays away until `up` is said again.
+    assert "all that ran has finished" in lab.do("drain")
+    until(lambda: lab.known()["daemons"]["worker 0"]["state"] == "drained")
+    assert "worker 0 (pid " in lab.do("up", "lab.toml") and lab.known()["daemons"]["worker 0"]["state"] == "serving"
     # A file that says something else is not taken for what runs.
     lab.file.write_text(lab.file.read_text().replace("64MiB", "32MiB"))
     assert "runs already, but not as this file says it" in lab.do("up", "lab.toml", status=1)
-    # A drained worker stays away.
-    assert "all that ran has finished" in lab.do("drain")
-    until(lambda: lab.known()["daemons"]["worker 0"]["state"] == "drained")
     assert lab.do("down", "lab.toml") == "localhost: ended\n"
     assert lab.nothing_is_left()
     assert lab.do("down", "lab.toml") == "localhost: nothing runs\n"
