@@ -7,6 +7,7 @@ outlives it.
 
 from __future__ import annotations
 
+import os
 import random
 import shlex
 import signal
@@ -17,12 +18,12 @@ from pathlib import Path
 
 from collectived_launcher.launch.account import Account
 from collectived_launcher.launch.child import Client, Daemon
-from collectived_launcher.launch.daemons import DaemonCommand, Daemons, StartError, await_end
+from collectived_launcher.launch.daemons import DaemonCommand, Daemons, Page, StartError, await_end
 from collectived_launcher.launch.ground import Ground, Surveyor, Unreachable
 from collectived_launcher.launch.here import Here
 from collectived_launcher.launch.host import NOT_RUN, Host
 from collectived_launcher.launch.job import COORDINATOR, LOCALHOST, Addresses, Job, client_environment
-from collectived_launcher.launch.keeper import PATIENCE
+from collectived_launcher.launch.keeper import PATIENCE, job_file
 from collectived_launcher.launch.loop import Loop
 from collectived_launcher.launch.output import Terminal
 from collectived_launcher.launch.supervise import (
@@ -162,21 +163,30 @@ class Run:
         self._addresses = Addresses(daemons.coordinator.address, workers, ground.rendezvous, first)
         answered: list[object] = []
         names = dict.fromkeys(job.hosts)
+        page = daemons.page
         for name in names:
             about = {
                 "job": job.name,
                 "coordinator": daemons.coordinator.address,
                 "workers": [workers[worker] for worker, host in enumerate(job.hosts) if host == name],
                 "command": shlex.join(job.program),
+                "page": page.link if page else "",
             }
             self._hosts[name].ask("publish", about, answered.append)
         self._loop.until(lambda: len(answered) == len(names), self._policy.ready_within)
+        if page:
+            self._terminal.say(page_line(page, job_file(self._folder), os.isatty(1)), stream=1)
         for daemon in daemons.all:
             self._watch(daemon)
+            self._say_metrics(daemon)
 
     def _watch(self, daemon: Daemon) -> None:
         daemon.when_ended = lambda: self._events.append(DaemonEnded(daemon.name, daemon.status or 0, random.random()))
         daemon.became_ready = lambda: self._events.append(DaemonReady(daemon.name))
+
+    def _say_metrics(self, daemon: Daemon) -> None:
+        if daemon.metrics:
+            self._say(daemon.metrics)
 
     def _new_daemon(self, name: str) -> Daemon:
         spread = self._job.spread
@@ -263,6 +273,8 @@ class Run:
         match event:
             case ClientEnded(rank, status) if status != 0 and self._state.interrupted_by is None:
                 self._account.client_failed(self._clients[rank], self._state, self._sent.get(rank))
+            case DaemonReady(name):
+                self._say_metrics(self._daemon(name))  # it has another port now
             case DaemonEnded(name):
                 self._account.daemon_ended(self._daemon(name), self._state, now)
             case Signalled(signum):
@@ -296,3 +308,10 @@ class Run:
                 self._say(f"{host.name} did not end within {_ENDED_WITHIN:g} s; what is left there ends by itself")
                 host.kill()
         here.close()
+
+
+def page_line(page: Page, job_file: Path, terminal: bool) -> str:
+    """The line about the page. A token is shown to people only: what is no terminal may be a log that others read."""
+    if page.token and not terminal:
+        return f"page: {page.url} (the link with its token is in {job_file})"
+    return f"page: {page.link}"

@@ -86,6 +86,17 @@ def test_a_port_in_use_is_named(folder: Path, start: Start) -> None:
     assert f"cannot listen for links at {address}" in said and "in use" in said
 
 
+def test_where_metrics_cannot_be_served_it_does_not_start_and_leaves_nothing(folder: Path, start: Start) -> None:
+    coordinator = start("coordinator", "--listen", "127.0.0.1:0", "--metrics", "0")
+    told = json.loads(ready(coordinator).removeprefix("ready "))
+    taken = told["metrics"]
+    said = refusal(start(*worker(folder, told["address"], "--metrics", taken)))
+    assert f"cannot serve metrics at {taken}" in said and "in use" in said
+    assert "is no [HOST:]PORT" in refusal(start(*worker(folder, told["address"], "--metrics", "here")))
+    said = refusal(start("coordinator", "--listen", f"unix:{folder}/c.sock", "--metrics", taken))
+    assert f"collectived coordinator: cannot serve metrics at {taken}" in said
+
+
 def test_a_folder_that_is_too_deep_for_sockets_is_an_error(folder: Path, start: Start) -> None:
     deep = folder / ("x" * 100)
     said = refusal(start(*worker(deep, "unix:/nowhere")))
