@@ -144,8 +144,15 @@ class Daemons:
         else:
             self._waiting.setdefault(host.name, []).append(daemon)
             if host.gone:
-                host.open(partial(self._host_changed, host))
+                self._open_again(host)
         return daemon
+
+    def _open_again(self, host: Host) -> None:
+        try:
+            host.open(partial(self._host_changed, host))
+        except OSError as error:  # no more processes here, for instance
+            host.trouble = f"cannot be opened again: {error}"
+            self._loop.later(0.0, partial(self._host_changed, host))
 
     def kill(self, name: str) -> None:
         """One that was started again and does not come to serve."""

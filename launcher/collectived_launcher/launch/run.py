@@ -21,7 +21,7 @@ from collectived_launcher.launch.child import Client, Daemon
 from collectived_launcher.launch.daemons import DaemonCommand, Daemons, Page, StartError, await_end
 from collectived_launcher.launch.ground import Ground, Surveyor, Unreachable
 from collectived_launcher.launch.here import Here
-from collectived_launcher.launch.host import NOT_RUN, Host
+from collectived_launcher.launch.host import NOT_RUN, Answer, Host
 from collectived_launcher.launch.job import COORDINATOR, LOCALHOST, Addresses, Job, client_environment
 from collectived_launcher.launch.keeper import PATIENCE, job_file
 from collectived_launcher.launch.loop import Loop
@@ -96,11 +96,11 @@ class Run:
     def run(self) -> int:
         """Runs the job to its end; returns the exit status of the command."""
         with Loop() as self._loop:
-            self._terminal.say(self._job.opening(), stream=1)
             here = Here(self._loop, self._folder, self._here)
             self._hosts: dict[str, Host] = {self._here: here}
             try:
-                here.open(lambda: None)
+                here.open(lambda: None)  # first of all, for from then on somebody cleans up after us
+                self._terminal.say(self._job.opening(), stream=1)
                 if self._others is not None:
                     self._hosts.update(self._others(self._loop, here))
                 self._start()
@@ -124,7 +124,8 @@ class Run:
         ground = Surveyor(self._loop, hosts, self._interface, self._say, spread).survey()
         if ground is None:
             return
-        self._terminal.while_waiting = self._keep_warm
+        if spread:
+            self._terminal.while_waiting = self._keep_warm
         if self._running is not None:
             first = ground.addresses[self._job.hosts[0]]
             self._addresses = replace(self._running, rendezvous=ground.rendezvous, master=first)
@@ -156,12 +157,14 @@ class Run:
         return self._hosts[self._job.hosts[worker]]
 
     def _publish(self, daemons: Daemons, ground: Ground) -> None:
-        """Lets others find the job, and from now on notices when a daemon dies."""
+        """From now on notices when a daemon dies, and lets others find the job."""
         job = self._job
         workers = tuple(worker.address for worker in daemons.workers)
         first = ground.addresses[job.hosts[0]]
         self._addresses = Addresses(daemons.coordinator.address, workers, ground.rendezvous, first)
-        answered: list[object] = []
+        for daemon in daemons.all:
+            self._watch(daemon)
+        answers: list[Answer] = []
         names = dict.fromkeys(job.hosts)
         page = daemons.page
         for name in names:
@@ -172,12 +175,14 @@ class Run:
                 "command": shlex.join(job.program),
                 "page": page.link if page else "",
             }
-            self._hosts[name].ask("publish", about, answered.append)
-        self._loop.until(lambda: len(answered) == len(names), self._policy.ready_within)
+            self._hosts[name].ask("publish", about, answers.append)
+        self._loop.until(lambda: len(answers) == len(names), self._policy.ready_within)
+        for answer in answers:
+            if answer.get("trouble"):
+                self._say(f"`collectived status` will not find this job: {answer['trouble']}")
         if page:
             self._terminal.say(page_line(page, job_file(self._folder), os.isatty(1)), stream=1)
         for daemon in daemons.all:
-            self._watch(daemon)
             self._say_metrics(daemon)
 
     def _watch(self, daemon: Daemon) -> None:
