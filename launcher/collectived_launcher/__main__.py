@@ -16,6 +16,7 @@ from collectived_launcher.cluster.command import down, up
 from collectived_launcher.cluster.run import run as run_clients
 from collectived_launcher.config.command import config
 from collectived_launcher.daemon import coordinator, simulate, worker
+from collectived_launcher.doctor.command import doctor
 from collectived_launcher.drain.command import drain
 from collectived_launcher.launch.command import launch
 from collectived_launcher.status.command import status
@@ -33,7 +34,7 @@ def collectived() -> None:
 
 _COMMANDS = (
     *(launch, run_clients, up, down, drain),
-    *(status, top, trace, bench, simulate, config),
+    *(status, top, trace, bench, doctor, simulate, config),
     *(coordinator, worker),
 )
 for command in _COMMANDS:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from collectived_launcher.doctor.at_start import tell_failures
 from collectived_launcher.launch.account import Account
 from collectived_launcher.launch.child import Client, Daemon
 from collectived_launcher.launch.daemons import DaemonCommand, Daemons, StartError, await_end
@@ -107,6 +108,7 @@ class Run:
                 self._attend()
             except StartError as error:
                 self._terminal.say(f"collectived: {error}")
+                tell_failures(self._terminal.say)
                 return 1
             except Unreachable as error:
                 self._terminal.say(f"collectived: {error}")
