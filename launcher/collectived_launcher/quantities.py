@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 
 import click
 
 from collectived_proto import viewing
+from collectived_proto.configuration.quantities import seconds_of
 
 
 def seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -15,6 +15,14 @@ def seconds(context: click.Context, parameter: click.Parameter, value: float | N
     if value is not None and not 0 <= value < math.inf:
         raise click.BadParameter(f"{value!r} is not a number of seconds: expected 0 or more, such as 2.5")
     return value
+
+
+def time(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Accepts `250ms`, `30s`, `2min` or a bare number of seconds."""
+    try:
+        return None if value is None else seconds_of(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def http_address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -27,15 +35,14 @@ def http_address(context: click.Context, parameter: click.Parameter, value: str 
     return value
 
 
-_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
 def time_span(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
     """Accepts a positive time such as 500ms, 30s, 5m or 1h; without a unit, seconds. Returns seconds."""
     if value is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|)", value.strip())
-    found = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    try:
+        found = seconds_of(value)
+    except ValueError:
+        found = 0.0
     if not found:
         raise click.BadParameter(f"{value!r} is not a time: expected a positive one, such as 500ms, 30s, 5m or 1h")
     return found

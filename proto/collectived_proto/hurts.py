@@ -279,7 +279,7 @@ def _name(who: dict[str, list[str]], tasks: Mapping[str, Sequence[int]], what: s
 
 def _failed(reply: pb.StatusReply) -> Iterator[Finding]:
     """Failures of the last minutes; one whose group runs again is only worth a warning."""
-    runs = {group.name: group.generation for group in reply.groups if group.state == "ready"}
+    runs = {group.name: group.generation for group in reply.groups if group.state in ("ready", "draining")}
     for failure in reply.failures:
         verdict = failure.verdict
         ago = max(0.0, reply.unix_time - failure.unix_time)

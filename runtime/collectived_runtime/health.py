@@ -27,6 +27,7 @@ class Health:
         self._said: set[asyncio.Task[None]] = set()
         self.well = False
         """Whether the service can do its work."""
+        self._draining = False
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def start(self, well: bool = True) -> None:
@@ -40,7 +41,14 @@ class Health:
         self._said.add(task)
         task.add_done_callback(self._said.discard)
 
+    async def drain(self) -> None:
+        """It takes nothing new any more, whatever else changes."""
+        self._draining = True
+        await self._servicer.set("", NOT_SERVING)
+        await self._say(False)
+
     async def _say(self, well: bool) -> None:
+        well = well and not self._draining
         self.well = well
         await self._servicer.set(self._service, SERVING if well else NOT_SERVING)
 

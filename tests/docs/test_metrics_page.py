@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from collectived_runtime.__main__ import COORDINATOR_METRICS, WORKER_METRICS
+from collectived_proto.configuration.daemons import CoordinatorSettings, WorkerSettings
+from collectived_proto.configuration.keys import keys_of
 from collectived_runtime.engine.counters import BOUNDS
 from collectived_runtime.metrics.catalogue import BUILD, COORDINATOR, PROCESS, WORKER, Metric
 from collectived_runtime.metrics.labels import MOST
@@ -21,6 +22,11 @@ TABLES = {
     "Of a worker": {name: metric for name, metric in WORKER.items() if metric != BUILD},
     "Of the coordinator": {name: metric for name, metric in COORDINATOR.items() if metric != BUILD},
 }
+
+COORDINATOR_METRICS, WORKER_METRICS = (
+    next(key.alone for key in keys_of(settings) if key.name == "metrics")
+    for settings in (CoordinatorSettings, WorkerSettings)
+)
 
 
 def unit(metric: Metric) -> str:

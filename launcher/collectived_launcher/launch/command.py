@@ -130,8 +130,8 @@ def launch(
     places = choose(wish, os.environ, program)
     told = forwarded(os.environ, variables) if places.spread else wished_variables(os.environ, variables)
     if places.here in places.hosts:
-        _check_program(program[0])
-    _make_log_dir(log_dir)
+        check_program(program[0])
+    make_log_dir(log_dir)
     name = new_name()
     folder = chdir or (os.getcwd() if places.spread else "")
     job = Job(name, places.clients, program, timeout, places.hosts, told, folder)
@@ -164,7 +164,7 @@ def _options(name: str, value: str | None) -> tuple[str, ...]:
     return (name, value) if value else ()
 
 
-def _check_program(program: str) -> None:
+def check_program(program: str) -> None:
     """Before anything is started."""
     if shutil.which(program):
         return
@@ -176,7 +176,7 @@ def _check_program(program: str) -> None:
     )
 
 
-def _make_log_dir(log_dir: Path | None) -> None:
+def make_log_dir(log_dir: Path | None) -> None:
     if log_dir is None:
         return
     try:

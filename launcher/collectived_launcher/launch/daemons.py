@@ -187,7 +187,9 @@ class Daemons:
         python, *line = command.line
         if python == sys.executable:  # over there it is another
             python = host.facts.python
-        words = (python, *line, kind, "--job", self._job.name, *place, "--attached", *command.options)
+        # What a file says about addresses is meant for daemons that stay, of which a host has one.
+        start = ("--config", "none", "--job", self._job.name)
+        words = (python, *line, kind, *start, *place, "--attached", *command.options)
         daemon.start(host, words, self._secret, command.variables)
 
     def _arguments(self, name: str, host: Host) -> tuple[str, ...]:

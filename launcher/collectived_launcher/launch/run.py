@@ -13,6 +13,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from collectived_launcher.doctor.at_start import tell_failures
@@ -61,6 +62,7 @@ class Run:
         coordinator: name of the host where the coordinator runs.
         interface: by which hosts reach each other, as `errands.address` takes it.
         log_dir: gets one file per process; what they print is shown on `terminal`.
+        running: the daemons, where they run already and stay.
     """
 
     def __init__(
@@ -76,10 +78,12 @@ class Run:
         log_dir: Path | None = None,
         command: DaemonCommand | None = None,
         terminal: Terminal | None = None,
+        running: Addresses | None = None,
     ) -> None:
         self._job, self._policy, self._folder, self._log_dir = job, policy, folder, log_dir
         self._here, self._others, self._coordinator, self._interface = here, others, coordinator, interface
         self._command = command or DaemonCommand()
+        self._running = running
         self._terminal = terminal or Terminal()
         self._account = Account(policy, self._terminal)
         self._state = begin(policy, {})
@@ -125,6 +129,11 @@ class Run:
             return
         if spread:
             self._terminal.while_waiting = self._keep_warm
+        if self._running is not None:
+            first = ground.addresses[self._job.hosts[0]]
+            self._addresses = replace(self._running, rendezvous=ground.rendezvous, master=first)
+            self._start_clients()
+            return
         where = {name: self._host_of(worker) for worker, name in enumerate(self._job.worker_names)}
         self._daemons = Daemons(
             self._job,

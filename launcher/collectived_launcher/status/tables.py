@@ -214,6 +214,8 @@ def _connected(worker: pb.WorkerStatus) -> str | Text:
     if not worker.connected:  # a worker that speaks for itself gives no age
         age = worker.last_heartbeat_seconds
         return Text(f"lost {span(age)} ago" if age else "not connected", style="red")
+    if worker.draining:
+        return Text("draining", style="yellow")
     return Text("silent", style="red") if worker.silent else "connected"
 
 

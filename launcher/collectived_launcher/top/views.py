@@ -239,6 +239,8 @@ def _workers(reply: pb.StatusReply, found: Sequence[Finding]) -> Listing:
 
 def _worker(worker: pb.WorkerStatus) -> Row:
     state, colour = ("silent", WARN) if worker.silent else ("connected", PLAIN)
+    if worker.draining:
+        state, colour = "draining", WARN
     if not worker.connected:
         state, colour = "lost", BAD
     cells = (

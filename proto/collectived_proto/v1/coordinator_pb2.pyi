@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "join", "join_cancel", "report", "position", "inspection", "goodbye", "measured", "promised", "trace_part")
+    __slots__ = ("hello", "heartbeat", "join", "join_cancel", "report", "position", "inspection", "goodbye", "measured", "promised", "drained", "trace_part")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class WorkerMessage(_message.Message):
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
     PROMISED_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     TRACE_PART_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
@@ -33,11 +34,12 @@ class WorkerMessage(_message.Message):
     goodbye: Goodbye
     measured: Measured
     promised: Promised
+    drained: Drained
     trace_part: TracePart
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[JoinAsk, _Mapping]] = ..., join_cancel: _Optional[_Union[JoinCancel, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., inspection: _Optional[_Union[Inspection, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., promised: _Optional[_Union[Promised, _Mapping]] = ..., trace_part: _Optional[_Union[TracePart, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[JoinAsk, _Mapping]] = ..., join_cancel: _Optional[_Union[JoinCancel, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., inspection: _Optional[_Union[Inspection, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., promised: _Optional[_Union[Promised, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., trace_part: _Optional[_Union[TracePart, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "join_update", "join_done", "join_refused", "verdict", "query", "inspect", "measure", "propose", "newcomers", "ask_trace", "echo")
+    __slots__ = ("welcome", "join_update", "join_done", "join_refused", "verdict", "query", "inspect", "measure", "propose", "newcomers", "drain", "ask_trace", "echo")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     JOIN_UPDATE_FIELD_NUMBER: _ClassVar[int]
     JOIN_DONE_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +50,7 @@ class CoordinatorMessage(_message.Message):
     MEASURE_FIELD_NUMBER: _ClassVar[int]
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
     NEWCOMERS_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     ASK_TRACE_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
@@ -60,12 +63,13 @@ class CoordinatorMessage(_message.Message):
     measure: Measure
     propose: Propose
     newcomers: Newcomers
+    drain: DrainOrder
     ask_trace: AskTrace
     echo: Echo
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., join_update: _Optional[_Union[JoinUpdate, _Mapping]] = ..., join_done: _Optional[_Union[JoinDone, _Mapping]] = ..., join_refused: _Optional[_Union[JoinRefused, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., inspect: _Optional[_Union[Inspect, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., newcomers: _Optional[_Union[Newcomers, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., join_update: _Optional[_Union[JoinUpdate, _Mapping]] = ..., join_done: _Optional[_Union[JoinDone, _Mapping]] = ..., join_refused: _Optional[_Union[JoinRefused, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., inspect: _Optional[_Union[Inspect, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., newcomers: _Optional[_Union[Newcomers, _Mapping]] = ..., drain: _Optional[_Union[DrainOrder, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "task", "incarnation", "host", "pid", "devices", "address", "link_address", "highest_epoch", "groups", "clock")
+    __slots__ = ("protocol", "task", "incarnation", "host", "pid", "devices", "address", "link_address", "highest_epoch", "groups", "draining", "clock")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +80,7 @@ class Hello(_message.Message):
     LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     protocol: _common_pb2.Protocol
     task: int
@@ -87,8 +92,9 @@ class Hello(_message.Message):
     link_address: str
     highest_epoch: int
     groups: _containers.RepeatedCompositeFieldContainer[Attached]
+    draining: bool
     clock: str
-    def __init__(self, protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., task: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Attached, _Mapping]]] = ..., clock: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., task: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Attached, _Mapping]]] = ..., draining: bool = ..., clock: _Optional[str] = ...) -> None: ...
 
 class Attached(_message.Message):
     __slots__ = ("group", "ranks", "verdicts", "idle")
@@ -435,12 +441,14 @@ class Propose(_message.Message):
     def __init__(self, key: _Optional[int] = ..., generation: _Optional[int] = ..., proposal: _Optional[int] = ...) -> None: ...
 
 class Promised(_message.Message):
-    __slots__ = ("proposal", "from_instance")
+    __slots__ = ("proposal", "from_instance", "next_instance")
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     FROM_INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_INSTANCE_FIELD_NUMBER: _ClassVar[int]
     proposal: int
     from_instance: int
-    def __init__(self, proposal: _Optional[int] = ..., from_instance: _Optional[int] = ...) -> None: ...
+    next_instance: int
+    def __init__(self, proposal: _Optional[int] = ..., from_instance: _Optional[int] = ..., next_instance: _Optional[int] = ...) -> None: ...
 
 class Newcomers(_message.Message):
     __slots__ = ("key", "generation", "proposal", "from_instance", "waiting")
@@ -455,3 +463,25 @@ class Newcomers(_message.Message):
     from_instance: int
     waiting: int
     def __init__(self, key: _Optional[int] = ..., generation: _Optional[int] = ..., proposal: _Optional[int] = ..., from_instance: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+
+class DrainOrder(_message.Message):
+    __slots__ = ("drain", "timeout_seconds", "generations", "leave", "stay")
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    STAY_FIELD_NUMBER: _ClassVar[int]
+    drain: int
+    timeout_seconds: float
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    leave: bool
+    stay: bool
+    def __init__(self, drain: _Optional[int] = ..., timeout_seconds: _Optional[float] = ..., generations: _Optional[_Iterable[int]] = ..., leave: bool = ..., stay: bool = ...) -> None: ...
+
+class Drained(_message.Message):
+    __slots__ = ("drain", "cut")
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    drain: int
+    cut: _containers.RepeatedCompositeFieldContainer[_status_pb2.Cut]
+    def __init__(self, drain: _Optional[int] = ..., cut: _Optional[_Iterable[_Union[_status_pb2.Cut, _Mapping]]] = ...) -> None: ...

@@ -71,6 +71,11 @@ class WorkerStub(object):
                 request_serializer=collectived__proto_dot_v1_dot_status__pb2.StatusRequest.SerializeToString,
                 response_deserializer=collectived__proto_dot_v1_dot_status__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/collectived.v1.Worker/Drain',
+                request_serializer=collectived__proto_dot_v1_dot_status__pb2.DrainRequest.SerializeToString,
+                response_deserializer=collectived__proto_dot_v1_dot_status__pb2.DrainReply.FromString,
+                _registered_method=True)
         self.Trace = channel.unary_stream(
                 '/collectived.v1.Worker/Trace',
                 request_serializer=collectived__proto_dot_v1_dot_trace__pb2.TraceRequest.SerializeToString,
@@ -131,6 +136,13 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """"Let what runs finish, begin nothing new." Answered when that is done; the coordinator sees to it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Trace(self, request, context):
         """"What has happened?" What the flight recorders have kept; relayed like Status.
         """
@@ -175,6 +187,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=collectived__proto_dot_v1_dot_status__pb2.StatusRequest.FromString,
                     response_serializer=collectived__proto_dot_v1_dot_status__pb2.StatusReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=collectived__proto_dot_v1_dot_status__pb2.DrainRequest.FromString,
+                    response_serializer=collectived__proto_dot_v1_dot_status__pb2.DrainReply.SerializeToString,
             ),
             'Trace': grpc.unary_stream_rpc_method_handler(
                     servicer.Trace,
@@ -371,6 +388,33 @@ class Worker(object):
             '/collectived.v1.Worker/Status',
             collectived__proto_dot_v1_dot_status__pb2.StatusRequest.SerializeToString,
             collectived__proto_dot_v1_dot_status__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/collectived.v1.Worker/Drain',
+            collectived__proto_dot_v1_dot_status__pb2.DrainRequest.SerializeToString,
+            collectived__proto_dot_v1_dot_status__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -121,6 +121,11 @@ class Membership:
         call: Awaitable[status_pb2.StatusReply] = self._stub.Status(request, timeout=timeout, metadata=self._metadata)
         return await call
 
+    async def drain(self, request: status_pb2.DrainRequest, timeout: float) -> status_pb2.DrainReply:
+        """Asks the coordinator to see to a drain; raises grpc.aio.AioRpcError where it does not."""
+        call: Awaitable[status_pb2.DrainReply] = self._stub.Drain(request, timeout=timeout, metadata=self._metadata)
+        return await call
+
     async def trace(self, request: trace_pb2.TraceRequest, patience: float) -> AsyncIterator[trace_pb2.TraceReply]:
         """Asks the coordinator; raises grpc.aio.AioRpcError where it does not begin to answer within `patience`
         seconds, or ends amid its answer."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import grpc.aio
 
+from collectived_proto.configuration.daemons import WorkerSettings
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import CollectiveError
 from collectived_proto.local.jobs import check_socket_path
@@ -31,6 +33,7 @@ from collectived_runtime.metrics.server import MetricsServer
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
 from collectived_runtime.worker import probe, telemetry
+from collectived_runtime.worker.draining import Drainage
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.metrics import WorkerMetrics
@@ -38,6 +41,8 @@ from collectived_runtime.worker.service import PROTOCOL, WorkerService
 from collectived_runtime.worker.sessions import Sessions
 from collectived_runtime.worker.status import Identity, Standing, group_seen_from, worker_status
 from collectived_runtime.worker.trace import worker_trace
+
+log = logging.getLogger("collectived.worker")
 
 SERVICE = "collectived.v1.Worker"
 STATUS_SECONDS = 0.6  # for the coordinator's answer, which itself waits 0.35 s for workers
@@ -52,35 +57,6 @@ KEEPALIVE = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),  # clients may ask as often whether we live
 )
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    """What a worker is told at its start.
-
-    job: the job's name. task: this worker's number. coordinator: its address. folder: for sockets, 0700.
-    listen: `unix:/path` instead of the socket in the folder, or `host:port` beside it, for clients of other hosts;
-    without a host, the loopback. link_listen: `host:port` for other workers; port 0 is chosen.
-    host: this host's name for people. secret: the job's. memory_limit: bytes of shared memory in all; 0: half of what
-    this machine (or its cgroup) has. patience_seconds: how long a new worker looks for its coordinator.
-    otel: send OpenTelemetry spans; without it only where the environment says whereto.
-    metrics: `[HOST:]PORT` where metrics are served; "": nowhere. reflection: tell tools what is served.
-    """
-
-    job: str
-    task: int
-    coordinator: str
-    folder: Path
-    listen: str
-    link_listen: str
-    host: str
-    secret: str
-    memory_limit: int = 0
-    insecure: bool = False
-    patience_seconds: float = 10.0
-    otel: bool = False
-    metrics: str = ""
-    reflection: bool = False
 
 
 async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = None) -> None:
@@ -102,7 +78,12 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
             print(f"collectived worker {settings.task}: {why}", file=sys.stderr, flush=True)
             raise SystemExit(1) from None
         ready(worker.announcement())
-        await until_stopped(signalled, lifeline)
+        ends = [worker.drainage.over, *([asyncio.ensure_future(lifeline)] if lifeline is not None else [])]
+        await until_stopped(signalled, None, *ends)
+        if signalled.number == signal.SIGTERM and settings.drain_seconds and worker.groups.lanes:
+            signalled.clear()
+            # A second signal ends it at once, and so does a drain that nobody sees to.
+            await until_stopped(signalled, None, *ends, worker.drain(settings.drain_seconds))
         await worker.close()
 
 
@@ -112,6 +93,7 @@ class _Worker:
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
         task = settings.task
+        host = settings.host or socket.gethostname()
         folder = settings.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
@@ -124,7 +106,7 @@ class _Worker:
         self.reception.on_probe(probe.answer)
         self.identity = Identity(
             task,
-            settings.host,
+            host,
             f"{int(time.time() * 1000):x}-{secrets.token_hex(4)}",
             tuple(str(device) for device in devices),
             self.listen[0],
@@ -133,9 +115,7 @@ class _Worker:
         self.telemetry: telemetry.Telemetry | None = None
         self.telling: set[asyncio.Future[None]] = set()
         self.sessions = Sessions(self.budget)
-        self.groups = Groups(
-            task, settings.host, devices, self.reception, self.door, self.budget, self._say, self._connected
-        )
+        self.groups = Groups(task, host, devices, self.reception, self.door, self.budget, self._say, self._connected)
         self.membership = Membership(
             settings.coordinator,
             settings.secret,
@@ -144,6 +124,14 @@ class _Worker:
             self._welcomed,
             lambda: [lane.ledger for lane in self.groups.lanes],
             self._away,
+        )
+        self.drainage = Drainage(
+            task,
+            f"worker {task} (host {host})",
+            lambda: self.groups.lanes,
+            self._say,
+            self.membership.drain,
+            lambda: self.health.drain(),
         )
         self.server = grpc.aio.server(
             interceptors=[Admission(settings.secret, settings.insecure), WellFormed()], options=(*OPTIONS, *KEEPALIVE)
@@ -159,6 +147,7 @@ class _Worker:
             self.reception,
             self._status,
             self._trace,
+            self.drainage,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)
         self.health = Health(SERVICE, self.server)
@@ -196,12 +185,27 @@ class _Worker:
             "pid": os.getpid(),
         }
 
+    def drain(self, seconds: float) -> asyncio.Future[None]:
+        """Drains this worker until `drainage.over`; what it returns is done where that cannot be."""
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def answered(draining: asyncio.Future[status_pb2.DrainReply]) -> None:
+            if not draining.cancelled() and (error := draining.exception()) is not None and not failed.done():
+                log.warning("this worker ends without having been drained: %s", error)
+                failed.set_result(None)
+
+        request = status_pb2.DrainRequest(timeout_seconds=seconds)
+        self._draining = asyncio.ensure_future(self.drainage.asked(request))
+        self._draining.add_done_callback(answered)
+        return failed
+
     async def give_up(self) -> None:
         """It cannot start."""
         self.reception.close()
         await self.metrics.close()
 
     async def close(self) -> None:
+        await self.drainage.close()
         await self.health.stop()
         await self.metrics.close()
         self.sessions.close_all("its worker is ending")
@@ -226,6 +230,7 @@ class _Worker:
             link_address=identity.link_address,
             highest_epoch=epoch,
             groups=self.groups.attached(),
+            draining=bool(self.drainage.refusal),
             clock=clocks.name(),
         )
 
@@ -238,6 +243,8 @@ class _Worker:
             telling = asyncio.ensure_future(self._tell_trace(message.ask_trace, time.monotonic()))
             self.telling.add(telling)
             telling.add_done_callback(self.telling.discard)
+        elif message.HasField("drain"):
+            self.drainage.ordered(message.drain)
         else:
             self.groups.heard(message)
 
@@ -260,6 +267,7 @@ class _Worker:
             self.sessions.releases,
             self.budget.used,
             self.budget.limit,
+            bool(self.drainage.refusal),
         )
         return await worker_status(self.identity, self.groups.lanes, standing)
 
@@ -330,7 +338,3 @@ def default_memory_limit() -> int:
         except (OSError, ValueError):  # no such controller here, or no limit ("max")
             continue
     return min(limits) // 2
-
-
-def default_host() -> str:
-    return socket.gethostname()

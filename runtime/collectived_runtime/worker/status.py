@@ -46,6 +46,7 @@ class Standing:
     releases: Sequence[str]
     arena_bytes: int
     arena_limit: int
+    draining: bool = False
 
 
 async def worker_status(identity: Identity, lanes: Iterable[Lane], standing: Standing) -> pb.WorkerStatus:
@@ -65,6 +66,7 @@ async def worker_status(identity: Identity, lanes: Iterable[Lane], standing: Sta
         arena_bytes=standing.arena_bytes,
         arena_limit_bytes=standing.arena_limit,
         client_releases=standing.releases,
+        draining=standing.draining,
         resident_bytes=resident_bytes(),
         threads=threading.active_count(),
         descriptors=len(os.listdir("/proc/self/fd")),
