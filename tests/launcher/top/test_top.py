@@ -28,6 +28,11 @@ from collectived_proto.v1 import worker_pb2_grpc
 
 PATIENCE = 30.0
 COMMAND = (sys.executable, "-m", "collectived_launcher", "top")
+# A program of its own, for a `preexec_fn` would make of this process a fork that other libraries' threads do not bear.
+TAKES_TERMINAL = (
+    *(sys.executable, "-c"),
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])",
+)
 ALTERNATE, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
 HIDDEN, SHOWN = b"\x1b[?25l", b"\x1b[?25h"
 
@@ -40,18 +45,13 @@ class Terminal:
         self.resize(100, 30)
         self.before = termios.tcgetattr(self._theirs)
         self.output = b""
-
-        def take_terminal() -> None:
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
         self.process = subprocess.Popen(
-            command,
+            [*TAKES_TERMINAL, *command],
             env={**environment, "TERM": "xterm-256color"},
             stdin=self._theirs,
             stdout=self._theirs,
             stderr=self._theirs,
             start_new_session=True,
-            preexec_fn=take_terminal,
         )
 
     def resize(self, columns: int, lines: int) -> None:
