@@ -53,7 +53,7 @@ async def _run(options: argparse.Namespace, secret: str) -> None:
                 task=options.task,
                 coordinator=options.coordinator,
                 folder=options.folder,
-                listen=options.listen,
+                listen=tuple(options.listen),
                 link_listen=options.link_listen,
                 host=options.host_name or worker.default_host(),
                 secret=secret,
@@ -113,8 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument("--folder", type=Path, required=True, help="folder for sockets")
     worker.add_argument(
         "--listen",
-        default="",
-        help="unix:/path instead of FOLDER/worker-TASK.sock, or host:port beside it (no host: the loopback)",
+        action="append",
+        default=[],
+        help="unix:/path instead of FOLDER/worker-TASK.sock, host:port beside it (no host: the loopback); repeatable",
     )
     worker.add_argument("--link-listen", default="127.0.0.1:0", help="host:port for links of other workers")
     worker.add_argument("--patience", type=float, default=10.0, help="seconds to look for the coordinator")

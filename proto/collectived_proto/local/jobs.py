@@ -2,6 +2,8 @@
 
 The folder is `$XDG_RUNTIME_DIR/collectived`, else `/tmp/collectived-<uid>`; it belongs to the user and is 0700. A job's
 file `<job>.json` is 0600 and is removed when the job ends; its sockets lie in the folder `<job>/` beside it.
+
+The *system worker*, which systemd or Kubernetes keeps running for everybody on the host, is found by its socket.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 MAX_SOCKET_PATH = 107  # bytes that fit in sockaddr_un
+SYSTEM_FOLDER = Path("/run/collectived")  # the same inside of containers, for workers tell their clients paths in it
+SYSTEM_SOCKET = "worker.sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,21 @@ def runtime_folder() -> Path:
             f"mode {stat.S_IMODE(seen.st_mode):04o}; remove it or set XDG_RUNTIME_DIR"
         )
     return folder
+
+
+def system_worker() -> str | None:
+    """Address of the worker that serves this host, `unix:/path`; None where there is none.
+
+    Whether anybody listens there, and whether this user may call, shows when it is called.
+    """
+    path = SYSTEM_FOLDER / SYSTEM_SOCKET
+    try:
+        found = stat.S_ISSOCK(path.stat().st_mode)
+    except PermissionError:  # its folder is there, and is not open to this user: better said than passed over
+        found = True
+    except OSError:
+        found = False
+    return f"unix:{path}" if found else None
 
 
 def check_socket_path(path: str | os.PathLike[str]) -> str:

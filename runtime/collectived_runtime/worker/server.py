@@ -8,7 +8,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,17 @@ from collectived_proto.local.jobs import check_socket_path
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 from collectived_runtime.admission import Admission
-from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove_sockets, signals, until_stopped
+from collectived_runtime.daemon import (
+    OPTIONS,
+    CannotStart,
+    bind,
+    follow_folder,
+    ready,
+    remove_sockets,
+    shared_with_group,
+    signals,
+    until_stopped,
+)
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.transport.reception import Reception
@@ -54,8 +64,8 @@ class WorkerSettings:
     """What a worker is told at its start.
 
     job: the job's name. task: this worker's number. coordinator: its address. folder: for sockets, 0700.
-    listen: `unix:/path` instead of the socket in the folder, or `host:port` beside it, for clients of other hosts;
-    without a host, the loopback. link_listen: `host:port` for other workers; port 0 is chosen.
+    listen: `unix:/path` instead of the socket in the folder, `host:port` beside it, for clients of other hosts; without
+    a host, the loopback. link_listen: `host:port` for other workers; port 0 is chosen.
     host: this host's name for people. secret: the job's. memory_limit: bytes of shared memory in all; 0: half of what
     this machine (or its cgroup) has. patience_seconds: how long a new worker looks for its coordinator.
     """
@@ -64,7 +74,7 @@ class WorkerSettings:
     task: int
     coordinator: str
     folder: Path
-    listen: str
+    listen: tuple[str, ...]
     link_listen: str
     host: str
     secret: str
@@ -110,6 +120,7 @@ class _Worker:
         self.budget = Budget(settings.memory_limit or default_memory_limit())
         link_host, link_port = address_of(settings.link_listen)
         self.reception = Reception(task, settings.secret, self.door, (link_host, link_port))
+        follow_folder(self.door)
         self.reception.on_probe(probe.answer)
         self.identity = Identity(
             task,
@@ -119,7 +130,7 @@ class _Worker:
             self.listen[0],
             f"{link_host}:{self.reception.link_port}",
         )
-        self.sessions = Sessions(self.budget)
+        self.sessions = Sessions(self.budget, shared_with_group(folder))
         self.groups = Groups(
             task, settings.host, devices, self.reception, self.door, self.budget, self._say, self._connected
         )
@@ -228,23 +239,50 @@ class _Worker:
         )
 
 
-def listening(wanted: str, default: str) -> list[str]:
-    """The addresses to serve at: always a Unix socket first, and a TCP address where one is wanted."""
-    if not wanted or wanted.startswith("unix:"):
-        return [wanted or default]
-    host, colon, port = wanted.rpartition(":")
-    return [default, wanted if host or not colon else f"127.0.0.1:{port}"]
+def listening(wanted: Sequence[str], default: str) -> list[str]:
+    """The addresses to serve at: always one Unix socket, first, and TCP addresses where some are wanted.
+
+    Raises:
+        ValueError: two Unix sockets are wanted.
+    """
+    local = [address for address in wanted if address.startswith("unix:")]
+    if len(local) > 1:
+        raise ValueError(
+            f"a worker serves at one Unix socket, got {' and '.join(local)}: the others can be symbolic links"
+        )
+    return [*(local or [default]), *(_with_host(address) for address in wanted if address not in local)]
 
 
-def default_memory_limit() -> int:
-    """Half of the memory that this process may use."""
+def _with_host(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    return address if host or not colon else f"127.0.0.1:{port}"
+
+
+def default_memory_limit(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Half of the memory that this process may use: of the machine's, or of the least that a cgroup above it has."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    for path in (*_limits_above(cgroups, own), cgroups / "memory" / "memory.limit_in_bytes"):
         try:
-            limits.append(int(Path(path).read_text()))
+            limits.append(int(path.read_text()))
         except (OSError, ValueError):  # no such controller here, or no limit ("max")
             continue
     return min(limits) // 2
+
+
+def _limits_above(cgroups: Path, own: Path) -> Iterator[Path]:
+    """Where version 2 keeps the limits: of the process's own cgroup, as `MemoryMax=` sets it, and of those above it.
+
+    In a container its own is the root, as far as it can see.
+    """
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = []
+    for name in [line.removeprefix("0::/") for line in lines if line.startswith("0::/")] or [""]:
+        folder = cgroups / name
+        for above in (folder, *folder.parents):
+            if above == cgroups or cgroups in above.parents:
+                yield above / "memory.max"
 
 
 def default_host() -> str:
