@@ -8,7 +8,7 @@
 run by `collectived launch --clients 2 -- python prog.py`.
 """
 
-from collectived import contrib, distribute, errors, integrations
+from collectived import contrib, distribute, errors, integrations, testing
 from collectived.contrib.distribute import MultiWorkerAllReduce
 from collectived.cross_device.values import Mirrored, PerReplica
 from collectived.distribute import (
@@ -58,5 +58,6 @@ __all__ = [
     "errors",
     "get_replica_context",
     "integrations",
+    "testing",
     "wait",
 ]

@@ -18,8 +18,9 @@ from collectived.arguments import whole
 from collectived.calls.call import Call
 from collectived.calls.limit import GRACE
 from collectived.calls.outlined import OutlinedCall
+from collectived.calls.places import Address
 from collectived.calls.prepare import OPEN, Signatures, Special, Value, cut, locate, take_apart
-from collectived.calls.route import Address, Route
+from collectived.calls.route import Route
 from collectived.calls.uncollected import Uncollected
 from collectived.collectives import Collectives
 from collectived.connection.wish import Wish, again

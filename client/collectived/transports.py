@@ -9,7 +9,8 @@ import socket
 from typing import TYPE_CHECKING, Protocol
 
 from collectived.calls.limit import Limit
-from collectived.calls.route import Describe, Route
+from collectived.calls.places import Describe
+from collectived.calls.route import Route
 from collectived.errors import UnavailableError
 from collectived.grpc_alone.heap import Heap
 from collectived.shared import door

@@ -36,7 +36,15 @@ CONTENTS = {
         *("get_replica_context", "MirroredStrategy", "CrossDeviceOps", "AllReduceCrossDeviceOps", "NcclAllReduce"),
         *("HierarchicalCopyAllReduce", "ReductionToOneDevice", "MultiWorkerAllReduce", "distribute", "contrib"),
     ],
-    "Errors, environment, other libraries": ["errors", "environment", "integrations", HOOK],
+    "Errors, environment, other libraries, tests of yours": [
+        "errors",
+        "environment",
+        "integrations",
+        HOOK,
+        "testing",
+        "testing.local",
+        "testing.LocalJob",
+    ],
 }
 COMMON = {  # what docstrings of collectives leave to habit
     "value": "an array or number, or a nest of such; see [all collectives](Group.md#all-collectives).",
@@ -101,7 +109,8 @@ def public() -> set[str]:
         for name, _ in inspect.getmembers(owner, inspect.isfunction)
         if not name.startswith("_")
     }
-    return {*cd.__all__, *methods, HOOK, *WRITTEN_BY_HAND}
+    of_testing = {f"testing.{name}" for name in cd.testing.__all__}
+    return {*cd.__all__, *methods, *of_testing, HOOK, *WRITTEN_BY_HAND}
 
 
 def resolved(name: str) -> Any:

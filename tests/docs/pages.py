@@ -46,6 +46,7 @@ CALLED = {  # how instances are named in signatures
     "StrategyExtended": "strategy.extended",
     "ReplicaContext": "context",
     "ReduceOp": "ReduceOp",
+    "LocalJob": "job",
 }
 ON_ROOT = "On `root` what `{}` gives; None on other ranks. With `async_op`, a `Work`."
 
@@ -219,10 +220,12 @@ def module_page(module: ModuleType) -> list[str]:
     if module is cd.integrations:  # its modules are not imported, for their libraries need not be here
         return [*parts, f"| name | |\n|---|---|\n| `{HOOK}` | {summary(HOOK)} |"]
     for inner in [module, *(vars(module)[one] for one in module.__all__ if isinstance(vars(module)[one], ModuleType))]:
+        where = inner.__name__.partition(".")[2]
         own = [one for one in inner.__all__ if not isinstance(vars(inner)[one], ModuleType)]
+        own = [one if hasattr(cd, one) else f"{where}.{one}" for one in own]
         if own:
             rows = "".join(f"\n| `{one}` | {summary(one)} |" for one in own)
-            parts += [f"`cd.{inner.__name__.partition('.')[2]}`:", "| name | |\n|---|---|" + rows]
+            parts += [f"`cd.{where}`:", "| name | |\n|---|---|" + rows]
     return parts
 
 

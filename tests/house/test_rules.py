@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = [
     ROOT / "proto/collectived_proto",
     ROOT / "client/collectived",
+    ROOT / "client/collectived_pytest",
     ROOT / "runtime/collectived_runtime",
     ROOT / "launcher/collectived_launcher",
 ]

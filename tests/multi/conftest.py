@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +16,7 @@ import grpc
 import pytest
 
 import collectived as cd
+from collectived import testing
 from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 
 _names = itertools.count()
@@ -51,49 +49,14 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return name
 
 
-class Daemon:
-    """A coordinator or a worker, ended by the end of its standard input."""
+class Daemon(testing.daemon.Daemon):
+    """A coordinator or a worker of these tests, ended by the end of its standard input."""
 
     def __init__(self, *arguments: str, within: tuple[str, ...] = ()) -> None:
-        self.process = subprocess.Popen(
-            [*within, sys.executable, "-m", "collectived_runtime", *arguments, "--attached", "--job", "test"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdin and self.process.stdout and self.process.stderr
-        self.log: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self.process.stdin.write(f"{SECRET}\n")
-        self.process.stdin.flush()
+        super().__init__([*arguments, "--job", "test"], SECRET, within)
 
-    def ready(self) -> dict[str, Any]:
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        assert line.startswith("ready "), (line, "".join(self.log))
-        found: dict[str, Any] = json.loads(line.removeprefix("ready "))
-        return found
-
-    def _read(self) -> None:
-        assert self.process.stderr
-        self.log.extend(self.process.stderr)
-
-    def close(self) -> None:
-        assert self.process.stdin and self.process.stdout and self.process.stderr
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise
-        finally:
-            self._reader.join()
-            self.process.stdout.close()
-            self.process.stderr.close()
+    def ready(self, timeout: float = 30.0) -> dict[str, Any]:
+        return super().ready(timeout)
 
 
 class Cluster:
@@ -133,7 +96,7 @@ class Cluster:
 
     @property
     def log(self) -> str:
-        return "".join(line for daemon in (self.coordinator, *self.workers) for line in daemon.log)
+        return "".join(daemon.log for daemon in (self.coordinator, *self.workers))
 
     def address_of(self, rank: int, size: int) -> str:
         """Ranks are spread over the workers in blocks."""

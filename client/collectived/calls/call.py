@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from collectived.arguments import sendable
-from collectived.calls.places import Backing
+from collectived.calls.places import Address, Backing, Slot
 from collectived.calls.prepare import Prepared
-from collectived.calls.route import ALL, Address, Slot
 from collectived.errors import InternalError
 from collectived.values import nest
 from collectived.values.leaves import Array
@@ -19,8 +18,16 @@ from collectived.values.targets import Targets, check_fits, take_targets
 from collectived_proto.local import wire
 from collectived_proto.types import Verdict
 
-if TYPE_CHECKING:
-    from collectived.calls.uncollected import Uncollected
+ALL = 1 << 30  # "wait for all packs"
+
+
+class Dropped(Protocol):
+    """Who is told of the error of a call whose `Work` was dropped: the group's `Uncollected`."""
+
+    def note(self, verdict: Verdict) -> bool:
+        """Whether `log` is to be called with it."""
+
+    def log(self, verdict: Verdict, site: str) -> None: ...
 
 
 class Call:
@@ -48,7 +55,7 @@ class Call:
         self.prepared = prepared
         self.spec = spec
         self.arrays = arrays  # keeps worker memory from being reused while the worker reads it
-        self.staging: Any = None  # a `route.Staged`
+        self.staging: Any = None  # a `places.Staged`
         self.out: Targets | None = None
         self.timeout = self.copied = 0.0
         self.cut = math.inf
@@ -61,7 +68,7 @@ class Call:
         self.slot: Slot | None = None
         self.callbacks: list[Callable[[], object]] | None = None
         self.awaited = False
-        self.uncollected: Uncollected | None = None
+        self.uncollected: Dropped | None = None
         self._shared = located  # which leaves lay in worker memory, so that their results may too
         self._leaves: dict[int, Any] = {}
         self._backing: Backing | None = None

@@ -7,8 +7,8 @@ from typing import Any
 
 from collectived.calls.call import Call
 from collectived.calls.parcel import Parcel
+from collectived.calls.places import Address, Slot
 from collectived.calls.prepare import Prepared
-from collectived.calls.route import Address, Slot
 from collectived.errors import InternalError
 from collectived.values import nest, structure
 from collectived.values.leaves import Array, Kind

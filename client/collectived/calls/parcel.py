@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectived.calls.places import Backing
-from collectived.calls.route import Slot
+from collectived.calls.places import Backing, Slot
 from collectived.values import axes
 from collectived.values.leaves import Array
 from collectived_proto.local.outline import Pieces, parse

@@ -1,15 +1,21 @@
-"""What `memory`, `prepare` and `results` share: the base of arrays in worker memory, and where leaves lie in a slot."""
+"""Where inputs and results of calls lie: what a way to a worker brings besides its `Route`, and what is asked of it."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from collectived_proto.types import Layout
+from collectived.values.leaves import Array
+from collectived_proto.deadline import Deadline
+from collectived_proto.types import Collective, Layout
 
 Place = tuple[int, np.dtype[Any], tuple[int, ...]]  # byte offset in a slot, dtype, shape
+Address = tuple[int, int]  # of bytes in worker memory: (arena, byte offset)
+
+# Describes a collective to the worker, which answers with its number and layout.
+Describe = Callable[[Collective, Deadline | None], tuple[int, Layout]]
 
 
 class Backing(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -31,3 +37,54 @@ class Stageable(Hashable, Protocol):
     current: bool
     layout: Layout
     staging_places: list[Place]
+
+
+class Staged(Protocol):
+    """Room for the leaves of one call.
+
+    Attributes:
+        views: arrays to copy the leaves into.
+        address: as `Route.ring` takes it.
+    """
+
+    views: list[Array]
+    address: tuple[Address, ...]
+
+
+class Room(Protocol):
+    """Where inputs wait for the worker. Thread-safe."""
+
+    def locate(self, array: Array) -> Address | None:
+        """Where an array lies that the worker can read as it is; None for all others, which are staged."""
+
+    def stage(self, prepared: Stageable, patience: float = ...) -> Any:
+        """A `Staged` for a call of this collective, had within so many seconds."""
+
+    def keep(self, prepared: Stageable, staging: Any) -> None:
+        """The worker has read it; it may serve again."""
+
+    def retire(self, staging: Any, arrays: Sequence[Array]) -> None:
+        """The worker may still be reading these: they never serve again."""
+
+    def outdated(self, prepared: Stageable) -> None:
+        """No more calls of it will come."""
+
+
+class Slot(Protocol):
+    """A result.
+
+    Attributes:
+        memory, offset: where it lies; it may be read-only.
+        views: of what lies in that memory, by prepared collective and offset; they end with it.
+    """
+
+    offset: int
+
+    @property
+    def memory(self) -> Any: ...
+
+    @property
+    def views(self) -> dict[tuple[int, int], list[Array]]: ...
+
+    def share(self, nbytes: int) -> Backing | None:
+        """The slot as a base of read-only views that hold it, asked for once; None where results are to be copied."""

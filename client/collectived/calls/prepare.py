@@ -14,8 +14,7 @@ import numpy as np
 
 from collectived.arguments import sendable
 from collectived.calls.parcel import Form
-from collectived.calls.places import Place
-from collectived.calls.route import Address, Describe, Room, Slot
+from collectived.calls.places import Address, Describe, Place, Room, Slot
 from collectived.errors import InternalError, InvalidArgumentError
 from collectived.values import axes, nest
 from collectived.values.indexed_slices import IndexedSlices

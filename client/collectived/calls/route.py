@@ -1,7 +1,7 @@
 """The seam between collectives and the ways to a worker: what `Group`, `Work` and `Call` ask of a way.
 
 Shared memory and a doorbell are one way (`doorbell.Doorbell`, `memory.Memory`, `results.ResultSlot`). Another one
-brings four things:
+brings four things, of which `places` has the last three:
 
 - a `Route`: takes calls to the worker and tells them what has become of them;
 - a `Describe`: gives a collective that is new to this rank a number and a layout;
@@ -16,26 +16,14 @@ after everything else. It does so under one lock, and then wakes who waits and h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
-from collectived.calls.places import Backing, Stageable
-from collectived.values.leaves import Array
-from collectived_proto.deadline import Deadline
+from collectived.calls.call import ALL, Call
+from collectived.calls.callbacks import Callbacks
+from collectived.calls.places import Address
+from collectived.calls.standing import Standing
 from collectived_proto.errors import Code, CollectiveError
-from collectived_proto.types import Collective, Layout, Verdict
-
-if TYPE_CHECKING:
-    from collectived.calls.call import Call
-    from collectived.calls.callbacks import Callbacks
-    from collectived.calls.standing import Standing
-
-ALL = 1 << 30  # "wait for all packs"
-
-Address = tuple[int, int]  # of bytes in worker memory: (arena, byte offset)
-
-# Describes a collective to the worker, which answers with its number and layout.
-Describe = Callable[[Collective, Deadline | None], tuple[int, Layout]]
+from collectived_proto.types import Verdict
 
 
 class Route(Protocol):
@@ -95,54 +83,3 @@ class Route(Protocol):
 
     def sever(self, why: str) -> None:
         """In a forked child: lets go of everything. Takes no lock, for its owner may not exist."""
-
-
-class Staged(Protocol):
-    """Room for the leaves of one call.
-
-    Attributes:
-        views: arrays to copy the leaves into.
-        address: as `Route.ring` takes it.
-    """
-
-    views: list[Array]
-    address: tuple[Address, ...]
-
-
-class Room(Protocol):
-    """Where inputs wait for the worker. Thread-safe."""
-
-    def locate(self, array: Array) -> Address | None:
-        """Where an array lies that the worker can read as it is; None for all others, which are staged."""
-
-    def stage(self, prepared: Stageable, patience: float = ...) -> Any:
-        """A `Staged` for a call of this collective, had within so many seconds."""
-
-    def keep(self, prepared: Stageable, staging: Any) -> None:
-        """The worker has read it; it may serve again."""
-
-    def retire(self, staging: Any, arrays: Sequence[Array]) -> None:
-        """The worker may still be reading these: they never serve again."""
-
-    def outdated(self, prepared: Stageable) -> None:
-        """No more calls of it will come."""
-
-
-class Slot(Protocol):
-    """A result.
-
-    Attributes:
-        memory, offset: where it lies; it may be read-only.
-        views: of what lies in that memory, by prepared collective and offset; they end with it.
-    """
-
-    offset: int
-
-    @property
-    def memory(self) -> Any: ...
-
-    @property
-    def views(self) -> dict[tuple[int, int], list[Array]]: ...
-
-    def share(self, nbytes: int) -> Backing | None:
-        """The slot as a base of read-only views that hold it, asked for once; None where results are to be copied."""

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived.calls.places import Backing, Stageable
-from collectived.calls.route import Address
+from collectived.calls.places import Address, Backing, Stageable
 from collectived.values.leaves import Array
 
 SPARE_BYTES = 256 << 20  # the most staging that is kept for later calls
@@ -23,7 +22,7 @@ Bytes = NDArray[np.uint8]
 
 
 class HeapStaging:
-    """Room for the leaves of one call, laid out as Prepare said; a `route.Staged`.
+    """Room for the leaves of one call, laid out as Prepare said; a `places.Staged`.
 
     Attributes:
         parts: the bytes of each leaf, in the order of the leaves.
@@ -42,7 +41,7 @@ class HeapStaging:
 
 
 class Heap:
-    """A `route.Room` that no worker can read: every value is staged, and sent from there."""
+    """A `places.Room` that no worker can read: every value is staged, and sent from there."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -91,7 +90,7 @@ class Heap:
 
 
 class Block:
-    """Memory for a result, a `route.Slot`; given back when collected."""
+    """Memory for a result, a `places.Slot`; given back when collected."""
 
     __slots__ = ("_returned", "memory", "offset", "views")
 

@@ -14,11 +14,11 @@ from functools import partial
 from time import monotonic
 
 from collectived.arguments import sendable
-from collectived.calls.call import Call
+from collectived.calls.call import ALL, Call
 from collectived.calls.callbacks import Callbacks
 from collectived.calls.limit import GRACE, LONGEST_REASON
+from collectived.calls.places import Address
 from collectived.calls.prepare import MOST
-from collectived.calls.route import ALL, Address
 from collectived.calls.standing import Private, Standing
 from collectived.calls.turns import Turns
 from collectived.connection.rpc import Worker

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from time import monotonic
 
 from collectived.arguments import sendable
-from collectived.calls.call import Call
+from collectived.calls.call import ALL, Call
 from collectived.calls.callbacks import Callbacks
 from collectived.calls.limit import LONGEST_REASON
-from collectived.calls.route import ALL, Address
+from collectived.calls.places import Address
 from collectived.calls.standing import Standing
 from collectived.calls.turns import LOOK_UP, Turns
 from collectived.errors import FailedPreconditionError

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections import deque
 
-from collectived.calls.call import Call
+from collectived.calls.call import ALL, Call
 from collectived.calls.callbacks import Callbacks
-from collectived.calls.route import ALL
 from collectived.calls.standing import Standing
 from collectived.calls.turns import Turns
 from collectived.shared.results import Results
