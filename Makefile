@@ -49,9 +49,10 @@ bench: $(VENV)/installed-dev ## measure against Gloo, MPI and TensorFlow, and wr
 mutants: $(VENV)/installed-dev ## whether the tests notice faults planted into the plans
 	$(BIN)/python tests/runtime/plan/mutants.py
 
-docs: $(VENV)/installed-dev ## write docs/reference, and the simulator's figures in docs/algorithms.md
+docs: $(VENV)/installed-dev ## write docs/reference, docs/configuration.md, and the simulator's figures in docs/algorithms.md
 	$(BIN)/python -m tests.docs.pages
 	$(BIN)/python tests/runtime/simulation/page.py
+	$(BIN)/python -m tests.docs.configuration
 
 check: lint types layers proto-check ## format, lint, strict types, import layers, generated code
 

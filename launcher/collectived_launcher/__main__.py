@@ -12,6 +12,7 @@ from importlib.metadata import version
 import click
 
 from collectived_launcher.bench.command import bench
+from collectived_launcher.config.command import config
 from collectived_launcher.daemon import coordinator, simulate, worker
 from collectived_launcher.launch.command import launch
 from collectived_launcher.status.command import status
@@ -25,7 +26,7 @@ def collectived() -> None:
     """Collective communication as a service: start it, use it, look at it."""
 
 
-for command in (launch, status, bench, simulate, coordinator, worker):
+for command in (launch, status, bench, simulate, config, coordinator, worker):
     collectived.add_command(command)
 
 

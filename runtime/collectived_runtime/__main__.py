@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
 import sys
-from pathlib import Path
+
+from collectived_proto.configuration import flags
+from collectived_proto.configuration.daemons import DAEMONS, CoordinatorSettings, DaemonSettings, WorkerSettings
+from collectived_proto.configuration.effective import effective
+from collectived_proto.configuration.files import Misconfigured, find, load
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -16,53 +19,33 @@ def main(arguments: list[str] | None = None) -> None:
         from collectived_runtime.simulation import command
 
         sys.exit(command.main(arguments[1:]))
-    options = _parser().parse_args(arguments)
+    options = flags.parser("collectived").parse_args(arguments)
+    kind = DAEMONS[options.daemon]
+    try:
+        path = find(options.config, os.environ)
+        file = load(path) if path else None
+        secret = sys.stdin.buffer.readline().decode().strip() if options.attached else None
+        settings = effective(kind, flags.given(kind, options), os.environ, file, secret)
+    except Misconfigured as error:
+        print(f"collectived {options.daemon}: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
     logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
-    secret = (
-        sys.stdin.buffer.readline().decode().strip() if options.attached else os.environ.get("COLLECTIVED_SECRET", "")
-    )
-    asyncio.run(_run(options, secret))
+    asyncio.run(_run(settings, options.attached))
 
 
-async def _run(options: argparse.Namespace, secret: str) -> None:
-    lifeline = asyncio.ensure_future(_end_of_input()) if options.attached else None
-    if options.daemon == "coordinator":
-        from collectived_runtime.coordinator import server as coordinator
-        from collectived_runtime.coordinator.table_file import default_path
+async def _run(settings: DaemonSettings, attached: bool) -> None:
+    lifeline = asyncio.ensure_future(_end_of_input()) if attached else None
+    match settings:
+        case CoordinatorSettings():
+            from collectived_runtime.coordinator import server as coordinator
 
-        settings = coordinator.CoordinatorSettings(
-            job=options.job,
-            listen=tuple(options.listen),
-            secret=secret,
-            heartbeat_seconds=options.heartbeat,
-            stall_seconds=options.stall_after,
-            insecure=options.insecure,
-            journal=options.journal,
-            tune=options.tune,
-            tables=options.tables or (default_path() if options.tune else None),
-        )
-        await coordinator.serve(settings, lifeline)
-    else:
-        from collectived_runtime.worker import server as worker
+            await coordinator.serve(settings, lifeline)
+        case WorkerSettings():
+            from collectived_runtime.worker import server as worker
 
-        await worker.serve(
-            worker.WorkerSettings(
-                job=options.job,
-                task=options.task,
-                coordinator=options.coordinator,
-                folder=options.folder,
-                listen=tuple(options.listen),
-                link_listen=options.link_listen,
-                host=options.host_name or worker.default_host(),
-                secret=secret,
-                memory_limit=options.memory_limit,
-                patience_seconds=options.patience,
-                insecure=options.insecure,
-            ),
-            lifeline,
-        )
+            await worker.serve(settings, lifeline)
 
 
 async def _end_of_input() -> None:
@@ -79,51 +62,6 @@ async def _end_of_input() -> None:
         await ended.wait()
     finally:
         loop.remove_reader(sys.stdin.fileno())
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m collectived_runtime", description=__doc__)
-    daemons = parser.add_subparsers(dest="daemon", required=True)
-    both = argparse.ArgumentParser(add_help=False)
-    both.add_argument("--job", default="default", help="name of the job")
-    both.add_argument(
-        "--attached",
-        action="store_true",
-        help="the first line of standard input is the job's secret, and its end means: end in order",
-    )
-    both.add_argument("--insecure", action="store_true", help="admit TCP connections without the job's secret")
-    both.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
-    coordinator = daemons.add_parser("coordinator", parents=[both], help="hands out group keys and ranks")
-    coordinator.add_argument("--listen", action="append", required=True, help="unix:/path or host:port; repeatable")
-    coordinator.add_argument("--heartbeat", type=float, default=5.0, help="seconds between signs of life of a worker")
-    coordinator.add_argument("--stall-after", type=float, default=1.0, help="seconds after which waiting is reported")
-    coordinator.add_argument("--journal", type=Path, default=None, help="file that keeps the epoch across restarts")
-    coordinator.add_argument(
-        "--tune", action="store_true", help="measure the links of a group when it forms, unless its table is stored"
-    )
-    coordinator.add_argument(
-        "--tables",
-        type=Path,
-        default=None,
-        help="file of stored tables; with --tune by default $XDG_STATE_HOME/collectived/tables.json",
-    )
-    worker = daemons.add_parser("worker", parents=[both], help="owns this host's devices and runs collectives")
-    worker.add_argument("--task", type=int, required=True, help="number of this worker")
-    worker.add_argument("--coordinator", required=True, help="address of the coordinator")
-    worker.add_argument("--folder", type=Path, required=True, help="folder for sockets")
-    worker.add_argument(
-        "--listen",
-        action="append",
-        default=[],
-        help="unix:/path instead of FOLDER/worker-TASK.sock, host:port beside it (no host: the loopback); repeatable",
-    )
-    worker.add_argument("--link-listen", default="127.0.0.1:0", help="host:port for links of other workers")
-    worker.add_argument("--patience", type=float, default=10.0, help="seconds to look for the coordinator")
-    worker.add_argument("--host-name", default="", help="name of this host, for people")
-    worker.add_argument(
-        "--memory-limit", type=int, default=0, help="bytes of shared memory in all; 0: half of what there is"
-    )
-    return parser
 
 
 if __name__ == "__main__":

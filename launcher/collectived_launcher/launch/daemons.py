@@ -127,7 +127,9 @@ class Daemons:
     def _run(self, daemon: Daemon) -> None:
         command = self._command
         kind, *place = self._arguments(daemon.name)
-        line = (*command.line, kind, "--job", self._job.name, *place, "--attached", *command.options)
+        # What a file says about addresses is meant for daemons that stay, of which a host has one.
+        start = ("--config", "none", "--job", self._job.name)
+        line = (*command.line, kind, *start, *place, "--attached", *command.options)
         try:
             daemon.start(line, self._secret)
         except OSError as error:

@@ -7,14 +7,13 @@ import gc
 import os
 import sys
 from collections.abc import Awaitable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from collectived_proto.configuration.daemons import CoordinatorSettings
 from collectived_proto.v1 import coordinator_pb2_grpc
 from collectived_runtime.admission import Admission
 from collectived_runtime.coordinator import table_file
@@ -29,31 +28,6 @@ _GRACE_SECONDS = 1.0
 # a heartbeat costs. Workers say little, and the usual window is more than they need.
 _OPTIONS = (*OPTIONS, ("grpc.http2.bdp_probe", 0))
 _COLLECT_AFTER = 10_000  # objects, instead of 700
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorSettings:
-    """
-    job: name of the job, for status.
-    listen: addresses to serve at, `unix:/path` or `host:port`; port 0 is one that is free.
-    secret: what callers over TCP must show; empty: they are all refused.
-    heartbeat_seconds: how often workers are to be heard; lost after two of these.
-    stall_seconds: after how long of waiting a lane reports an instance as pending.
-    insecure: let everybody in.
-    journal: file of one line that keeps epochs rising over restarts.
-    tune: measure the links of a group for which no table is stored.
-    tables: file of stored tables; None: none are read or stored.
-    """
-
-    job: str
-    listen: tuple[str, ...]
-    secret: str
-    heartbeat_seconds: float = 5.0
-    stall_seconds: float = 1.0
-    insecure: bool = False
-    journal: Path | None = None
-    tune: bool = False
-    tables: Path | None = None
 
 
 async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None = None) -> None:
@@ -107,13 +81,14 @@ def _collecting_rarely() -> Iterator[None]:
 
 
 def _service(epoch: int, settings: CoordinatorSettings) -> CoordinatorService:
+    tables = settings.tables or (table_file.default_path() if settings.tune else None)
     try:
-        stored = table_file.read(settings.tables) if settings.tables else {}
+        stored = table_file.read(tables) if tables else {}
     except (OSError, ValueError) as error:
         _fail(f"the stored tables cannot be used: {error}")
     mind = Coordinator(epoch, settings.heartbeat_seconds, settings.stall_seconds, settings.tune, stored)
-    if settings.tables:
-        return CoordinatorService(mind, settings.job, store=partial(table_file.store, settings.tables))
+    if tables:
+        return CoordinatorService(mind, settings.job, store=partial(table_file.store, tables))
     return CoordinatorService(mind, settings.job)
 
 

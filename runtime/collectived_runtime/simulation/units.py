@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-import re
+from collectived_proto.configuration.quantities import bytes_of, size
 
-_UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30}
-_SIZE = re.compile(r"([0-9]+)\s*([KMG]iB|B)?")
-
-
-def bytes_of(text: str) -> int:
-    """`64KiB` as 65536; a bare number is bytes.
-
-    Raises:
-        ValueError: not a number with B, KiB, MiB or GiB.
-    """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(f"{text!r} is not a size: expected a number with B, KiB, MiB or GiB, such as 64KiB")
-    return int(found[1]) << _UNITS[found[2] or "B"]
-
-
-def size(nbytes: int) -> str:
-    """65536 as `64 KiB`; what `bytes_of` reads, whenever it is a whole number of units."""
-    unit = next(unit for unit in reversed(_UNITS) if nbytes >= 1 << _UNITS[unit] or unit == "B")
-    return f"{nbytes / (1 << _UNITS[unit]):.4g} {unit}"
+__all__ = ["bytes_of", "duration", "rate", "size"]
 
 
 def duration(seconds: float) -> str:

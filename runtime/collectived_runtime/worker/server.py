@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -18,6 +17,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
+from collectived_proto.configuration.daemons import WorkerSettings
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import CollectiveError
 from collectived_proto.local.jobs import check_socket_path
@@ -59,30 +59,6 @@ KEEPALIVE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    """What a worker is told at its start.
-
-    job: the job's name. task: this worker's number. coordinator: its address. folder: for sockets, 0700.
-    listen: `unix:/path` instead of the socket in the folder, `host:port` beside it, for clients of other hosts; without
-    a host, the loopback. link_listen: `host:port` for other workers; port 0 is chosen.
-    host: this host's name for people. secret: the job's. memory_limit: bytes of shared memory in all; 0: half of what
-    this machine (or its cgroup) has. patience_seconds: how long a new worker looks for its coordinator.
-    """
-
-    job: str
-    task: int
-    coordinator: str
-    folder: Path
-    listen: tuple[str, ...]
-    link_listen: str
-    host: str
-    secret: str
-    memory_limit: int = 0
-    insecure: bool = False
-    patience_seconds: float = 10.0
-
-
 async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = None) -> None:
     """Runs a worker until SIGTERM, SIGINT, or the lifeline ends.
 
@@ -112,6 +88,7 @@ class _Worker:
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
         task = settings.task
+        host = settings.host or socket.gethostname()
         folder = settings.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
@@ -124,16 +101,14 @@ class _Worker:
         self.reception.on_probe(probe.answer)
         self.identity = Identity(
             task,
-            settings.host,
+            host,
             f"{int(time.time() * 1000):x}-{secrets.token_hex(4)}",
             tuple(str(device) for device in devices),
             self.listen[0],
             f"{link_host}:{self.reception.link_port}",
         )
         self.sessions = Sessions(self.budget, shared_with_group(folder))
-        self.groups = Groups(
-            task, settings.host, devices, self.reception, self.door, self.budget, self._say, self._connected
-        )
+        self.groups = Groups(task, host, devices, self.reception, self.door, self.budget, self._say, self._connected)
         self.membership = Membership(
             settings.coordinator,
             settings.secret,
@@ -283,7 +258,3 @@ def _limits_above(cgroups: Path, own: Path) -> Iterator[Path]:
         for above in (folder, *folder.parents):
             if above == cgroups or cgroups in above.parents:
                 yield above / "memory.max"
-
-
-def default_host() -> str:
-    return socket.gethostname()

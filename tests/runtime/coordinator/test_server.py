@@ -17,9 +17,10 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from collectived_proto.configuration.daemons import CoordinatorSettings
 from collectived_proto.v1 import coordinator_pb2_grpc, status_pb2
 from collectived_runtime.coordinator.journal import next_epoch
-from collectived_runtime.coordinator.server import CoordinatorSettings, serve
+from collectived_runtime.coordinator.server import serve
 
 Story = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -73,7 +74,7 @@ def test_it_serves_says_so_and_stops_in_order(end: str, tmp_path: Path, capsys: 
                 status = await stub.Status(status_pb2.StatusRequest(), metadata=secret)
                 assert status.coordinator.epoch == ready["epoch"]
 
-    settings = CoordinatorSettings("job", (f"unix:{path}", "127.0.0.1:0"), "s3cret")
+    settings = CoordinatorSettings(job="job", listen=(f"unix:{path}", "127.0.0.1:0"), secret="s3cret")
     ready = served(settings, capsys, story, end)
     assert ready["address"] == f"unix:{path}" and ready["pid"] == os.getpid()
     assert int(ready["addresses"][1].removeprefix("127.0.0.1:")) > 0
@@ -86,7 +87,7 @@ def test_a_port_in_use_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(SystemExit) as caught:
-            asyncio.run(serve(CoordinatorSettings("job", (address,), "s3cret")))
+            asyncio.run(serve(CoordinatorSettings(job="job", listen=(address,), secret="s3cret")))
     assert caught.value.code == 1
     output = capsys.readouterr()
     assert output.out == "" and output.err.count("\n") == 1
@@ -99,7 +100,7 @@ def test_a_socket_in_use_is_not_taken_away(tmp_path: Path, capsys: pytest.Captur
         taken.bind(str(path))
         taken.listen()
         with pytest.raises(SystemExit):
-            asyncio.run(serve(CoordinatorSettings("job", (f"unix:{path}",), "s3cret")))
+            asyncio.run(serve(CoordinatorSettings(job="job", listen=(f"unix:{path}",), secret="s3cret")))
     assert path.exists()
     assert f"unix:{path}: it is in use by another process" in capsys.readouterr().err
 
@@ -116,7 +117,7 @@ def test_a_socket_in_use_is_not_taken_away(tmp_path: Path, capsys: pytest.Captur
 )
 def test_an_address_that_is_none_is_refused(address: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        asyncio.run(serve(CoordinatorSettings("job", (address,), "s3cret")))
+        asyncio.run(serve(CoordinatorSettings(job="job", listen=(address,), secret="s3cret")))
     assert caught.value.code == 1
     assert f"cannot listen at {address}: {reason}" in capsys.readouterr().err
 
@@ -125,12 +126,12 @@ def test_a_socket_that_a_killed_process_left_is_used_again(tmp_path: Path, capsy
     path = tmp_path / "c"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
-    served(CoordinatorSettings("job", (f"unix:{path}",), "s3cret"), capsys, nothing)
+    served(CoordinatorSettings(job="job", listen=(f"unix:{path}",), secret="s3cret"), capsys, nothing)
 
 
 def test_epochs_rise_over_restarts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = tmp_path / "epoch"
-    settings = CoordinatorSettings("job", (f"unix:{tmp_path}/c",), "s3cret", journal=journal)
+    settings = CoordinatorSettings(job="job", listen=(f"unix:{tmp_path}/c",), secret="s3cret", journal=journal)
     first = served(settings, capsys, nothing)["epoch"]
     second = served(settings, capsys, nothing)["epoch"]
     assert first < second == int(journal.read_text())
@@ -149,5 +150,5 @@ def test_a_journal_that_is_none_is_refused(tmp_path: Path, capsys: pytest.Captur
     journal = tmp_path / "epoch"
     journal.write_text("yesterday\n")
     with pytest.raises(SystemExit):
-        asyncio.run(serve(CoordinatorSettings("job", (f"unix:{tmp_path}/c",), "", journal=journal)))
+        asyncio.run(serve(CoordinatorSettings(job="job", listen=(f"unix:{tmp_path}/c",), secret="", journal=journal)))
     assert f"{journal} holds 'yesterday" in capsys.readouterr().err

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from collectived_proto.configuration.daemons import CoordinatorSettings
 from collectived_proto.types import Tier
-from collectived_runtime.coordinator.server import CoordinatorSettings, serve
+from collectived_runtime.coordinator.server import serve
 from collectived_runtime.coordinator.table_file import default_path, read, store
 
 ROWS = (Tier("one_shot", 1, 4096, 1 << 20), Tier("ring", 2, -1, 1 << 20))
@@ -60,7 +61,7 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
 def test_a_coordinator_does_not_start_with_a_damaged_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "tables.json"
     file.write_text("yesterday")
-    settings = CoordinatorSettings("job", (f"unix:{tmp_path}/c",), "", tune=True, tables=file)
+    settings = CoordinatorSettings(job="job", listen=(f"unix:{tmp_path}/c",), secret="", tune=True, tables=file)
     with pytest.raises(SystemExit):
         asyncio.run(serve(settings))
     said = capsys.readouterr().err

@@ -18,7 +18,7 @@ def test_a_size_is_read(text: str, nbytes: int) -> None:
 
 @pytest.mark.parametrize("text", ("", "KiB", "-1B", "1.5MiB", "64KB", "64 kib", "1e3", "٤"))
 def test_what_is_no_size_is_refused_by_its_name(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a size: expected a number with B, KiB, MiB or GiB"):
+    with pytest.raises(ValueError, match="is not a size: expected a number with B, KiB, MiB, GiB or TiB"):
         bytes_of(text)
 
 

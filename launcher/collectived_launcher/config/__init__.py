@@ -1,0 +1,1 @@
+"""`collectived config`: what the daemons are told, and where each value came from."""

@@ -1,0 +1,92 @@
+"""Everything that a coordinator and a worker can be told, a sentence for each.
+
+Whoever adds a field here has added the flag, the variable, the key of the file and the row in docs/configuration.md
+(`make docs`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from collectived_proto.configuration.keys import REQUIRED, key
+from collectived_proto.configuration.kinds import (
+    ADDRESS,
+    ADDRESSES,
+    NUMBER,
+    PATH,
+    SECONDS,
+    SIZE,
+    SOME_SECONDS,
+    TEXT,
+    YES_NO,
+    one_of,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonSettings:
+    """What both kinds of daemons are told."""
+
+    TABLE: ClassVar[str] = ""
+
+    job: str = key(TEXT, "default", "Name of the job, for status and for logs.")
+    secret: str = key(
+        TEXT, "", "What callers over TCP must show; where nobody gives one they are all refused.", hidden=True
+    )
+    secret_file: Path | None = key(PATH, None, "A file of one line with the secret, which only its owner may read.")
+    insecure: bool = key(YES_NO, False, "Admit callers over TCP without the secret.")
+    log_level: str = key(
+        one_of("debug", "info", "warning", "error"), "warning", "From which level on logs are written."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSettings(DaemonSettings):
+    """What a coordinator is told; each field is a key of the configuration."""
+
+    TABLE: ClassVar[str] = "coordinator"
+
+    listen: tuple[str, ...] = key(
+        ADDRESSES, REQUIRED, "Where to serve: unix:/path or host:port, one or several; port 0 is one that is free."
+    )
+    heartbeat_seconds: float = key(
+        SOME_SECONDS, 5.0, "How often workers are to be heard; one is lost after two of these.", also=("--heartbeat",)
+    )
+    stall_seconds: float = key(
+        SOME_SECONDS, 1.0, "After how long of waiting a collective is reported as pending.", also=("--stall-after",)
+    )
+    journal: Path | None = key(PATH, None, "A file of one line that keeps epochs rising over restarts.")
+    tune: bool = key(YES_NO, False, "Measure the links of a group when it forms, unless its table is stored.")
+    tables: Path | None = key(
+        PATH, None, "File of stored tables; with `tune` by default $XDG_STATE_HOME/collectived/tables.json."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings(DaemonSettings):
+    """What a worker is told; each field is a key of the configuration."""
+
+    TABLE: ClassVar[str] = "worker"
+
+    task: int = key(NUMBER, REQUIRED, "Number of this worker in its job, from 0.")
+    coordinator: str = key(ADDRESS, REQUIRED, "Address of the coordinator.", variable="COLLECTIVED_COORDINATOR")
+    folder: Path = key(PATH, REQUIRED, "Folder for its sockets; made with mode 0700 where it is missing. 0750 lets its group in too.")
+    listen: tuple[str, ...] = key(
+        ADDRESSES,
+        (),
+        "unix:/path instead of FOLDER/worker-TASK.sock, host:port beside it (without a host: the loopback), or both.",
+    )
+    link_listen: str = key(ADDRESS, "127.0.0.1:0", "host:port for links of other workers; port 0 is one that is free.")
+    host: str = key(TEXT, "", "Name of this host for people; empty: its hostname.", also=("--host-name",))
+    memory_limit: int = key(SIZE, 0, "Shared memory in all; 0: half of what this machine, or its cgroup, has.")
+    patience_seconds: float = key(
+        SECONDS, 10.0, "How long a new worker looks for its coordinator.", also=("--patience",)
+    )
+    drain_seconds: float = key(
+        SECONDS, 10.0, "After SIGTERM, how long running collectives may take to finish; 0: they are cut at once."
+    )
+
+
+DAEMONS = {settings.TABLE: settings for settings in (CoordinatorSettings, WorkerSettings)}

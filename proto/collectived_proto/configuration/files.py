@@ -1,0 +1,116 @@
+"""The configuration file: where it lies, what stands in which line of it, and that no key of it is unknown."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from collectived_proto.configuration.daemons import DAEMONS
+from collectived_proto.configuration.keys import Key, keys_of
+
+VARIABLE = "COLLECTIVED_CONFIG"
+SYSTEM = Path("/etc/collectived/collectived.toml")
+NONE = "none"  # instead of a path: read no file
+_HEADER = re.compile(r"\s*\[+\s*([A-Za-z0-9_.\"-]+)\s*\]+")
+_ENTRY = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=")
+
+
+class Misconfigured(Exception):
+    """What is wrong in the configuration: the key, where its value came from, the value, and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that was read: its entries by table ("" for those before the first), and the line of each."""
+
+    path: Path
+    entries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    lines: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    def place(self, table: str, name: str) -> str:
+        """`/etc/collectived/collectived.toml:12`"""
+        line = self.lines.get((table, name))
+        return f"{self.path}:{line}" if line else str(self.path)
+
+
+def find(named: str | None, environment: Mapping[str, str], system: Path = SYSTEM) -> Path | None:
+    """The file to read: the argument (of `--config`), else COLLECTIVED_CONFIG, else the user's, else the system's.
+
+    None where there is none, or where `none` was given.
+    """
+    if given := named or environment.get(VARIABLE):
+        return None if given == NONE else Path(given)
+    home = environment.get("XDG_CONFIG_HOME") or f"{environment.get('HOME', '')}/.config"
+    return next((path for path in (Path(home) / "collectived" / "collectived.toml", system) if path.is_file()), None)
+
+
+def load(path: Path) -> File:
+    """Reads a file, and checks that all its keys are known.
+
+    Raises:
+        Misconfigured: it cannot be read, is no TOML, or has a key that no daemon has.
+    """
+    try:
+        text = path.read_text()
+        read = tomllib.loads(text)
+    except OSError as error:
+        raise Misconfigured(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Misconfigured(f"{path} is no TOML: {error}") from None
+    tables = {name: entry for name, entry in read.items() if isinstance(entry, dict)}
+    tables[""] = {name: entry for name, entry in read.items() if name not in tables}
+    file = File(path, tables, lines_of(text))
+    for table in tables.keys() - {"", *DAEMONS}:
+        line = file.lines.get((table, ""))
+        place = f"{path}:{line}" if line else str(path)
+        raise Misconfigured(f"{place}: there is no table [{table}]{meant(table, DAEMONS)}; tables: {listed(DAEMONS)}")
+    for table, settings in DAEMONS.items():
+        check_keys(file, table, keys_of(settings))
+    shared = [key for settings in DAEMONS.values() for key in keys_of(settings) if not key.table]
+    check_keys(file, "", shared)
+    return file
+
+
+def check_keys(file: File, table: str, keys: Iterable[Key]) -> None:
+    """Raises Misconfigured where a table has a key that is none of these."""
+    known = {key.name: key for key in keys}
+    for name in file.entries.get(table, {}):
+        key = known.get(name)
+        where = f"in [{table}]" if table else "before the first table"
+        if key is None:
+            owners = [other for other, settings in DAEMONS.items() if name in {k.name for k in keys_of(settings)}]
+            hint = f": it belongs into [{owners[0]}]" if owners and not table else meant(name, known)
+            raise Misconfigured(f"{file.place(table, name)}: there is no key {name!r} {where}{hint}")
+        if not key.in_file:
+            raise Misconfigured(
+                f"{file.place(table, name)}: {name!r} must not stand in a file that others may read: put it into a "
+                "file of its own, with mode 0600, and name that as secret_file"
+            )
+
+
+def lines_of(text: str) -> dict[tuple[str, str], int]:
+    """(table, key) -> line, from 1; (table, "") is the line of its header. Good for messages."""
+    found: dict[tuple[str, str], int] = {}
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            table = header[1].strip('"')
+            found.setdefault((table, ""), number)
+        elif entry := _ENTRY.match(line):
+            found.setdefault((table, entry[1]), number)
+    return found
+
+
+def meant(wrong: str, known: Collection[str]) -> str:
+    """`: did you mean 'listen'?`, or nothing where nothing is near."""
+    near = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(f"[{name}]" for name in names)

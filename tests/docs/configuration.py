@@ -1,0 +1,42 @@
+"""docs/configuration.md: `python -m tests.docs.configuration` (`make docs`) writes its tables again, from the keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from collectived_proto.configuration.daemons import DAEMONS
+from collectived_proto.configuration.keys import REQUIRED, Key, keys_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+_PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def fresh(text: str) -> str:
+    """The page with its tables as the keys are now."""
+    return _PART.sub(lambda found: f"{found[1]}{_table(found[2])}{found[3]}", text)
+
+
+def _table(part: str) -> str:
+    shared = [key for key in keys_of(next(iter(DAEMONS.values()))) if not key.table]
+    keys = shared if part == "both" else [key for key in keys_of(DAEMONS[part]) if key.table]
+    lines = ["| key | what it says | kind | default | flag | variable |", "|---|---|---|---|---|---|", *_rows(keys)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _rows(keys: Iterable[Key]) -> Iterable[str]:
+    for key in keys:
+        name = f"`{key.name}`" if key.in_file else "(not in the file)"
+        flags = ", ".join(f"`{flag}`" for flag in key.flags) or "none"
+        yield f"| {name} | {key.sentence} | {key.kind.name} | {_default(key)} | {flags} | `{key.variable}` |"
+
+
+def _default(key: Key) -> str:
+    if key.default is REQUIRED:
+        return "needed"
+    return "" if key.default in (None, "") else f"`{key.kind.write(key.default)}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(fresh(PAGE.read_text()))

@@ -1,0 +1,84 @@
+"""`collectived config`: what a daemon would be told, and where each value comes from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from collectived_launcher.__main__ import run
+from collectived_proto.configuration.daemons import DAEMONS
+from collectived_proto.configuration.effective import told
+from collectived_proto.configuration.files import load
+
+TEXT = 'job = "train"\n[worker]\nmemory_limit = "8GiB"\n[coordinator]\nlisten = ["unix:/c", "head:7450"]\n'
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("COLLECTIVED_SECRET", "COLLECTIVED_COORDINATOR", "COLLECTIVED_JOB"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "c.toml"
+    path.write_text(TEXT)
+    monkeypatch.setenv("COLLECTIVED_CONFIG", str(path))
+    return path
+
+
+def test_the_table(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLLECTIVED_SECRET", "s3cret")
+    monkeypatch.setenv("COLLECTIVED_WORKER_TASK", "3")
+    assert run(["config", "worker", "--drain-seconds", "250ms"]) == 0
+    out = capsys.readouterr().out
+    first, _, *rows = out.splitlines()
+    assert first == f"file: {file}"
+    found = {row.split()[0]: row.split()[1:] for row in rows}
+    assert found["worker.memory_limit"] == ["8GiB", f"{file}:3"]
+    assert found["worker.task"] == ["3", "COLLECTIVED_WORKER_TASK"]
+    assert found["worker.drain_seconds"] == ["250ms", "--drain-seconds"]
+    assert found["worker.folder"] == ["needed"]
+    assert found["worker.secret"] == ["set,", "not", "shown", "COLLECTIVED_SECRET"]
+    assert "s3cret" not in out and "coordinator.listen" not in out
+
+
+def test_json(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLLECTIVED_SECRET", "s3cret")
+    assert run(["config", "--json"]) == 0
+    out = capsys.readouterr().out
+    found = json.loads(out)
+    assert found["file"] == str(file) and "s3cret" not in out
+    assert found["worker"]["memory_limit"] == {"value": 8 << 30, "from": f"{file}:3"}
+    assert found["coordinator"]["listen"] == {"value": ["unix:/c", "head:7450"], "from": f"{file}:5"}
+    assert found["worker"]["task"] == {"value": None, "from": "needed"}
+
+
+def test_toml_says_the_same_when_it_is_read_again(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLLECTIVED_SECRET", "s3cret")
+    assert run(["config", "--toml"]) == 0
+    again = tmp_path / "again.toml"
+    again.write_text(capsys.readouterr().out)
+    assert "s3cret" not in again.read_text()
+    for settings in DAEMONS.values():
+        assert told(settings, {}, {}, load(again)).values == told(settings, {}, {}, load(file)).values
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["worker", "--memory-limt", "3"], "did you mean '--memory-limit'?"),
+        (["worker", "--memory-limit", "3MB"], "worker.memory_limit, from --memory-limit: '3MB' is not"),
+        (["--config", "/nowhere.toml"], "/nowhere.toml cannot be read"),
+        (["wurker"], "wurker"),
+        (["--json", "--toml"], "exclude each other"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    file: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        assert run(["config", *arguments]) == 2
+    except SystemExit as end:
+        assert end.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,161 @@
+"""File < environment < flags: one value, and for each key where it came from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collectived_proto.configuration import flags as command_line
+from collectived_proto.configuration.daemons import DAEMONS, CoordinatorSettings, DaemonSettings, WorkerSettings
+from collectived_proto.configuration.effective import effective, told
+from collectived_proto.configuration.files import File, Misconfigured, find, load
+from collectived_proto.configuration.keys import REQUIRED, keys_of
+
+PLACE = {"task": "0", "coordinator": "unix:/c", "folder": "/run/x"}
+EVERYWHERE = [(settings, key) for settings in DAEMONS.values() for key in keys_of(settings)]
+SAMPLES = {"time": "250ms", "size": "3MiB", "whole number": "7", "address": "unix:/a", "addresses": "unix:/a"}
+
+
+def written(folder: Path, text: str) -> File:
+    path = folder / "c.toml"
+    path.write_text(text)
+    return load(path)
+
+
+def worker(file: File | None = None, environment: dict[str, str] | None = None, **flags: str) -> WorkerSettings:
+    return effective(WorkerSettings, {**PLACE, **flags}, environment or {}, file)
+
+
+@pytest.mark.parametrize(("settings", "key"), EVERYWHERE, ids=lambda one: getattr(one, "path", ""))
+def test_every_key_can_be_given_everywhere(tmp_path: Path, settings: type[DaemonSettings], key: Any) -> None:
+    word = SAMPLES.get(key.kind.name, "info" if key.name == "log_level" else "true" if key.kind.yes_or_no else "/a")
+    if key.name == "secret_file":
+        (tmp_path / "secret").write_text("s3cret")
+        (tmp_path / "secret").chmod(0o600)
+        word = str(tmp_path / "secret")
+    expected = key.kind.read(word)
+    by_variable = told(settings, {}, {key.variable: word}, None)
+    assert (by_variable.values[key.name], by_variable.origins[key.name]) == (expected, key.variable)
+    if key.hidden:
+        return
+    by_flag = told(settings, {key.name: word}, {key.variable: "nonsense"}, None)
+    assert (by_flag.values[key.name], by_flag.origins[key.name]) == (expected, f"--{key.name.replace('_', '-')}")
+    head = f"[{key.table}]\n" if key.table else "# a line\n"
+    by_file = told(settings, {}, {}, written(tmp_path, f"{head}{key.name} = {key.kind.write(expected)}\n"))
+    assert (by_file.values[key.name], by_file.origins[key.name]) == (expected, f"{tmp_path}/c.toml:2")
+
+
+def test_flags_go_over_variables_and_those_over_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, 'job = "filed"\n[worker]\nmemory_limit = "1MiB"\ndrain_seconds = 3\n')
+    found = worker(file, {"COLLECTIVED_WORKER_MEMORY_LIMIT": "2MiB"}, drain_seconds="4s")
+    assert (found.job, found.memory_limit, found.drain_seconds) == ("filed", 2 << 20, 4.0)
+
+
+def test_what_both_daemons_have_may_stand_in_the_table_of_one(tmp_path: Path) -> None:
+    file = written(tmp_path, 'log_level = "info"\n[worker]\nlog_level = "debug"\n')
+    assert worker(file).log_level == "debug"
+    assert effective(CoordinatorSettings, {"listen": ["unix:/c"]}, {}, file).log_level == "info"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[worker]\nmemory_limt = 3",
+            "c.toml:2: there is no key 'memory_limt' in [worker]: did you mean 'memory_limit'?",
+        ),
+        ("jab = 3", "c.toml:1: there is no key 'jab' before the first table: did you mean 'job'?"),
+        ("drain_seconds = 3", "there is no key 'drain_seconds' before the first table: it belongs into [worker]"),
+        ("\n[wurker]\ntask = 3", "c.toml:2: there is no table [wurker]: did you mean 'worker'?; tables: "),
+        ('secret = "x"', "c.toml:1: 'secret' must not stand in a file that others may read: "),
+        ("job = ", "c.toml is no TOML: "),
+    ],
+)
+def test_what_a_file_cannot_say(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(Misconfigured, match=re.escape(message)):
+        written(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "message"),
+    [
+        (
+            {},
+            {"COLLECTIVED_WORKER_MEMORY_LIMIT": "64MB"},
+            "worker.memory_limit, from COLLECTIVED_WORKER_MEMORY_LIMIT: '64MB' is not a number with B, KiB, ",
+        ),
+        ({"drain_seconds": "-1"}, {}, "worker.drain_seconds, from --drain-seconds: '-1' is not a number of seconds"),
+        ({"log_level": "loud"}, {}, "log_level, from --log-level: 'loud' is not one of debug, info, warning, error"),
+        ({"listen": "here"}, {}, "worker.listen, from --listen: 'here' is not unix:/path or host:port"),
+        ({"insecure": "maybe"}, {}, "insecure, from --insecure: 'maybe' is not true or false"),
+        (
+            {},
+            {"COLLECTIVED_WORKER_FOLDR": "x"},
+            "no variable COLLECTIVED_WORKER_FOLDR of the environment: did you mean 'COLLECTIVED_WORKER_FOLDER'?",
+        ),
+    ],
+)
+def test_a_bad_value_is_named_with_its_key_and_where_it_came_from(
+    flags: dict[str, str], variables: dict[str, str], message: str
+) -> None:
+    with pytest.raises(Misconfigured, match=re.escape(message)):
+        worker(None, variables, **flags)
+
+
+def test_a_key_that_is_needed_says_how_to_give_it() -> None:
+    with pytest.raises(
+        Misconfigured, match=r"worker\.task is needed: .*give --task, set COLLECTIVED_WORKER_TASK, or wr"
+    ):
+        effective(WorkerSettings, {}, {}, None)
+    assert [key.name for key in told(WorkerSettings, {}, {}, None).missing] == [
+        key.name for key in keys_of(WorkerSettings) if key.default is REQUIRED
+    ]
+
+
+def test_the_secret_is_read_from_its_file_and_never_shown(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("s3cret\n")
+    path.chmod(0o600)
+    found = worker(None, {"COLLECTIVED_SECRET": "other"}, secret_file=str(path))
+    assert found.secret == "s3cret" and "s3cret" not in repr(found)
+    path.chmod(0o604)
+    with pytest.raises(Misconfigured, match=r"has mode 0604, which lets everybody in: chmod 600"):
+        worker(secret_file=str(path))
+    assert effective(WorkerSettings, {**PLACE, "secret_file": ""}, {}, None, "given").secret == "given"
+
+
+def test_where_the_file_is_looked_for(tmp_path: Path) -> None:
+    home, system = tmp_path / "home", tmp_path / "system.toml"
+    mine = home / ".config/collectived/collectived.toml"
+    mine.parent.mkdir(parents=True)
+    environment = {"HOME": str(home)}
+    assert find(None, environment, system) is None
+    system.touch()
+    assert find(None, environment, system) == system
+    mine.touch()
+    assert find(None, environment, system) == mine
+    assert find(None, {**environment, "COLLECTIVED_CONFIG": "/b"}, system) == Path("/b")
+    assert find("/a", {"COLLECTIVED_CONFIG": "/b"}, system) == Path("/a")
+    assert find("none", environment, system) is None
+
+
+def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match=r"nowhere\.toml cannot be read: No such file"):
+        load(tmp_path / "nowhere.toml")
+
+
+def test_the_command_line_is_made_of_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = command_line.parser("collectived")
+    words = ["worker", "--task", "1", "--coordinator", "unix:/c", "--folder", "/f"]
+    words += ["--patience", "3s", "--host-name", "h", "--no-insecure"]
+    found = effective(WorkerSettings, command_line.given(WorkerSettings, parser.parse_args(words)), {}, None)
+    assert (found.task, found.patience_seconds, found.host, found.insecure) == (1, 3.0, "h", False)
+    words = ["coordinator", "--listen", "unix:/a", "--listen", ":0"]
+    served = effective(CoordinatorSettings, command_line.given(CoordinatorSettings, parser.parse_args(words)), {}, None)
+    assert served.listen == ("unix:/a", ":0")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["worker", "--memory-limt", "3"])
+    assert "did you mean '--memory-limit'?" in capsys.readouterr().err
