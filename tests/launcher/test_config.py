@@ -49,7 +49,7 @@ def test_json(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert found["file"] == str(file) and "s3cret" not in out
     assert found["worker"]["memory_limit"] == {"value": 8 << 30, "from": f"{file}:3"}
     assert found["coordinator"]["listen"] == {"value": ["unix:/c", "head:7450"], "from": f"{file}:5"}
-    assert found["worker"]["task"] == {"value": None, "from": "needed"}
+    assert found["worker"]["folder"] == {"value": None, "from": "needed"}
 
 
 def test_toml_says_the_same_when_it_is_read_again(

@@ -14,7 +14,7 @@ from collectived_proto.configuration.keys import REQUIRED, key
 from collectived_proto.configuration.kinds import (
     ADDRESS,
     ADDRESSES,
-    NUMBER,
+    OPTIONAL_NUMBER,
     PATH,
     SECONDS,
     SIZE,
@@ -57,7 +57,11 @@ class CoordinatorSettings(DaemonSettings):
     stall_seconds: float = key(
         SOME_SECONDS, 1.0, "After how long of waiting a collective is reported as pending.", also=("--stall-after",)
     )
-    journal: Path | None = key(PATH, None, "A file of one line that keeps epochs rising over restarts.")
+    journal: Path | None = key(
+        PATH,
+        None,
+        "A file of one line that keeps epochs rising over restarts; beside it FILE.workers keeps numbers of workers.",
+    )
     tune: bool = key(YES_NO, False, "Measure the links of a group when it forms, unless its table is stored.")
     tables: Path | None = key(
         PATH, None, "File of stored tables; with `tune` by default $XDG_STATE_HOME/collectived/tables.json."
@@ -70,9 +74,15 @@ class WorkerSettings(DaemonSettings):
 
     TABLE: ClassVar[str] = "worker"
 
-    task: int = key(NUMBER, REQUIRED, "Number of this worker in its job, from 0.")
+    task: int | None = key(
+        OPTIONAL_NUMBER,
+        None,
+        "Number of this worker in its job, from 0; without one the coordinator gives it, the same to a host each time.",
+    )
     coordinator: str = key(ADDRESS, REQUIRED, "Address of the coordinator.", variable="COLLECTIVED_COORDINATOR")
-    folder: Path = key(PATH, REQUIRED, "Folder for its sockets; made with mode 0700 where it is missing. 0750 lets its group in too.")
+    folder: Path = key(
+        PATH, REQUIRED, "Folder for its sockets; made with mode 0700 where it is missing. 0750 lets its group in too."
+    )
     listen: tuple[str, ...] = key(
         ADDRESSES,
         (),

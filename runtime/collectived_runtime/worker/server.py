@@ -39,6 +39,7 @@ from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.worker import probe
+from collectived_runtime.worker.enlist import enlist
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.service import PROTOCOL, WorkerService
@@ -68,14 +69,19 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
     sys.setswitchinterval(SWITCH_SECONDS)
     with signals() as signalled:
         worker: _Worker | None = None
+        number = settings.task
         try:
-            worker = _Worker(settings)
+            host = settings.host or socket.gethostname()
+            if number is None:
+                number = await enlist(settings.coordinator, settings.secret, host, settings.patience_seconds)
+            worker = _Worker(settings, number, host)
             await worker.start()
         except (OSError, ValueError, CollectiveError, CannotStart) as error:
             if worker is not None:
                 worker.reception.close()
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            print(f"collectived worker {settings.task}: {why}", file=sys.stderr, flush=True)
+            who = "worker" if number is None else f"worker {number}"
+            print(f"collectived {who}: {why}", file=sys.stderr, flush=True)
             raise SystemExit(1) from None
         ready(worker.announcement())
         await until_stopped(signalled, lifeline)
@@ -85,10 +91,8 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
 class _Worker:
     """The parts of one worker, in the order in which they start; they end in the reverse order."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, task: int, host: str) -> None:
         self.settings = settings
-        task = settings.task
-        host = settings.host or socket.gethostname()
         folder = settings.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
