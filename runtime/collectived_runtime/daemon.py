@@ -110,13 +110,23 @@ def remove_sockets(addresses: Iterable[str]) -> None:
                 os.unlink(path)
 
 
+class Signalled(asyncio.Event):
+    """Set by SIGTERM and SIGINT; `number` is the latest of them."""
+
+    number = 0
+
+    def take(self, number: int) -> None:
+        self.number = number
+        self.set()
+
+
 @contextlib.contextmanager
-def signals() -> Iterator[asyncio.Event]:
+def signals() -> Iterator[Signalled]:
     """An event that SIGTERM and SIGINT set."""
     loop = asyncio.get_running_loop()
-    signalled = asyncio.Event()
+    signalled = Signalled()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled.set)
+        loop.add_signal_handler(number, signalled.take, number)
     try:
         yield signalled
     finally:

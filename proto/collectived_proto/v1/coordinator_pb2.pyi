@@ -9,20 +9,8 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class EnlistRequest(_message.Message):
-    __slots__ = ("host",)
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    host: str
-    def __init__(self, host: _Optional[str] = ...) -> None: ...
-
-class EnlistReply(_message.Message):
-    __slots__ = ("task",)
-    TASK_FIELD_NUMBER: _ClassVar[int]
-    task: int
-    def __init__(self, task: _Optional[int] = ...) -> None: ...
-
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "join", "join_cancel", "report", "position", "inspection", "goodbye", "measured", "promised")
+    __slots__ = ("hello", "heartbeat", "join", "join_cancel", "report", "position", "inspection", "goodbye", "measured", "promised", "drained")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +21,7 @@ class WorkerMessage(_message.Message):
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
     PROMISED_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     join: JoinAsk
@@ -43,10 +32,11 @@ class WorkerMessage(_message.Message):
     goodbye: Goodbye
     measured: Measured
     promised: Promised
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[JoinAsk, _Mapping]] = ..., join_cancel: _Optional[_Union[JoinCancel, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., inspection: _Optional[_Union[Inspection, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., promised: _Optional[_Union[Promised, _Mapping]] = ...) -> None: ...
+    drained: Drained
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[JoinAsk, _Mapping]] = ..., join_cancel: _Optional[_Union[JoinCancel, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., inspection: _Optional[_Union[Inspection, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., promised: _Optional[_Union[Promised, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "join_update", "join_done", "join_refused", "verdict", "query", "inspect", "measure", "propose", "newcomers")
+    __slots__ = ("welcome", "join_update", "join_done", "join_refused", "verdict", "query", "inspect", "measure", "propose", "newcomers", "drain")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     JOIN_UPDATE_FIELD_NUMBER: _ClassVar[int]
     JOIN_DONE_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +47,7 @@ class CoordinatorMessage(_message.Message):
     MEASURE_FIELD_NUMBER: _ClassVar[int]
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
     NEWCOMERS_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     join_update: JoinUpdate
     join_done: JoinDone
@@ -67,10 +58,11 @@ class CoordinatorMessage(_message.Message):
     measure: Measure
     propose: Propose
     newcomers: Newcomers
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., join_update: _Optional[_Union[JoinUpdate, _Mapping]] = ..., join_done: _Optional[_Union[JoinDone, _Mapping]] = ..., join_refused: _Optional[_Union[JoinRefused, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., inspect: _Optional[_Union[Inspect, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., newcomers: _Optional[_Union[Newcomers, _Mapping]] = ...) -> None: ...
+    drain: DrainOrder
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., join_update: _Optional[_Union[JoinUpdate, _Mapping]] = ..., join_done: _Optional[_Union[JoinDone, _Mapping]] = ..., join_refused: _Optional[_Union[JoinRefused, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., inspect: _Optional[_Union[Inspect, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., newcomers: _Optional[_Union[Newcomers, _Mapping]] = ..., drain: _Optional[_Union[DrainOrder, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "task", "incarnation", "host", "pid", "devices", "address", "link_address", "highest_epoch", "groups")
+    __slots__ = ("protocol", "task", "incarnation", "host", "pid", "devices", "address", "link_address", "highest_epoch", "groups", "draining")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +73,7 @@ class Hello(_message.Message):
     LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     protocol: _common_pb2.Protocol
     task: int
     incarnation: str
@@ -91,7 +84,8 @@ class Hello(_message.Message):
     link_address: str
     highest_epoch: int
     groups: _containers.RepeatedCompositeFieldContainer[Attached]
-    def __init__(self, protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., task: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Attached, _Mapping]]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., task: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Attached, _Mapping]]] = ..., draining: bool = ...) -> None: ...
 
 class Attached(_message.Message):
     __slots__ = ("group", "ranks", "verdicts", "idle")
@@ -398,12 +392,14 @@ class Propose(_message.Message):
     def __init__(self, key: _Optional[int] = ..., generation: _Optional[int] = ..., proposal: _Optional[int] = ...) -> None: ...
 
 class Promised(_message.Message):
-    __slots__ = ("proposal", "from_instance")
+    __slots__ = ("proposal", "from_instance", "next_instance")
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     FROM_INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_INSTANCE_FIELD_NUMBER: _ClassVar[int]
     proposal: int
     from_instance: int
-    def __init__(self, proposal: _Optional[int] = ..., from_instance: _Optional[int] = ...) -> None: ...
+    next_instance: int
+    def __init__(self, proposal: _Optional[int] = ..., from_instance: _Optional[int] = ..., next_instance: _Optional[int] = ...) -> None: ...
 
 class Newcomers(_message.Message):
     __slots__ = ("key", "generation", "proposal", "from_instance", "waiting")
@@ -418,3 +414,37 @@ class Newcomers(_message.Message):
     from_instance: int
     waiting: int
     def __init__(self, key: _Optional[int] = ..., generation: _Optional[int] = ..., proposal: _Optional[int] = ..., from_instance: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+
+class DrainOrder(_message.Message):
+    __slots__ = ("drain", "timeout_seconds", "generations", "leave", "stay")
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    STAY_FIELD_NUMBER: _ClassVar[int]
+    drain: int
+    timeout_seconds: float
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    leave: bool
+    stay: bool
+    def __init__(self, drain: _Optional[int] = ..., timeout_seconds: _Optional[float] = ..., generations: _Optional[_Iterable[int]] = ..., leave: bool = ..., stay: bool = ...) -> None: ...
+
+class Drained(_message.Message):
+    __slots__ = ("drain", "cut")
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    drain: int
+    cut: _containers.RepeatedCompositeFieldContainer[_status_pb2.Cut]
+    def __init__(self, drain: _Optional[int] = ..., cut: _Optional[_Iterable[_Union[_status_pb2.Cut, _Mapping]]] = ...) -> None: ...
+
+class EnlistRequest(_message.Message):
+    __slots__ = ("host",)
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    def __init__(self, host: _Optional[str] = ...) -> None: ...
+
+class EnlistReply(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    def __init__(self, task: _Optional[int] = ...) -> None: ...

@@ -50,6 +50,11 @@ class CoordinatorStub(object):
                 request_serializer=collectived__proto_dot_v1_dot_coordinator__pb2.EnlistRequest.SerializeToString,
                 response_deserializer=collectived__proto_dot_v1_dot_coordinator__pb2.EnlistReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/collectived.v1.Coordinator/Drain',
+                request_serializer=collectived__proto_dot_v1_dot_status__pb2.DrainRequest.SerializeToString,
+                response_deserializer=collectived__proto_dot_v1_dot_status__pb2.DrainReply.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -75,6 +80,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """"Let what runs finish, begin nothing new." Answered when that is done.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Enlist,
                     request_deserializer=collectived__proto_dot_v1_dot_coordinator__pb2.EnlistRequest.FromString,
                     response_serializer=collectived__proto_dot_v1_dot_coordinator__pb2.EnlistReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=collectived__proto_dot_v1_dot_status__pb2.DrainRequest.FromString,
+                    response_serializer=collectived__proto_dot_v1_dot_status__pb2.DrainReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class Coordinator(object):
             '/collectived.v1.Coordinator/Enlist',
             collectived__proto_dot_v1_dot_coordinator__pb2.EnlistRequest.SerializeToString,
             collectived__proto_dot_v1_dot_coordinator__pb2.EnlistReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/collectived.v1.Coordinator/Drain',
+            collectived__proto_dot_v1_dot_status__pb2.DrainRequest.SerializeToString,
+            collectived__proto_dot_v1_dot_status__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,

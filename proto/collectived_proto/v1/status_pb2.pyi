@@ -46,7 +46,7 @@ class CoordinatorStatus(_message.Message):
     def __init__(self, address: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., release: _Optional[str] = ..., job: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("task", "host", "pid", "incarnation", "release", "uptime_seconds", "devices", "address", "link_address", "connected", "last_heartbeat_seconds", "sessions", "arena_bytes", "resident_bytes", "threads", "descriptors", "lanes")
+    __slots__ = ("task", "host", "pid", "incarnation", "release", "uptime_seconds", "devices", "address", "link_address", "connected", "last_heartbeat_seconds", "sessions", "arena_bytes", "resident_bytes", "threads", "descriptors", "lanes", "draining")
     TASK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class WorkerStatus(_message.Message):
     THREADS_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     task: int
     host: str
     pid: int
@@ -81,7 +82,8 @@ class WorkerStatus(_message.Message):
     threads: int
     descriptors: int
     lanes: _containers.RepeatedCompositeFieldContainer[LaneStatus]
-    def __init__(self, task: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[str] = ..., release: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., connected: bool = ..., last_heartbeat_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., descriptors: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, task: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[str] = ..., release: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., connected: bool = ..., last_heartbeat_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., descriptors: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., draining: bool = ...) -> None: ...
 
 class LaneStatus(_message.Message):
     __slots__ = ("group", "key", "generation", "ranks", "collectives_done", "collectives_failed", "bytes_reduced", "bytes_sent", "bytes_received", "in_flight", "members", "table", "posts", "notes", "idle")
@@ -196,3 +198,47 @@ class Failure(_message.Message):
     unix_time: float
     verdict: _common_pb2.Verdict
     def __init__(self, unix_time: _Optional[float] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("host", "group", "timeout_seconds", "stay", "task")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STAY_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    group: str
+    timeout_seconds: float
+    stay: bool
+    task: int
+    def __init__(self, host: _Optional[str] = ..., group: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., stay: bool = ..., task: _Optional[int] = ...) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ("workers", "groups", "cut", "notes")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedScalarFieldContainer[int]
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    cut: _containers.RepeatedCompositeFieldContainer[Cut]
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, workers: _Optional[_Iterable[int]] = ..., groups: _Optional[_Iterable[str]] = ..., cut: _Optional[_Iterable[_Union[Cut, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Cut(_message.Message):
+    __slots__ = ("group", "generation", "instance", "op", "site", "worker", "missing")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    generation: int
+    instance: int
+    op: str
+    site: str
+    worker: int
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., instance: _Optional[int] = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., worker: _Optional[int] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -70,6 +70,11 @@ class WorkerStub(object):
                 request_serializer=collectived__proto_dot_v1_dot_status__pb2.StatusRequest.SerializeToString,
                 response_deserializer=collectived__proto_dot_v1_dot_status__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/collectived.v1.Worker/Drain',
+                request_serializer=collectived__proto_dot_v1_dot_status__pb2.DrainRequest.SerializeToString,
+                response_deserializer=collectived__proto_dot_v1_dot_status__pb2.DrainReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -125,6 +130,13 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """"Let what runs finish, begin nothing new." Answered when that is done; the coordinator sees to it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -162,6 +174,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=collectived__proto_dot_v1_dot_status__pb2.StatusRequest.FromString,
                     response_serializer=collectived__proto_dot_v1_dot_status__pb2.StatusReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=collectived__proto_dot_v1_dot_status__pb2.DrainRequest.FromString,
+                    response_serializer=collectived__proto_dot_v1_dot_status__pb2.DrainReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -353,6 +370,33 @@ class Worker(object):
             '/collectived.v1.Worker/Status',
             collectived__proto_dot_v1_dot_status__pb2.StatusRequest.SerializeToString,
             collectived__proto_dot_v1_dot_status__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/collectived.v1.Worker/Drain',
+            collectived__proto_dot_v1_dot_status__pb2.DrainRequest.SerializeToString,
+            collectived__proto_dot_v1_dot_status__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,7 @@ class Hello:
     link_address: str = ""
     highest_epoch: int = 0
     groups: tuple[Attached, ...] = ()
+    draining: bool = False
 
     def __str__(self) -> str:
         return f"worker /job:worker/task:{self.task} (host {self.host}, pid {self.pid}, incarnation {self.incarnation})"
@@ -145,6 +146,41 @@ class Promised:
     task: int
     proposal: int
     from_instance: int
+    next_instance: int = 0  # the first one that no rank there has submitted
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A collective that had begun and did not finish before a drain was over; instance -1: a send or recv."""
+
+    generation: int
+    instance: int
+    op: str = ""
+    site: str = ""
+    worker: int = 0
+    missing: tuple[int, ...] = ()
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Somebody wants this worker, all workers of a host, or a group drained; `request` names it in the answer."""
+
+    request: int
+    timeout_seconds: float
+    task: int = -1
+    host: str = ""
+    group: str = ""
+    stay: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DrainedBy:
+    """A worker has done what a `DrainOrder` said."""
+
+    task: int
+    request: int
+    cut: tuple[Cut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +189,18 @@ class Tick:
 
 
 Event = (
-    WorkerAttached | WorkerGone | Beat | JoinAsked | JoinCancelled | Reported | Positioned | Measured | Promised | Tick
+    WorkerAttached
+    | WorkerGone
+    | Beat
+    | JoinAsked
+    | JoinCancelled
+    | Reported
+    | Positioned
+    | Measured
+    | Promised
+    | DrainAsked
+    | DrainedBy
+    | Tick
 )
 
 
@@ -231,7 +278,18 @@ class Newcomers:
     waiting: int
 
 
-Message = Welcome | JoinUpdate | JoinDone | JoinRefused | Query | Measure | Verdict | Propose | Newcomers
+@dataclass(frozen=True, slots=True)
+class DrainOrder:
+    """ "Tell me when nothing runs any more in these generations." `leave`: it is about that whole worker."""
+
+    request: int
+    timeout_seconds: float
+    generations: tuple[int, ...]
+    leave: bool
+    stay: bool
+
+
+Message = DrainOrder | Welcome | JoinUpdate | JoinDone | JoinRefused | Query | Measure | Verdict | Propose | Newcomers
 
 
 # Effects
@@ -274,4 +332,16 @@ class End:
     why: str
 
 
-Effect = Send | Log | Drop | Store | End
+@dataclass(frozen=True, slots=True)
+class DrainDone:
+    """What came of a drain; `error`: there was nobody to drain."""
+
+    request: int
+    workers: tuple[int, ...] = ()
+    groups: tuple[str, ...] = ()
+    cut: tuple[Cut, ...] = ()
+    notes: tuple[str, ...] = ()
+    error: str = ""
+
+
+Effect = Send | Log | Drop | Store | End | DrainDone

@@ -288,7 +288,7 @@ def _judge(book: Registry, inquiry: Inquiry, now: float) -> Iterator[Effect]:
     silent |= {task: _silence(book, task) for task in generation.ranks_of if not book.connected(task)}
     decision = judgement.judge(generation, inquiry, silent, now)
     if decision is not None:
-        if decision.code == Code.INVALID_ARGUMENT:
+        if decision.code == Code.INVALID_ARGUMENT and generation.refused_from is None:
             decision = judgement.with_successor(decision, book.new_id())
         yield from deliver(book, generation, decision, now)
     elif inquiry.kind is ReportKind.PENDING and _warning_due(book, evidence, now):
@@ -329,7 +329,8 @@ def deliver(
         for task in generation.ranks_of:
             if book.connected(task) and not (generation.departed and _all_left(generation, task)):
                 yield Send(task, verdict)
-        if fault:
+        expected = generation.refused_from is not None and verdict.from_instance >= generation.refused_from
+        if fault and not expected:
             yield from _record(book, generation, verdict, now)
         if verdict.successor:
             _succeed(book, generation, verdict)

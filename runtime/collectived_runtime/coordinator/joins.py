@@ -13,7 +13,7 @@ from collectived_proto.devices import DeviceName
 from collectived_proto.errors import Code
 from collectived_proto.types import GroupInfo, Member, Peer, shown_name
 from collectived_proto.wording import members_text, ranks_text
-from collectived_runtime.coordinator import completion, faults, newcomers
+from collectived_runtime.coordinator import completion, draining, faults, newcomers
 from collectived_runtime.coordinator.events import (
     Effect,
     JoinAsk,
@@ -50,6 +50,9 @@ def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effec
     forming = book.forming.get(ask.name)
     if forming and (task, ask.request) in forming.waiting:
         yield Send(task, _update(book, forming, ask.request))
+        return
+    if away := draining.refusal(book, task, ask.name):
+        yield Send(task, JoinRefused(ask.request, Code.UNAVAILABLE, away))
         return
     refusal = _refusal(ask, task, forming)
     if refusal:
@@ -115,7 +118,7 @@ def settled(book: Registry, name: str, now: float) -> Iterator[Effect]:
 def _lives_on(book: Registry, forming: Forming) -> bool:
     """Whether the generation before still runs, with ranks that are not here."""
     previous = book.generations.get(book.latest.get(forming.name, 0))
-    if previous is None or previous.over:
+    if previous is None or previous.over or previous.refused_from is not None:
         return False
     here = {waiting.identity for waiting in forming.waiting.values()}
     members = previous.info.members

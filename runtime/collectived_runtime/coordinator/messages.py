@@ -8,9 +8,13 @@ from typing import Generic, TypeVar
 from collectived_proto import announcements, codec
 from collectived_proto.types import Verdict
 from collectived_proto.v1 import coordinator_pb2 as pb
+from collectived_proto.v1 import status_pb2
 from collectived_runtime.coordinator.events import (
     Attached,
     Beat,
+    Cut,
+    DrainedBy,
+    DrainOrder,
     Event,
     Hello,
     JoinAsk,
@@ -53,6 +57,7 @@ def hello_from_proto(message: pb.Hello) -> Hello:
             )
             for item in message.groups
         ),
+        message.draining,
     )
 
 
@@ -74,9 +79,32 @@ def event_from_proto(task: int, message: pb.WorkerMessage) -> Event | None:
             link = (told.peer, told.latency_seconds, told.bytes_per_second)
             return Measured(task, told.generation, *link, told.text)
         case "promised":
-            return Promised(task, message.promised.proposal, message.promised.from_instance)
+            return Promised(task, *_promise(message.promised))
+        case "drained":
+            told_cut = tuple(cut_from_proto(cut, task) for cut in message.drained.cut)
+            return DrainedBy(task, message.drained.drain, told_cut)
         case _:
             return None
+
+
+def _promise(message: pb.Promised) -> tuple[int, int, int]:
+    return message.proposal, message.from_instance, message.next_instance
+
+
+def cut_from_proto(cut: status_pb2.Cut, task: int) -> Cut:
+    return Cut(cut.generation, cut.instance, cut.op, cut.site, task, tuple(cut.missing))
+
+
+def cut_to_proto(cut: Cut) -> status_pb2.Cut:
+    return status_pb2.Cut(
+        group=cut.group,
+        generation=cut.generation,
+        instance=cut.instance,
+        op=cut.op,
+        site=cut.site,
+        worker=cut.worker,
+        missing=cut.missing,
+    )
 
 
 def _beat(task: int, message: pb.Heartbeat) -> Beat:
@@ -156,6 +184,11 @@ class Encoder:
                     key=key, generation=generation, proposal=proposal, from_instance=from_instance, waiting=waiting
                 )
                 return pb.CoordinatorMessage(newcomers=told)
+            case DrainOrder(request, timeout, generations, leave, stay):
+                order = pb.DrainOrder(
+                    drain=request, timeout_seconds=timeout, generations=generations, leave=leave, stay=stay
+                )
+                return pb.CoordinatorMessage(drain=order)
             case Verdict():
                 return self._rulings.get(lambda: _ruling(message), message)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, ReportKind, Submission, Tier, Verdict
-from collectived_runtime.coordinator.events import Hello, JoinAsk, Measured, Reported
+from collectived_runtime.coordinator.events import Cut, Hello, JoinAsk, Measured, Reported
 
 KEPT_FAILURES = 64
 KEPT_GENERATIONS = 256
@@ -31,6 +31,7 @@ class Worker:
     heard_at: float
     connected: bool = True
     told_at: float = -math.inf  # when its heartbeats last left nothing unsaid about where its ranks stand
+    draining: bool = False  # it takes no new ranks
 
 
 @dataclass(slots=True)
@@ -116,6 +117,7 @@ class Generation:
     last_instances: tuple[int, ...] = ()  # by rank, what it had finished in an earlier generation; (): nothing known
     newcomers: int = 0  # who wait to join, as the ranks have been told
     proposal: int = 0  # under way, about the number of newcomers
+    refused_from: int | None = None  # it is drained: nothing begins from this instance on
     evidence: dict[int, Evidence] = field(default_factory=dict)
     parted: dict[int, dict[int, RankPosition]] = field(default_factory=dict)  # by instance, of ranks that have gone
     # After a restart of the coordinator: workers that have not come back yet, those that came back without this
@@ -236,6 +238,25 @@ class Proposal:
     generation: int
     asked: set[int]
     from_instance: int = 0
+    drain: int = 0  # it is about what runs when a drain begins, not about newcomers
+
+
+@dataclass(slots=True)
+class Drain:
+    """A drain under way: of workers, or of a group. `waiting`: workers that have not told what came of it."""
+
+    request: int
+    target: str
+    tasks: list[int]
+    timeout_seconds: float
+    stay: bool
+    group: str = ""
+    generations: list[int] = field(default_factory=list)
+    undecided: set[int] = field(default_factory=set)  # generations of which it is not known yet what runs
+    ordered: bool = False
+    waiting: set[int] = field(default_factory=set)
+    cut: list[Cut] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -298,7 +319,20 @@ class Unpromised:
     generation: int
 
 
-Timer = Silence | Unanswered | Undecided | Settled | Progress | NoReturn | Unmeasured | Unpromised
+@dataclass(frozen=True, slots=True)
+class DrainTurn:
+    request: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainLate:
+    request: int
+
+
+Timer = (
+    DrainTurn | DrainLate | Silence | Unanswered | Undecided | Settled | Progress | NoReturn | Unmeasured | Unpromised
+)
 
 
 @dataclass(slots=True)
@@ -318,6 +352,7 @@ class Registry:
     over: dict[int, None] = field(default_factory=dict)  # oldest first
     inquiries: dict[int, Inquiry] = field(default_factory=dict)
     proposals: dict[int, Proposal] = field(default_factory=dict)
+    drains: dict[int, Drain] = field(default_factory=dict)  # by request
     failures: deque[Failure] = field(default_factory=lambda: deque(maxlen=KEPT_FAILURES))
     counter: int = 0
     arrivals: int = 0

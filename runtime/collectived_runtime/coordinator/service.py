@@ -21,6 +21,8 @@ from collectived_proto.errors import Code, InvalidArgumentError
 from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE, Tier
 from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2
 from collectived_runtime.coordinator.events import (
+    DrainAsked,
+    DrainDone,
     Drop,
     Effect,
     End,
@@ -35,7 +37,7 @@ from collectived_runtime.coordinator.events import (
     WorkerAttached,
     WorkerGone,
 )
-from collectived_runtime.coordinator.messages import Encoder, event_from_proto, hello_from_proto
+from collectived_runtime.coordinator.messages import Encoder, cut_to_proto, event_from_proto, hello_from_proto
 from collectived_runtime.coordinator.overview import coordinator_status, status_reply
 from collectived_runtime.coordinator.roll import Roll
 from collectived_runtime.coordinator.state import Coordinator
@@ -96,6 +98,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._timer: asyncio.TimerHandle | None = None
         self._inspections: dict[int, dict[int, asyncio.Future[status_pb2.WorkerStatus]]] = {}
         self._inspected = 0
+        self._drains: dict[int, asyncio.Future[DrainDone]] = {}
+        self._drains_asked = 0
         self._stopping = False
         self._encoder = Encoder()
         self._turns = asyncio.Semaphore(TURNS)
@@ -250,6 +254,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     if line and line.hello.incarnation == incarnation:
                         del self._lines[task]
                         line.break_off(code, why)
+                case DrainDone(request):
+                    asked = self._drains.get(request)
+                    if asked is not None and not asked.done():
+                        asked.set_result(effect)
                 case End(why):
                     if not self.ended.done():
                         self.ended.set_result(why)
@@ -306,6 +314,22 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             if task not in told
         ]
         return told, warnings
+
+    async def Drain(self, request: status_pb2.DrainRequest, context: Any) -> status_pb2.DrainReply:
+        self._drains_asked += 1
+        number = self._drains_asked
+        done: asyncio.Future[DrainDone] = asyncio.get_running_loop().create_future()
+        self._drains[number] = done
+        task = request.task if request.HasField("task") else -1
+        try:
+            self._step(DrainAsked(number, request.timeout_seconds, task, request.host, request.group, request.stay))
+            found = await done
+        finally:
+            del self._drains[number]
+        if found.error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, found.error)
+        cut = [cut_to_proto(one) for one in found.cut]
+        return status_pb2.DrainReply(workers=found.workers, groups=found.groups, cut=cut, notes=found.notes)
 
     # The end
 

@@ -38,7 +38,7 @@ class GroupView:
     name: str
     key: int
     generation: int
-    state: str  # forming | ready | failed | ended
+    state: str  # forming | ready | draining | failed | ended
     size: int
     members: tuple[Member, ...] = ()
     left: tuple[Member, ...] = ()
@@ -103,6 +103,7 @@ def _generation(book: Registry, generation: Generation, now: float) -> GroupView
     info = generation.info
     measuring = info.generation in book.measurements
     state = "ended" if generation.ended else "failed" if generation.failed else "forming" if measuring else "ready"
+    state = "draining" if state == "ready" and generation.refused_from is not None else state
     left = [rank for rank, how in sorted(generation.departed.items()) if how is not Departure.MOVED]
     pending = tuple(_pending(generation, instance, book.stall_seconds, now) for instance in sorted(generation.evidence))
     return GroupView(

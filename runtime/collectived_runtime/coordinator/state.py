@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from collectived_proto.types import Tier
-from collectived_runtime.coordinator import completion, faults, joins, newcomers, workers
+from collectived_runtime.coordinator import completion, draining, faults, joins, newcomers, workers
 from collectived_runtime.coordinator.events import (
     Beat,
+    DrainAsked,
+    DrainedBy,
     Effect,
     Event,
     JoinAsked,
@@ -26,6 +28,8 @@ from collectived_runtime.coordinator.events import (
     WorkerGone,
 )
 from collectived_runtime.coordinator.registry import (
+    DrainLate,
+    DrainTurn,
     NoReturn,
     Progress,
     Registry,
@@ -89,6 +93,8 @@ class Coordinator:
                 yield from workers.attached(book, hello, now)
             case WorkerGone():
                 yield from workers.gone(book, event, now)
+            case DrainAsked():
+                yield from draining.asked(book, event, now)
             case Tick():
                 yield from self._tick(now)
             case _ if event.task not in book.workers:
@@ -98,7 +104,9 @@ class Coordinator:
                 yield from self._heard(event, now)
 
     def _heard(
-        self, event: Beat | JoinAsked | JoinCancelled | Reported | Positioned | Measured | Promised, now: float
+        self,
+        event: Beat | JoinAsked | JoinCancelled | Reported | Positioned | Measured | Promised | DrainedBy,
+        now: float,
     ) -> Iterator[Effect]:
         book = self._book
         match event:
@@ -114,6 +122,10 @@ class Coordinator:
                 yield from faults.positioned(book, event, now)
             case Measured():
                 yield from completion.measured(book, event)
+            case DrainedBy():
+                yield from draining.answered(book, event, now)
+            case Promised() if draining.concerns(book, event.proposal):
+                yield from draining.promised(book, event, now)
             case Promised():
                 yield from newcomers.promised(book, event, now)
 
@@ -141,5 +153,11 @@ class Coordinator:
                 yield from workers.not_returned(book, number, now)
             case Unmeasured(number):
                 yield from completion.conclude(book, number)
+            case DrainTurn():
+                yield from draining.turn(book, timer, now)
+            case DrainLate():
+                yield from draining.late(book, timer)
+            case Unpromised() if draining.concerns(book, timer.proposal):
+                yield from draining.lapsed(book, timer, now)
             case Unpromised():
                 yield from newcomers.lapsed(book, timer, now)

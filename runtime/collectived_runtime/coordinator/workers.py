@@ -14,7 +14,7 @@ from dataclasses import replace
 from collectived_proto.errors import Code
 from collectived_proto.types import RankPosition, Verdict
 from collectived_proto.wording import seconds
-from collectived_runtime.coordinator import completion, faults, joins
+from collectived_runtime.coordinator import completion, draining, faults, joins
 from collectived_runtime.coordinator.events import (
     Attached,
     Beat,
@@ -59,7 +59,7 @@ def attached(book: Registry, hello: Hello, now: float) -> Iterator[Effect]:
             return
         yield from lost(book, hello.task, f"worker {hello.task} ended, and {hello} has taken its place", now)
     back = hello.task in book.workers
-    book.workers[hello.task] = Worker(hello, now)
+    book.workers[hello.task] = Worker(hello, now, draining=hello.draining)
     if not back:  # else its timer runs already
         book.arm(now + book.patience, Silence(hello.task, hello.incarnation))
     yield Send(hello.task, Welcome(book.epoch, book.heartbeat_seconds, book.stall_seconds))
@@ -105,11 +105,14 @@ def lost(book: Registry, task: int, why: str, now: float, orderly: bool = False)
         text = f"{worker.hello} was given up: {why}; attach again"
         yield Drop(task, worker.hello.incarnation, Code.UNAVAILABLE, text)
     yield from joins.worker_gone(book, task, now)
+    yield from draining.worker_gone(book, task, why)
     for generation in list(book.generations.values()):
         if task in generation.ranks_of and generation.awaited:
             generation.absent.add(task)
         elif task in generation.ranks_of:
-            yield from faults.worker_lost(book, generation, [task], why, 0, now)
+            # A drained worker that goes in order takes nothing with it that was still to finish.
+            start = generation.refused_from or 0 if orderly else 0
+            yield from faults.worker_lost(book, generation, [task], why, start, now)
             yield from completion.conclude(book, generation.info.generation)
 
 

@@ -146,12 +146,13 @@ class Lane:
         """The coordinator is back, and may not have heard who has gone."""
         self._watch.ask(lambda: self._generation.reports.again())
 
-    def promise(self, generation: int, answer: Callable[[int], None]) -> None:
-        """Calls `answer(instance)` in the lane's thread: nothing starts from that one on before `newcomers`."""
+    def promise(self, generation: int, answer: Callable[[int, int], None]) -> None:
+        """Calls `answer(instance, following)` in the lane's thread: nothing starts from that instance on before
+        `newcomers`, and `following` is the first that no local rank has submitted."""
 
         def ask() -> None:
             if generation == self._generation.number:
-                answer(self._generation.newcomers.promise())
+                answer(*self._generation.newcomers.promise())
 
         self._watch.ask(ask)
 

@@ -19,9 +19,13 @@ class Newcomers:
         self._ledger = ledger
         self._agreed: list[tuple[int, int]] = []  # from which instance on how many wait to join
 
-    def promise(self) -> int:
-        """Starts nothing from the returned instance on until `agreed` is called, or for half a second."""
-        return self._ledger.promise(time.monotonic() + PROMISE_SECONDS)
+    def promise(self) -> tuple[int, int]:
+        """Starts nothing from the returned instance on until `agreed` is called, or for half a second.
+
+        Also returns the first instance that no local rank has submitted.
+        """
+        following = 1 + max(standing.submitted for standing in self._ledger.standings.values())
+        return self._ledger.promise(time.monotonic() + PROMISE_SECONDS), following
 
     def agreed(self, from_instance: int, waiting: int) -> None:
         """So many wait to join, as the ranks are to see with that instance; -1: nothing has changed."""

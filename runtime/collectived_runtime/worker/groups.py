@@ -294,8 +294,8 @@ class Groups:
                 lane.query(query.instance, lambda generation, ranks: self._position(query, generation, ranks))
 
     def _propose(self, asked: pb.Propose) -> None:
-        def answer(from_instance: int) -> None:
-            promised = pb.Promised(proposal=asked.proposal, from_instance=from_instance)
+        def answer(from_instance: int, following: int) -> None:
+            promised = pb.Promised(proposal=asked.proposal, from_instance=from_instance, next_instance=following)
             self._say(pb.WorkerMessage(promised=promised))
 
         for (key, _), lane in list(self._lanes.items()):

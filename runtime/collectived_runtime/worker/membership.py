@@ -112,6 +112,11 @@ class Membership:
         call: Awaitable[status_pb2.StatusReply] = self._stub.Status(request, timeout=timeout, metadata=self._metadata)
         return await call
 
+    async def drain(self, request: status_pb2.DrainRequest, timeout: float) -> status_pb2.DrainReply:
+        """Asks the coordinator to see to a drain; raises grpc.aio.AioRpcError where it does not."""
+        call: Awaitable[status_pb2.DrainReply] = self._stub.Drain(request, timeout=timeout, metadata=self._metadata)
+        return await call
+
     async def close(self) -> None:
         """Says goodbye, so that the coordinator does not look for this worker."""
         self._closing = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -39,6 +40,7 @@ from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.worker import probe
+from collectived_runtime.worker.draining import Drainage
 from collectived_runtime.worker.enlist import enlist
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.membership import Membership
@@ -84,7 +86,12 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
             print(f"collectived {who}: {why}", file=sys.stderr, flush=True)
             raise SystemExit(1) from None
         ready(worker.announcement())
-        await until_stopped(signalled, lifeline)
+        ends = [worker.drainage.over, *([asyncio.ensure_future(lifeline)] if lifeline is not None else [])]
+        await until_stopped(signalled, None, *ends)
+        if signalled.number == signal.SIGTERM and settings.drain_seconds and worker.groups.lanes:
+            signalled.clear()
+            worker.drain(settings.drain_seconds)
+            await until_stopped(signalled, None, *ends)  # a second signal ends it at once
         await worker.close()
 
 
@@ -121,6 +128,14 @@ class _Worker:
             self._welcomed,
             lambda: [lane.ledger for lane in self.groups.lanes],
         )
+        self.drainage = Drainage(
+            task,
+            f"worker {task} (host {host})",
+            lambda: self.groups.lanes,
+            self._say,
+            self.membership.drain,
+            self._refuses,
+        )
         self.server = grpc.aio.server(
             interceptors=[Admission(settings.secret, settings.insecure)], options=(*OPTIONS, *KEEPALIVE)
         )
@@ -132,6 +147,7 @@ class _Worker:
             self.groups,
             self.reception,
             self._status,
+            self.drainage,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)
         self.health = HealthServicer()
@@ -161,7 +177,16 @@ class _Worker:
             "pid": os.getpid(),
         }
 
+    def drain(self, seconds: float) -> None:
+        """Begins to drain this worker; `drainage.over` says when that is done."""
+        request = status_pb2.DrainRequest(timeout_seconds=seconds)
+        self._draining = asyncio.ensure_future(self.drainage.asked(request))
+
+    async def _refuses(self) -> None:
+        await self.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+
     async def close(self) -> None:
+        await self.drainage.close()
         await self.health.enter_graceful_shutdown()
         self.sessions.close_all("its worker is ending")
         await self.membership.close()
@@ -183,12 +208,15 @@ class _Worker:
             link_address=identity.link_address,
             highest_epoch=epoch,
             groups=self.groups.attached(),
+            draining=bool(self.drainage.refusal),
         )
 
     def _heard(self, message: pb.CoordinatorMessage) -> None:
         if message.HasField("inspect"):
             inspection = pb.Inspection(inspect=message.inspect.inspect, status=self._own_status())
             self.membership.say(pb.WorkerMessage(inspection=inspection))
+        elif message.HasField("drain"):
+            self.drainage.ordered(message.drain)
         else:
             self.groups.heard(message)
 
@@ -203,6 +231,7 @@ class _Worker:
             connected=self.membership.connected.is_set(),
             sessions=len(self.sessions),
             arena_bytes=self.budget.used,
+            draining=bool(self.drainage.refusal),
         )
 
     async def _status(self, request: status_pb2.StatusRequest) -> status_pb2.StatusReply:

@@ -22,6 +22,7 @@ from collectived_runtime.admission import is_local
 from collectived_runtime.engine.ledger import Prepared
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.worker.descriptions import keep, prepared, think
+from collectived_runtime.worker.draining import Drainage
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.sessions import Client, Session, Sessions
 from collectived_runtime.worker.statuses import status_of
@@ -61,6 +62,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Args:
     name: `/job:worker/task:1`.
     status: answers a status request.
+    drainage: what is to be asked before a rank is taken.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         groups: Groups,
         reception: Reception,
         status: Callable[[status_pb2.StatusRequest], Awaitable[status_pb2.StatusReply]],
+        drainage: Drainage,
     ) -> None:
         self._name = name
         self._devices = devices
@@ -80,6 +83,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._groups = groups
         self._reception = reception
         self._status = status
+        self._drainage = drainage
 
     @_translated
     async def OpenSession(
@@ -105,6 +109,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Join(
         self, request: worker_pb2.JoinRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[worker_pb2.JoinEvent]:
+        self._drainage.check()
         async for event in self._groups.join(self._sessions.find(request.session), request):
             yield event
 
@@ -153,6 +158,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: status_pb2.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> status_pb2.StatusReply:
         return await self._status(request)
+
+    @_translated
+    async def Drain(
+        self, request: status_pb2.DrainRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> status_pb2.DrainReply:
+        try:
+            return await self._drainage.asked(request)
+        except grpc.aio.AioRpcError as error:
+            await context.abort(error.code(), error.details() or "the coordinator refuses")
+            raise AssertionError("abort raises") from error
 
     def _admit(self, session: Session) -> bytes:
         token = secrets.token_bytes(TOKEN_BYTES)

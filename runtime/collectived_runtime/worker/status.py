@@ -32,7 +32,7 @@ class Identity:
 
 
 def worker_status(
-    identity: Identity, lanes: list[Lane], *, connected: bool, sessions: int, arena_bytes: int
+    identity: Identity, lanes: list[Lane], *, connected: bool, sessions: int, arena_bytes: int, draining: bool = False
 ) -> pb.WorkerStatus:
     return pb.WorkerStatus(
         task=identity.task,
@@ -45,6 +45,7 @@ def worker_status(
         address=identity.address,
         link_address=identity.link_address,
         connected=connected,
+        draining=draining,
         sessions=sessions,
         arena_bytes=arena_bytes,
         resident_bytes=resident_bytes(),

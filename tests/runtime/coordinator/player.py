@@ -17,7 +17,9 @@ happens on the way is shown under `@time`. Generations are called g1, g2, … an
     contract NAME = OPERATION | STRUCTURE | PATH=LEAF; … | SITE [| bytes_per_pack=N]       "what comes": an open one
     report TASK gN KIND [#INSTANCE] [rank=N] [worker=N] [peer=N] [timeout=S] [text=…] POSITION…
          … [last=N:CONTRACT,…]        of a rank that has gone
-    promise TASK pN #INSTANCE          nothing starts from that one on
+    promise TASK pN #INSTANCE [next=N]  nothing starts from that one on; N: the first that nobody there has submitted
+    drain WHO REQUEST TIMEOUT [stay]   WHO: a task, host=H or group=G
+    drained TASK REQUEST [gN#INSTANCE[:OPERATION[:RANK,…]]]…         what was cut; RANK: had not come
     answer TASK qN POSITION…          POSITION: RANK:SUBMITTED/FINISHED[=CONTRACT][@SITE]
     tune [NAME = ROWS]                a new coordinator that measures links; stored ROWS are LIMIT:ALGORITHM …
     measured TASK gN PEER LATENCY BANDWIDTH [text=…]        in seconds and bytes per second
@@ -58,6 +60,11 @@ from collectived_proto.types import (
 from collectived_runtime.coordinator.events import (
     Attached,
     Beat,
+    Cut,
+    DrainAsked,
+    DrainDone,
+    DrainedBy,
+    DrainOrder,
     Drop,
     Effect,
     End,
@@ -148,6 +155,8 @@ class Player:
     # Commands
 
     def _event(self, verb: str, words: list[str]) -> Event:
+        if verb == "drain":
+            return _drain(words)
         task = int(words[0])
         given = dict(word.split("=", 1) for word in words if re.match(r"[a-z]+=", word))
         match verb:
@@ -170,11 +179,19 @@ class Player:
                 return Measured(task, generation, *link, given.get("text", ""))
             case "promise":
                 proposal = next(number for (_, number), name in self.names.items() if name == words[1])
-                return Promised(task, proposal, int(words[2].removeprefix("#")))
+                return Promised(task, proposal, int(words[2].removeprefix("#")), int(given.get("next", 0)))
+            case "drained":
+                return DrainedBy(task, int(words[1]), tuple(self._cut(task, word) for word in words[2:]))
             case "answer":
                 query = self.queries[words[1]]
                 return Positioned(task, query.query, self._positions(words[2:], query.instance))
         raise ValueError(f"unknown command {verb!r}")
+
+    def _cut(self, task: int, word: str) -> Cut:
+        place, op, ranks, *_ = [*word.split(":"), "", ""]
+        name, _, instance = place.partition("#")
+        missing = tuple(int(rank) for rank in ranks.split(",") if rank)
+        return Cut(self.groups[name].generation, int(instance), op, "", task, missing)
 
     def _hello(self, task: int, words: list[str]) -> Hello:
         given = dict(word.split("=", 1) for word in words if "=" in word)
@@ -272,6 +289,11 @@ class Player:
                 yield f"store {name}: {_table(table)}"
             case End(why):
                 yield f"end: {why}"
+            case DrainDone(request, workers, groups, cut, notes, error):
+                what = [f"workers {' '.join(map(str, workers))}"] if workers else []
+                what += [f"groups {' '.join(groups)}"] if groups else []
+                what += [f"cut {one.group}#{one.instance} {one.op} missing {list(one.missing)}" for one in cut]
+                yield f"drained {request}: {error or ', '.join([*what, *notes])}"
 
     def _message(self, message: Message) -> str:
         match message:
@@ -301,6 +323,10 @@ class Player:
             case Newcomers(_, generation, proposal, from_instance, waiting):
                 agreed = f"{waiting} waiting from #{from_instance}" if from_instance >= 0 else "withdrawn"
                 return f"newcomers {self._name('p', proposal)} {self._name('g', generation)}: {agreed}"
+            case DrainOrder(request, timeout, generations, leave, stay):
+                names = " ".join(self._name("g", generation) for generation in generations)
+                end = " and stay" if stay else " and end" if leave else ""
+                return f"drain {request} within {timeout:g} s: {names}{end}"
             case Verdict():
                 return self._verdict(message)
 
@@ -348,6 +374,19 @@ class Player:
                 )
         for failure in view.failures:
             yield f"failure {failure.seconds_ago:g} s ago: {Code(failure.verdict.code).name} {failure.verdict.message}"
+
+
+def _drain(words: list[str]) -> DrainAsked:
+    who, request, timeout = words[:3]
+    kind, _, name = who.rpartition("=")
+    return DrainAsked(
+        int(request),
+        float(timeout),
+        task=-1 if kind else int(who),
+        host=name if kind == "host" else "",
+        group=name if kind == "group" else "",
+        stay="stay" in words,
+    )
 
 
 def _ask(task: int, words: list[str], given: dict[str, str]) -> JoinAsk:
