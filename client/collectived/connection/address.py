@@ -91,7 +91,7 @@ def find(worker: str | None) -> Address:
         if system := jobs.system_worker():
             return Address(system, "the system's worker")
         raise UnavailableError(
-            f"no job of yours is running (looked at COLLECTIVED_WORKER, in {jobs.runtime_folder()} and for "
+            f"no job of yours is running (looked at COLLECTIVED_WORKER, in {jobs.runtime_path()} and for "
             f"{jobs.SYSTEM_FOLDER / jobs.SYSTEM_SOCKET}); start one: {START}"
         )
     if len(found) > 1:

@@ -55,7 +55,7 @@ def find(worker: str | None, environment: Mapping[str, str]) -> Target:
         if system := jobs.system_worker():
             return Target((system,), "the system's worker")
         raise Unreachable(
-            f"no job of yours runs on this host (none in {jobs.runtime_folder()}, and no "
+            f"no job of yours runs on this host (none in {jobs.runtime_path()}, and no "
             f"{jobs.SYSTEM_FOLDER / jobs.SYSTEM_SOCKET}); start one with\n"
             "    collectived launch --workers 2 --clients 2 -- python train.py\n"
             "or name a worker: --worker unix:/path or --worker host:port"

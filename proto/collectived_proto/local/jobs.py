@@ -30,14 +30,19 @@ class JobFile:
     command: str = ""
 
 
+def runtime_path() -> Path:
+    """Where this user's folder is, or would be."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "collectived" if base and os.path.isdir(base) else Path(f"/tmp/collectived-{os.getuid()}")
+
+
 def runtime_folder() -> Path:
     """This user's folder, created when missing.
 
     Raises:
         PermissionError: it exists and belongs to somebody else, or others may enter it.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(base) / "collectived" if base and os.path.isdir(base) else Path(f"/tmp/collectived-{os.getuid()}")
+    folder = runtime_path()
     folder.mkdir(mode=0o700, exist_ok=True)
     seen = folder.lstat()
     if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_mode & 0o077:
@@ -91,6 +96,8 @@ def publish(job: JobFile) -> Path:
 
 def running() -> list[JobFile]:
     """The jobs whose launcher lives, by name. Files of dead ones are passed over, not removed."""
+    if not runtime_path().exists():  # nor is it made: in a container there may be no place to write
+        return []
     found = []
     for path in sorted(runtime_folder().glob("*.json")):
         try:
