@@ -14,7 +14,10 @@ from collectived_proto.configuration.daemons import DAEMONS
 from collectived_proto.configuration.effective import effective
 
 FILLED = {"$(NODE_NAME)": "node-7", "$(POD_IP)": "10.0.0.7", "%d": "/credentials", "%S": "/var/lib", "%t": "/run"}
-IN_A_FILE: dict[str, dict[str, object]] = {"coordinator": {"listen": ("head:7450",)}, "worker": {"coordinator": "head:7450"}}
+IN_A_FILE: dict[str, dict[str, object]] = {
+    "coordinator": {"listen": ("head:7450",)},
+    "worker": {"coordinator": "head:7450"},
+}
 
 
 def filled(word: str) -> str:
