@@ -12,8 +12,11 @@ from importlib.metadata import version
 import click
 
 from collectived_launcher.bench.command import bench
+from collectived_launcher.cluster.command import down, up
+from collectived_launcher.cluster.run import run as run_clients
 from collectived_launcher.config.command import config
 from collectived_launcher.daemon import coordinator, simulate, worker
+from collectived_launcher.drain.command import drain
 from collectived_launcher.launch.command import launch
 from collectived_launcher.status.command import status
 
@@ -26,7 +29,7 @@ def collectived() -> None:
     """Collective communication as a service: start it, use it, look at it."""
 
 
-for command in (launch, status, bench, simulate, config, coordinator, worker):
+for command in (launch, run_clients, up, down, status, drain, bench, simulate, config, coordinator, worker):
     collectived.add_command(command)
 
 

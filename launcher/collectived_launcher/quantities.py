@@ -6,9 +6,19 @@ import math
 
 import click
 
+from collectived_proto.configuration.quantities import seconds_of
+
 
 def seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     """Accepts a finite number of seconds that is not negative."""
     if value is not None and not 0 <= value < math.inf:
         raise click.BadParameter(f"{value!r} is not a number of seconds: expected 0 or more, such as 2.5")
     return value
+
+
+def time(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Accepts `250ms`, `30s`, `2min` or a bare number of seconds."""
+    try:
+        return None if value is None else seconds_of(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None

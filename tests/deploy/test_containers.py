@@ -127,8 +127,8 @@ def test_compose_itself_takes_the_file() -> None:
 
 
 class Services:
-    """The compose file's services as processes of this machine: a folder for each volume, the loopback for names, and no
-    container around them."""
+    """The compose file's services as processes of this machine: a folder for each volume, the loopback for names,
+    and no container around them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

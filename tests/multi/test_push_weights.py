@@ -1,4 +1,4 @@
-"""`examples/push_weights.py` run for real: a trainer and servers of another job, of which one is killed and one added."""
+"""`examples/push_weights.py` run for real: a trainer, and servers of another job: one is killed, one is added."""
 
 from __future__ import annotations
 

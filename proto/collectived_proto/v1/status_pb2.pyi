@@ -214,16 +214,18 @@ class DrainRequest(_message.Message):
     def __init__(self, host: _Optional[str] = ..., group: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., stay: bool = ..., task: _Optional[int] = ...) -> None: ...
 
 class DrainReply(_message.Message):
-    __slots__ = ("workers", "groups", "cut", "notes")
+    __slots__ = ("workers", "groups", "cut", "notes", "uncertain")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    UNCERTAIN_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedScalarFieldContainer[int]
     groups: _containers.RepeatedScalarFieldContainer[str]
     cut: _containers.RepeatedCompositeFieldContainer[Cut]
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, workers: _Optional[_Iterable[int]] = ..., groups: _Optional[_Iterable[str]] = ..., cut: _Optional[_Iterable[_Union[Cut, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    uncertain: bool
+    def __init__(self, workers: _Optional[_Iterable[int]] = ..., groups: _Optional[_Iterable[str]] = ..., cut: _Optional[_Iterable[_Union[Cut, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., uncertain: bool = ...) -> None: ...
 
 class Cut(_message.Message):
     __slots__ = ("group", "generation", "instance", "op", "site", "worker", "missing")

@@ -118,6 +118,7 @@ def answered(book: Registry, event: DrainedBy, now: float) -> Iterator[Effect]:
     if drain is None or event.task not in drain.waiting:
         return
     drain.waiting.discard(event.task)
+    book.workers[event.task].drained = event.task in drain.tasks
     for cut in event.cut:
         generation = book.generations.get(cut.generation)
         if generation is not None:
@@ -242,8 +243,9 @@ def _settle(book: Registry, number: int, now: float) -> Iterator[Effect]:
 
 def _refuse(book: Registry, drain: Drain, generation: Generation, start: int, now: float) -> Iterator[Effect]:
     """From here on nothing begins, the same for all ranks."""
+    what = "it" if drain.group else f"group {shown_name(generation.info.name)!r}"
     text = (
-        f"{drain.target} is draining: group {shown_name(generation.info.name)!r} begins nothing from #{start} on; "
+        f"{drain.target} is draining: {what} begins nothing from #{start} on; "
         f"{'join it again when that is over' if drain.group else 'join it again at workers that stay'}"
     )
     verdict = judgement.verdict(generation, Code.UNAVAILABLE, text, start, now, instance=-1)

@@ -32,6 +32,7 @@ class Worker:
     connected: bool = True
     told_at: float = -math.inf  # when its heartbeats last left nothing unsaid about where its ranks stand
     draining: bool = False  # it takes no new ranks
+    drained: bool = False  # it has told that nothing runs there any more
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from collectived_proto.configuration.daemons import CoordinatorSettings
 from collectived_proto.v1 import coordinator_pb2_grpc
-from collectived_runtime.admission import Admission
+from collectived_runtime.admission import Admission, check_exposed
 from collectived_runtime.coordinator import table_file
 from collectived_runtime.coordinator.journal import next_epoch
 from collectived_runtime.coordinator.roll import Roll
@@ -41,6 +41,10 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
             obeyed; the reason has been printed.
     """
     with signals() as signalled, _collecting_rarely():
+        try:
+            check_exposed(settings.listen, settings.secret, settings.insecure)
+        except ValueError as error:
+            _fail(str(error))
         try:
             epoch = next_epoch(settings.journal)
         except (OSError, ValueError) as error:

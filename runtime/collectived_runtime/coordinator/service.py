@@ -329,7 +329,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         if found.error:
             await context.abort(grpc.StatusCode.NOT_FOUND, found.error)
         cut = [cut_to_proto(one) for one in found.cut]
-        return status_pb2.DrainReply(workers=found.workers, groups=found.groups, cut=cut, notes=found.notes)
+        return status_pb2.DrainReply(
+            workers=found.workers, groups=found.groups, cut=cut, notes=found.notes, uncertain=bool(found.notes)
+        )
 
     # The end
 

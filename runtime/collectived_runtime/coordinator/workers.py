@@ -111,7 +111,7 @@ def lost(book: Registry, task: int, why: str, now: float, orderly: bool = False)
             generation.absent.add(task)
         elif task in generation.ranks_of:
             # A drained worker that goes in order takes nothing with it that was still to finish.
-            start = generation.refused_from or 0 if orderly else 0
+            start = generation.refused_from or 0 if orderly and worker.drained else 0
             yield from faults.worker_lost(book, generation, [task], why, start, now)
             yield from completion.conclude(book, generation.info.generation)
 

@@ -76,6 +76,12 @@ def test_a_coordinator_that_refuses_is_quoted(folder: Path, start: Start) -> Non
     assert f"the coordinator at {address} refuses this worker" in said and "secret" in said
 
 
+def test_nobody_serves_other_hosts_without_a_secret(folder: Path, start: Start) -> None:
+    exposed = "0.0.0.0:0 can be reached from other hosts, and this job has no secret"
+    assert exposed in refusal(start(*worker(folder, "unix:/nowhere", "--link-listen", "0.0.0.0:0"), secret=""))
+    assert exposed in refusal(start("coordinator", "--listen", "0.0.0.0:0", secret=""))
+
+
 def test_a_port_in_use_is_named(folder: Path, start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"

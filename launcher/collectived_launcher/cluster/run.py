@@ -1,0 +1,179 @@
+"""`collectived run`: clients of one job, against daemons that run already."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from collectived_launcher.cluster.command import INTERRUPTED, UNREACHABLE, chosen
+from collectived_launcher.cluster.file import BadCluster, Cluster, ClusterHost, read
+from collectived_launcher.cluster.reach import SILENCE, Interrupted, carrier_of, reach
+from collectived_launcher.launch.command import check_program, make_log_dir
+from collectived_launcher.launch.ground import Unreachable
+from collectived_launcher.launch.job import LOCALHOST, Addresses, Job, new_name
+from collectived_launcher.launch.output import Terminal
+from collectived_launcher.launch.places import forwarded, wished_variables
+from collectived_launcher.launch.run import Run
+from collectived_launcher.launch.supervise import Policy
+from collectived_launcher.quantities import time
+from collectived_proto.local import jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Workers that run, each with its host and with how many clients it is to get."""
+
+    coordinator: str
+    workers: tuple[str, ...]
+    hosts: tuple[str, ...]
+    clients: tuple[int, ...]
+
+
+@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
+@click.option(
+    "--cluster",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="CLUSTER.toml",
+    help="The cluster whose daemons are used; default: the one that runs on this host.",
+)
+@click.option("--hosts", default="", metavar="HOST,...", help="Only these hosts of the cluster.")
+@click.option(
+    "--clients",
+    "--nproc-per-node",
+    type=click.IntRange(min=1),
+    help="Clients (processes of your program) per worker; default: the host's slots.",
+)
+@click.option("--ssh", "ssh_command", default="ssh", show_default=True, help="OpenSSH's client, with options.")
+@click.option("--timeout", callback=time, metavar="TIME", help="Default for collectives; none if 0.")
+@click.option(
+    "--grace",
+    callback=time,
+    metavar="TIME",
+    default="10s",
+    show_default=True,
+    help="After the first failure the others have this long to see their error and end.",
+)
+@click.option("--max-restarts", type=click.IntRange(min=0), default=0, help="Start a failed client again, this often.")
+@click.option("--log-dir", type=click.Path(path_type=Path, file_okay=False), help="Also write one file per process.")
+@click.option("--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="Give this variable to PROGRAM.")
+@click.option("--chdir", default="", metavar="FOLDER", help="Where PROGRAM runs.  [default: this folder]")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
+def run(
+    file: Path | None,
+    hosts: str,
+    clients: int | None,
+    ssh_command: str,
+    timeout: float | None,
+    grace: float,
+    max_restarts: int,
+    log_dir: Path | None,
+    variables: tuple[str, ...],
+    chdir: str,
+    program: tuple[str, ...],
+) -> int:
+    """Run PROGRAM as ranks at daemons that run already, and leave those as they are.
+
+    The daemons are those of `collectived up`. Everything else is as with `launch`: the environment of each rank, what
+    is shown, what happens after a failure. Each run is a job of its own: its group names are its own.
+    """
+    if hosts and file is None:
+        raise click.UsageError("--hosts chooses among the hosts of a cluster: name its file with --cluster")
+    terminal = Terminal()
+    if file is None:
+        cluster, found = None, running_here(clients or 1)
+    else:
+        try:
+            cluster = read(file)
+            among = chosen(cluster, [name for name in hosts.split(",") if name])
+            found = running_there(cluster, among, clients, ssh_command, terminal)
+        except BadCluster as error:
+            raise click.UsageError(str(error)) from None
+        except Unreachable as error:
+            click.echo(f"collectived: {error}", err=True)
+            return UNREACHABLE
+        except Interrupted:
+            return INTERRUPTED
+    spread = any(host != LOCALHOST for host in found.hosts)
+    if LOCALHOST in found.hosts:
+        check_program(program[0])
+    make_log_dir(log_dir)
+    name = new_name()
+    told = forwarded(os.environ, variables) if spread else wished_variables(os.environ, variables)
+    job = Job(name, found.clients, program, timeout, found.hosts, told, chdir or (os.getcwd() if spread else ""))
+    others = None
+    if cluster is not None and spread:
+        others = partial(carrier_of(cluster, ssh_command).open, name=name, silence=SILENCE, terminal=terminal)
+    return Run(
+        job,
+        Policy(grace, max_restarts),
+        jobs.runtime_folder() / name,
+        others=others,
+        coordinator=found.hosts[0],
+        log_dir=log_dir,
+        terminal=terminal,
+        running=Addresses(found.coordinator, found.workers, 0),
+    ).run()
+
+
+def running_here(clients: int) -> Found:
+    """The workers of the one job of this user that runs on this host.
+
+    Raises:
+        click.ClickException: none does, or several do.
+    """
+    running = [job for job in jobs.running() if job.workers]
+    if not running:
+        raise _Nothing(
+            f"no daemons of yours run on this host (none in {jobs.runtime_folder()}); start some with\n"
+            "    collectived up CLUSTER.toml\nor start them with your program: collectived launch -- python train.py"
+        )
+    if len(running) > 1:
+        lines = "\n".join(f"    {job.job}: {job.command}" for job in running)
+        raise click.UsageError(f"daemons of {len(running)} jobs of yours run here; name one with --cluster:\n{lines}")
+    job = running[0]
+    count = len(job.workers)
+    return Found(job.coordinator, job.workers, (LOCALHOST,) * count, (clients,) * count)
+
+
+def running_there(
+    cluster: Cluster, hosts: Sequence[ClusterHost], clients: int | None, ssh_command: str, terminal: Terminal
+) -> Found:
+    """The workers of a cluster.
+
+    Raises:
+        click.ClickException: they do not run. Unreachable, Interrupted: as `reach`.
+    """
+    with reach(cluster, hosts, ssh_command, terminal) as open_hosts:
+        answers = open_hosts.ask("state", cluster.name, {host.name: "" for host in hosts})
+    missing = [f"    {name}: {_why_not(answer)}" for name, answer in answers.items() if not answer.get("running")]
+    if missing:
+        raise _Nothing("\n".join([f"cluster {cluster.name!r} does not run; collectived up {cluster.source}", *missing]))
+    workers: list[tuple[str, str, int]] = []
+    for host in hosts:
+        workers += [(at, host.name, clients or host.slots) for at in _serving(answers[host.name]["daemons"])]
+    if not workers:
+        raise _Nothing(f"no worker of cluster {cluster.name!r} serves")
+    addresses, names, counts = zip(*workers, strict=True)
+    return Found("", addresses, names, counts)
+
+
+def _serving(daemons: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Addresses of the workers that serve."""
+    return [one["address"] for name, one in daemons.items() if name != "coordinator" and one["state"] == "serving"]
+
+
+def _why_not(answer: Mapping[str, Any]) -> str:
+    return str(answer.get("trouble") or "no daemons run there")
+
+
+class _Nothing(click.ClickException):
+    """Nobody to talk to."""
+
+    exit_code = UNREACHABLE

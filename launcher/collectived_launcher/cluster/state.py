@@ -1,0 +1,83 @@
+"""What is known on a host about its part of a cluster: files in a folder that only its user may enter.
+
+supervisor.json  the supervisor: its process and when that began, its spec, how each daemon is
+secret           of the cluster, mode 0600
+logs/            a file per daemon, and the supervisor's own
+*.sock, epoch    the daemons' own
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from collectived_proto.local import jobs
+
+FILE, SECRET, LOGS = "supervisor.json", "secret", "logs"
+
+
+def folder_of(cluster: str) -> Path:
+    """
+    Raises:
+        OSError, ValueError: sockets cannot lie there.
+    """
+    folder = jobs.runtime_folder() / cluster
+    jobs.check_socket_path(folder / "worker-9999.sock")
+    return folder
+
+
+def write(folder: Path, known: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    private(folder / f"{FILE}.new", json.dumps(known))
+    os.replace(folder / f"{FILE}.new", folder / FILE)
+
+
+def private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """What the supervisor has written; None where none has."""
+    try:
+        found: dict[str, Any] = json.loads((folder / FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def living(known: Mapping[str, Any] | None) -> bool:
+    """Whether that supervisor lives: a process of that number which began at that time."""
+    return known is not None and began(int(known["pid"])) == known["began"]
+
+
+def began(pid: int) -> int:
+    """When a process began, in ticks since the machine did; 0 where there is none (any more)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def running() -> list[tuple[Path, dict[str, Any]]]:
+    """Clusters of this user of which a part runs here."""
+    found = [(path.parent, read(path.parent)) for path in sorted(jobs.runtime_folder().glob(f"*/{FILE}"))]
+    return [(folder, known) for folder, known in found if known is not None and living(known)]
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """One at a time starts or ends what stays on this host."""
+    descriptor = os.open(jobs.runtime_folder(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,169 @@
+"""What is done on one host for `collectived up`, `down` and `run`: `there.py VERB CLUSTER [JSON]`; answers with JSON.
+
+| verb | does | standard input |
+|---|---|---|
+| `up` | starts the supervisor, unless it runs, and waits until its daemons serve; JSON: a `Spec` | the secret |
+| `down` | ends it; JSON: `{"now": …}`, whether without draining | |
+| `state` | tells what runs; CLUSTER may be empty where only one does | |
+| `secret` | tells the secret of what runs here, '' where nothing does | |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from collectived_launcher.cluster import state
+from collectived_launcher.cluster.spec import Spec
+from collectived_launcher.cluster.supervisor import DRAINED_WITHIN, ENDED_WITHIN, READY_WITHIN
+from collectived_launcher.launch.keeper import PATIENCE, remove_traces
+
+_LOOK = 0.03  # seconds between looks at what a supervisor has written
+_SETTLED = {"serving", "failed", "drained"}
+
+Answer = dict[str, Any]
+
+
+def up(cluster: str, spec: Spec, secret: str) -> Answer:
+    """Starts what is to stay on this host."""
+    folder = state.folder_of(cluster)
+    with state.alone():
+        known = state.read(folder)
+        if known is not None and state.living(known):
+            same = Spec.from_json(known["spec"]) == spec
+            return {"already": True, "same": same, "daemons": known["daemons"]}
+        remove_traces(folder)
+        os.makedirs(folder.parent, mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700)
+        (folder / state.LOGS).mkdir(mode=0o700)
+        state.private(folder / state.SECRET, f"{secret}\n")
+        supervisor = _start(folder, spec)
+        return _await(folder, supervisor)
+
+
+def _start(folder: Path, spec: Spec) -> subprocess.Popen[str]:
+    """A process of its own session, which whoever started us does not know."""
+    with (folder / state.LOGS / "supervisor.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "collectived_launcher.cluster.supervisor", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            text=True,
+            cwd="/",
+        )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(f"{spec.to_json()}\n")
+    return process
+
+
+def _await(folder: Path, supervisor: subprocess.Popen[str]) -> Answer:
+    deadline = time.monotonic() + READY_WITHIN
+    while time.monotonic() < deadline:
+        if supervisor.poll() is not None:
+            return {"trouble": f"the supervisor ended at once ({supervisor.returncode}){_last(folder)}"}
+        known = state.read(folder)
+        if known is not None and all(one["state"] in _SETTLED for one in known["daemons"].values()):
+            break
+        time.sleep(_LOOK)
+    known = state.read(folder) or {"daemons": {}}
+    bad = [
+        f"{name}: {one['said'] or one['state']}" for name, one in known["daemons"].items() if one["state"] != "serving"
+    ]
+    if bad or not known["daemons"]:
+        _end(known, now=True)
+        return {"trouble": f"not all daemons serve within {READY_WITHIN:g} s: {'; '.join(bad) or 'none was started'}"}
+    return {"already": False, "same": True, "daemons": known["daemons"]}
+
+
+def _last(folder: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = (folder / state.LOGS / "supervisor.log").read_text(errors="replace").splitlines()
+        if lines:
+            return f": {lines[-1]}"
+    return ""
+
+
+def down(cluster: str, now: bool) -> Answer:
+    """Ends what stays on this host."""
+    folder = state.folder_of(cluster)
+    with state.alone():
+        known = state.read(folder)
+        if known is None or not state.living(known):
+            remove_traces(folder)  # of one that was killed with its keeper
+            return {"ran": False}
+        how = _end(known, now)
+        deadline = time.monotonic() + PATIENCE + ENDED_WITHIN
+        while folder.exists() and time.monotonic() < deadline:  # the keeper of one that had to be killed
+            time.sleep(_LOOK)
+        remove_traces(folder)
+        return {"ran": True, "killed": how}
+
+
+def _end(known: Mapping[str, Any], now: bool) -> bool:
+    """Ends a supervisor; whether it had to be killed."""
+    if not state.living(known):
+        return False
+    descriptor = os.pidfd_open(known["pid"])
+    try:
+        if not state.living(known):  # it ended in between, and somebody else has its number
+            return False
+        signal.pidfd_send_signal(descriptor, signal.SIGINT if now else signal.SIGTERM)
+        patience = 2 * ENDED_WITHIN + PATIENCE + (0.0 if now else DRAINED_WITHIN)
+        if select.select([descriptor], [], [], patience)[0]:
+            return False
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        select.select([descriptor], [], [], PATIENCE)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def tell(cluster: str) -> Answer:
+    """What runs."""
+    found = [(folder, known) for folder, known in state.running() if cluster in ("", folder.name)]
+    if len(found) != 1:
+        names = ", ".join(folder.name for folder, _ in state.running())
+        return {"running": False, "clusters": names}
+    folder, known = found[0]
+    return {"running": True, "name": folder.name, "daemons": known["daemons"], "spec": known["spec"]}
+
+
+def secret(cluster: str) -> Answer:
+    folder = state.folder_of(cluster)
+    known = state.read(folder)
+    return {"secret": (folder / state.SECRET).read_text().strip() if known and state.living(known) else ""}
+
+
+def main() -> int:
+    verb, cluster, *rest = sys.argv[1:]
+    about = json.loads(rest[0]) if rest else {}
+    try:
+        match verb:
+            case "up":
+                answer = up(cluster, Spec.from_json(rest[0]), sys.stdin.readline().strip())
+            case "down":
+                answer = down(cluster, bool(about.get("now")))
+            case "secret":
+                answer = secret(cluster)
+            case _:
+                answer = tell(cluster)
+    except (OSError, ValueError) as error:
+        answer = {"trouble": str(error)}
+    print(json.dumps(answer), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

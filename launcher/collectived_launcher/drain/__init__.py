@@ -1,0 +1,1 @@
+"""`collectived drain`: lets what runs finish, and refuses what is new."""

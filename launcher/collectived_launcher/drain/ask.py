@@ -1,0 +1,82 @@
+"""Asks workers to drain, and puts what they answer together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+import click
+import grpc
+
+from collectived_launcher.status.find import Target, Unreachable, find
+from collectived_proto.v1.status_pb2 import DrainReply, DrainRequest
+from collectived_proto.v1.worker_pb2_grpc import WorkerStub
+
+_BEYOND = 9.0  # seconds after the timeout in which an answer comes, whatever happens
+
+
+def drained(worker: str | None, request: DrainRequest, environment: Mapping[str, str]) -> DrainReply:
+    """What came of it.
+
+    Raises:
+        Unreachable: nobody runs, or no worker answers.
+        click.ClickException: it was refused: there is no such host or group.
+    """
+    target = find(worker, environment)
+    if request.host or request.group:
+        return _any(target, request)
+    return _every(target, request)
+
+
+def _any(target: Target, request: DrainRequest) -> DrainReply:
+    """Of the first worker that answers: it asks the coordinator for all."""
+    failures = []
+    for address in target.workers:
+        with contextlib.ExitStack() as channels:
+            try:
+                return _call(address, request, channels).result()
+            except grpc.RpcError as error:
+                failures.append(_failure(address, error))
+    raise _unreachable(target, failures)
+
+
+def _every(target: Target, request: DrainRequest) -> DrainReply:
+    """Of all these workers, which are drained side by side."""
+    whole, failures = DrainReply(), []
+    with contextlib.ExitStack() as channels:
+        calls = [(address, _call(address, request, channels)) for address in target.workers]
+        for address, call in calls:
+            try:
+                whole.MergeFrom(call.result())
+            except grpc.RpcError as error:
+                failures.append(_failure(address, error))
+    if len(failures) == len(calls):
+        raise _unreachable(target, failures)
+    whole.notes.extend(failures)
+    merged = DrainReply(workers=sorted(set(whole.workers)), groups=sorted(set(whole.groups)), notes=whole.notes)
+    merged.uncertain = whole.uncertain or bool(failures)
+    seen = set()
+    for cut in whole.cut:  # a group of two workers that are both drained is cut once
+        if cut.instance < 0 or (cut.generation, cut.instance) not in seen:
+            merged.cut.append(cut)
+        seen.add((cut.generation, cut.instance))
+    return merged
+
+
+def _call(address: str, request: DrainRequest, channels: contextlib.ExitStack) -> grpc.Future[DrainReply]:
+    channel = channels.enter_context(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]))
+    answer: grpc.Future[DrainReply] = WorkerStub(channel).Drain.future(
+        request, timeout=request.timeout_seconds + _BEYOND
+    )
+    return answer
+
+
+def _failure(address: str, error: grpc.RpcError) -> str:
+    """Raises what no other worker would answer differently."""
+    if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAUTHENTICATED):
+        raise click.ClickException(str(error.details())) from error
+    return f"{address}: {error.details() or error.code().name}"
+
+
+def _unreachable(target: Target, failures: list[str]) -> Unreachable:
+    return Unreachable("\n    ".join([f"no worker was drained (known from {target.origin}):", *failures]))
