@@ -1,6 +1,5 @@
-import numpy as np
-
 import collectived as cd
+import numpy as np
 
 with cd.connect() as session, session.join() as group:
     mine = {"weights": np.full(3, group.rank, dtype=np.float32), "loss": float(group.rank)}

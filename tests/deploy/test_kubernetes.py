@@ -138,9 +138,11 @@ def test_probes_ask_the_health_service_where_the_daemon_serves(entry: dict[str, 
 
 
 def test_it_drains_before_it_is_killed() -> None:
-    (drain,) = (word for word in only(WORKERS)["args"] if word.startswith("--drain-seconds="))
-    seconds = int(drain.partition("=")[2].removesuffix("s"))
-    assert pod(WORKERS)["terminationGracePeriodSeconds"] > seconds + 5
+    first = only(WORKERS)["lifecycle"]["preStop"]["exec"]["command"]
+    assert first[:2] == ["collectived", "drain"]
+    told = " ".join([*first, *only(WORKERS)["args"]])
+    seconds = sum(int(said) for said in re.findall(r"--(?:timeout|drain-seconds)=(\d+)s", told))
+    assert pod(WORKERS)["terminationGracePeriodSeconds"] >= seconds + 5 > 60
 
 
 def test_worker_and_clients_mean_the_same_folder_and_the_same_group() -> None:

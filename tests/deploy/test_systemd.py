@@ -66,9 +66,9 @@ def test_the_worker_serves_where_programs_look_and_its_group_may_look_in() -> No
 
 
 def test_the_worker_has_time_to_drain() -> None:
-    (drain,) = re.findall(r"--drain-seconds=(\d+)s", setting(WORKER, "ExecStart")[0])
-    (stop,) = setting(WORKER, "TimeoutStopSec")
-    assert int(stop.removesuffix("s")) > int(drain) + 5
+    (first,), (stop,) = setting(WORKER, "ExecStop"), setting(WORKER, "TimeoutStopSec")
+    told = re.findall(r"--(?:timeout|drain-seconds)=(\d+)s", f"{first} {setting(WORKER, 'ExecStart')[0]}")
+    assert len(told) == 2 and int(stop.removesuffix("s")) > max(map(int, told)) + 5
 
 
 def test_arenas_follow_the_memory_that_the_unit_has() -> None:
