@@ -31,6 +31,7 @@ import collectived as cd
 
 FEWEST, MOST, SETTLE = 2, 16, 0.5  # members of /weights; seconds to wait for more of them
 PUSH_EVERY = float(os.environ.get("PUSH_EVERY", "2"))  # seconds
+LAST_PUSH = 5.0  # seconds that the trainer waits at its end: perhaps nobody is there to push to
 STEP_SECONDS = 0.005  # a step of a larger model takes longer than this one's
 ROWS, COLUMNS, LEARNING_RATE = 2048, 64, 1e-3
 OPTIONS = cd.CommunicationOptions(timeout_seconds=30)
@@ -61,31 +62,52 @@ def load(seed: int) -> tuple[Array, Array]:
 # The group that both jobs share
 
 
-def take_part(step: Callable[[], int], part: Callable[[cd.Group, int | None], bool]) -> None:
-    """One generation of `/weights` after the other, until `part` says that it is over.
+class Membership(threading.Thread):
+    """Takes part in `/weights`, one generation after the other, until `part` says that it is over, or we leave.
 
     Args:
-        step: mine, or SERVER. part: what to do in a generation, given the trainer's rank, if it is there.
+        step: mine, or SERVER.
+        part: what to do in a generation, given the trainer's rank, if it is there; whether all is over.
     """
-    over = False
-    while not over:
-        try:
-            with cd.connect(timeout=60) as session:
-                group = session.join("/weights", (FEWEST, MOST), settle=SETTLE, options=OPTIONS, idle=True)
-                while not over:
-                    try:
-                        steps = group.all_gather(np.array([step()]))
-                        over = part(group, int(steps.argmax()) if steps.max() > SERVER else None)
-                    except cd.errors.CollectiveError as error:
-                        print(f"one generation less: {error}", flush=True)
-                        if not error.rejoin:
-                            raise
-                    if not over:
-                        group.rejoin()
-        except cd.errors.CancelledError:  # the process ends
-            return
-        except cd.errors.UnavailableError:  # no worker yet, or ours is lost: connect to the next one
-            time.sleep(SETTLE)
+
+    def __init__(self, step: Callable[[], int], part: Callable[[cd.Group, int | None], bool]) -> None:
+        super().__init__(daemon=True)
+        self._step, self._part = step, part
+        self._session: cd.Session | None = None
+        self._leaving = threading.Event()
+
+    def leave(self) -> None:
+        """Ends it wherever it is."""
+        self._leaving.set()
+        if self._session is not None:
+            self._session.close()
+        self.join(5)
+
+    def run(self) -> None:
+        over = False
+        while not over and not self._leaving.is_set():
+            try:
+                with cd.connect(timeout=60) as self._session:
+                    over = self._generations(self._session)
+            except cd.errors.UnavailableError:  # no worker yet, or ours is lost: connect to the next one
+                self._leaving.wait(SETTLE)
+            except cd.errors.CollectiveError:
+                if not self._leaving.is_set():
+                    raise
+
+    def _generations(self, session: cd.Session) -> bool:
+        group = session.join("/weights", (FEWEST, MOST), settle=SETTLE, options=OPTIONS, idle=True)
+        while not self._leaving.is_set():
+            try:
+                steps = group.all_gather(np.array([self._step()]))
+                if self._part(group, int(steps.argmax()) if steps.max() > SERVER else None):
+                    return True
+            except cd.errors.CollectiveError as error:
+                if not error.rejoin or self._leaving.is_set():
+                    raise
+                print(f"one generation less: {error}", flush=True)
+            group.rejoin()
+        return False
 
 
 def room(group: cd.Group) -> bool:
@@ -129,11 +151,11 @@ def push(model: Model, ending: threading.Event) -> None:
                 return True
         return False
 
-    # Nobody may be there to push to when the training ends; then nothing is left to wait for.
-    follower = threading.Thread(target=take_part, args=(lambda: model.now[0], part), daemon=True)
-    follower.start()
+    member = Membership(lambda: model.now[0], part)
+    member.start()
     ending.wait()
-    follower.join(2 * PUSH_EVERY)
+    member.join(LAST_PUSH)
+    member.leave()
 
 
 # The serving job
@@ -142,8 +164,8 @@ def push(model: Model, ending: threading.Event) -> None:
 def serve(ending: threading.Event) -> None:
     """Answers requests all the time, with the newest weights that have come."""
     model, (inputs, answers) = Model(), load(seed=1)
-    part = partial(receive, model)
-    threading.Thread(target=take_part, args=(lambda: SERVER, part), daemon=True).start()
+    member = Membership(lambda: SERVER, partial(receive, model))
+    member.start()
     served, told = 0, 0
     while not ending.wait(0.02):
         step, weights = model.now
@@ -153,6 +175,7 @@ def serve(ending: threading.Event) -> None:
             told = step
             loss = float(np.mean((inputs @ weights - answers) ** 2))
             print(f"serves {Model((step, weights))}, loss {loss:.6f}, after {served} answers", flush=True)
+    member.leave()
     print(f"ended after {served} answers", flush=True)
 
 
