@@ -19,7 +19,7 @@ PROTO_OUT := proto
 TORCH_VENV := .venv-torch
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-torch test-slurm drills bench mutants docs check format lint types layers proto proto-check clean
+.PHONY: help setup demo test test-torch test-slurm drills bench fuzz mutants docs check format lint types layers proto proto-check clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -48,6 +48,9 @@ bench: $(VENV)/installed-dev ## measure against Gloo, MPI and TensorFlow, and wr
 	$(BIN)/python -m benchmarks.compare --runs 3 --write
 	$(BIN)/python -m benchmarks.steady --write
 	$(BIN)/python -m benchmarks.coordinator_load --write
+
+fuzz: $(VENV)/installed-fuzz ## feed a million hostile inputs to every parser, and besiege a living worker
+	$(BIN)/python -m tests.fuzz
 
 mutants: $(VENV)/installed-dev ## whether the tests notice faults planted into the plans
 	$(BIN)/python tests/runtime/plan/mutants.py
@@ -97,6 +100,11 @@ $(VENV)/installed-dev: pyproject.toml $(LOCK) | $(BIN)/python
 	@echo 'installing into $(VENV) (once) ...'
 	@$(PIP) install $(CONSTRAINTS) --editable '.[dev]'
 	@touch $@ $(VENV)/installed-examples
+
+# Without a wheel for this Python the fuzzing goes on by mutation alone, and says so.
+$(VENV)/installed-fuzz: $(VENV)/installed-dev
+	@$(PIP) install --only-binary :all: 'atheris>=2.3' || echo 'atheris cannot be installed here' >&2
+	@touch $@
 
 $(VENV)/installed-examples: pyproject.toml $(LOCK) | $(BIN)/python
 	@echo 'installing into $(VENV) (once) ...'

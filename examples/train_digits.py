@@ -96,7 +96,7 @@ def train(group: cd.Group, weights: Weights, images: Array, labels: Labels) -> N
         if group.rank == 0 and step == CHECKED_STEPS:
             compare_with_one_process(start, weights, group.size, images, labels)
         if group.rank == 0 and step == STEPS // 2:
-            subprocess.run([sys.executable, "-m", "collectived_launcher", "status"], check=True)
+            subprocess.run([sys.executable, "-m", "collectived_launcher", "status", "--wide"], check=True)
 
 
 def compare_with_one_process(start: Weights, weights: Weights, ranks: int, images: Array, labels: Labels) -> None:

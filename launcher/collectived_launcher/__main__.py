@@ -19,6 +19,8 @@ from collectived_launcher.daemon import coordinator, simulate, worker
 from collectived_launcher.drain.command import drain
 from collectived_launcher.launch.command import launch
 from collectived_launcher.status.command import status
+from collectived_launcher.top.command import top
+from collectived_launcher.trace.command import trace
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -29,7 +31,12 @@ def collectived() -> None:
     """Collective communication as a service: start it, use it, look at it."""
 
 
-for command in (launch, run_clients, up, down, status, drain, bench, simulate, config, coordinator, worker):
+_COMMANDS = (
+    *(launch, run_clients, up, down, drain),
+    *(status, top, trace, bench, simulate, config),
+    *(coordinator, worker),
+)
+for command in _COMMANDS:
     collectived.add_command(command)
 
 

@@ -6,6 +6,7 @@ import math
 
 import click
 
+from collectived_proto import viewing
 from collectived_proto.configuration.quantities import seconds_of
 
 
@@ -22,3 +23,26 @@ def time(context: click.Context, parameter: click.Parameter, value: str | None) 
         return None if value is None else seconds_of(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def http_address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Accepts `[HOST:]PORT`."""
+    if value is not None:
+        try:
+            viewing.http_address(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+    return value
+
+
+def time_span(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Accepts a positive time such as 500ms, 30s, 5m or 1h; without a unit, seconds. Returns seconds."""
+    if value is None:
+        return None
+    try:
+        found = seconds_of(value)
+    except ValueError:
+        found = 0.0
+    if not found:
+        raise click.BadParameter(f"{value!r} is not a time: expected a positive one, such as 500ms, 30s, 5m or 1h")
+    return found

@@ -344,6 +344,8 @@ def _position_to_proto(position: RankPosition) -> coordinator.RankPosition:
         site=position.site,
         contract=position.contract,
         collective=collective_to_proto(position.collective) if position.collective else None,
+        waits=position.waits,
+        waited_seconds=position.waited_seconds,
     )
 
 
@@ -360,6 +362,8 @@ def _position_from_proto(message: coordinator.RankPosition) -> RankPosition:
         message.site,
         message.contract,
         collective_from_proto(message.collective) if message.HasField("collective") else None,
+        message.waits,
+        message.waited_seconds,
     )
 
 

@@ -440,7 +440,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """Where one rank stands in a generation; the last four tell of the instance asked about, if it arrived there."""
+    """Where one rank stands in a generation; `op` to `collective`: the instance asked about, `waits` on: heartbeats."""
 
     rank: int
     submitted: int = -1
@@ -453,6 +453,8 @@ class RankPosition:
     site: str = ""
     contract: bytes = b""
     collective: Collective | None = None
+    waits: int = 0
+    waited_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 
@@ -11,6 +10,7 @@ from collectived_proto.configuration import flags
 from collectived_proto.configuration.daemons import DAEMONS, CoordinatorSettings, DaemonSettings, WorkerSettings
 from collectived_proto.configuration.effective import effective
 from collectived_proto.configuration.files import Misconfigured, find, load
+from collectived_runtime import logs
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -29,9 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     except Misconfigured as error:
         print(f"collectived {options.daemon}: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    logs.configure(settings.log_level, settings.log_format)
     asyncio.run(_run(settings, options.attached))
 
 

@@ -20,7 +20,7 @@ _KEY = "authorization"
 _SCHEME = "Bearer "
 _OPEN = "/grpc.health.v1.Health/"
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-_MAKERS = {
+MAKERS = {
     "unary_unary": grpc.unary_unary_rpc_method_handler,
     "unary_stream": grpc.unary_stream_rpc_method_handler,
     "stream_unary": grpc.stream_unary_rpc_method_handler,
@@ -29,6 +29,11 @@ _MAKERS = {
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def kind_of(handler: Handler) -> str:
+    """Which of the four kinds of method a handler is of: the name of its attribute that is set."""
+    return next(kind for kind in _KINDS if getattr(handler, kind))
 
 
 def is_local(address: str) -> bool:
@@ -107,7 +112,7 @@ async def _admit_local(context: Context) -> None:
 
 
 def _guarded(handler: Handler) -> Handler:
-    kind = next(kind for kind in _KINDS if getattr(handler, kind))
+    kind = kind_of(handler)
     behavior = getattr(handler, kind)
 
     async def answers(request: Any, context: Context) -> Any:
@@ -120,5 +125,5 @@ def _guarded(handler: Handler) -> Handler:
             yield response
 
     guarded = streams if inspect.isasyncgenfunction(behavior) else answers
-    made: Handler = _MAKERS[kind](guarded, handler.request_deserializer, handler.response_serializer)
+    made: Handler = MAKERS[kind](guarded, handler.request_deserializer, handler.response_serializer)
     return made

@@ -40,16 +40,26 @@ def test_the_program_prints_what_is_printed_there(tmp_path: Path, environment: d
     assert done.returncode == 0, done.stderr
     opening, *ranks = done.stdout.splitlines()
     assert [opening, *sorted(ranks)] == block("text").splitlines()
-    assert done.stderr == ""
+    assert not unexpected(done.stderr)
 
 
-@pytest.mark.timeout(120)
+def unexpected(said: str) -> list[str]:
+    """What is on standard error beyond the warnings of a machine on which some rank was late for a second."""
+    return [line for line in said.splitlines() if not re.search(r"has (been waiting|waited) for \d", line)]
+
+
+@pytest.mark.timeout(300)
 def test_the_demo(environment: dict[str, str]) -> None:
     (line,) = re.findall(r"collectived launch .*train_digits\.py", (ROOT / "Makefile").read_text())
     done = subprocess.run(
-        line.split(), cwd=ROOT, env=environment, text=True, capture_output=True, timeout=110, check=False
+        line.split(), cwd=ROOT, env=environment, text=True, capture_output=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr + done.stdout
-    for fact in (r"test accuracy 0\.9[3-9]", "same bits on 4 of 4 ranks", "after 100 steps", "all_reduce.mean. #200"):
+    for fact in (
+        r"test accuracy 0\.9[3-9]",
+        "same bits on 4 of 4 ranks",
+        "after 100 steps",
+        r"#200 +all_reduce\(mean\)",
+    ):
         assert re.search(fact, done.stdout), (fact, done.stdout)
-    assert done.stderr == ""
+    assert not unexpected(done.stderr)

@@ -319,3 +319,11 @@ def test_an_agent_that_hears_nonsense_ends(stage: Stage) -> None:
     ):
         done = subprocess.run(PIPE.command, input=nonsense, capture_output=True, timeout=PATIENCE)
         assert done.returncode == 0
+
+
+@pytest.mark.parametrize("module", [AGENT, "collectived_launcher.__main__"])
+def test_what_has_to_start_fast_imports_nothing_heavy(module: str) -> None:
+    heavy = "{'grpc', 'rich', 'numpy', 'google.protobuf', 'asyncio'}"
+    code = f"import sys, {module}; sys.exit(' '.join(sorted({heavy} & sys.modules.keys())) or 0)"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -138,7 +138,7 @@ def test_launch_alone_in_an_allocation(fake: Fake) -> None:
 
 def test_launch_as_every_task_of_a_step(fake: Fake, tmp_path: Path) -> None:
     done = fake.run(
-        "srun", "--nodes=2", "--ntasks-per-node=1", *LAUNCH, "--clients", "2", "--", sys.executable, "-c", MEAN
+        "srun", "--nodes=2", "--ntasks-per-node=1", *LAUNCH, "--clients", "2", "--", sys.executable, "-c", PLACE
     )
     opening, *lines = done.stdout.splitlines()
     assert (opening, sorted(lines), done.returncode) == (OPENING, LINES, 0), done.stderr

@@ -18,7 +18,8 @@ from rich.console import Console
 
 from collectived_launcher.__main__ import run
 from collectived_launcher.status.find import PATIENCE, Unreachable, find
-from collectived_launcher.status.tables import devices, size, span, tables
+from collectived_launcher.status.narrow import findings_about, narrowed
+from collectived_launcher.status.tables import devices, tables
 from collectived_proto.local import jobs
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
@@ -52,6 +53,7 @@ def reply() -> pb.StatusReply:
             last_op="all_reduce(mean)",
             last_site="train.py:88",
             idle_seconds=2.5,
+            label="pod-1" if rank else "",
         )
         for rank in range(2)
     ]
@@ -64,52 +66,141 @@ def reply() -> pb.StatusReply:
         missing=[1],
         bytes=2048,
         algorithm="ring",
+        why="the hint RING",
+        state="arriving",
+        packs=3,
+        packs_done=1,
+        shards=1,
     )
     group = pb.GroupStatus(
-        name="j/world", generation=5, state="ready", size=2, members=members, collectives_done=7, bytes_reduced=3 << 20
+        name="j/world",
+        key=4711,
+        generation=5,
+        state="ready",
+        size=2,
+        members=members,
+        collectives_done=7,
+        bytes_reduced=3 << 20,
+    )
+    group.rates.add(
+        op="all_reduce",
+        seconds=60,
+        collectives=120,
+        bytes=360 << 20,
+        busy_seconds=30,
+        waiting_seconds=6,
+        algorithm_bandwidth=1.5e9,
+        bus_bandwidth=2.25e9,
     )
     group.in_flight.append(flight)
     cpus = [f"/job:worker/replica:0/task:0/device:CPU:{n}" for n in range(8)]
-    lost = common.Verdict(group="old", generation=3, code=14, message="rank 0 lost")
+    lost = common.Verdict(
+        group="old", generation=3, code=14, message="rank 0 lost", from_instance=4, decided_by="coordinator"
+    )
     return pb.StatusReply(
         unix_time=1000.0,
+        answered_by="coordinator",
         coordinator=pb.CoordinatorStatus(address="unix:/c.sock", epoch=9, pid=60, uptime_seconds=75, job="j"),
-        workers=[pb.WorkerStatus(task=0, host="h", pid=61, devices=cpus, sessions=2, connected=True, threads=9)],
+        workers=[
+            pb.WorkerStatus(
+                task=0,
+                host="h",
+                pid=61,
+                incarnation="a-1",
+                devices=cpus,
+                sessions=2,
+                connected=True,
+                threads=9,
+                arena_bytes=1 << 20,
+                arena_limit_bytes=4 << 30,
+                resident_bytes=30 << 20,
+                release="0.1.0",
+                uptime_seconds=70,
+            )
+        ],
         groups=[group],
         failures=[pb.Failure(unix_time=940.0, verdict=lost)],
         warnings=["worker 1 did not answer"],
     )
 
 
-def shown(answer: pb.StatusReply) -> list[str]:
-    console = Console(width=160, color_system=None)
+def shown(answer: pb.StatusReply, wide: bool = True, **chosen: str) -> list[str]:
+    console = Console(width=240, color_system=None)
+    part = narrowed(answer, **chosen)
     with console.capture() as capture:
-        for part in tables(answer):
-            console.print(part)
+        for one in tables(part, findings_about(answer, part), wide):
+            console.print(one)
     return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
 
 
-def test_what_hurts_comes_first() -> None:
-    assert shown(reply())[:4] == [
+ABSENT = (
+    "rank 1 (pod-1, host h, pid 71, /job:worker/replica:0/task:0/device:CPU:1), which last called all_reduce(mean) #6"
+)
+WAITING = f"WAITING  group world generation 5: barrier() #7 at train.py:90 has waited 2.5 s for {ABSENT} at train.py:88"
+
+
+def test_what_hurts_comes_first_and_then_counts() -> None:
+    assert shown(reply(), wide=False)[:5] == [
         "WARNING  worker 1 did not answer",
-        "WAITING  group world generation 5: barrier() #7 waits for rank 1 since 2.5 s (called at train.py:90)",
-        "FAILED   old generation 3: UNAVAILABLE 1 min 0 s ago: rank 0 lost",
+        f"{WAITING}, 2.5 s ago",
+        "FAILED   group old generation 3, 1 min 0 s ago: UNAVAILABLE: rank 0 lost",
         "coordinator  unix:/c.sock  job j  pid 60  epoch 9  up 1 min 15 s  release",
+        "1 worker on 1 host, 1 group (1 ready), 2 ranks, 1 in flight, arenas 1.0 MiB of 4.0 GiB",
     ]
+
+
+def test_where_nothing_hurts_that_is_said() -> None:
+    answer = reply()
+    del answer.groups[0].in_flight[:], answer.failures[:], answer.warnings[:]
+    assert shown(answer)[0] == "OK       nothing waits, and nothing has failed lately"
+
+
+def test_of_many_failures_the_latest_are_among_what_hurts_and_the_others_counted() -> None:
+    answer = reply()
+    answer.failures.extend([answer.failures[0]] * 5)
+    lines = shown(answer, wide=False)
+    assert sum(line.startswith("FAILED") for line in lines) == 3
+    assert "and 3 more failures: --wide shows them" in lines[5]
+    assert sum(line.startswith("FAILED") for line in shown(answer)) == 6
+
+
+def test_workers_ranks_and_flights_are_shown_where_all_is_wanted() -> None:
+    titles = ["workers", "ranks", "in flight", "failures"]
+    assert not [line for line in shown(reply(), wide=False) if line in titles]
+    assert {line for line in shown(reply()) if line in titles} == set(titles)
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("0", "h", "61", "CPU:0…7", "2", "connected"),
-        ("world", "5", "ready", "2", "7", "3.0 MiB", "1"),
+        (
+            "0",
+            "h",
+            "61",
+            "a-1",
+            "CPU:0…7",
+            "2",
+            "1.0 MiB of 4.0 GiB",
+            "30.0 MiB",
+            "9",
+            "1 min 10 s",
+            "0.1.0",
+            "connected",
+        ),
+        ("world", "4711", "5", "ready", "2", "7", "3.0 MiB", "1"),
         ("world", "0", "0 (h)", "CPU:0", "70", "-", "nothing yet", "train.py:88"),
-        ("world", "1", "0 (h)", "CPU:1", "71", "all_reduce(mean) #6", "2.5 s"),
-        ("world", "barrier() #7", "2.0 KiB", "ring"),
+        ("world", "1", "0 (h)", "CPU:1", "71", "pod-1", "#6", "all_reduce(mean)", "2.5 s"),
+        ("world", "barrier() #7", "arriving", "2.0 KiB", "2.5 s", "train.py:90", "ring", "the hint RING", "1 of 3"),
+        ("world", "all_reduce", "120", "2.0", "3.0 MiB", "1.500", "2.250", "50.0 %", "10.0 %"),
+        ("1 min 0 s", "old", "3", "#4", "UNAVAILABLE: rank 0 lost", "coordinator"),
     ],
 )
 def test_tables_have_a_row_for_everybody(words: tuple[str, ...]) -> None:
     assert any(all(word in line for word in words) for line in shown(reply())), shown(reply())
+
+
+def test_rates_are_among_the_counts() -> None:
+    assert any("all_reduce" in line and "2.250" in line for line in shown(reply(), wide=False))
 
 
 def test_groups_of_other_jobs_keep_their_whole_name() -> None:
@@ -135,16 +226,11 @@ def with_posts() -> pb.StatusReply:
     return answer
 
 
-def test_sends_and_receives_that_wait_are_in_flight_and_hurt_when_they_wait_long() -> None:
-    lines = shown(with_posts())
-    waiting = "WAITING  group world generation 5: recv(source=0, tag=3) of rank 1 waits for rank 0 since 75.0 s"
-    assert lines[2] == f"{waiting} (called at train.py:95)"
-    assert not any("send(to=1, tag=0) of rank" in line for line in lines)
-    flights = lines[next(index for index, line in enumerate(lines) if line.startswith("in flight")) :]
-    rows = [line.split("  ") for line in flights if "tag=" in line]
+def test_sends_and_receives_that_wait_are_in_flight() -> None:
+    rows = [line.split("  ") for line in shown(with_posts()) if "tag=" in line and "WAITING" not in line]
     assert [[word.strip() for word in row if word.strip()] for row in rows] == [
-        ["world", "recv(source=0, tag=3)", "-", "1 min 15 s", "1", "0", "train.py:95", "-"],
-        ["world", "send(to=1, tag=0)", "2.0 KiB", "0.5 s", "0", "1", "train.py:96", "-"],
+        ["world", "recv(source=0, tag=3)", "waiting", "-", "1 min 15 s", "1", "0", "train.py:95", "-", "-", "-"],
+        ["world", "send(to=1, tag=0)", "waiting", "2.0 KiB", "0.5 s", "0", "1", "train.py:96", "-", "-", "-"],
     ]
 
 
@@ -154,64 +240,76 @@ def test_sends_and_receives_alone_are_shown_too() -> None:
     assert any("recv(source=0, tag=3)" in line and "1 min 15 s" in line for line in shown(answer))
 
 
-def test_what_waits_in_a_group_in_which_that_is_normal_does_not_hurt() -> None:
-    answer = with_posts()
-    answer.groups[0].idle = True
-    lines = shown(answer)
-    assert not any("WAITING" in line for line in lines)
-    assert any("barrier() #7" in line for line in lines) and any("recv(source=0, tag=3)" in line for line in lines)
-
-
-def test_a_hint_that_is_not_followed_is_a_note() -> None:
-    answer = reply()
-    answer.groups[0].notes.append("on CPU devices: the hint NCCL falls back to RING")
-    note = "NOTE     group world generation 5 is on CPU devices: the hint NCCL falls back to RING"
-    assert note in shown(answer)
-
-
 def test_an_answer_without_coordinator_says_so() -> None:
-    assert shown(pb.StatusReply()) == ["coordinator  not reachable"]
+    alone = pb.StatusReply(answered_by="/job:worker/task:0")
+    assert "coordinator  not reachable  answered by /job:worker/task:0" in shown(alone)
 
 
-def test_without_a_coordinator_groups_are_shown_as_one_worker_sees_them() -> None:
-    whole = reply()
-    (group,) = whole.groups
-    lane = pb.LaneStatus(
-        group="j/world",
-        generation=5,
-        ranks=[0],
-        collectives_done=7,
-        bytes_reduced=3 << 20,
-        members=group.members[:1],
-        in_flight=group.in_flight,
-        posts=with_posts().groups[0].posts,
-        notes=["on CPU devices: the hint NCCL falls back to RING"],
-    )
-    alone = pb.StatusReply(warnings=["the coordinator does not answer"], workers=whole.workers)
+def test_without_a_coordinator_groups_are_shown_as_workers_see_them() -> None:
+    alone = reply()
+    alone.ClearField("coordinator")
+    alone.answered_by = "/job:worker/task:0"
     alone.workers[0].connected = False
-    alone.workers[0].lanes.append(lane)
+    alone.groups[0].state = "partial"
     lines = shown(alone)
-    assert lines[:4] == [
-        "WARNING  the coordinator does not answer",
-        "WAITING  group world generation 5: barrier() #7 waits for rank 1 since 2.5 s (called at train.py:90)",
-        "WAITING  group world generation 5: recv(source=0, tag=3) of rank 1 waits for rank 0 since 75.0 s (called at "
-        "train.py:95)",
-        "coordinator  not reachable",
-    ]
-    for words in (
-        ("0", "h", "61", "CPU:0…7", "lost"),
-        ("world", "5", "seen from here", "1 here", "7", "3.0 MiB"),
-        ("world", "0", "0 (h)", "CPU:0", "70"),
-        ("world", "barrier() #7", "ring"),
-        ("world", "send(to=1, tag=0)"),
-        ("NOTE", "falls back to RING"),
-    ):
+    assert lines[1] == f"{WAITING}, 2.5 s ago"
+    for words in (("0", "h", "61", "CPU:0…7", "not connected"), ("world", "5", "seen from here", "2", "7", "3.0 MiB")):
         assert any(all(word in line for word in words) for line in lines), (words, lines)
 
 
-def test_numbers_are_told_as_people_read_them() -> None:
-    assert [size(n) for n in (0, 1023, 1536, 5 << 30)] == ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
-    assert [span(s) for s in (0.44, 59.9, 200, 7500)] == ["0.4 s", "59.9 s", "3 min 20 s", "2 h 5 min"]
+def test_an_elastic_group_that_forms_is_shown_with_both_sizes() -> None:
+    answer = reply()
+    answer.groups[0].MergeFrom(pb.GroupStatus(state="forming", size=8, min_size=4))
+    assert any("2 of 4 to 8" in line for line in shown(answer))
+
+
+def two_of_each() -> pb.StatusReply:
+    """The job of `reply`, and beside it a worker on another host with a group of its own."""
+    answer = reply()
+    answer.workers.add(task=1, host="k", pid=81, connected=False, last_heartbeat_seconds=12)
+    other = answer.groups.add(name="j/eval", generation=9, state="ready", size=1)
+    other.members.add(rank=0, worker=1, host="k", pid=82)
+    other.notes.append("on CPU devices: the hint NCCL falls back to RING")
+    return answer
+
+
+def test_of_one_group_all_is_shown_and_of_others_nothing() -> None:
+    lines = shown(two_of_each(), wide=False, group="eval")
+    assert lines[1] == "LOST     worker 1 (host k, pid 81) was last heard 12.0 s ago"
+    assert lines[2].startswith("NOTE     group eval generation 9 is on CPU devices")
+    assert not any("world" in line or "old" in line for line in lines)
+    lines = shown(two_of_each(), wide=False, group="j/world")
+    assert lines[1].startswith("WAITING") and not any("eval" in line or "LOST" in line for line in lines)
+    assert shown(two_of_each(), group="old")[1].startswith("FAILED   group old")  # of which only its failure is left
+
+
+def test_of_one_host_its_workers_and_their_ranks_are_shown() -> None:
+    lines = shown(two_of_each(), wide=False, host="h")
+    assert lines[1].startswith("WAITING") and not any("eval" in line or "81" in line for line in lines)
+    lines = shown(two_of_each(), host="k")
+    assert any("eval" in line and "1 (k)" in line for line in lines) and not any("(h)" in line for line in lines)
+
+
+def test_a_rank_on_another_host_is_still_named_where_this_one_waits_for_it() -> None:
+    answer = two_of_each()
+    answer.groups[0].members[1].worker, answer.groups[0].members[1].host = 1, "k"
+    assert "for rank 1 (pod-1, host k, pid 71," in shown(answer, host="h")[1]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({"group": "train"}, "no group 'train'; there is eval, old, world"),
+        ({"host": "x"}, "no worker on host 'x'; there are workers on h, k"),
+    ],
+)
+def test_a_name_that_is_not_there_is_refused_with_those_that_are(chosen: dict[str, str], said: str) -> None:
+    with pytest.raises(click.UsageError) as caught:
+        narrowed(two_of_each(), **chosen)
+    assert str(caught.value) == said
+
+
+def test_devices_are_told_in_short() -> None:
     assert devices(["x/device:CPU:0", "x/device:GPU:0", "x/device:CPU:2"]) == "CPU:0,2 GPU:0"
 
 
@@ -265,17 +363,19 @@ def silent(runtime: Path) -> Iterator[str]:
         yield f"unix:{runtime}/silent.sock"
 
 
-def test_a_worker_that_does_not_answer_is_unreachable_within_three_seconds(silent: str) -> None:
+def test_a_worker_that_does_not_answer_is_unreachable(silent: str) -> None:
     begun = time.monotonic()
     assert run(["status", "--worker", silent]) == 3
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 10 * PATIENCE
 
 
-def test_where_all_workers_are_silent_it_takes_little_longer(silent: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_all_workers_are_silent_three_are_asked_beside_each_other(
+    silent: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     publish("j", silent, silent, silent, silent)
     begun = time.monotonic()
     assert run(["status"]) == 3
-    assert time.monotonic() - begun < 3 * PATIENCE
+    assert time.monotonic() - begun < 10 * PATIENCE
     assert capsys.readouterr().err.count("silent.sock") == 3
 
 
@@ -287,8 +387,9 @@ class Worker(worker_pb2_grpc.WorkerServicer):
 
 
 @pytest.fixture
-def worker(runtime: Path) -> Iterator[str]:
-    """The address of a worker that serves."""
+def worker(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a worker that serves; it is given all the time that a busy machine may take."""
+    monkeypatch.setattr("collectived_launcher.status.find.PATIENCE", 30.0)
     server = grpc.server(ThreadPoolExecutor(1))
     worker_pb2_grpc.add_WorkerServicer_to_server(Worker(), server)
     address = f"unix:{runtime}/w.sock"
@@ -303,7 +404,7 @@ def test_the_running_job_is_asked_and_a_dead_worker_is_passed_over(
 ) -> None:
     publish("j", f"unix:{runtime}/dead.sock", worker)
     assert run(["status"]) == 0
-    assert "rank 1 since 2.5 s" in capsys.readouterr().out
+    assert "has waited 2.5 s for rank 1" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_worker_that_is_silent_keeps_nobody_from_the_answer_of_another(
@@ -311,7 +412,7 @@ def test_a_worker_that_is_silent_keeps_nobody_from_the_answer_of_another(
 ) -> None:
     publish("j", silent, worker)
     assert run(["status"]) == 0
-    assert "rank 1 since 2.5 s" in capsys.readouterr().out
+    assert "has waited 2.5 s for rank 1" in " ".join(capsys.readouterr().out.split())
 
 
 def test_json_has_the_keys_of_the_proto_even_where_nothing_happened(
@@ -319,8 +420,8 @@ def test_json_has_the_keys_of_the_proto_even_where_nothing_happened(
 ) -> None:
     assert run(["status", "--json", "--worker", worker]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert set(answer) == {"unix_time", "coordinator", "workers", "groups", "failures", "warnings"}
-    assert answer["workers"][0]["arena_bytes"] == "0"
+    assert set(answer) == {field.name for field in pb.StatusReply.DESCRIPTOR.fields}
+    assert answer["workers"][0]["descriptors"] == 0
     assert answer["groups"][0]["in_flight"][0]["missing"] == [1]
 
 

@@ -78,7 +78,8 @@ class Cluster:
         self._closed = False
         self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
         self.coordinator = Daemon("coordinator", "--listen", f"unix:{self.folder}/c.sock", *options)
-        self.coordinator_address = str(self.coordinator.ready()["address"])
+        announced = self.coordinator.ready()
+        self.coordinator_address = str(announced["address"])
         seen_at = through(self.coordinator_address)
         self.workers = []
         for task in range(workers):
@@ -91,6 +92,7 @@ class Cluster:
                 )
             )
         served = [worker.ready() for worker in self.workers]
+        self.metrics = [str(one["metrics"]) for one in (announced, *served)]  # "" where they are not asked for
         self.addresses = [str(one["address"]) for one in served]
         self.tcp_addresses = [str(one["addresses"][-1]) for one in served]  # the same where they listen at no other
 

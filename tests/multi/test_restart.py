@@ -309,7 +309,7 @@ def test_a_launcher_that_is_ended_while_its_daemons_are_away_leaves_nothing(laun
 
 
 @pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL], ids=lambda signum: signum.name)
-def test_without_a_coordinator_status_tells_what_one_worker_knows(launch: Any, signum: int) -> None:
+def test_without_a_coordinator_status_tells_what_workers_know(launch: Any, signum: int) -> None:
     job = launch(ONCE, "--daemon-restarts", "0", "--grace", "60")
     job.hear("round 1")
     job.signal("coordinator", signum)
@@ -320,8 +320,8 @@ def test_without_a_coordinator_status_tells_what_one_worker_knows(launch: Any, s
     job.signal("coordinator", signal.SIGCONT)
     assert done.returncode == 0, done.stderr
     shown = done.stdout.replace("\n", " ")
-    assert re.match(r"WARNING  the coordinator at unix:.* does not answer .*: this is what one worker knows", shown)
+    assert re.match(r"WARNING  the coordinator at unix:.* does not answer .*: this is what workers know", shown)
     assert "coordinator  not reachable" in shown
-    assert re.search(r" world +\d+ +seen from here +2 here ", shown)
+    assert re.search(r" world +\d+ +\d+ +seen from here +4 ", shown)
     status, said = job.end()
     assert status == (0 if signum == signal.SIGSTOP else 1), said

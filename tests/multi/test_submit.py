@@ -224,15 +224,15 @@ def test_leaving_is_no_alarm_and_ends_what_others_submit_later(ranks: Any) -> No
     assert code == "ABORTED" and verdict is not None and [member.rank for member in verdict.missing] == [0]
 
 
-def test_a_deadline_names_who_did_not_come(ranks: Any) -> None:
+def test_a_deadline_names_who_did_not_come(ranks: Any, delays: Any) -> None:
     first, _ = ranks(2)
     begin = time.monotonic()
     code, _, verdict = failure(lambda: first.submit(described(SUM, (1,)), data([1]), timeout_seconds=0.2))
-    assert 0.2 <= time.monotonic() - begin < 0.2 + 0.25 + 0.5
+    assert 0.2 <= time.monotonic() - begin < 0.2 + 0.25 + 0.5 + delays.room
     assert code == "DEADLINE_EXCEEDED" and [member.rank for member in verdict.missing] == [1]
 
 
-def test_a_client_that_is_slower_than_its_own_deadline_ends_its_collective_for_all(ranks: Any) -> None:
+def test_a_client_that_is_slower_than_its_own_deadline_ends_its_collective_for_all(ranks: Any, delays: Any) -> None:
     first, second = ranks(2)
     waiting = second.call(second.header(described(SUM, (3,))), data([1, 2, 3]))
     settle(second.in_flight)
@@ -248,7 +248,7 @@ def test_a_client_that_is_slower_than_its_own_deadline_ends_its_collective_for_a
         found = [failure(lambda: raw.Reply(call)) for call in (first.stub.Submit(requests(), timeout=20), waiting)]  # noqa: B023
     finally:
         ended.set()
-    assert time.monotonic() - begin < 0.1 + 0.25 + 0.5
+    assert time.monotonic() - begin < 0.1 + 0.25 + 0.5 + delays.room
     for code, _, verdict in found:
         assert code == "DEADLINE_EXCEEDED" and [member.rank for member in verdict.missing] == [0]
         assert "all_reduce(sum) #0 of group" in verdict.message
@@ -290,7 +290,7 @@ TOO_MANY: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", TOO_MANY)
-def test_more_than_a_worker_carries_out_is_refused_at_once(ranks: Any, case: str) -> None:
+def test_more_than_a_worker_carries_out_is_refused_at_once(ranks: Any, case: str, delays: Any) -> None:
     (rank,) = ranks(1)
     collective, says = TOO_MANY[case]
     named = {"session": rank.opened.session, "key": rank.key, "rank": rank.rank}
@@ -298,7 +298,7 @@ def test_more_than_a_worker_carries_out_is_refused_at_once(ranks: Any, case: str
     refused("INVALID_ARGUMENT", says, lambda: rank.submit(collective))
     prepare = worker_pb2.PrepareRequest(collective=collective, **named)
     refused("INVALID_ARGUMENT", says, lambda: rank.stub.Prepare(prepare, timeout=10))
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 2 + delays.room
     assert rank.submit(described(SUM, (1,)), data([1])).value == [1]
 
 
@@ -309,7 +309,9 @@ def test_more_packs_than_elements_are_one(ranks: Any) -> None:
         assert reply.value == [2 * number for number in range(13)]
 
 
-def test_a_session_that_ends_takes_its_ranks_along_at_once(ranks: Any, connect: Any, one_worker: Any) -> None:
+def test_a_session_that_ends_takes_its_ranks_along_at_once(
+    ranks: Any, connect: Any, one_worker: Any, delays: Any
+) -> None:
     first, second = ranks(2)
     observer = connect(one_worker.addresses[0])
     sessions = observer.status().sessions
@@ -319,7 +321,7 @@ def test_a_session_that_ends_takes_its_ranks_along_at_once(ranks: Any, connect: 
     begin = time.monotonic()
     second.life.cancel()
     code, _, verdict = failure(lambda: raw.Reply(waiting))
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < 1.0 + delays.room
     assert code == "UNAVAILABLE" and [member.rank for member in verdict.missing] == [1]
     refused("UNAVAILABLE", "rank 1 of group", lambda: raw.Reply(halfway))
     refused("UNAVAILABLE", "this session has ended", lambda: second.submit(described(Barrier())))

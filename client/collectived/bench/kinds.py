@@ -22,21 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from types import MappingProxyType
 
-
-class Factor(Enum):
-    """How often a byte crosses the bus of the busiest rank."""
-
-    TWICE = "2 (n - 1) / n"
-    SHARE = "(n - 1) / n"
-    ONCE = "1"
-
-    def of(self, ranks: int) -> float:
-        if self is Factor.ONCE:
-            return 1.0
-        return (2 if self is Factor.TWICE else 1) * (ranks - 1) / ranks
+from collectived_proto.bandwidth import FACTORS, Factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +48,16 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "all_reduce": Kind(Factor.TWICE, reduces=True),
-        "reduce": Kind(Factor.ONCE, reduces=True, rooted=True),
-        "broadcast": Kind(Factor.ONCE, rooted=True),
-        "all_gather": Kind(Factor.SHARE, divided=True, pieces_out=True),
-        "gather": Kind(Factor.SHARE, divided=True, pieces_out=True, rooted=True),
-        "scatter": Kind(Factor.SHARE, divided=True, pieces_in=True, rooted=True),
-        "reduce_scatter": Kind(Factor.SHARE, divided=True, pieces_in=True, reduces=True),
-        "all_to_all": Kind(Factor.SHARE, divided=True, pieces_in=True, pieces_out=True),
+        "all_reduce": Kind(FACTORS["all_reduce"], reduces=True),
+        "reduce": Kind(FACTORS["reduce"], reduces=True, rooted=True),
+        "broadcast": Kind(FACTORS["broadcast"], rooted=True),
+        "all_gather": Kind(FACTORS["all_gather"], divided=True, pieces_out=True),
+        "gather": Kind(FACTORS["gather"], divided=True, pieces_out=True, rooted=True),
+        "scatter": Kind(FACTORS["scatter"], divided=True, pieces_in=True, rooted=True),
+        "reduce_scatter": Kind(FACTORS["reduce_scatter"], divided=True, pieces_in=True, reduces=True),
+        "all_to_all": Kind(FACTORS["all_to_all"], divided=True, pieces_in=True, pieces_out=True),
         "send_recv": Kind(Factor.ONCE),
-        "barrier": Kind(Factor.ONCE, moves=False),
+        "barrier": Kind(FACTORS["barrier"], moves=False),
     }
 )
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import select
 import socket
+import struct
 import sys
 
 from collectived.errors import UnavailableError
@@ -25,7 +26,8 @@ def enter(path: str, token: bytes, timeout: float, worker: str) -> socket.socket
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        sock.settimeout(timeout)
+        # A blocking connect with a limit waits for its turn where many knock; a non-blocking one is turned away.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout))
         sock.connect(path)
         sock.send(wire.hello(token))
         sock.setblocking(False)
@@ -33,6 +35,11 @@ def enter(path: str, token: bytes, timeout: float, worker: str) -> socket.socket
         sock.close()
         raise UnavailableError(f"{worker} does not open its door {path}: {error}; is it still running?") from error
     return sock
+
+
+def _timeval(seconds: float) -> bytes:
+    microseconds = max(1, min(int(seconds * 1e6), 1 << 50))  # zero would mean without a limit
+    return struct.pack("@ll", *divmod(microseconds, 1_000_000))
 
 
 def receive(sock: socket.socket, buffer: bytearray) -> tuple[bytes, int]:

@@ -33,7 +33,7 @@ def up(file: Path, only: tuple[str, ...], ssh_command: str) -> int:
 
     What runs already is left as it is, and said. `collectived down` ends them.
     """
-    return _carry_out(file, only, ssh_command, _up)
+    return _carry_out(file, only, ssh_command, _up, with_leader=True)
 
 
 @click.command()
@@ -53,7 +53,8 @@ def down(file: Path, only: tuple[str, ...], ssh_command: str, now: bool) -> int:
     return _carry_out(file, only, ssh_command, end)
 
 
-def _carry_out(file: Path, only: tuple[str, ...], ssh_command: str, act: Any) -> int:
+def _carry_out(file: Path, only: tuple[str, ...], ssh_command: str, act: Any, with_leader: bool = False) -> int:
+    """`with_leader`: the coordinator's host is asked too, whatever `only` says."""
     try:
         cluster = read(file)
     except BadCluster as error:
@@ -61,7 +62,8 @@ def _carry_out(file: Path, only: tuple[str, ...], ssh_command: str, act: Any) ->
     hosts = chosen(cluster, only)
     well = True
     try:
-        with reach(cluster, hosts, ssh_command, Terminal()) as open_hosts:
+        asked = [host for host in cluster.hosts if host in hosts or (with_leader and host is leader_of(cluster))]
+        with reach(cluster, asked, ssh_command, Terminal()) as open_hosts:
             for line, good in act(cluster, hosts, open_hosts):
                 click.echo(line, err=not good)
                 well = well and good
@@ -71,6 +73,11 @@ def _carry_out(file: Path, only: tuple[str, ...], ssh_command: str, act: Any) ->
     except Interrupted:
         return INTERRUPTED
     return 0 if well else FAILED
+
+
+def leader_of(cluster: Cluster) -> ClusterHost:
+    """The host of the coordinator."""
+    return next(host for host in cluster.hosts if host.name == cluster.coordinator_host)
 
 
 def chosen(cluster: Cluster, only: Sequence[str]) -> list[ClusterHost]:
@@ -88,11 +95,15 @@ def chosen(cluster: Cluster, only: Sequence[str]) -> list[ClusterHost]:
 
 def _up(cluster: Cluster, hosts: Sequence[ClusterHost], open_hosts: Reach) -> Iterator[tuple[str, bool]]:
     """(line, whether it went well) for each host."""
-    known = _secret(cluster, hosts, open_hosts)
-    leader = next(host for host in cluster.hosts if host.name == cluster.coordinator_host)
-    addresses = _addresses(cluster, hosts, open_hosts)
-    led = leader.name in addresses
-    at = with_port(addresses[leader.name] if led else leader.address or leader.name, cluster.coordinator_port)
+    leader = leader_of(cluster)
+    concerned = [host for host in cluster.hosts if host in hosts or host is leader]
+    known = _secret(cluster, concerned, open_hosts)
+    if leader not in hosts and not known:
+        yield f"{leader.name}: no coordinator runs there; start the cluster without --only first", False
+        return
+    known = known or secrets.token_hex(32)
+    addresses = _addresses(cluster, concerned, open_hosts)
+    at = with_port(addresses[leader.name], cluster.coordinator_port)
     specs = {
         host.name: Spec(
             cluster.name,
@@ -125,9 +136,9 @@ def _addresses(cluster: Cluster, hosts: Sequence[ClusterHost], open_hosts: Reach
 
 
 def _secret(cluster: Cluster, hosts: Sequence[ClusterHost], open_hosts: Reach) -> str:
-    """That of what runs already on any of them, else a new one."""
+    """That of what runs already on any of them, else ''."""
     answers = open_hosts.ask("secret", cluster.name, {host.name: "" for host in hosts})
-    return next((str(found) for answer in answers.values() if (found := answer.get("secret"))), secrets.token_hex(32))
+    return next((str(found) for answer in answers.values() if (found := answer.get("secret"))), "")
 
 
 def _told(name: str, answer: Mapping[str, Any]) -> tuple[str, bool]:

@@ -1,8 +1,9 @@
 """The supervisor: keeps the daemons of one host of a cluster running, for as long as that is up.
 
 A daemon that dies is started again after a pause that doubles (`restarts`), so often and no more. A worker that ends
-with status 0 was drained: it stays away. SIGTERM drains the workers and ends everything; SIGINT ends it at once. Should
-the supervisor itself be killed, its keeper ends the daemons and removes every trace.
+with status 0 was drained: it stays away. SIGUSR1 starts again what was drained or has failed for good; SIGTERM drains
+the workers and ends everything; SIGINT ends it at once. Should the supervisor itself be killed, its keeper ends the
+daemons and removes every trace.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from collectived_launcher.cluster import state
@@ -33,6 +35,9 @@ ENDED_WITHIN = 5.0  # from the end of its standard input to its own
 DRAINED_WITHIN = 330.0  # the most that draining may take, whatever a worker was told
 
 
+AWAY = ("drained", "failed")
+
+
 class Supervisor:
     """Of one host's part of a cluster, whose files lie in `folder`."""
 
@@ -46,6 +51,8 @@ class Supervisor:
         self._states = dict.fromkeys(self._words, "starting")
         self._counts = dict.fromkeys(self._words, 0)
         self._published = False
+        self._revive = False
+        signal.signal(signal.SIGUSR1, self._revived)  # wakes the loop
 
     def run(self) -> None:
         """Until it is told to end."""
@@ -57,6 +64,8 @@ class Supervisor:
             while not self._loop.signals:
                 due = min(watched.wakeup for watched in self._watched.values())
                 self._loop.turn(None if due == float("inf") else max(0.0, due - time.monotonic()))
+                if self._revive:
+                    self._start_what_stays_away()
                 self._tend(time.monotonic())
             self._end(drain=self._loop.signals[0] == signal.SIGTERM)
         finally:
@@ -68,6 +77,17 @@ class Supervisor:
         daemon.became_ready = partial(self._ready, name)
         daemon.when_ended = partial(self._ended, name)
         daemon.start(self._here, (*DAEMON, *self._words[name]), self._secret, {})
+
+    def _revived(self, signum: int, frame: FrameType | None) -> None:
+        self._revive = True
+
+    def _start_what_stays_away(self) -> None:
+        self._revive = False
+        for name in [name for name, how in self._states.items() if how in AWAY]:
+            self._watched[name] = restarts.started(Watched(), READY_WITHIN, time.monotonic())
+            self._states[name] = "starting"
+            self._start(name)
+        self._tell()
 
     def _ready(self, name: str) -> None:
         self._watched[name] = restarts.ready(self._watched[name])

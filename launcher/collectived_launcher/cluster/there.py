@@ -24,7 +24,7 @@ from typing import Any
 
 from collectived_launcher.cluster import state
 from collectived_launcher.cluster.spec import Spec
-from collectived_launcher.cluster.supervisor import DRAINED_WITHIN, ENDED_WITHIN, READY_WITHIN
+from collectived_launcher.cluster.supervisor import AWAY, DRAINED_WITHIN, ENDED_WITHIN, READY_WITHIN
 from collectived_launcher.launch.keeper import PATIENCE, remove_traces
 
 _LOOK = 0.03  # seconds between looks at what a supervisor has written
@@ -40,6 +40,12 @@ def up(cluster: str, spec: Spec, secret: str) -> Answer:
         known = state.read(folder)
         if known is not None and state.living(known):
             same = Spec.from_json(known["spec"]) == spec
+            away = [name for name, one in known["daemons"].items() if one["state"] in AWAY]
+            if same and away:
+                _revive(known)
+                answer = _await(folder)
+                found = answer.get("daemons", {}).items()
+                return {**answer, "daemons": {name: one for name, one in found if name in away}}
             return {"already": True, "same": same, "daemons": known["daemons"]}
         remove_traces(folder)
         os.makedirs(folder.parent, mode=0o700, exist_ok=True)
@@ -47,7 +53,10 @@ def up(cluster: str, spec: Spec, secret: str) -> Answer:
         (folder / state.LOGS).mkdir(mode=0o700)
         state.private(folder / state.SECRET, f"{secret}\n")
         supervisor = _start(folder, spec)
-        return _await(folder, supervisor)
+        answer = _await(folder, supervisor)
+        if "trouble" in answer:
+            _end(state.read(folder), now=True)
+        return answer
 
 
 def _start(folder: Path, spec: Spec) -> subprocess.Popen[str]:
@@ -68,10 +77,23 @@ def _start(folder: Path, spec: Spec) -> subprocess.Popen[str]:
     return process
 
 
-def _await(folder: Path, supervisor: subprocess.Popen[str]) -> Answer:
+def _revive(known: Mapping[str, Any]) -> None:
+    """Has the supervisor start what was drained, or has failed for good, and waits until it has begun to."""
+    descriptor = os.pidfd_open(known["pid"])
+    try:
+        if state.living(known):
+            signal.pidfd_send_signal(descriptor, signal.SIGUSR1)
+    finally:
+        os.close(descriptor)
+    folder, deadline = state.folder_of(Spec.from_json(known["spec"]).name), time.monotonic() + READY_WITHIN
+    while state.read(folder) == known and time.monotonic() < deadline:
+        time.sleep(_LOOK)
+
+
+def _await(folder: Path, supervisor: subprocess.Popen[str] | None = None) -> Answer:
     deadline = time.monotonic() + READY_WITHIN
     while time.monotonic() < deadline:
-        if supervisor.poll() is not None:
+        if supervisor is not None and supervisor.poll() is not None:
             return {"trouble": f"the supervisor ended at once ({supervisor.returncode}){_last(folder)}"}
         known = state.read(folder)
         if known is not None and all(one["state"] in _SETTLED for one in known["daemons"].values()):
@@ -82,7 +104,6 @@ def _await(folder: Path, supervisor: subprocess.Popen[str]) -> Answer:
         f"{name}: {one['said'] or one['state']}" for name, one in known["daemons"].items() if one["state"] != "serving"
     ]
     if bad or not known["daemons"]:
-        _end(known, now=True)
         return {"trouble": f"not all daemons serve within {READY_WITHIN:g} s: {'; '.join(bad) or 'none was started'}"}
     return {"already": False, "same": True, "daemons": known["daemons"]}
 
@@ -111,9 +132,9 @@ def down(cluster: str, now: bool) -> Answer:
         return {"ran": True, "killed": how}
 
 
-def _end(known: Mapping[str, Any], now: bool) -> bool:
+def _end(known: Mapping[str, Any] | None, now: bool) -> bool:
     """Ends a supervisor; whether it had to be killed."""
-    if not state.living(known):
+    if known is None or not state.living(known):
         return False
     descriptor = os.pidfd_open(known["pid"])
     try:

@@ -122,6 +122,12 @@ class Daemon(Child):
         assert self.ready is not None
         return str(self.ready["address"])
 
+    @property
+    def metrics(self) -> str:
+        """Where its metrics are, for people; "" where they are not served."""
+        where = self.ready.get("metrics", "") if self.ready else ""
+        return f"metrics of {self.name}: http://{where}/metrics" if where else ""
+
     def start(self, host: Host, command: Sequence[str], secret: str, variables: Mapping[str, str]) -> None:
         self.run(host, Program(tuple(command), variables, secret=secret))
 

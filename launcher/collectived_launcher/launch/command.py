@@ -16,7 +16,7 @@ from collectived_launcher.launch.output import Terminal
 from collectived_launcher.launch.places import Wish, choose, forwarded, wished_variables
 from collectived_launcher.launch.run import Run
 from collectived_launcher.launch.supervise import Policy
-from collectived_launcher.quantities import seconds
+from collectived_launcher.quantities import http_address, seconds
 from collectived_proto.local import jobs
 
 
@@ -85,7 +85,16 @@ from collectived_proto.local import jobs
     help="Start a coordinator or worker that died again, this often each within 5 minutes; then the job fails.",
 )
 @click.option("--tune", is_flag=True, help="Measure the links when a group forms; later runs use what was found.")
+@click.option("--metrics", is_flag=True, help="Each daemon serves Prometheus metrics at a port of its own; says where.")
+@click.option(
+    "--http",
+    callback=http_address,
+    metavar="[HOST:]PORT",
+    help="Serve a web page that shows what `status` shows; on the loopback unless HOST is told; 0: a free port.",
+)
 @click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="How they say it: json is one object a line.")
+@click.option("--otel", is_flag=True, help="Workers send OpenTelemetry spans, one per collective.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
 def launch(
     workers: int | None,
@@ -105,7 +114,11 @@ def launch(
     max_restarts: int,
     daemon_restarts: int,
     tune: bool,
+    metrics: bool,
+    http: str | None,
     log_level: str | None,
+    log_format: str | None,
+    otel: bool,
     program: tuple[str, ...],
 ) -> int:
     """Run PROGRAM as WORKERS x CLIENTS ranks on this host, or on those of --hosts.
@@ -122,9 +135,14 @@ def launch(
     name = new_name()
     folder = chdir or (os.getcwd() if places.spread else "")
     job = Job(name, places.clients, program, timeout, places.hosts, told, folder)
-    options = ("--log-level", log_level) if log_level else ()
+    options = _options("--log-level", log_level) + _options("--log-format", log_format)
+    options += ("--metrics", "0") if metrics else ()
     command = DaemonCommand(
-        options=options, coordinator=("--tune",) if tune else (), variables=told if places.spread else {}
+        options=options,
+        coordinator=("--tune",) if tune else (),
+        worker=("--otel",) if otel else (),
+        http=http or "",
+        variables=told if places.spread else {},
     )
     policy = Policy(grace, max_restarts, daemon_restarts=daemon_restarts)
     terminal = Terminal()
@@ -140,6 +158,10 @@ def launch(
         command=command,
         terminal=terminal,
     ).run()
+
+
+def _options(name: str, value: str | None) -> tuple[str, ...]:
+    return (name, value) if value else ()
 
 
 def check_program(program: str) -> None:

@@ -15,6 +15,7 @@ from collectived_launcher.launch.host import NOT_RUN, Host
 from collectived_launcher.launch.job import COORDINATOR, Job
 from collectived_launcher.launch.loop import Loop
 from collectived_launcher.launch.output import Terminal
+from collectived_proto.viewing import viewing_token
 
 # -P: a file random.py in the user's folder must not be taken for Python's own.
 DAEMON = (sys.executable, "-P", "-m", "collectived_runtime")
@@ -28,14 +29,34 @@ class StartError(Exception):
 class DaemonCommand:
     """How daemons are started (`line`, `coordinator …` or `worker …`, `options`), and how long they may take to end.
 
-    `coordinator` are options of the coordinator alone; `variables` come on top of the environment of their host.
+    `coordinator` are options of the coordinator alone, `worker` of every worker; `http` is where the coordinator serves
+    the web page, if it is to; `variables` come on top of the environment of their host.
     """
 
     line: tuple[str, ...] = DAEMON
     options: tuple[str, ...] = ()
     ended_within: float = 5.0
     coordinator: tuple[str, ...] = ()
+    worker: tuple[str, ...] = ()
+    http: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The coordinator's web page; `token` is to be shown where others than the loopback can reach it."""
+
+    url: str
+    token: str = ""
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rstrip("/").rpartition(":")[2])
+
+    @property
+    def link(self) -> str:
+        """What a browser opens. What follows the # never leaves it, so no server logs it."""
+        return f"{self.url}#token={self.token}" if self.token else self.url
 
 
 class Daemons:
@@ -63,6 +84,7 @@ class Daemons:
         self._hosts, self._addresses = hosts, addresses
         self._make, self._ready_within = make, ready_within
         self._secret = secrets.token_hex(32)
+        self._http = command.http
         self._daemons = {name: make(name) for name in (COORDINATOR, *job.worker_names)}
         first = hosts[COORDINATOR].facts
         folder = first.folder if first else ""
@@ -85,6 +107,12 @@ class Daemons:
     def all(self) -> list[Daemon]:
         return list(self._daemons.values())
 
+    @property
+    def page(self) -> Page | None:
+        """Where the coordinator serves its web page, if it does."""
+        told = (self.coordinator.ready or {}).get("page")
+        return Page(told["url"], viewing_token(self._secret) if told["needs_token"] else "") if told else None
+
     def start(self) -> bool:
         """Whether all of them serve; False when a signal came first.
 
@@ -96,6 +124,9 @@ class Daemons:
             return False
         if self._addresses:
             self._serves_at = self.coordinator.address
+        if self.page:  # a coordinator that is started again is to be found where browsers look for it
+            host, colon, _ = self._http.rpartition(":")
+            self._http = f"{host}{colon}{self.page.port}"
         for worker in self.workers:
             self._run(worker)
         return self._await_ready(self.all)
@@ -113,8 +144,15 @@ class Daemons:
         else:
             self._waiting.setdefault(host.name, []).append(daemon)
             if host.gone:
-                host.open(partial(self._host_changed, host))
+                self._open_again(host)
         return daemon
+
+    def _open_again(self, host: Host) -> None:
+        try:
+            host.open(partial(self._host_changed, host))
+        except OSError as error:  # no more processes here, for instance
+            host.trouble = f"cannot be opened again: {error}"
+            self._loop.later(0.0, partial(self._host_changed, host))
 
     def kill(self, name: str) -> None:
         """One that was started again and does not come to serve."""
@@ -176,13 +214,15 @@ class Daemons:
         folder, address = host.facts.folder, self._addresses.get(host.name, "")
         if name == COORDINATOR:
             listen = self._serves_at or with_port(address, 0)
-            return ("coordinator", "--listen", listen, "--journal", f"{folder}/epoch", *self._command.coordinator)
+            page = ("--http", self._http) if self._http else ()
+            journal = ("--journal", f"{folder}/epoch")
+            return ("coordinator", "--listen", listen, *journal, *page, *self._command.coordinator)
         task = self._job.worker_names.index(name)
         # The coordinator may be on its way back too. Whoever looks for it in vain is to say so before we lose patience.
         patience = f"{self._ready_within * 0.8:g}"
         links = ("--link-listen", with_port(address, 0), "--host-name", host.name) if address else ()
         place = ("--coordinator", self._serves_at, "--patience", patience, "--folder", folder)
-        return ("worker", "--task", str(task), *place, *links)
+        return ("worker", "--task", str(task), *place, *links, *self._command.worker)
 
     def _await_ready(self, daemons: Sequence[Daemon]) -> bool:
         def settled() -> bool:

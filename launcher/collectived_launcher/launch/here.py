@@ -111,15 +111,18 @@ class Here:
 
 def facts(folder: Path) -> Facts:
     """What this host says of itself."""
+    interfaces = errands.interfaces()
+    # "client address, client port, server address, server port", from OpenSSH's server; perhaps from that of the host
+    # where the user logged in.
+    reached_at = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2]
     return Facts(
         hostname=os.uname().nodename,
         python=sys.executable,
         release=version("collectived"),
         cpus=len(os.sched_getaffinity(0)),
         folder=str(folder),
-        interfaces=errands.interfaces(),
-        # "client address, client port, server address, server port", from OpenSSH's server
-        reached_at=(os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2],
+        interfaces=interfaces,
+        reached_at=reached_at if reached_at in {one.address for one in interfaces} else "",
     )
 
 

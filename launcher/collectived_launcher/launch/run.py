@@ -7,6 +7,7 @@ outlives it.
 
 from __future__ import annotations
 
+import os
 import random
 import shlex
 import signal
@@ -17,12 +18,12 @@ from pathlib import Path
 
 from collectived_launcher.launch.account import Account
 from collectived_launcher.launch.child import Client, Daemon
-from collectived_launcher.launch.daemons import DaemonCommand, Daemons, StartError, await_end
+from collectived_launcher.launch.daemons import DaemonCommand, Daemons, Page, StartError, await_end
 from collectived_launcher.launch.ground import Ground, Surveyor, Unreachable
 from collectived_launcher.launch.here import Here
-from collectived_launcher.launch.host import NOT_RUN, Host
+from collectived_launcher.launch.host import NOT_RUN, Answer, Host
 from collectived_launcher.launch.job import COORDINATOR, LOCALHOST, Addresses, Job, client_environment
-from collectived_launcher.launch.keeper import PATIENCE
+from collectived_launcher.launch.keeper import PATIENCE, job_file
 from collectived_launcher.launch.loop import Loop
 from collectived_launcher.launch.output import Terminal
 from collectived_launcher.launch.supervise import (
@@ -95,11 +96,11 @@ class Run:
     def run(self) -> int:
         """Runs the job to its end; returns the exit status of the command."""
         with Loop() as self._loop:
-            self._terminal.say(self._job.opening(), stream=1)
             here = Here(self._loop, self._folder, self._here)
             self._hosts: dict[str, Host] = {self._here: here}
             try:
-                here.open(lambda: None)
+                here.open(lambda: None)  # first of all, for from then on somebody cleans up after us
+                self._terminal.say(self._job.opening(), stream=1)
                 if self._others is not None:
                     self._hosts.update(self._others(self._loop, here))
                 self._start()
@@ -123,7 +124,8 @@ class Run:
         ground = Surveyor(self._loop, hosts, self._interface, self._say, spread).survey()
         if ground is None:
             return
-        self._terminal.while_waiting = self._keep_warm
+        if spread:
+            self._terminal.while_waiting = self._keep_warm
         if self._running is not None:
             first = ground.addresses[self._job.hosts[0]]
             self._addresses = replace(self._running, rendezvous=ground.rendezvous, master=first)
@@ -155,28 +157,41 @@ class Run:
         return self._hosts[self._job.hosts[worker]]
 
     def _publish(self, daemons: Daemons, ground: Ground) -> None:
-        """Lets others find the job, and from now on notices when a daemon dies."""
+        """From now on notices when a daemon dies, and lets others find the job."""
         job = self._job
         workers = tuple(worker.address for worker in daemons.workers)
         first = ground.addresses[job.hosts[0]]
         self._addresses = Addresses(daemons.coordinator.address, workers, ground.rendezvous, first)
-        answered: list[object] = []
+        for daemon in daemons.all:
+            self._watch(daemon)
+        answers: list[Answer] = []
         names = dict.fromkeys(job.hosts)
+        page = daemons.page
         for name in names:
             about = {
                 "job": job.name,
                 "coordinator": daemons.coordinator.address,
                 "workers": [workers[worker] for worker, host in enumerate(job.hosts) if host == name],
                 "command": shlex.join(job.program),
+                "page": page.link if page else "",
             }
-            self._hosts[name].ask("publish", about, answered.append)
-        self._loop.until(lambda: len(answered) == len(names), self._policy.ready_within)
+            self._hosts[name].ask("publish", about, answers.append)
+        self._loop.until(lambda: len(answers) == len(names), self._policy.ready_within)
+        for answer in answers:
+            if answer.get("trouble"):
+                self._say(f"`collectived status` will not find this job: {answer['trouble']}")
+        if page:
+            self._terminal.say(page_line(page, job_file(self._folder), os.isatty(1)), stream=1)
         for daemon in daemons.all:
-            self._watch(daemon)
+            self._say_metrics(daemon)
 
     def _watch(self, daemon: Daemon) -> None:
         daemon.when_ended = lambda: self._events.append(DaemonEnded(daemon.name, daemon.status or 0, random.random()))
         daemon.became_ready = lambda: self._events.append(DaemonReady(daemon.name))
+
+    def _say_metrics(self, daemon: Daemon) -> None:
+        if daemon.metrics:
+            self._say(daemon.metrics)
 
     def _new_daemon(self, name: str) -> Daemon:
         spread = self._job.spread
@@ -263,6 +278,8 @@ class Run:
         match event:
             case ClientEnded(rank, status) if status != 0 and self._state.interrupted_by is None:
                 self._account.client_failed(self._clients[rank], self._state, self._sent.get(rank))
+            case DaemonReady(name):
+                self._say_metrics(self._daemon(name))  # it has another port now
             case DaemonEnded(name):
                 self._account.daemon_ended(self._daemon(name), self._state, now)
             case Signalled(signum):
@@ -296,3 +313,10 @@ class Run:
                 self._say(f"{host.name} did not end within {_ENDED_WITHIN:g} s; what is left there ends by itself")
                 host.kill()
         here.close()
+
+
+def page_line(page: Page, job_file: Path, terminal: bool) -> str:
+    """The line about the page. A token is shown to people only: what is no terminal may be a log that others read."""
+    if page.token and not terminal:
+        return f"page: {page.url} (the link with its token is in {job_file})"
+    return f"page: {page.link}"

@@ -56,7 +56,6 @@ class Step:
     nodes: str
     task: int
     tasks: int
-    node: str
     folder: Path
 
     @property
@@ -89,7 +88,6 @@ def step(environment: Mapping[str, str], program: Sequence[str]) -> Step | None:
         environment.get("SLURM_STEP_NODELIST", ""),
         int(environment.get("SLURM_PROCID", "0")),
         int(environment.get("SLURM_STEP_NUM_TASKS", "1")),
-        environment.get("SLURMD_NODENAME", ""),
         Path(state) / "collectived" / f"slurm-{name}",
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterable
+from typing import Any
 
 import click
 
@@ -17,21 +19,30 @@ _WIDTH_OF_FILES = 160  # columns where the output is not a terminal
 @click.option(
     "--worker", metavar="ADDRESS", help="Ask this worker (unix:/path or host:port); default: the running job's."
 )
-@click.option("--json", "as_json", is_flag=True, help="The whole answer as JSON; keys as in status.proto.")
+@click.option("--wide", is_flag=True, help="Also workers, ranks, what is in flight and every failure that is known.")
+@click.option("--group", metavar="NAME", help="All about this group.")
+@click.option("--host", metavar="NAME", help="All about this host: its workers, and the ranks that they have.")
+@click.option("--json", "as_json", is_flag=True, help="The answer as JSON; every field is described in docs/status.md.")
 @click.option("--watch", type=float, callback=seconds, metavar="SECONDS", help="Show it again every so many seconds.")
-def status(worker: str | None, as_json: bool, watch: float | None) -> None:
-    """Show workers, groups, ranks, what is in flight and what failed.
+def status(
+    worker: str | None, wide: bool, group: str | None, host: str | None, as_json: bool, watch: float | None
+) -> None:
+    """Show what hurts (ranks that others wait for, workers that are lost, what failed lately), then counts.
 
     Asks one worker of the running job, which asks the coordinator. Exit status 3 if nothing runs or nobody answers.
     """
     from collectived_launcher.status.find import ask, find  # gRPC and rich: `launch` must start without them
+    from collectived_launcher.status.narrow import findings_about, narrowed
+    from collectived_launcher.status.tables import tables
 
     while True:
-        reply = ask(find(worker, os.environ))
+        whole = ask(find(worker, os.environ))
+        part = narrowed(whole, group, host)
         if as_json:
-            click.echo(_as_json(reply))
+            click.echo(_as_json(part))
         else:
-            _print_tables(reply, clear=watch is not None and sys.stdout.isatty())
+            parts = tables(part, findings_about(whole, part), wide=wide or group is not None or host is not None)
+            _print(parts, clear=watch is not None and sys.stdout.isatty())
         if watch is None:
             return
         time.sleep(watch)
@@ -46,16 +57,12 @@ def _as_json(reply: object) -> str:
     return text
 
 
-def _print_tables(reply: object, clear: bool) -> None:
+def _print(parts: Iterable[Any], clear: bool) -> None:
     from rich.console import Console
 
-    from collectived_launcher.status.tables import tables
-    from collectived_proto.v1.status_pb2 import StatusReply
-
-    assert isinstance(reply, StatusReply)
     told = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(width=None if told else _WIDTH_OF_FILES)
     if clear:
         console.clear()
-    for part in tables(reply):
+    for part in parts:
         console.print(part)

@@ -1,7 +1,11 @@
-"""A `StatusReply` as tables: first what hurts, then who is there, then what they do. Pure: a reply in, parts out."""
+"""A `StatusReply` for people: first what hurts, then counts, and all the rest where it is wanted.
+
+Pure: a reply and its findings in, parts to print out.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
@@ -9,228 +13,253 @@ from rich.table import Table
 from rich.text import Text
 
 from collectived_proto.codec import tiers_from_proto
-from collectived_proto.types import shown_name
+from collectived_proto.hurts import Finding, Severity, Trouble, code_name, short_name, size, span
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
+from collectived_proto.wording import ranks_text
 
-SLOW = 1.0  # seconds in flight after which a collective that waits for somebody is worth a word
-_LOCAL = "seen from here"  # the state of a group of which only one worker's part is known
-_CODES = {
-    1: "CANCELLED",
-    3: "INVALID_ARGUMENT",
-    4: "DEADLINE_EXCEEDED",
-    10: "ABORTED",
-    13: "INTERNAL",
-    14: "UNAVAILABLE",
-}
+MOST_FAILURES = 3  # among what hurts, unless all is wanted
+_COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "yellow"}
+_PARTIAL = "seen from here"
 
 
-def tables(reply: pb.StatusReply) -> Iterator[Table | Text]:
+def tables(reply: pb.StatusReply, found: Sequence[Finding], wide: bool = False) -> Iterator[Table | Text]:
     """What to print, in order."""
-    reply = _with_short_names(_with_lanes(reply))
-    yield from _troubles(reply)
-    yield _coordinator(reply.coordinator)
+    yield from _findings(found, wide)
+    yield _coordinator(reply)
+    yield _counts(reply)
+    if reply.groups:
+        yield from (Text(), _groups(reply))
+    if any(group.rates for group in reply.groups):
+        yield from (Text(), _rates(reply))
+    if wide:
+        yield from _rest(reply)
+
+
+def _rest(reply: pb.StatusReply) -> Iterator[Table | Text]:
+    if any(group.in_flight or group.posts for group in reply.groups):
+        yield from (Text(), _in_flight(reply))
+    yield from _choices(reply)
     if reply.workers:
         yield from (Text(), _workers(reply.workers))
-    if reply.groups:
-        yield from (Text(), _groups(reply.groups))
-        yield from _choices(reply.groups)
-        yield from _notes(reply.groups)
-        yield from (Text(), _ranks(reply.groups))
-    if any(group.in_flight or group.posts for group in reply.groups):
-        yield from (Text(), _in_flight(reply.groups))
+    if any(group.members for group in reply.groups):
+        yield from (Text(), _ranks(reply))
+    if reply.failures:
+        yield from (Text(), _failures(reply))
 
 
-def _with_lanes(reply: pb.StatusReply) -> pb.StatusReply:
-    """Without a coordinator nobody sees a group as a whole: the lanes of those who answered stand for it."""
-    if reply.coordinator.address or reply.groups:
-        return reply
-    local = pb.StatusReply()
-    local.CopyFrom(reply)
-    for lane in (lane for worker in reply.workers for lane in worker.lanes):
-        local.groups.add(
-            name=shown_name(lane.group),
-            generation=lane.generation,
-            state=_LOCAL,
-            members=lane.members,
-            collectives_done=lane.collectives_done,
-            bytes_reduced=lane.bytes_reduced,
-            in_flight=lane.in_flight,
-            posts=lane.posts,
-            notes=lane.notes,
-            idle=lane.idle,
-        )
-    return local
+# What hurts
 
 
-def _with_short_names(reply: pb.StatusReply) -> pb.StatusReply:
-    """A group of the job that was asked is known by its own name, `world` instead of `job/world`."""
-    short = pb.StatusReply()
-    short.CopyFrom(reply)
-    for group in short.groups:
-        group.name = group.name.removeprefix(f"{reply.coordinator.job}/")
-    for failure in short.failures:
-        failure.verdict.group = failure.verdict.group.removeprefix(f"{reply.coordinator.job}/")
-    return short
+def _findings(found: Sequence[Finding], wide: bool) -> Iterator[Text]:
+    failures = [finding for finding in found if finding.kind is Trouble.FAILED]
+    left_out = [] if wide else failures[MOST_FAILURES:]
+    for finding in found:
+        if not any(finding is one for one in left_out):
+            yield Text(f"{finding.kind.value.upper():8} {finding.sentence}", style=_COLOURS[finding.severity])
+        if left_out and finding is failures[-1]:
+            yield Text(f"{'':8} and {len(left_out)} more failures: --wide shows them", style="yellow")
+    if not found:
+        yield Text("OK       nothing waits, and nothing has failed lately", style="green")
 
 
-def _troubles(reply: pb.StatusReply) -> Iterator[Text]:
-    for warning in reply.warnings:
-        yield Text(f"WARNING  {warning}", style="yellow")
-    for group in reply.groups:
-        if group.waiting_for:
-            yield Text(f"WAITING  {_name(group)} is forming: {group.waiting_for}", style="yellow")
-        if group.idle:  # where waiting is normal it is no trouble
-            continue
-        for flight in group.in_flight:
-            if flight.seconds > SLOW and flight.missing:
-                yield Text(f"WAITING  {_name(group)}: {_stuck(flight)}", style="red")
-        for post in group.posts:
-            if post.seconds > SLOW:
-                yield Text(f"WAITING  {_name(group)}: {_unanswered(post)}", style="red")
-    for failure in reply.failures:
-        yield Text(_failed(failure, reply.unix_time), style="red")
+# Counts
 
 
-def _stuck(flight: pb.InFlight) -> str:
-    return (
-        f"{flight.op} #{flight.instance} waits for rank {_list(flight.missing)} since {flight.seconds:.1f} s"
-        f"{f' (called at {flight.site})' if flight.site else ''}"
-    )
-
-
-def _unanswered(post: pb.PostInFlight) -> str:
-    return (
-        f"{post.op} of rank {post.rank} waits for rank {post.peer} since {post.seconds:.1f} s"
-        f"{f' (called at {post.site})' if post.site else ''}"
-    )
-
-
-def _failed(failure: pb.Failure, now: float) -> str:
-    verdict = failure.verdict
-    code = _CODES.get(verdict.code, f"code {verdict.code}")
-    ago = f" {span(now - failure.unix_time)} ago" if now >= failure.unix_time > 0 else ""
-    return f"FAILED   {verdict.group} generation {verdict.generation}: {code}{ago}: {verdict.message}"
-
-
-def _coordinator(coordinator: pb.CoordinatorStatus) -> Text:
+def _coordinator(reply: pb.StatusReply) -> Text:
+    coordinator = reply.coordinator
     if not coordinator.address:
-        return Text("coordinator  not reachable", style="yellow")
+        answered = f"  answered by {reply.answered_by}" if reply.answered_by else ""
+        return Text(f"coordinator  not reachable{answered}", style="yellow")
     return Text(
         f"coordinator  {coordinator.address}  job {coordinator.job}  pid {coordinator.pid}  epoch {coordinator.epoch}  "
         f"up {span(coordinator.uptime_seconds)}  release {coordinator.release}"
     )
 
 
-def _workers(workers: Sequence[pb.WorkerStatus]) -> Table:
-    table = _table(
-        "workers", "task", "host", "pid", "devices", "sessions", "arenas", "resident", "threads", "up", "coordinator"
+def _counts(reply: pb.StatusReply) -> Text:
+    workers, hosts = len(reply.workers), len({worker.host for worker in reply.workers})
+    states = Counter(_state(group) for group in reply.groups)
+    told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    alive = [group for group in reply.groups if group.state not in ("failed", "ended")]
+    ranks = sum(len(group.members) - len(group.left) for group in alive)
+    flights = sum(len(group.in_flight) + len(group.posts) for group in reply.groups)
+    used, limit = (sum(numbers) for numbers in zip(*map(_arenas, reply.workers), strict=True)) if workers else (0, 0)
+    return Text(
+        f"{counted(workers, 'worker')} on {counted(hosts, 'host')}, {counted(len(reply.groups), 'group')}"
+        f"{f' ({told})' if told else ''}, {counted(ranks, 'rank')}, {flights} in flight, "
+        f"arenas {size(used)} of {size(limit)}"
     )
-    for worker in sorted(workers, key=lambda worker: worker.task):
+
+
+def _arenas(worker: pb.WorkerStatus) -> tuple[int, int]:
+    return worker.arena_bytes, worker.arena_limit_bytes
+
+
+def _groups(reply: pb.StatusReply) -> Table:
+    table = _table("groups", "group", "key", "generation", "state", "size", "done", "failed", "bytes", "in flight")
+    for group in reply.groups:
         table.add_row(
-            str(worker.task),
-            worker.host,
-            str(worker.pid),
-            devices(worker.devices),
-            str(worker.sessions),
-            size(worker.arena_bytes),
-            size(worker.resident_bytes),
-            str(worker.threads),
-            span(worker.uptime_seconds),
-            "connected" if worker.connected else Text(_lost(worker.last_heartbeat_seconds), style="red"),
-        )
-    return table
-
-
-def _lost(heartbeat: float) -> str:
-    """Only the coordinator knows when it last heard a worker; a worker that speaks for itself gives no age."""
-    return f"lost {span(heartbeat)} ago" if heartbeat else "lost"
-
-
-def _groups(groups: Sequence[pb.GroupStatus]) -> Table:
-    table = _table("groups", "group", "generation", "state", "size", "collectives done", "bytes", "in flight")
-    for group in groups:
-        table.add_row(
-            group.name,
-            str(group.generation),
-            Text(group.state, style="red" if group.state == "failed" else ""),
+            short_name(reply, group.name),
+            str(group.key or "-"),
+            str(group.generation or "-"),
+            Text(_state(group), style="red" if group.state == "failed" else ""),
             _size_of(group),
             str(group.collectives_done),
+            str(group.collectives_failed),
             size(group.bytes_reduced),
             str(len(group.in_flight) + len(group.posts)),
         )
     return table
 
 
+def _state(group: pb.GroupStatus) -> str:
+    return _PARTIAL if group.state == "partial" else group.state
+
+
 def _size_of(group: pb.GroupStatus) -> str:
-    if group.state == _LOCAL:
-        return f"{len(group.members)} here"
-    return f"{len(group.members)} of {group.size}" if group.state == "forming" else str(group.size)
+    least = f"{group.min_size} to " if group.min_size else ""
+    return f"{len(group.members)} of {least}{group.size}" if group.state == "forming" else str(group.size)
 
 
-def _choices(groups: Sequence[pb.GroupStatus]) -> Iterator[Text]:
+def _rates(reply: pb.StatusReply) -> Table:
+    columns = ("per second", "mean size", "algbw GB/s", "busbw GB/s", "moving", "waiting")
+    table = _table("last minute", "group", "operation", "collectives", *columns)
+    for group in reply.groups:
+        for rate in sorted(group.rates, key=lambda rate: -rate.busy_seconds):
+            table.add_row(
+                short_name(reply, group.name),
+                rate.op,
+                str(rate.collectives),
+                f"{rate.collectives / rate.seconds:.1f}" if rate.seconds else "-",
+                size(rate.bytes / rate.collectives) if rate.collectives else "-",
+                _bandwidth(rate.algorithm_bandwidth),
+                _bandwidth(rate.bus_bandwidth),
+                _share(rate.busy_seconds, rate.seconds),
+                _share(rate.waiting_seconds, rate.seconds),
+            )
+    return table
+
+
+def _bandwidth(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e9:.3f}" if bytes_per_second else "-"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+# The rest
+
+
+def _choices(reply: pb.StatusReply) -> Iterator[Text]:
     """What AUTO chooses, where there is a choice: a group of one worker is folded by it."""
-    for group in groups:
+    for group in reply.groups:
         if group.table and len({member.worker for member in group.members}) > 1:
             rows = "; ".join(map(str, tiers_from_proto(group.table)))
             pack = group.table[0].bytes_per_pack
-            yield Text(f"AUTO in {group.name}: {rows}{f'; packs of {size(pack)}' if pack else ''}")
+            packs = f"; packs of {size(pack)}" if pack else ""
+            yield from (Text(), Text(f"AUTO in {short_name(reply, group.name)}: {rows}{packs}"))
 
 
-def _notes(groups: Sequence[pb.GroupStatus]) -> Iterator[Text]:
-    for group in groups:
-        for note in group.notes:
-            yield Text(f"NOTE     {_name(group)} is {note}", style="yellow")
+def _in_flight(reply: pb.StatusReply) -> Table:
+    columns = ("state", "bytes", "since", "arrived", "missing", "at", "algorithm", "why", "packs done")
+    table = _table("in flight", "group", "collective", *columns)
+    for group in reply.groups:
+        name = short_name(reply, group.name)
+        for flight in group.in_flight:
+            table.add_row(
+                name,
+                f"{flight.op} #{flight.instance}",
+                flight.state or "-",
+                size(flight.bytes),
+                span(flight.seconds),
+                _list(flight.arrived),
+                _list(flight.missing),
+                flight.site or "-",
+                flight.algorithm + (f" in {flight.shards} shards" if flight.shards > 1 else "") or "-",
+                flight.why or "-",
+                f"{flight.packs_done} of {flight.packs}" if flight.packs else "-",
+            )
+        for post in group.posts:
+            row = (size(post.bytes) if post.bytes else "-", span(post.seconds), str(post.rank), str(post.peer))
+            table.add_row(name, post.op, "waiting", *row, post.site or "-", "-", "-", "-")
+    return table
 
 
-def _ranks(groups: Sequence[pb.GroupStatus]) -> Table:
-    table = _table("ranks", "group", "rank", "worker", "device", "pid", "label", "last done", "at", "idle")
-    for group in groups:
+def _workers(workers: Sequence[pb.WorkerStatus]) -> Table:
+    columns = ("devices", "sessions", "arenas", "resident", "threads", "descriptors", "up", "release", "coordinator")
+    table = _table("workers", "task", "host", "pid", "incarnation", *columns)
+    for worker in sorted(workers, key=lambda worker: worker.task):
+        limit = f" of {size(worker.arena_limit_bytes)}" if worker.arena_limit_bytes else ""
+        table.add_row(
+            str(worker.task),
+            worker.host,
+            str(worker.pid),
+            worker.incarnation or "-",
+            devices(worker.devices),
+            str(worker.sessions),
+            f"{size(worker.arena_bytes)}{limit}",
+            size(worker.resident_bytes),
+            str(worker.threads),
+            str(worker.descriptors),
+            span(worker.uptime_seconds),
+            worker.release or "-",
+            _connected(worker),
+        )
+    return table
+
+
+def _connected(worker: pb.WorkerStatus) -> str | Text:
+    if not worker.connected:  # a worker that speaks for itself gives no age
+        age = worker.last_heartbeat_seconds
+        return Text(f"lost {span(age)} ago" if age else "not connected", style="red")
+    if worker.draining:
+        return Text("draining", style="yellow")
+    return Text("silent", style="red") if worker.silent else "connected"
+
+
+def _ranks(reply: pb.StatusReply) -> Table:
+    columns = ("worker", "device", "pid", "label", "finished", "last call", "at", "idle")
+    table = _table("ranks", "group", "rank", *columns)
+    for group in reply.groups:
+        gone = {member.rank for member in group.left}
         for member in group.members:
             table.add_row(
-                group.name,
-                str(member.rank),
+                short_name(reply, group.name),
+                f"{member.rank}{' (left)' if member.rank in gone else ''}",
                 f"{member.worker} ({member.host})",
                 short_device(member.device),
                 str(member.pid),
                 member.label or "-",
-                _last(member),
+                _finished(member),
+                member.last_op or "-",
                 member.last_site or "-",
                 span(member.idle_seconds),
             )
     return table
 
 
-def _last(member: common.Member) -> str:
-    return f"{member.last_op} #{member.last_instance}" if member.last_instance >= 0 else "nothing yet"
+def _finished(member: common.Member) -> str:
+    return f"#{member.last_instance}" if member.last_instance >= 0 else "nothing yet"
 
 
-def _in_flight(groups: Sequence[pb.GroupStatus]) -> Table:
-    table = _table("in flight", "group", "collective", "bytes", "since", "arrived", "missing", "at", "algorithm")
-    for group in groups:
-        for flight in group.in_flight:
-            table.add_row(
-                group.name,
-                f"{flight.op} #{flight.instance}",
-                size(flight.bytes),
-                span(flight.seconds),
-                _list(flight.arrived),
-                _list(flight.missing),
-                flight.site or "-",
-                flight.algorithm or "-",
-            )
-        for post in group.posts:
-            table.add_row(
-                group.name,
-                post.op,
-                size(post.bytes) if post.bytes else "-",
-                span(post.seconds),
-                str(post.rank),
-                str(post.peer),
-                post.site or "-",
-                "-",
-            )
+def _failures(reply: pb.StatusReply) -> Table:
+    table = _table("failures", "ago", "group", "generation", "from", "verdict", "decided by")
+    for failure in reply.failures:
+        verdict = failure.verdict
+        table.add_row(
+            span(max(0.0, reply.unix_time - failure.unix_time)),
+            short_name(reply, verdict.group),
+            str(verdict.generation),
+            f"#{verdict.from_instance}",
+            Text(f"{code_name(verdict.code)}: {verdict.message}"),
+            verdict.decided_by or "-",
+        )
     return table
+
+
+# Words
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -242,12 +271,14 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _name(group: pb.GroupStatus) -> str:
-    return f"group {group.name} generation {group.generation}"
+def counted(number: int, noun: str) -> str:
+    """`1 worker`, `2 workers`"""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _list(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, numbers)) or "-"
+    """`0-7, 9`"""
+    return ranks_text(numbers).partition(" ")[2] or "-"
 
 
 def short_device(device: str) -> str:
@@ -268,20 +299,3 @@ def _numbered(kind: str, numbers: list[int]) -> str:
     if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"{kind}:{numbers[0]}…{numbers[-1]}"
     return f"{kind}:{','.join(map(str, numbers))}"
-
-
-def size(count: float) -> str:
-    """Bytes in words: `1.5 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def span(seconds: float) -> str:
-    """A length of time in words: `0.4 s`, `3 min 20 s`, `2 h 5 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -16,6 +16,7 @@ from collectived_proto.configuration.kinds import (
     ADDRESSES,
     OPTIONAL_NUMBER,
     PATH,
+    PLACE,
     SECONDS,
     SIZE,
     SOME_SECONDS,
@@ -40,6 +41,8 @@ class DaemonSettings:
     log_level: str = key(
         one_of("debug", "info", "warning", "error"), "warning", "From which level on logs are written."
     )
+    log_format: str = key(one_of("text", "json"), "text", "How logs are written; json is one object a line.")
+    reflection: bool = key(YES_NO, False, "Tell tools such as grpcurl what is served.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,13 @@ class CoordinatorSettings(DaemonSettings):
     tables: Path | None = key(
         PATH, None, "File of stored tables; with `tune` by default $XDG_STATE_HOME/collectived/tables.json."
     )
+    metrics: str = key(
+        PLACE,
+        "",
+        "Serve Prometheus metrics there (no host: the loopback; port 0: one that is free); a flag alone: port 9450.",
+        alone="9450",
+    )
+    http: str = key(PLACE, "", "Serve a web page there that shows what status shows (no host: the loopback).")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +107,13 @@ class WorkerSettings(DaemonSettings):
     drain_seconds: float = key(
         SECONDS, 10.0, "After SIGTERM, how long running collectives may take to finish; 0: they are cut at once."
     )
+    metrics: str = key(
+        PLACE,
+        "",
+        "Serve Prometheus metrics there (no host: the loopback; port 0: one that is free); a flag alone: port 9451.",
+        alone="9451",
+    )
+    otel: bool = key(YES_NO, False, "Send OpenTelemetry spans, one per collective.")
 
 
 DAEMONS = {settings.TABLE: settings for settings in (CoordinatorSettings, WorkerSettings)}

@@ -68,6 +68,8 @@ def add_keys(daemon: argparse.ArgumentParser, settings: type[DaemonSettings]) ->
         else:
             metavar = key.kind.name.split()[-1].upper() if "`" not in key.kind.name else "WORD"
             action = "append" if key.kind.repeats else "store"
+            if key.alone is not None:
+                told |= {"nargs": "?", "const": key.alone}
             daemon.add_argument(*key.flags, action=action, metavar=metavar, **told)
 
 

@@ -31,7 +31,8 @@ class Key:
     """One thing that a daemon can be told.
 
     table: of the file, "" for keys that both daemons have. flags: of the command line, () where it must not stand
-    there. in_file: whether the file may have it. hidden: a secret, which is never shown.
+    there. in_file: whether the file may have it. hidden: a secret, which is never shown. alone: what its flag means
+    where no value follows it; None where one must.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Key:
     flags: tuple[str, ...]
     in_file: bool = True
     hidden: bool = False
+    alone: str | None = None
 
     @property
     def path(self) -> str:
@@ -58,6 +60,7 @@ def key(
     variable: str = "",
     also: tuple[str, ...] = (),
     hidden: bool = False,
+    alone: str | None = None,
 ) -> Any:
     """A field of a settings class.
 
@@ -66,17 +69,11 @@ def key(
         variable: of the environment, where it is not named after the key.
         also: further spellings of its flag.
         hidden: a secret: neither in the file nor on a command line, where others could read it, and never shown.
+        alone: the value that its flag means where none follows it.
     """
-    told = {
-        "kind": kind,
-        "default": default,
-        "sentence": sentence,
-        "variable": variable,
-        "also": also,
-        "hidden": hidden,
-    }
+    told = {"kind": kind, "default": default, "sentence": sentence, "variable": variable, "also": also}
     given = {} if default is REQUIRED else {"default": default}
-    return dataclasses.field(**given, repr=not hidden, metadata={_MARK: told})
+    return dataclasses.field(**given, repr=not hidden, metadata={_MARK: {**told, "hidden": hidden, "alone": alone}})
 
 
 def keys_of(settings: type[Any]) -> tuple[Key, ...]:
@@ -100,4 +97,5 @@ def _key(name: str, table: str, told: dict[str, Any]) -> Key:
         () if told["hidden"] else (f"--{name.replace('_', '-')}", *told["also"]),
         in_file=not told["hidden"],
         hidden=told["hidden"],
+        alone=told["alone"],
     )

@@ -88,6 +88,15 @@ def _address(value: Any) -> str:
     return text
 
 
+def _place(value: Any) -> str:
+    """`[HOST:]PORT`; '' is nowhere."""
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
+    port = text.rpartition(":")[2]
+    if text and not (port.isdecimal() and int(port) <= 65535):
+        raise ValueError
+    return text
+
+
 def _addresses(value: Any) -> tuple[str, ...]:
     parts = value if isinstance(value, (list, tuple)) else _text(value).split(",")
     found = tuple(_address(_text(part).strip()) for part in parts)
@@ -109,6 +118,7 @@ SIZE = Kind("size", quantities.SIZE_EXPECTED, _size, lambda value: _quoted(quant
 NUMBER = Kind("whole number", "a whole number, 0 or more", _number, str)
 OPTIONAL_NUMBER = Kind(NUMBER.name, NUMBER.expected, _number, lambda value: '""' if value is None else str(value))
 ADDRESS = Kind("address", "unix:/path or host:port", _address, _quoted)
+PLACE = Kind("[host:]port", "a port, or host:port", _place, _quoted)
 ADDRESSES = Kind(
     "addresses",
     "unix:/path or host:port, or several of them",

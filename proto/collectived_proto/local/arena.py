@@ -10,12 +10,14 @@ import contextlib
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not named by Python's fcntl
 SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _MAP_POPULATE = 0x8000
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
+_SLICE = 4 << 20  # bytes that come into being at a time
 
 
 @dataclass(slots=True)
@@ -35,19 +37,22 @@ class Arena:
         """The end of the page that holds the byte before `upto`."""
         return min(self.size, -(-upto // mmap.PAGESIZE) * mmap.PAGESIZE)
 
-    def commit(self, upto: int) -> None:
+    def commit(self, upto: int, wanted: Callable[[], bool] = lambda: True) -> None:
         """Makes the pages below `upto` exist, so that a full tmpfs is an error here and not a SIGBUS later.
+
+        It goes on while `wanted()`, slice by slice: the kernel fills pages with zeros, which takes long, and Python
+        holds its lock while they are mapped, which must not be for long beside lanes.
 
         Raises:
             OSError: the memory is not to be had (ENOSPC, ENOMEM).
         """
         upto = self.rounded(upto)
-        if upto <= self.committed or self.memory is None:
-            return
-        os.posix_fallocate(self.descriptor, self.committed, upto - self.committed)
-        with contextlib.suppress(OSError):  # an older kernel: pages are mapped at first touch instead
-            self.memory.madvise(_MADV_POPULATE_WRITE, self.committed, upto - self.committed)
-        self.committed = upto
+        while self.committed < upto and self.memory is not None and wanted():
+            size = min(_SLICE, upto - self.committed)
+            os.posix_fallocate(self.descriptor, self.committed, size)
+            with contextlib.suppress(OSError):  # an older kernel: pages are mapped at first touch instead
+                self.memory.madvise(_MADV_POPULATE_WRITE, self.committed, size)
+            self.committed += size
 
     def view(self) -> memoryview:
         if self.memory is None:

@@ -21,13 +21,15 @@ SYSTEM_SOCKET = "worker.sock"
 
 @dataclass(frozen=True, slots=True)
 class JobFile:
-    """What anybody needs in order to reach a running job. Addresses are `unix:/path` or `host:port`."""
+    """What anybody needs in order to reach a running job. Addresses are `unix:/path` or `host:port`; `page` is the link
+    to its web page, with its token where it needs one, or ''."""
 
     job: str
     pid: int
     coordinator: str
     workers: tuple[str, ...]
     command: str = ""
+    page: str = ""
 
 
 def runtime_path() -> Path:
@@ -102,7 +104,14 @@ def running() -> list[JobFile]:
     for path in sorted(runtime_folder().glob("*.json")):
         try:
             read = json.loads(path.read_text())
-            job = JobFile(read["job"], read["pid"], read["coordinator"], tuple(read["workers"]), read["command"])
+            job = JobFile(
+                read["job"],
+                read["pid"],
+                read["coordinator"],
+                tuple(read["workers"]),
+                read["command"],
+                read.get("page", ""),
+            )
             os.kill(job.pid, 0)
         except (
             OSError,

@@ -1,5 +1,6 @@
 from collectived_proto.v1 import common_pb2 as _common_pb2
 from collectived_proto.v1 import status_pb2 as _status_pb2
+from collectived_proto.v1 import trace_pb2 as _trace_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -10,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "join", "join_cancel", "report", "position", "inspection", "goodbye", "measured", "promised", "drained")
+    __slots__ = ("hello", "heartbeat", "join", "join_cancel", "report", "position", "inspection", "goodbye", "measured", "promised", "drained", "trace_part")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +23,7 @@ class WorkerMessage(_message.Message):
     MEASURED_FIELD_NUMBER: _ClassVar[int]
     PROMISED_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
+    TRACE_PART_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     join: JoinAsk
@@ -33,10 +35,11 @@ class WorkerMessage(_message.Message):
     measured: Measured
     promised: Promised
     drained: Drained
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[JoinAsk, _Mapping]] = ..., join_cancel: _Optional[_Union[JoinCancel, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., inspection: _Optional[_Union[Inspection, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., promised: _Optional[_Union[Promised, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
+    trace_part: TracePart
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[JoinAsk, _Mapping]] = ..., join_cancel: _Optional[_Union[JoinCancel, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., inspection: _Optional[_Union[Inspection, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., promised: _Optional[_Union[Promised, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., trace_part: _Optional[_Union[TracePart, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "join_update", "join_done", "join_refused", "verdict", "query", "inspect", "measure", "propose", "newcomers", "drain")
+    __slots__ = ("welcome", "join_update", "join_done", "join_refused", "verdict", "query", "inspect", "measure", "propose", "newcomers", "drain", "ask_trace", "echo")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     JOIN_UPDATE_FIELD_NUMBER: _ClassVar[int]
     JOIN_DONE_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +51,8 @@ class CoordinatorMessage(_message.Message):
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
     NEWCOMERS_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    ASK_TRACE_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     join_update: JoinUpdate
     join_done: JoinDone
@@ -59,10 +64,12 @@ class CoordinatorMessage(_message.Message):
     propose: Propose
     newcomers: Newcomers
     drain: DrainOrder
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., join_update: _Optional[_Union[JoinUpdate, _Mapping]] = ..., join_done: _Optional[_Union[JoinDone, _Mapping]] = ..., join_refused: _Optional[_Union[JoinRefused, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., inspect: _Optional[_Union[Inspect, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., newcomers: _Optional[_Union[Newcomers, _Mapping]] = ..., drain: _Optional[_Union[DrainOrder, _Mapping]] = ...) -> None: ...
+    ask_trace: AskTrace
+    echo: Echo
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., join_update: _Optional[_Union[JoinUpdate, _Mapping]] = ..., join_done: _Optional[_Union[JoinDone, _Mapping]] = ..., join_refused: _Optional[_Union[JoinRefused, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., inspect: _Optional[_Union[Inspect, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., newcomers: _Optional[_Union[Newcomers, _Mapping]] = ..., drain: _Optional[_Union[DrainOrder, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "task", "incarnation", "host", "pid", "devices", "address", "link_address", "highest_epoch", "groups", "draining")
+    __slots__ = ("protocol", "task", "incarnation", "host", "pid", "devices", "address", "link_address", "highest_epoch", "groups", "draining", "clock")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +81,7 @@ class Hello(_message.Message):
     HIGHEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     protocol: _common_pb2.Protocol
     task: int
     incarnation: str
@@ -85,7 +93,8 @@ class Hello(_message.Message):
     highest_epoch: int
     groups: _containers.RepeatedCompositeFieldContainer[Attached]
     draining: bool
-    def __init__(self, protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., task: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Attached, _Mapping]]] = ..., draining: bool = ...) -> None: ...
+    clock: str
+    def __init__(self, protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., task: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Attached, _Mapping]]] = ..., draining: bool = ..., clock: _Optional[str] = ...) -> None: ...
 
 class Attached(_message.Message):
     __slots__ = ("group", "ranks", "verdicts", "idle")
@@ -110,12 +119,24 @@ class Welcome(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., stall_seconds: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("standings", "more")
+    __slots__ = ("standings", "more", "sent_at", "clock")
     STANDINGS_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    SENT_AT_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     standings: _containers.RepeatedCompositeFieldContainer[Standings]
     more: bool
-    def __init__(self, standings: _Optional[_Iterable[_Union[Standings, _Mapping]]] = ..., more: bool = ...) -> None: ...
+    sent_at: float
+    clock: _trace_pb2.WorkerClock
+    def __init__(self, standings: _Optional[_Iterable[_Union[Standings, _Mapping]]] = ..., more: bool = ..., sent_at: _Optional[float] = ..., clock: _Optional[_Union[_trace_pb2.WorkerClock, _Mapping]] = ...) -> None: ...
+
+class Echo(_message.Message):
+    __slots__ = ("sent_at", "at")
+    SENT_AT_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    sent_at: float
+    at: float
+    def __init__(self, sent_at: _Optional[float] = ..., at: _Optional[float] = ...) -> None: ...
 
 class Standings(_message.Message):
     __slots__ = ("generation", "ranks")
@@ -316,7 +337,7 @@ class Submission(_message.Message):
     def __init__(self, instance: _Optional[int] = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., contract: _Optional[bytes] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ...) -> None: ...
 
 class RankPosition(_message.Message):
-    __slots__ = ("rank", "submitted", "finished", "last_op", "last_site", "arrived", "op", "site", "contract", "collective", "idle_seconds")
+    __slots__ = ("rank", "submitted", "finished", "last_op", "last_site", "arrived", "op", "site", "contract", "collective", "idle_seconds", "waits", "waited_seconds")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -328,6 +349,8 @@ class RankPosition(_message.Message):
     CONTRACT_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     submitted: int
     finished: int
@@ -339,7 +362,9 @@ class RankPosition(_message.Message):
     contract: bytes
     collective: _common_pb2.Collective
     idle_seconds: float
-    def __init__(self, rank: _Optional[int] = ..., submitted: _Optional[int] = ..., finished: _Optional[int] = ..., last_op: _Optional[str] = ..., last_site: _Optional[str] = ..., arrived: bool = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., contract: _Optional[bytes] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
+    waits: int
+    waited_seconds: float
+    def __init__(self, rank: _Optional[int] = ..., submitted: _Optional[int] = ..., finished: _Optional[int] = ..., last_op: _Optional[str] = ..., last_site: _Optional[str] = ..., arrived: bool = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., contract: _Optional[bytes] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ..., idle_seconds: _Optional[float] = ..., waits: _Optional[int] = ..., waited_seconds: _Optional[float] = ...) -> None: ...
 
 class Query(_message.Message):
     __slots__ = ("key", "generation", "instance", "query")
@@ -380,6 +405,30 @@ class Inspection(_message.Message):
     inspect: int
     status: _status_pb2.WorkerStatus
     def __init__(self, inspect: _Optional[int] = ..., status: _Optional[_Union[_status_pb2.WorkerStatus, _Mapping]] = ...) -> None: ...
+
+class AskTrace(_message.Message):
+    __slots__ = ("trace", "request", "at")
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    trace: int
+    request: _trace_pb2.TraceRequest
+    at: float
+    def __init__(self, trace: _Optional[int] = ..., request: _Optional[_Union[_trace_pb2.TraceRequest, _Mapping]] = ..., at: _Optional[float] = ...) -> None: ...
+
+class TracePart(_message.Message):
+    __slots__ = ("trace", "part", "asked_at", "heard_at", "answered_at")
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    ASKED_AT_FIELD_NUMBER: _ClassVar[int]
+    HEARD_AT_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_AT_FIELD_NUMBER: _ClassVar[int]
+    trace: int
+    part: _trace_pb2.WorkerTrace
+    asked_at: float
+    heard_at: float
+    answered_at: float
+    def __init__(self, trace: _Optional[int] = ..., part: _Optional[_Union[_trace_pb2.WorkerTrace, _Mapping]] = ..., asked_at: _Optional[float] = ..., heard_at: _Optional[float] = ..., answered_at: _Optional[float] = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("key", "generation", "proposal")

@@ -14,20 +14,22 @@ class StatusRequest(_message.Message):
     def __init__(self, local_only: bool = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("unix_time", "coordinator", "workers", "groups", "failures", "warnings")
+    __slots__ = ("unix_time", "coordinator", "workers", "groups", "failures", "warnings", "answered_by")
     UNIX_TIME_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_BY_FIELD_NUMBER: _ClassVar[int]
     unix_time: float
     coordinator: CoordinatorStatus
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     groups: _containers.RepeatedCompositeFieldContainer[GroupStatus]
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, unix_time: _Optional[float] = ..., coordinator: _Optional[_Union[CoordinatorStatus, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    answered_by: str
+    def __init__(self, unix_time: _Optional[float] = ..., coordinator: _Optional[_Union[CoordinatorStatus, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., answered_by: _Optional[str] = ...) -> None: ...
 
 class CoordinatorStatus(_message.Message):
     __slots__ = ("address", "epoch", "pid", "uptime_seconds", "release", "job")
@@ -46,7 +48,7 @@ class CoordinatorStatus(_message.Message):
     def __init__(self, address: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., release: _Optional[str] = ..., job: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("task", "host", "pid", "incarnation", "release", "uptime_seconds", "devices", "address", "link_address", "connected", "last_heartbeat_seconds", "sessions", "arena_bytes", "resident_bytes", "threads", "descriptors", "lanes", "draining")
+    __slots__ = ("task", "host", "pid", "incarnation", "release", "uptime_seconds", "devices", "address", "link_address", "connected", "last_heartbeat_seconds", "sessions", "arena_bytes", "resident_bytes", "threads", "descriptors", "lanes", "draining", "arena_limit_bytes", "client_releases", "silent")
     TASK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +67,9 @@ class WorkerStatus(_message.Message):
     DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    ARENA_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_RELEASES_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
     task: int
     host: str
     pid: int
@@ -83,10 +88,13 @@ class WorkerStatus(_message.Message):
     descriptors: int
     lanes: _containers.RepeatedCompositeFieldContainer[LaneStatus]
     draining: bool
-    def __init__(self, task: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[str] = ..., release: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., connected: bool = ..., last_heartbeat_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., descriptors: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., draining: bool = ...) -> None: ...
+    arena_limit_bytes: int
+    client_releases: _containers.RepeatedScalarFieldContainer[str]
+    silent: bool
+    def __init__(self, task: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[str] = ..., release: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., connected: bool = ..., last_heartbeat_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., descriptors: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., draining: bool = ..., arena_limit_bytes: _Optional[int] = ..., client_releases: _Optional[_Iterable[str]] = ..., silent: bool = ...) -> None: ...
 
 class LaneStatus(_message.Message):
-    __slots__ = ("group", "key", "generation", "ranks", "collectives_done", "collectives_failed", "bytes_reduced", "bytes_sent", "bytes_received", "in_flight", "members", "table", "posts", "notes", "idle")
+    __slots__ = ("group", "key", "generation", "ranks", "collectives_done", "collectives_failed", "bytes_reduced", "bytes_sent", "bytes_received", "in_flight", "members", "table", "posts", "notes", "idle", "rates")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +110,7 @@ class LaneStatus(_message.Message):
     POSTS_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    RATES_FIELD_NUMBER: _ClassVar[int]
     group: str
     key: int
     generation: int
@@ -117,10 +126,33 @@ class LaneStatus(_message.Message):
     posts: _containers.RepeatedCompositeFieldContainer[PostInFlight]
     notes: _containers.RepeatedScalarFieldContainer[str]
     idle: bool
-    def __init__(self, group: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., collectives_done: _Optional[int] = ..., collectives_failed: _Optional[int] = ..., bytes_reduced: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., table: _Optional[_Iterable[_Union[_common_pb2.Tier, _Mapping]]] = ..., posts: _Optional[_Iterable[_Union[PostInFlight, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., idle: bool = ...) -> None: ...
+    rates: _containers.RepeatedCompositeFieldContainer[Rate]
+    def __init__(self, group: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., collectives_done: _Optional[int] = ..., collectives_failed: _Optional[int] = ..., bytes_reduced: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., table: _Optional[_Iterable[_Union[_common_pb2.Tier, _Mapping]]] = ..., posts: _Optional[_Iterable[_Union[PostInFlight, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., idle: bool = ..., rates: _Optional[_Iterable[_Union[Rate, _Mapping]]] = ...) -> None: ...
+
+class Rate(_message.Message):
+    __slots__ = ("op", "seconds", "collectives", "bytes", "bus_bytes", "busy_seconds", "waiting_seconds", "algorithm_bandwidth", "bus_bandwidth")
+    OP_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    BUS_BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    op: str
+    seconds: float
+    collectives: int
+    bytes: int
+    bus_bytes: int
+    busy_seconds: float
+    waiting_seconds: float
+    algorithm_bandwidth: float
+    bus_bandwidth: float
+    def __init__(self, op: _Optional[str] = ..., seconds: _Optional[float] = ..., collectives: _Optional[int] = ..., bytes: _Optional[int] = ..., bus_bytes: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., waiting_seconds: _Optional[float] = ..., algorithm_bandwidth: _Optional[float] = ..., bus_bandwidth: _Optional[float] = ...) -> None: ...
 
 class InFlight(_message.Message):
-    __slots__ = ("instance", "op", "site", "seconds", "arrived", "missing", "bytes", "algorithm")
+    __slots__ = ("instance", "op", "site", "seconds", "arrived", "missing", "bytes", "algorithm", "why", "state", "packs", "packs_done", "shards")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     OP_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +161,11 @@ class InFlight(_message.Message):
     MISSING_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PACKS_FIELD_NUMBER: _ClassVar[int]
+    PACKS_DONE_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     instance: int
     op: str
     site: str
@@ -137,7 +174,12 @@ class InFlight(_message.Message):
     missing: _containers.RepeatedScalarFieldContainer[int]
     bytes: int
     algorithm: str
-    def __init__(self, instance: _Optional[int] = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[int]] = ..., missing: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ..., algorithm: _Optional[str] = ...) -> None: ...
+    why: str
+    state: str
+    packs: int
+    packs_done: int
+    shards: int
+    def __init__(self, instance: _Optional[int] = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[int]] = ..., missing: _Optional[_Iterable[int]] = ..., bytes: _Optional[int] = ..., algorithm: _Optional[str] = ..., why: _Optional[str] = ..., state: _Optional[str] = ..., packs: _Optional[int] = ..., packs_done: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class PostInFlight(_message.Message):
     __slots__ = ("rank", "peer", "tag", "op", "site", "seconds", "bytes")
@@ -158,7 +200,7 @@ class PostInFlight(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., peer: _Optional[int] = ..., tag: _Optional[int] = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., seconds: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class GroupStatus(_message.Message):
-    __slots__ = ("name", "key", "generation", "state", "size", "members", "left", "collectives_done", "bytes_reduced", "in_flight", "waiting_for", "table", "posts", "notes", "idle")
+    __slots__ = ("name", "key", "generation", "state", "size", "members", "left", "collectives_done", "bytes_reduced", "in_flight", "waiting_for", "table", "posts", "notes", "idle", "rates", "collectives_failed", "forming_seconds", "min_size")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +216,10 @@ class GroupStatus(_message.Message):
     POSTS_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    RATES_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVES_FAILED_FIELD_NUMBER: _ClassVar[int]
+    FORMING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_SIZE_FIELD_NUMBER: _ClassVar[int]
     name: str
     key: int
     generation: int
@@ -189,7 +235,11 @@ class GroupStatus(_message.Message):
     posts: _containers.RepeatedCompositeFieldContainer[PostInFlight]
     notes: _containers.RepeatedScalarFieldContainer[str]
     idle: bool
-    def __init__(self, name: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[str] = ..., size: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., collectives_done: _Optional[int] = ..., bytes_reduced: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., table: _Optional[_Iterable[_Union[_common_pb2.Tier, _Mapping]]] = ..., posts: _Optional[_Iterable[_Union[PostInFlight, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., idle: bool = ...) -> None: ...
+    rates: _containers.RepeatedCompositeFieldContainer[Rate]
+    collectives_failed: int
+    forming_seconds: float
+    min_size: int
+    def __init__(self, name: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., state: _Optional[str] = ..., size: _Optional[int] = ..., members: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., left: _Optional[_Iterable[_Union[_common_pb2.Member, _Mapping]]] = ..., collectives_done: _Optional[int] = ..., bytes_reduced: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., table: _Optional[_Iterable[_Union[_common_pb2.Tier, _Mapping]]] = ..., posts: _Optional[_Iterable[_Union[PostInFlight, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., idle: bool = ..., rates: _Optional[_Iterable[_Union[Rate, _Mapping]]] = ..., collectives_failed: _Optional[int] = ..., forming_seconds: _Optional[float] = ..., min_size: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("unix_time", "verdict")

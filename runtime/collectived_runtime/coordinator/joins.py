@@ -56,11 +56,12 @@ def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effec
         return
     refusal = _refusal(ask, task, forming)
     if refusal:
+        book.counts.refused += 1
         yield Send(task, JoinRefused(ask.request, Code.INVALID_ARGUMENT, refusal))
         yield Log("info", f"join of group {shown_name(ask.name)!r} refused: {refusal}")
         return
     if forming is None:
-        forming = _open(book, ask)
+        forming = _open(book, ask, now)
     book.arrivals += 1
     waiting = Waiting(task, ask, book.arrivals)
     forming.waiting[task, ask.request] = waiting
@@ -81,6 +82,7 @@ def cancelled(book: Registry, event: JoinCancelled, now: float) -> Iterator[Effe
     """A rank-to-be gives up. Where its generation is complete already it is lost to the others."""
     asked_by = (event.task, event.request)
     if asked_by in book.joined:
+        book.counts.withdrawn += 1
         generation = book.generations[book.joined[asked_by]]
         rank = generation.requests[asked_by]
         reason = f"it gave up joining: {event.reason or 'no reason given'}"
@@ -89,6 +91,7 @@ def cancelled(book: Registry, event: JoinCancelled, now: float) -> Iterator[Effe
         return
     for forming in list(book.forming.values()):
         if asked_by in forming.waiting:
+            book.counts.withdrawn += 1
             yield from _remove(book, forming, [asked_by], now)
 
 
@@ -176,8 +179,8 @@ def _candidate(waiting: Waiting) -> str:
     return f"{label}host {ask.host}, pid {ask.pid}"
 
 
-def _open(book: Registry, ask: JoinAsk) -> Forming:
-    forming = Forming(ask.name, ask.min_size, ask.max_size, ask.settle_seconds)
+def _open(book: Registry, ask: JoinAsk, now: float) -> Forming:
+    forming = Forming(ask.name, ask.min_size, ask.max_size, ask.settle_seconds, now)
     previous = book.generations.get(book.latest.get(ask.name, 0))
     if previous:
         forming.elsewhere = {identity(m): m.rank for m in previous.info.members if m.rank not in previous.departed}
@@ -272,6 +275,7 @@ def _complete(book: Registry, forming: Forming, now: float) -> Iterator[Effect]:
         generation.last_instances = tuple(waiting.ask.last_instance for waiting in order)
     generation.requests = {(w.task, w.ask.request): rank for rank, w in enumerate(order)}
     book.joined |= dict.fromkeys(generation.requests, info.generation)
+    book.counts.granted += info.size
     _retire(book, members, forming.name)
     book.generations[info.generation] = generation
     book.latest[forming.name] = info.generation

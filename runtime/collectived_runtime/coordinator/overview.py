@@ -5,33 +5,58 @@ A *lane* is a group as one worker sees it; the lanes of a generation together ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 
 from collectived_proto import codec
-from collectived_proto.types import RELEASE
+from collectived_proto.lanes import flights, rates
+from collectived_proto.types import RELEASE, Verdict
 from collectived_proto.v1 import status_pb2
-from collectived_runtime.coordinator.snapshot import GroupView, Snapshot, WorkerView
+from collectived_runtime.coordinator.snapshot import GroupView, PendingView, Snapshot, WorkerView
+
+MOST_MEMBERS = 64  # of a failure, that are told
 
 
 def status_reply(
-    view: Snapshot, told: Mapping[int, status_pb2.WorkerStatus], unix_time: float, warnings: Iterable[str]
+    view: Snapshot,
+    told: Mapping[int, status_pb2.WorkerStatus],
+    unix_time: float,
+    warnings: Iterable[str],
+    silent: Container[int] = (),
 ) -> status_pb2.StatusReply:
-    """Everything but `coordinator`, which describes the process."""
+    """Everything but `coordinator`, which describes the process.
+
+    Args:
+        told: by task, what workers have told of themselves. silent: those who were asked and have not.
+    """
     lanes: dict[int, list[status_pb2.LaneStatus]] = {}
     for task in sorted(told):
         for lane in told[task].lanes:
             lanes.setdefault(lane.generation, []).append(lane)
     return status_pb2.StatusReply(
         unix_time=unix_time,
-        workers=[worker_status(worker, told.get(worker.hello.task)) for worker in view.workers],
+        workers=[
+            worker_status(worker, told.get(worker.hello.task), worker.hello.task in silent) for worker in view.workers
+        ],
         groups=[group_status(group, lanes.get(group.generation, [])) for group in view.groups],
         failures=[
             status_pb2.Failure(
-                unix_time=unix_time - failure.seconds_ago, verdict=codec.verdict_to_proto(failure.verdict)
+                unix_time=unix_time - failure.seconds_ago, verdict=codec.verdict_to_proto(_in_short(failure.verdict))
             )
             for failure in view.failures
         ],
         warnings=warnings,
+        answered_by="coordinator",
+    )
+
+
+def _in_short(verdict: Verdict) -> Verdict:
+    """Failures are many: of a group with thousands of ranks not each is told again with each of them."""
+    return replace(
+        verdict,
+        missing=verdict.missing[:MOST_MEMBERS],
+        differing=verdict.differing[:MOST_MEMBERS],
+        members=verdict.members if len(verdict.members) <= MOST_MEMBERS else (),
     )
 
 
@@ -43,7 +68,9 @@ def coordinator_status(
     )
 
 
-def worker_status(worker: WorkerView, told: status_pb2.WorkerStatus | None) -> status_pb2.WorkerStatus:
+def worker_status(
+    worker: WorkerView, told: status_pb2.WorkerStatus | None, silent: bool = False
+) -> status_pb2.WorkerStatus:
     """A worker by its own account, or by its hello where it gave none."""
     status = status_pb2.WorkerStatus()
     if told is not None:
@@ -55,6 +82,7 @@ def worker_status(worker: WorkerView, told: status_pb2.WorkerStatus | None) -> s
     if not status.devices:
         status.devices.extend(hello.devices)
     status.connected, status.last_heartbeat_seconds = worker.connected, worker.silent_seconds
+    status.silent = silent
     return status
 
 
@@ -78,35 +106,25 @@ def group_status(group: GroupView, lanes: list[status_pb2.LaneStatus]) -> status
         members=members,
         left=[codec.member_to_proto(member) for member in group.left],
         collectives_done=max((lane.collectives_done for lane in lanes), default=0),
+        collectives_failed=max((lane.collectives_failed for lane in lanes), default=0),
         bytes_reduced=sum(lane.bytes_reduced for lane in lanes),
-        in_flight=_in_flight(group, lanes),
+        in_flight=flights(lanes, range(group.size), [_pending(one) for one in group.pending]),
         waiting_for=group.waiting_for,
         table=table,
         posts=[post for lane in lanes for post in lane.posts],
         notes=dict.fromkeys(note for lane in lanes for note in lane.notes),
         idle=group.idle,
+        rates=rates(lanes),
+        forming_seconds=group.forming_seconds,
+        min_size=group.min_size,
     )
 
 
-def _in_flight(group: GroupView, lanes: list[status_pb2.LaneStatus]) -> list[status_pb2.InFlight]:
-    """One entry per instance: who has arrived anywhere, since when, and who has not."""
-    merged: dict[int, status_pb2.InFlight] = {}
-    arrived: dict[int, set[int]] = {}
-    for pending in group.pending:
-        merged[pending.instance] = status_pb2.InFlight(
-            instance=pending.instance, op=pending.op, site=pending.site, seconds=pending.seconds
-        )
-        arrived[pending.instance] = set(pending.arrived)
-    for flight in (flight for lane in lanes for flight in lane.in_flight):
-        entry = merged.setdefault(flight.instance, status_pb2.InFlight(instance=flight.instance))
-        arrived.setdefault(flight.instance, set()).update(flight.arrived)
-        entry.op, entry.site = entry.op or flight.op, entry.site or flight.site
-        entry.algorithm = entry.algorithm or flight.algorithm
-        entry.seconds, entry.bytes = max(entry.seconds, flight.seconds), max(entry.bytes, flight.bytes)
-    # A rank that is through with an instance, such as a root that only sends, has arrived there too.
-    finished = {member.rank: member.last_instance for lane in lanes for member in lane.members}
-    for instance, entry in merged.items():
-        here = arrived[instance] | {rank for rank, last in finished.items() if last >= instance}
-        entry.arrived.extend(sorted(here))
-        entry.missing.extend(rank for rank in range(group.size) if rank not in here)
-    return [merged[instance] for instance in sorted(merged)]
+def _pending(pending: PendingView) -> status_pb2.InFlight:
+    return status_pb2.InFlight(
+        instance=pending.instance,
+        op=pending.op,
+        site=pending.site,
+        seconds=pending.seconds,
+        arrived=pending.arrived,
+    )

@@ -63,6 +63,7 @@ class Forming:
     min_size: int
     max_size: int
     settle_seconds: float
+    since: float
     waiting: dict[tuple[int, str], Waiting] = field(default_factory=dict)
     taken: dict[int, Waiting] = field(default_factory=dict)  # by the rank asked for
     elsewhere: dict[Identity, int] = field(default_factory=dict)  # ranks of the previous generation not here yet
@@ -88,6 +89,16 @@ class Standing:
     def age(self, now: float) -> float:
         """Seconds since a heartbeat said so, or that nothing has moved since; 0 for what was reported for a reason."""
         return now - max(self.heard_at, self.worker.told_at) if self.worker else 0.0
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long a rank has waited for others, as its heartbeats tell; `mean`: seconds per collective of late."""
+
+    waits: int = 0
+    waited: float = 0.0
+    mean: float = 0.0
+    told_at: float = -math.inf
 
 
 @dataclass(slots=True)
@@ -120,6 +131,7 @@ class Generation:
     proposal: int = 0  # under way, about the number of newcomers
     refused_from: int | None = None  # it is drained: nothing begins from this instance on
     evidence: dict[int, Evidence] = field(default_factory=dict)
+    paces: dict[int, Pace] = field(default_factory=dict)  # by rank
     parted: dict[int, dict[int, RankPosition]] = field(default_factory=dict)  # by instance, of ranks that have gone
     # After a restart of the coordinator: workers that have not come back yet, those that came back without this
     # generation, and what was reported meanwhile.
@@ -337,6 +349,26 @@ Timer = (
 
 
 @dataclass(slots=True)
+class Counts:
+    """What has happened since this coordinator started, in numbers that only grow.
+
+    Attributes:
+        heartbeats: of all workers.
+        attached: workers that came, or came back. lost: that went without a goodbye, and did not come back.
+        granted, refused, withdrawn: joins.
+        verdicts: generations that failed, by the code of their first verdict.
+    """
+
+    heartbeats: int = 0
+    attached: int = 0
+    lost: int = 0
+    granted: int = 0
+    refused: int = 0
+    withdrawn: int = 0
+    verdicts: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Registry:
     epoch: int
     heartbeat_seconds: float
@@ -359,6 +391,7 @@ class Registry:
     arrivals: int = 0
     timers: list[tuple[float, int, Timer]] = field(default_factory=list)
     timers_made: int = 0
+    counts: Counts = field(default_factory=Counts)
 
     @property
     def patience(self) -> float:

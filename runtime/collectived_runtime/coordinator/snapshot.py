@@ -46,6 +46,8 @@ class GroupView:
     waiting_for: str = ""
     table: tuple[Tier, ...] = ()
     idle: bool = False
+    forming_seconds: float = 0.0
+    min_size: int = 0  # while an elastic one forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def snapshot(book: Registry, now: float) -> Snapshot:
 
 def _groups(book: Registry, now: float) -> Iterator[GroupView]:
     for forming in book.forming.values():
-        yield _forming(book, forming)
+        yield _forming(book, forming, now)
     for generation in book.generations.values():
         if not generation.over:
             yield _generation(book, generation, now)
@@ -86,7 +88,7 @@ def _groups(book: Registry, now: float) -> Iterator[GroupView]:
         yield _generation(book, book.generations[number], now)
 
 
-def _forming(book: Registry, forming: Forming) -> GroupView:
+def _forming(book: Registry, forming: Forming, now: float) -> GroupView:
     # Ranks are given when all are here; until then those who named none are shown in the gaps.
     free = (rank for rank in range(forming.max_size) if rank not in forming.taken)
     members = tuple(
@@ -95,7 +97,15 @@ def _forming(book: Registry, forming: Forming) -> GroupView:
     )
     text = joins.progress(book, forming)
     return GroupView(
-        forming.name, book.keys.get(forming.name, 0), 0, "forming", forming.max_size, members, waiting_for=text
+        forming.name,
+        book.keys.get(forming.name, 0),
+        0,
+        "forming",
+        forming.max_size,
+        members,
+        waiting_for=text,
+        forming_seconds=max(0.0, now - forming.since),
+        min_size=forming.min_size if forming.min_size < forming.max_size else 0,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from collectived_proto.types import Tier
 from collectived_runtime.coordinator import completion, draining, faults, joins, newcomers, workers
+from collectived_runtime.coordinator.census import Census, census
 from collectived_runtime.coordinator.events import (
     Beat,
     DrainAsked,
@@ -85,6 +86,10 @@ class Coordinator:
     def snapshot(self, now: float) -> Snapshot:
         """What everybody may know, as values."""
         return snapshot(self._book, now)
+
+    def census(self, now: float) -> Iterator[Census | None]:
+        """What is counted: see `census.census`."""
+        return census(self._book, now)
 
     def _effects(self, event: Event, now: float) -> Iterator[Effect]:
         book = self._book

@@ -14,7 +14,7 @@ from dataclasses import replace
 from collectived_proto.errors import Code
 from collectived_proto.types import RankPosition, Verdict
 from collectived_proto.wording import seconds
-from collectived_runtime.coordinator import completion, draining, faults, joins
+from collectived_runtime.coordinator import completion, draining, faults, joins, lateness
 from collectived_runtime.coordinator.events import (
     Attached,
     Beat,
@@ -59,6 +59,7 @@ def attached(book: Registry, hello: Hello, now: float) -> Iterator[Effect]:
             return
         yield from lost(book, hello.task, f"worker {hello.task} ended, and {hello} has taken its place", now)
     back = hello.task in book.workers
+    book.counts.attached += 1
     book.workers[hello.task] = Worker(hello, now, draining=hello.draining)
     if not back:  # else its timer runs already
         book.arm(now + book.patience, Silence(hello.task, hello.incarnation))
@@ -100,6 +101,7 @@ def silent(book: Registry, timer: Silence, now: float) -> Iterator[Effect]:
 def lost(book: Registry, task: int, why: str, now: float, orderly: bool = False) -> Iterator[Effect]:
     """A worker is gone for good, and with it its joins and ranks."""
     worker = book.workers.pop(task)
+    book.counts.lost += not orderly
     yield Log("info" if orderly else "warning", f"{worker.hello} is {'gone' if orderly else 'lost'}: {why}")
     if worker.connected:
         text = f"{worker.hello} was given up: {why}; attach again"
@@ -118,6 +120,7 @@ def lost(book: Registry, task: int, why: str, now: float, orderly: bool = False)
 
 def beat(book: Registry, event: Beat, now: float) -> None:
     """A worker lives, and tells where its ranks stand."""
+    book.counts.heartbeats += 1
     worker = book.workers[event.task]
     if not event.more:
         worker.told_at = now
@@ -125,6 +128,7 @@ def beat(book: Registry, event: Beat, now: float) -> None:
         generation = book.generations.get(number)
         if generation is not None:
             generation.learn(event.task, -1, positions, now, worker)
+            lateness.learn(generation, event.task, positions, now)
 
 
 def slept(book: Registry, late: float, now: float) -> None:

@@ -26,18 +26,21 @@ from collectived_proto.types import (
 )
 from collectived_runtime.engine import preliminary, verdicts
 from collectived_runtime.engine import strand as strands
+from collectived_runtime.engine.counters import NOT_STARTED
 from collectived_runtime.engine.flood import Flood
 from collectived_runtime.engine.ledger import Arrival, Instance, Ledger
 from collectived_runtime.engine.links import LEFT_TEXT, Links
 from collectived_runtime.engine.newcomers import Newcomers
 from collectived_runtime.engine.posts import Posts
 from collectived_runtime.engine.program import Program, Strand
+from collectived_runtime.engine.recorder import NO_GIST
 from collectived_runtime.engine.reports import Reports
 from collectived_runtime.engine.results import Exhausted, Slot
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.engine.stages import Stages
 from collectived_runtime.engine.workshop import Workshop
+from collectived_runtime.logs import facts_of, text_of
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken
 
@@ -60,6 +63,7 @@ class Generation:
         self._shop = shop
         self._stages = Stages(shop, number, self._disputed, self._judge)
         self._said_goodbye: set[Link] = set()  # amid what they were needed for
+        self._failure_said = False
         self._told: tuple[Verdict, bytes] | None = None  # the latest verdict, as clients are told it
         self._late: list[tuple[Seat, int]] = []  # what has not come by its own deadline, until there is a verdict
 
@@ -86,6 +90,8 @@ class Generation:
         verdict = ledger.verdict_on(ring.instance)
         if verdict is not None:
             arrival.sources = None
+            late = Instance(ring.instance, {seat.rank: arrival}, model=prepared, collective=prepared.collective)
+            self._shop.tape.failed(self.number, late, NO_GIST, verdict)
             self.fail(seat, ring.instance, verdict)
         elif not agrees:
             self.reports.fault(ReportKind.MISMATCH, ring.instance)
@@ -128,7 +134,7 @@ class Generation:
         if not standing.gone:
             standing.gone = True
             over = self.ledger.verdict_on(standing.submitted + 1) is not None
-            level = logging.DEBUG if over else logging.WARNING
+            level = logging.DEBUG if over else logging.INFO  # the verdict that follows is the warning
             log.log(level, "group %s: rank %d is lost: %s", self._shop.name, rank, why)
             self.reports.fault(ReportKind.LOST, standing.submitted, rank=rank, text=why)
 
@@ -155,7 +161,7 @@ class Generation:
             instance = self.ledger.startable()
             if instance is None:
                 return copying
-            instance.started = True
+            instance.started, instance.started_at = True, time.monotonic()
             self._begin(instance)
         running = self.running
         if running is None:  # it was carried out at once, or cannot be
@@ -176,8 +182,15 @@ class Generation:
 
     def due(self, now: float) -> None:
         self.posts.due(now)
+        before = self.ledger.stalls
         self.reports.due()
+        self._shop.counters.stalls += self.ledger.stalls - before
         self.flood.due(now)
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent to and received from other workers, headers included; may be read from any thread."""
+        (sent, received), (posted, taken) = self.links.traffic(), self.posts.traffic()
+        return sent + posted, received + taken
 
     def watch_links(self) -> None:
         """Before the lane waits: says what is waited for."""
@@ -255,14 +268,19 @@ class Generation:
             self._deliver(others, number, wire.Done(number, pack, last, False).encode())
 
     def _finished(self, instance: Instance, program: Program, slot: Slot | None) -> None:
-        shop = self._shop
-        shop.counters.done += 1
-        shop.counters.result_bytes += program.nbytes
+        shop, counters, now = self._shop, self._shop.counters, time.monotonic()
+        counters.done += 1
+        counters.result_bytes += program.nbytes
+        operation, first = instance.collective.operation, instance.first.at
+        counters.tally(operation, program.algorithm, program.nbytes, now - first)
+        counters.waited(operation, instance.last.at - first)
         if slot is not None:
             for rank in program.receivers:
                 if shop.bells.seats[rank].gone:
                     shop.results.release(slot.number, rank)
-        self.ledger.finish(instance, time.monotonic())
+        self.ledger.finish(instance, now)
+        shop.minute.add(program.load, instance.first.at, instance.started_at, now)
+        shop.tape.done(self.number, instance, program.gist, now)
         self.reports.completed(instance.number)
         self.links.look()
         if instance.stalled:
@@ -280,7 +298,7 @@ class Generation:
         """A peer is gone, or talks nonsense: what runs cannot complete here."""
         if self.running is not None:
             self.links.abandon(self.running.stop())
-        log.warning("group %s: link to worker %d: %s", self._shop.name, error.peer, error)
+        log.info("group %s: link to worker %d: %s", self._shop.name, error.peer, error)
         self.reports.fault(ReportKind.LINK, self.ledger.next, worker=error.peer, text=str(error))
 
     def _judge(self, link: Link, expected: bytes, got: bytes) -> bool:
@@ -338,10 +356,19 @@ class Generation:
         """What it covers fails, now and later."""
         seats = self._shop.bells.seats
         failing = self.ledger.rule(verdict)
+        counters = self._shop.counters
+        if not verdict.orderly:
+            counters.verdict(verdict.code)
         for instance in failing:
-            self._shop.counters.failed += 1
-            if self.running is not None and self.running.instance is instance:
+            running = self.running if self.running is not None and self.running.instance is instance else None
+            counters.failed += 1
+            counters.failure(
+                instance.collective.operation, running.program.algorithm if running else NOT_STARTED, verdict.code
+            )
+            gist = running.program.gist if running is not None else NO_GIST
+            if running is not None:
                 self._stop_running()
+            self._shop.tape.failed(self.number, instance, gist, verdict)
             for rank in instance.arrivals:
                 self.fail(seats[rank], instance.number, verdict)
         for rank, seat in seats.items():
@@ -357,8 +384,14 @@ class Generation:
                 self.fail(seat, number, verdict)
             else:
                 self._late.append((seat, number))
-        if failing:
-            log.warning("group %s: %s", self._shop.name, verdict.message)
+        self._say(verdict, bool(failing))
+
+    def _say(self, verdict: Verdict, failing: bool) -> None:
+        """A failure is logged once, whatever follows from it; that somebody has left in order is none by itself."""
+        news = not self._failure_said and (failing or not verdict.orderly)
+        self._failure_said |= news
+        level = logging.WARNING if news else logging.DEBUG
+        log.log(level, "group %s: %s", self._shop.name, text_of(verdict), extra=facts_of(verdict))
 
     def _stop_running(self) -> None:
         running = self.running

@@ -25,8 +25,10 @@ from collectived_runtime.engine.counters import Counters
 from collectived_runtime.engine.crew import Help
 from collectived_runtime.engine.generation import Generation
 from collectived_runtime.engine.ledger import Ledger
+from collectived_runtime.engine.minute import Minute
 from collectived_runtime.engine.posts import Post
 from collectived_runtime.engine.program import Topology
+from collectived_runtime.engine.recorder import Label, Tape
 from collectived_runtime.engine.results import Results, Workspace
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
@@ -56,7 +58,10 @@ class Lane:
         self._results = Results(surroundings.budget, self._bells, self._grown)
         help = Help(surroundings.crew, lambda: self._watch.ask(_look))
         tools = Tools(Workspace(self._grown), help, Counters())
-        self._shop = Workshop(topology, self.name, surroundings, self._watch, self._bells, self._results, tools)
+        group, tasks = topology.group, tuple(peer.task for peer in topology.peers)
+        label = Label(self.name, group.key, group.size, topology.ranks, tasks)
+        tape = Tape(surroundings.recorder, label)
+        self._shop = Workshop(topology, self.name, surroundings, self._watch, self._bells, self._results, tools, tape)
         self._past: dict[int, Verdict] = {}  # how earlier generations of this lane ended
         self._early: list[Callable[[], None]] = []  # what was submitted to a generation that has not begun here
         self._early_verdicts: list[Verdict] = []  # and verdicts about one
@@ -64,6 +69,7 @@ class Lane:
         self._tidy_at = math.inf  # when to look whether memory is idle
         self._done_then = 0  # how much had been done when that was looked at last
         self._generation = Generation(self._shop, topology.group.generation, self._rule)
+        self._moved = (self._generation, 0, 0)  # bytes sent and received in the generations before it
         self._thread = threading.Thread(target=self._run, name=f"lane {self.name}", daemon=True)
         self._thread.start()
 
@@ -97,6 +103,15 @@ class Lane:
         return self._generation.posts.pending
 
     @property
+    def label(self) -> Label:
+        return self._shop.tape.label
+
+    @property
+    def stall_after(self) -> float:
+        """Seconds after which what waits is said to stall."""
+        return self._around.stall_after
+
+    @property
     def notes(self) -> list[str]:
         """What users of this group should know, each once: `on CPU devices: …`."""
         return list(self._shop.notes)
@@ -105,9 +120,16 @@ class Lane:
     def counters(self) -> Counters:
         return self._shop.counters
 
+    @property
+    def minute(self) -> Minute:
+        """What has been done in the last minute."""
+        return self._shop.minute
+
     def traffic(self) -> tuple[int, int]:
-        """Bytes sent and received over links in this generation, headers included."""
-        return self._generation.links.traffic()
+        """Bytes sent to and received from other workers, headers included; never more than has been."""
+        generation, sent, received = self._moved
+        now = generation.traffic()
+        return sent + now[0], received + now[1]
 
     # From other threads
 
@@ -289,7 +311,9 @@ class Lane:
             return
         self._past[before.number] = verdict
         before.close_links()
+        moved = self.traffic()
         self._generation = Generation(self._shop, verdict.successor, self._rule)
+        self._moved = (self._generation, *moved)
         for rank, standing in before.ledger.standings.items():
             self.ledger.standings[rank].gone = standing.gone
         for seat in self.seats.values():

@@ -16,6 +16,9 @@ from typing import Any
 
 from collectived_proto.local.wire import MAX_OUTSTANDING
 from collectived_proto.types import (
+    AllGather,
+    AllReduce,
+    AllToAll,
     Barrier,
     Broadcast,
     Collective,
@@ -24,6 +27,7 @@ from collectived_proto.types import (
     Operation,
     RankPosition,
     Reduce,
+    ReduceScatter,
     Report,
     ReportKind,
     Scatter,
@@ -34,6 +38,7 @@ from collectived_proto.types import (
 KEPT = 64  # finished instances that are remembered, to answer what they were
 LAST_SUBMISSIONS = 8  # of a rank that goes, told with its departure
 LAST_LEAVES = 4096  # so many of their leaves are described
+_TOGETHER = (AllReduce, AllGather, ReduceScatter, AllToAll, Barrier)  # no rank is through before all have come
 STALL_BACKOFF = 2.0  # a stall is reported again after twice the time
 
 
@@ -53,6 +58,9 @@ class Prepared:
             return True
         return (self.collective.open or other.collective.open) and self.terms == other.terms != b""
 
+
+# An interval within an instance: kind (`recorder.MarkKind`), pack, shard, round, worker at the other end, begin, end.
+Mark = tuple[int, int, int, int, int, float, float]
 
 _UNKNOWN = Collective(Barrier(), "", ())
 
@@ -81,6 +89,8 @@ class Instance:
     disputed: bool = False  # contracts differ: wait for the verdict
     started: bool = False
     finished: bool = False
+    started_at: float = 0.0
+    marks: list[Mark] = field(default_factory=list)  # what the recorder is told of its course
     announced: bool = False  # what comes has been announced between the workers
     model: Prepared | None = None  # of the first rank that has a value of its own; until then of the first
     collective: Collective = _UNKNOWN  # as the model describes it, or as it was announced
@@ -90,6 +100,10 @@ class Instance:
     @property
     def first(self) -> Arrival:
         return next(iter(self.arrivals.values()))
+
+    @property
+    def last(self) -> Arrival:
+        return next(reversed(self.arrivals.values()))
 
     @property
     def strangers(self) -> tuple[int, ...]:
@@ -102,7 +116,11 @@ class Instance:
 
 @dataclass(slots=True)
 class Standing:
-    """How far one local rank is."""
+    """How far one local rank is.
+
+    `waited`: seconds from its submission to the end, of all those `waits` collectives in which every rank waits for
+    all others. Who comes last waits least.
+    """
 
     submitted: int = -1
     finished: int = -1
@@ -110,6 +128,8 @@ class Standing:
     site: str = ""
     active_at: float = 0.0
     gone: bool = False  # lost or left: submits nothing more
+    waits: int = 0
+    waited: float = 0.0
 
 
 class OutOfTurn(Exception):
@@ -131,6 +151,7 @@ class Ledger:
         self.promised = math.inf  # nothing starts from this instance on
         self.promised_until = -math.inf
         self.closed = False  # a rank has aborted: nothing starts any more, whatever the verdict will say
+        self.stalls = 0  # instances that have waited for longer than `stall_after`
 
     # What happens
 
@@ -204,9 +225,14 @@ class Ledger:
         del self.instances[instance.number]
         self._finished[instance.number] = instance
         self.next = instance.number + 1
-        for rank in instance.arrivals:
-            self.standings[rank].finished = instance.number
-            self.standings[rank].active_at = now
+        together = isinstance(instance.collective.operation, _TOGETHER)
+        for rank, arrival in instance.arrivals.items():
+            standing = self.standings[rank]
+            standing.finished = instance.number
+            standing.active_at = now
+            if together:
+                standing.waits += 1
+                standing.waited += now - arrival.at
         self._finished.pop(instance.number - KEPT, None)
 
     def rule(self, verdict: Verdict) -> list[Instance]:
@@ -261,6 +287,7 @@ class Ledger:
             elif instance.stall_at <= now:
                 waited = now - instance.first.at
                 instance.stall_at = now + max(self.stall_after, waited * (STALL_BACKOFF - 1))
+                self.stalls += not instance.stalled
                 instance.stalled = True
                 reports.append(self.report(ReportKind.PENDING, instance.number))
         return reports

@@ -82,11 +82,9 @@ class Links:
 
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received in this generation, headers included."""
+        sent, received = self._past_sent, self._past_received  # first: what is dropped meanwhile is not counted twice
         links = list(self)
-        return (
-            self._past_sent + sum(link.sent for link in links),
-            self._past_received + sum(link.received for link in links),
-        )
+        return sent + sum(link.sent for link in links), received + sum(link.received for link in links)
 
     def get(self, places: Iterable[int], channel: int) -> dict[int, Link] | None:
         """The links to these places, or None while one of them is on its way; asks for what nobody has asked for."""

@@ -50,6 +50,7 @@ class WayOut:
         self._watch = watch
         self._broken = broken
         self._link: Link | None = None
+        self.sent = 0  # bytes
         self._queue: deque[Parcel] = deque()
         self._dead = False  # nothing will go this way any more; a verdict says why
         dial(self._there, self._unreachable)
@@ -127,6 +128,7 @@ class WayOut:
             taken = link.send(list(parcel.parts)[:_MOST_PARTS])
             if not taken:
                 return
+            self.sent += taken
             budget -= taken
             while parcel.parts and taken >= len(parcel.parts[0]):
                 taken -= len(parcel.parts.popleft())
@@ -197,6 +199,11 @@ class WayIn:
         self._broken = broken
         self._reading = self._read()
         watch.add(link.stream.fileno(), select.POLLIN, self._event)
+
+    @property
+    def received(self) -> int:
+        """Bytes."""
+        return self._link.received
 
     def close(self, farewell: bytes = b"") -> None:
         if self._link.stream.fileno() < 0:

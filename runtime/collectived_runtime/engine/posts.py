@@ -26,6 +26,7 @@ from collectived_proto.types import Recv, Send, Verdict
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine import letter as letters
 from collectived_runtime.engine import preliminary
+from collectived_runtime.engine.counters import POINT_TO_POINT
 from collectived_runtime.engine.execute import AGAIN
 from collectived_runtime.engine.ledger import OutOfTurn, Prepared
 from collectived_runtime.engine.mail import Parcel, WayIn, WayOut, dial, expect
@@ -57,6 +58,7 @@ class Post:
     since: float
     stall_at: float
     overdue: bool = False  # reported
+    stalled: bool = False  # the same
 
     @property
     def tag(self) -> int:
@@ -116,6 +118,10 @@ class Posts:
     def pending(self) -> list[Post]:
         """What somebody waits for; may be read from any thread."""
         return list(self._pending.values())
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received over links of their own; may be read from any thread."""
+        return sum(way.sent for way in list(self._out.values())), sum(way.received for way in list(self._in))
 
     # From ranks
 
@@ -192,12 +198,16 @@ class Posts:
                     way.let_go(post.rank, post.number)
                 if self._over is not None:
                     self._copying.clear()
+                self._record(post, ending[0])
+                self._shop.counters.failure(post.prepared.collective.operation, POINT_TO_POINT, ending[0].code)
                 self._fail(self._shop.bells.seats[post.rank], post.number, ending[0])
             elif post.deadline <= now and not post.overdue:
                 post.overdue = True
                 self._reports.overdue(post.rank, post.other, post.timeout, post.text)
             elif post.stall_at <= now:
                 waited = now - post.since
+                self._shop.counters.stalls += not post.stalled
+                post.stalled = True
                 post.stall_at = now + max(self._shop.around.stall_after, waited)  # again after twice the time
                 self._reports.unanswered(post.rank, post.other, waited, post.text)
 
@@ -269,6 +279,8 @@ class Posts:
 
     def _sent(self, post: Post) -> None:
         if self._pending.pop((post.rank, post.number), None) is not None:
+            self._record(post)
+            self._count(post, sum(leaf.nbytes for leaf in post.prepared.collective.leaves))
             self._tell(post.rank, wire.Done(post.number, 0, True, False))
 
     # Receiving
@@ -351,9 +363,21 @@ class Posts:
 
     def _deliver(self, post: Post, slot: Slot) -> None:
         del self._pending[post.rank, post.number]
+        self._record(post, nbytes=slot.size)
+        self._count(post, 0)  # its sender's worker has counted it
         slot.holders.add(post.rank)
         self._shop.results.release(slot.number, _WORKER)
         self._tell(post.rank, wire.Done(post.number, 0, True, True, slot.arena.number, slot.offset, slot.number))
+
+    def _record(self, post: Post, verdict: Verdict | None = None, nbytes: int = 0) -> None:
+        collective = post.prepared.collective
+        nbytes = nbytes or sum(leaf.nbytes for leaf in collective.leaves)
+        where = (self._generation, post.number, post.rank, post.other)
+        self._shop.tape.post(*where, post.prepared.op, collective.site, nbytes, post.since, verdict)
+
+    def _count(self, post: Post, nbytes: int) -> None:
+        operation = post.prepared.collective.operation
+        self._shop.counters.tally(operation, POINT_TO_POINT, nbytes, time.monotonic() - post.since)
 
     def _tell(self, rank: int, done: wire.Done) -> None:
         seat = self._shop.bells.seats[rank]

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from collectived_proto.types import (
     AllGather,
@@ -37,11 +38,13 @@ from collectived_proto.types import (
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.engine.checks import check
 from collectived_runtime.engine.cutting import Cut, Rows, Workers, cut
+from collectived_runtime.engine.minute import NOTHING, Load, load_of
 from collectived_runtime.engine.outlines import outlines
+from collectived_runtime.engine.recorder import NO_GIST, Gist, traffic
 from collectived_runtime.plan import ring, tree
 from collectived_runtime.plan.batches import cut as cut_evenly
 from collectived_runtime.plan.batches import strands_of
-from collectived_runtime.plan.collect import WidePlan
+from collectived_runtime.plan.collect import Collect, WidePlan
 from collectived_runtime.plan.moves import Recv, Send, Span
 from collectived_runtime.plan.named import ON_HOSTS
 from collectived_runtime.plan.packs import aligned, reduce_op_of, tier_of_leaf
@@ -104,6 +107,7 @@ class Strand:
     plan_hash: bytes
     peers: frozenset[int]  # places that the plan speaks to
     cut: Cut | None = None  # where the operation cuts leaves or joins them
+    why: str = ""  # this algorithm: for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +135,25 @@ class Program:
     outlines: Mapping[int, int] = field(default_factory=dict)  # rank -> offset in the slot
     alone: bool = False  # whether all ranks are on this worker
     at_once: bool = False
+    load: Load = NOTHING
+    gist: Gist = NO_GIST  # for the recorder
 
     @property
     def algorithm(self) -> str:
         return self.strands[0].algorithm
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Every algorithm in use, in order of packs, with why it was chosen where it was chosen first."""
+        found: dict[str, str] = {}
+        for strand in self.strands:
+            found.setdefault(strand.algorithm, strand.why)
+        return found
+
+    @property
+    def shards(self) -> int:
+        """The most parts that a pack is cut into."""
+        return max(count for _, count in self.strands_per_pack)
 
     @property
     def slot_bytes(self) -> int:
@@ -196,7 +215,28 @@ def compose(collective: Collective, topology: Topology, rows: Rows = (), strange
         told,
         len(topology.peers) == 1,
         _at_once(topology, packs, strands, sources, receivers),
+        load_of(collective, topology.group.size, rows),
+        _gist(topology, strands, arithmetic, nbytes),
     )
+
+
+def _gist(topology: Topology, strands: Sequence[Strand], arithmetic: Sequence[Arithmetic | None], nbytes: int) -> Gist:
+    per_pack = Counter(strand.pack_number for strand in strands)
+    moved = []
+    for strand in strands:
+        how = arithmetic[strand.pack_number]
+        row = how.partial_bytes if how is not None else strand.pack.dtype.itemsize
+        for moves in strand.plan:
+            for move in moves:
+                match move:
+                    case Send(peer, span):
+                        moved.append((topology.peers[peer].task, len(span) * row, 0))
+                    case Recv(peer, span):
+                        moved.append((topology.peers[peer].task, 0, len(span) * row))
+                    case Collect(order, span):
+                        others = (place for place in order if place != topology.place)
+                        moved += [(topology.peers[place].task, 0, len(span) * row) for place in others]
+    return Gist(strands[0].algorithm, nbytes, len(per_pack), max(per_pack.values()), traffic(moved))
 
 
 def _at_once(
@@ -223,7 +263,7 @@ def _cut_strands(
         how = cut(operation, workers, index, leaf.shape[0], math.prod(leaf.shape[1:]), rows)
         carried.append(replace(pack, count=how.count, result_offset=result_bytes))
         result_bytes += aligned(how.output * pack.result_dtype.itemsize)
-        name = "ring" if isinstance(operation, (AllGather, ReduceScatter)) else "direct"
+        name, why = _carrier_of_cut(operation, workers)
         plan_hash = digest(f"{described}|{number}")
         span = Span(0, how.count)
         strands.append(
@@ -234,10 +274,11 @@ def _cut_strands(
                 span,
                 how.plan,
                 number % CHANNELS,
-                name if len(workers.ranks) > 1 else "local",
+                name,
                 plan_hash,
                 peers_of(how.plan),
                 how,
+                why,
             )
         )
     return Layout(tuple(carried), packs.places, packs.staging_bytes, result_bytes), tuple(strands)
@@ -270,7 +311,7 @@ def strand_count(collective: Collective, topology: Topology, layout: Layout) -> 
         return max(1, len(layout.packs))
     first, parts = first_leaves(layout), _parts(collective)
     return sum(
-        strands_of(pack.count, parts, _carrier(collective, topology, first, number, pack)[1])
+        strands_of(pack.count, parts, _carrier(collective, topology, first, number, pack).shards)
         for number, pack in enumerate(layout.packs)
     )
 
@@ -284,7 +325,7 @@ def _strands(
     collective: Collective, topology: Topology, first: Mapping[int, int], number: int, pack: Pack
 ) -> list[Strand]:
     """The strands of a pack: one per cut and shard, each over its part of the pack and on a channel of its own."""
-    name, shards = _carrier(collective, topology, first, number, pack)
+    name, shards, why = _carrier(collective, topology, first, number, pack)
     make = _planner(collective.operation, topology, name)
     spans = [
         span
@@ -297,7 +338,7 @@ def _strands(
         channel = (number * len(spans) + shard) % CHANNELS
         plan = make(span)
         plan_hash = digest(f"{described}|{shard}")
-        found.append(Strand(number, shard, pack, span, plan, channel, name, plan_hash, peers_of(plan)))
+        found.append(Strand(number, shard, pack, span, plan, channel, name, plan_hash, peers_of(plan), why=why))
     return found
 
 
@@ -306,19 +347,41 @@ def peers_of(plan: WidePlan) -> frozenset[int]:
     return frozenset(move.peer for moves in plan for move in moves if isinstance(move, (Send, Recv)))
 
 
-def _carrier(
-    collective: Collective, topology: Topology, first: Mapping[int, int], number: int, pack: Pack
-) -> tuple[str, int]:
+class _Carrier(NamedTuple):
+    algorithm: str
+    shards: int
+    why: str
+
+
+_LOCAL = _Carrier("local", 1, "all ranks are on one worker")
+
+
+def _carrier(collective: Collective, topology: Topology, first: Mapping[int, int], number: int, pack: Pack) -> _Carrier:
     """What carries this pack across workers, in how many shards: the same choice on every worker."""
-    if isinstance(collective.operation, (Reduce, Broadcast)):
-        return "tree", 1
+    operation = collective.operation
+    if isinstance(operation, (Reduce, Broadcast)):
+        return _Carrier("tree", 1, f"it carries every {'reduce' if isinstance(operation, Reduce) else 'broadcast'}")
     if len(topology.peers) == 1:
-        return "local", 1
+        return _LOCAL
     if collective.all_reduce_spec and number in first:
         tier = tier_of_leaf(collective, first[number])
-        return tier.algorithm, tier.shards
-    tier = tier_of(topology.table, pack.count * pack.dtype.itemsize)
-    return "ring" if collective.implementation in _RING_HINTS else tier.algorithm, tier.shards
+        return _Carrier(tier.algorithm, tier.shards, f"all_reduce_spec: {tier}")
+    nbytes = pack.count * pack.dtype.itemsize
+    tier = tier_of(topology.table, nbytes)
+    if collective.implementation in _RING_HINTS:
+        falls = ", which falls back to RING on CPU devices" if collective.implementation is _NCCL else ""
+        return _Carrier("ring", tier.shards, f"the hint {collective.implementation.value}{falls}")
+    return _Carrier(
+        tier.algorithm, tier.shards, f"table of AUTO for {nbytes} {'byte' if nbytes == 1 else 'bytes'}: {tier}"
+    )
+
+
+def _carrier_of_cut(operation: Cutting, workers: Workers) -> tuple[str, str]:
+    """The algorithm of what cuts values or joins them, and why."""
+    if len(workers.ranks) == 1:
+        return _LOCAL.algorithm, _LOCAL.why
+    name = "ring" if isinstance(operation, (AllGather, ReduceScatter)) else "direct"
+    return name, f"it carries every {str(operation).partition('(')[0]}"
 
 
 def _planner(operation: Operation, topology: Topology, name: str) -> Callable[[Span], WidePlan]:
@@ -337,4 +400,5 @@ def _planner(operation: Operation, topology: Topology, name: str) -> Callable[[S
 
 
 # A hint for NCCL where there are no GPUs falls back to the ring.
-_RING_HINTS = (CommunicationImplementation.RING, CommunicationImplementation.NCCL)
+_NCCL = CommunicationImplementation.NCCL
+_RING_HINTS = (CommunicationImplementation.RING, _NCCL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,9 @@ from collectived_runtime.engine.counters import Counters
 from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.ledger import Instance
 from collectived_runtime.engine.links import Exchange
+from collectived_runtime.engine.minute import Minute
 from collectived_runtime.engine.program import Program, Topology, compose
+from collectived_runtime.engine.recorder import Recorder, Tape
 from collectived_runtime.engine.results import Budget, Results
 from collectived_runtime.engine.strand import Tools
 from collectived_runtime.engine.watch import Watch
@@ -36,6 +39,7 @@ class Surroundings:
     idle_after: float  # seconds after which a lane gives back memory that nobody uses
     report: Callable[[Report], None]
     ended: Callable[[Any], None]  # with the lane
+    recorder: Recorder = field(default_factory=Recorder)
 
 
 @dataclass(slots=True)
@@ -49,8 +53,10 @@ class Workshop:
     bells: Bells
     results: Results
     tools: Tools
+    tape: Tape
     programs: dict[Any, Program] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # what users should know; said once in the log, and in status
+    minute: Minute = field(default_factory=lambda: Minute(time.monotonic()))
 
     @property
     def counters(self) -> Counters:

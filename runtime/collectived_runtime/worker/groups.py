@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
@@ -29,10 +30,12 @@ from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.lane import Lane, Surroundings
 from collectived_runtime.engine.program import Topology
+from collectived_runtime.engine.recorder import Recorder
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.transport.reception import TOKEN_SECONDS, Reception
 from collectived_runtime.worker import probe
+from collectived_runtime.worker.account import Account
 from collectived_runtime.worker.descriptions import Descriptions
 from collectived_runtime.worker.remote import Remote
 from collectived_runtime.worker.sessions import SESSION_BYTES, Session
@@ -80,11 +83,14 @@ class Groups:
         self._door = door
         self._budget = budget
         self._crew = Crew()
+        self.recorder = Recorder()
         self._say = say
         self._connected = connected
         self._loop = asyncio.get_running_loop()
         self._joins: dict[str, _Join] = {}
         self._lanes: dict[tuple[int, int], Lane] = {}  # group key, the generation in which the lane began
+        self.account = Account()
+        self.joins: Counter[str] = Counter()  # that ended, by outcome
         self._formed = (b"", pb.Formed())  # read last: all local ranks of a generation are told the same
         self.stall_after = 1.0
 
@@ -101,6 +107,7 @@ class Groups:
             CollectiveError: refused, by this worker or by the coordinator.
         """
         join = _Join(self._ask(session, request), session)
+        outcome = "withdrawn"
         self._joins[join.ask.request] = join
         self._say(pb.WorkerMessage(join=join.ask))
         ended = asyncio.ensure_future(session.ended.wait())
@@ -119,12 +126,16 @@ class Groups:
                     raise session.gone
                 event = answer.result()
                 if isinstance(event, pb.JoinRefused):
+                    outcome = "refused"
                     raise error_class(event.code)(event.message)
+                if event.HasField("joined"):
+                    outcome = "granted"  # its client may hang up as soon as it has heard
                 yield event
                 if event.HasField("joined"):
                     return
         finally:
             ended.cancel()
+            self.joins[outcome] += 1
             if self._joins.pop(join.ask.request, None) is not None:
                 self._say(
                     pb.WorkerMessage(
@@ -244,6 +255,7 @@ class Groups:
             topology = Topology.of(group, peers, self._task, tiers_from_proto(formed.table), formed.idle)
             lane = Lane(topology, self._surroundings())
             self._lanes[group.key, group.generation] = lane
+            self.account.began(lane)
         if done.rank in lane.seats:  # said twice, for a coordinator that came back does not know what was heard
             return
         if join is None:
@@ -327,6 +339,7 @@ class Groups:
             IDLE_SECONDS,
             self._report,
             self._lane_ended,
+            self.recorder,
         )
 
     def _report(self, report: Report) -> None:
@@ -344,8 +357,13 @@ class Groups:
             self._say(pb.WorkerMessage(position=position))
 
     def _lane_ended(self, lane: Lane) -> None:
+        self._loop.call_soon_threadsafe(self._forget, lane)
+
+    def _forget(self, lane: Lane) -> None:
+        """Counts it among those that ended in the same moment in which it is none of the others any more."""
         group = lane.topology.group
-        self._loop.call_soon_threadsafe(self._lanes.pop, (group.key, group.generation), None)
+        self._lanes.pop((group.key, group.generation), None)
+        self.account.ended(lane)
 
     def close(self) -> None:
         for lane in self.lanes:

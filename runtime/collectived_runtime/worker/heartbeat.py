@@ -60,6 +60,8 @@ class Heartbeats:
                 last_op=op,
                 last_site=site,
                 idle_seconds=now - standing.active_at,
+                waits=standing.waits,
+                waited_seconds=standing.waited,
             )
         return beat
 

@@ -19,8 +19,9 @@ import grpc.aio
 from collectived_proto.errors import UnavailableError
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import coordinator_pb2_grpc as rpc
-from collectived_proto.v1 import status_pb2
+from collectived_proto.v1 import status_pb2, trace_pb2
 from collectived_runtime.admission import client_metadata
+from collectived_runtime.clocks import Pulse
 from collectived_runtime.daemon import OPTIONS
 from collectived_runtime.engine.ledger import Ledger
 from collectived_runtime.worker.heartbeat import Heartbeats
@@ -30,7 +31,11 @@ log = logging.getLogger("collectived.worker")
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
 # gRPC's own pauses between attempts to connect grow to two minutes, longer than a coordinator that came back waits.
-RECONNECT = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
+RECONNECT = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),  # a proxy of the site's is for the world outside
+)
 AWAY = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.UNKNOWN,
@@ -38,6 +43,7 @@ AWAY = (
     grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.INTERNAL,  # what gRPC says here where a stream ends under a write: why it ended, the next one tells
 )
+DRAIN_SECONDS = 0.002  # between looks whether what was to be said has been
 WAITING_MESSAGES = 10_000  # kept while the coordinator is away; older ones are dropped first
 
 
@@ -48,6 +54,10 @@ class Membership:
     heard: called with each message of the coordinator.
     rejoin: called after each Welcome, to say again what may have been lost.
     ledgers: of the generations that run here; heartbeats tell where their ranks stand.
+    away: called when the coordinator cannot be reached any more, until `rejoin`.
+
+    Attributes:
+        welcomes: how often the coordinator has welcomed this worker. beats: heartbeats sent.
     """
 
     def __init__(
@@ -58,6 +68,7 @@ class Membership:
         heard: Callable[[pb.CoordinatorMessage], None],
         rejoin: Callable[[], None],
         ledgers: Callable[[], Iterable[Ledger]] = tuple,
+        away: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
         self.epoch = 0
@@ -70,8 +81,12 @@ class Membership:
         self._heard = heard
         self._rejoin = rejoin
         self._ledgers = ledgers
+        self._away = away
+        self.welcomes = 0
+        self.beats = 0
         self._heartbeats = Heartbeats()
         self._heartbeat = 5.0
+        self._pulse = Pulse()
         self._waiting: deque[pb.WorkerMessage] = deque(maxlen=WAITING_MESSAGES)
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -117,6 +132,26 @@ class Membership:
         call: Awaitable[status_pb2.DrainReply] = self._stub.Drain(request, timeout=timeout, metadata=self._metadata)
         return await call
 
+    async def trace(self, request: trace_pb2.TraceRequest, patience: float) -> AsyncIterator[trace_pb2.TraceReply]:
+        """Asks the coordinator; raises grpc.aio.AioRpcError where it does not begin to answer within `patience`
+        seconds, or ends amid its answer."""
+        call = self._stub.Trace(request, metadata=self._metadata)
+        try:
+            first = await asyncio.wait_for(call.read(), patience)
+            while first is not grpc.aio.EOF:
+                yield first
+                first = await call.read()
+        except TimeoutError:
+            raise silent(f"not within {patience:g} s") from None
+        finally:
+            call.cancel()
+
+    async def drained(self) -> bool:
+        """Waits until everything that was to be said has been; False where there is nobody to hear it."""
+        while self._waiting and self.connected.is_set():
+            await asyncio.sleep(DRAIN_SECONDS)
+        return self.connected.is_set()
+
     async def close(self) -> None:
         """Says goodbye, so that the coordinator does not look for this worker."""
         self._closing = True
@@ -135,13 +170,15 @@ class Membership:
             try:
                 await self._stream()
             except grpc.aio.AioRpcError as error:
-                if error.code() not in AWAY and not self._welcome_once:
+                if error.code() not in AWAY and not _cut_off(error) and not self._welcome_once:
                     raise UnavailableError(
                         f"the coordinator at {self.address} refuses this worker: {error.details()}"
                     ) from error
                 self._warn(error)
             pause = FIRST_PAUSE_SECONDS if self.connected.is_set() else min(2 * pause, LONGEST_PAUSE_SECONDS)
-            self.connected.clear()
+            if self.connected.is_set():
+                self.connected.clear()
+                self._away()
             if not self._closing:
                 await asyncio.sleep(pause)
 
@@ -159,15 +196,19 @@ class Membership:
         async for message in call:
             if message.HasField("welcome"):
                 self._welcomed(message.welcome)
+            elif message.HasField("echo"):
+                self._pulse.echo(message.echo.sent_at, message.echo.at, time.monotonic())
             else:
                 self._heard(message)
 
     def _welcomed(self, welcome: pb.Welcome) -> None:
+        self.welcomes += 1
         self.epoch = max(self.epoch, welcome.epoch)
         self._heartbeat = welcome.heartbeat_seconds
         self.stall_seconds = welcome.stall_seconds
         self._welcome_once = True
         self._heartbeats.forget()
+        self._pulse.forget()
         self.connected.set()
         self._rejoin()
         self._news.set()
@@ -191,6 +232,27 @@ class Membership:
                 if stream != self._streams:
                     return
                 beaten = time.monotonic()
-                yield pb.WorkerMessage(heartbeat=self._heartbeats.next(self._ledgers(), beaten))
+                self.beats += 1
+                yield pb.WorkerMessage(heartbeat=self._beat(beaten))
             if stream == self._streams:
                 self._news.clear()
+
+    def _beat(self, now: float) -> pb.Heartbeat:
+        beat = self._heartbeats.next(self._ledgers(), now)
+        beat.sent_at = self._pulse.beat(now)
+        if (found := self._pulse.best(now)) is not None:
+            # What is to be added to our time to get the coordinator's is the reverse of what we add to its.
+            beat.clock.offset_seconds, beat.clock.error_seconds = -found.seconds, found.error(now)
+            beat.clock.round_trip_seconds = found.round_trip
+        return beat
+
+
+def silent(why: str) -> grpc.aio.AioRpcError:
+    """As gRPC itself says that nobody answers."""
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, nothing, nothing, details=why)
+
+
+def _cut_off(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the stream ended while we wrote to it: gRPC puts that in the place of what the coordinator answered."""
+    return error.code() is grpc.StatusCode.INTERNAL and "Internal error from Core" in (error.details() or "")

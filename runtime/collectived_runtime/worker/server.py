@@ -9,21 +9,20 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 
 from collectived_proto.configuration.daemons import WorkerSettings
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import CollectiveError
 from collectived_proto.local.jobs import check_socket_path
 from collectived_proto.v1 import coordinator_pb2 as pb
-from collectived_proto.v1 import status_pb2, worker_pb2_grpc
+from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2_grpc
+from collectived_runtime import clocks
 from collectived_runtime.admission import Admission, check_exposed
 from collectived_runtime.daemon import (
     OPTIONS,
@@ -38,17 +37,23 @@ from collectived_runtime.daemon import (
 )
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
+from collectived_runtime.health import Health, reflect
+from collectived_runtime.metrics.server import MetricsServer
 from collectived_runtime.transport.reception import Reception
-from collectived_runtime.worker import probe
+from collectived_runtime.well_formed import WellFormed
+from collectived_runtime.worker import probe, telemetry
 from collectived_runtime.worker.draining import Drainage
 from collectived_runtime.worker.enlist import enlist
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.membership import Membership
+from collectived_runtime.worker.metrics import WorkerMetrics
 from collectived_runtime.worker.service import PROTOCOL, WorkerService
 from collectived_runtime.worker.sessions import Sessions
-from collectived_runtime.worker.status import Identity, worker_status
+from collectived_runtime.worker.status import Identity, Standing, group_seen_from, worker_status
+from collectived_runtime.worker.trace import worker_trace
 
-STATUS_SECONDS = 0.8
+SERVICE = "collectived.v1.Worker"
+STATUS_SECONDS = 0.6  # for the coordinator's answer, which itself waits 0.35 s for workers
 SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
 CPU_DEVICES = 8
 # A session over gRPC lives by its stream: a client whose host has vanished is noticed within the sum of the first two.
@@ -80,7 +85,7 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
             await worker.start()
         except (OSError, ValueError, CollectiveError, CannotStart) as error:
             if worker is not None:
-                worker.reception.close()
+                await worker.give_up()
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             who = "worker" if number is None else f"worker {number}"
             print(f"collectived {who}: {why}", file=sys.stderr, flush=True)
@@ -119,6 +124,8 @@ class _Worker:
             self.listen[0],
             f"{link_host}:{self.reception.link_port}",
         )
+        self.telemetry: telemetry.Telemetry | None = None
+        self.telling: set[asyncio.Future[None]] = set()
         self.sessions = Sessions(self.budget, shared_with_group(folder))
         self.groups = Groups(task, host, devices, self.reception, self.door, self.budget, self._say, self._connected)
         self.membership = Membership(
@@ -128,6 +135,7 @@ class _Worker:
             self._heard,
             self._welcomed,
             lambda: [lane.ledger for lane in self.groups.lanes],
+            self._away,
         )
         self.drainage = Drainage(
             task,
@@ -135,24 +143,29 @@ class _Worker:
             lambda: self.groups.lanes,
             self._say,
             self.membership.drain,
-            self._refuses,
+            lambda: self.health.drain(),
         )
         self.server = grpc.aio.server(
-            interceptors=[Admission(settings.secret, settings.insecure)], options=(*OPTIONS, *KEEPALIVE)
+            interceptors=[Admission(settings.secret, settings.insecure), WellFormed()], options=(*OPTIONS, *KEEPALIVE)
         )
+        self.name = f"/job:worker/task:{task}"
+        self._inspecting: set[asyncio.Task[None]] = set()
         service = WorkerService(
-            f"/job:worker/task:{task}",
+            self.name,
             self.identity.devices,
             self.door,
             self.sessions,
             self.groups,
             self.reception,
             self._status,
+            self._trace,
             self.drainage,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)
-        self.health = HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+        self.health = Health(SERVICE, self.server)
+        parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
+        self.metrics = MetricsServer(WorkerMetrics(task, *parts), lambda: self.health.well)
+        self.metrics_address = ""
 
     def _say(self, message: pb.WorkerMessage) -> None:
         self.membership.say(message)
@@ -165,9 +178,14 @@ class _Worker:
         # What others may have taken comes first: where it fails, no socket has been made.
         # Values of many leaves are thought about there, one at a time.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1, thread_name_prefix="thinking"))
+        if self.settings.reflection:
+            reflect(self.server, SERVICE)
+        if self.settings.metrics:
+            self.metrics_address = await self.metrics.start(self.settings.metrics)
+        self.telemetry = telemetry.start(self.settings.otel, self.groups.recorder, self.identity, self.settings.job)
         self.listen = [bind(self.server, address) for address in reversed(self.listen)][::-1]
         await self.server.start()
-        await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self.health.start(self._connected())
 
     def announcement(self) -> dict[str, object]:
         return {
@@ -175,6 +193,7 @@ class _Worker:
             "addresses": self.listen,
             "link_address": self.identity.link_address,
             "task": self.identity.task,
+            "metrics": self.metrics_address,
             "pid": os.getpid(),
         }
 
@@ -183,17 +202,22 @@ class _Worker:
         request = status_pb2.DrainRequest(timeout_seconds=seconds)
         self._draining = asyncio.ensure_future(self.drainage.asked(request))
 
-    async def _refuses(self) -> None:
-        await self.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    async def give_up(self) -> None:
+        """It cannot start."""
+        self.reception.close()
+        await self.metrics.close()
 
     async def close(self) -> None:
         await self.drainage.close()
-        await self.health.enter_graceful_shutdown()
+        await self.health.stop()
+        await self.metrics.close()
         self.sessions.close_all("its worker is ending")
         await self.membership.close()
         await self.server.stop(0.2)
         await asyncio.to_thread(self.groups.close)
         await asyncio.to_thread(self.reception.close)
+        if self.telemetry is not None:
+            await asyncio.to_thread(self.telemetry.close)
         remove_sockets(self.listen)
 
     def _hello(self, epoch: int) -> pb.Hello:
@@ -210,12 +234,18 @@ class _Worker:
             highest_epoch=epoch,
             groups=self.groups.attached(),
             draining=bool(self.drainage.refusal),
+            clock=clocks.name(),
         )
 
     def _heard(self, message: pb.CoordinatorMessage) -> None:
         if message.HasField("inspect"):
-            inspection = pb.Inspection(inspect=message.inspect.inspect, status=self._own_status())
-            self.membership.say(pb.WorkerMessage(inspection=inspection))
+            inspecting = asyncio.create_task(self._inspected(message.inspect.inspect))
+            self._inspecting.add(inspecting)
+            inspecting.add_done_callback(self._inspecting.discard)
+        elif message.HasField("ask_trace"):
+            telling = asyncio.ensure_future(self._tell_trace(message.ask_trace, time.monotonic()))
+            self.telling.add(telling)
+            telling.add_done_callback(self.telling.discard)
         elif message.HasField("drain"):
             self.drainage.ordered(message.drain)
         else:
@@ -224,16 +254,25 @@ class _Worker:
     def _welcomed(self) -> None:
         self.groups.stall_after = self.membership.stall_seconds
         self.groups.ask_again()
+        self.health.change(True)
 
-    def _own_status(self) -> status_pb2.WorkerStatus:
-        return worker_status(
-            self.identity,
-            self.groups.lanes,
-            connected=self.membership.connected.is_set(),
-            sessions=len(self.sessions),
-            arena_bytes=self.budget.used,
-            draining=bool(self.drainage.refusal),
+    def _away(self) -> None:
+        self.health.change(False)
+
+    async def _inspected(self, number: int) -> None:
+        inspection = pb.Inspection(inspect=number, status=await self._own_status())
+        self.membership.say(pb.WorkerMessage(inspection=inspection))
+
+    async def _own_status(self) -> status_pb2.WorkerStatus:
+        standing = Standing(
+            self.membership.connected.is_set(),
+            len(self.sessions),
+            self.sessions.releases,
+            self.budget.used,
+            self.budget.limit,
+            bool(self.drainage.refusal),
         )
+        return await worker_status(self.identity, self.groups.lanes, standing)
 
     async def _status(self, request: status_pb2.StatusRequest) -> status_pb2.StatusReply:
         reason = ""
@@ -242,10 +281,47 @@ class _Worker:
                 return await self.membership.status(request, STATUS_SECONDS)
             except grpc.aio.AioRpcError as error:
                 reason = f"the coordinator at {self.membership.address} does not answer ({error.details()}): "
-                reason += "this is what one worker knows"
+                reason += "this is what workers know by themselves"
+        own = await self._own_status()
+        known = {(lane.topology.group.key, lane.ledger.generation): lane.group for lane in self.groups.lanes}
+        seen = [(lane, known.get((lane.key, lane.generation))) for lane in own.lanes]
         return status_pb2.StatusReply(
-            unix_time=time.time(), workers=[self._own_status()], warnings=[reason] if reason else []
+            unix_time=time.time(),
+            workers=[own],
+            groups=[group_seen_from(lane, group) for lane, group in seen if group is not None],
+            warnings=[reason] if reason else [],
+            answered_by=self.name,
         )
+
+    async def _tell_trace(self, asked: pb.AskTrace, heard: float) -> None:
+        """Part by part, so that what is urgent is never behind all of them."""
+        for part in worker_trace(self.identity, self.groups.lanes, self.groups.recorder, asked.request):
+            told = pb.TracePart(trace=asked.trace, part=part, asked_at=asked.at, heard_at=heard)
+            told.answered_at = time.monotonic()
+            self.membership.say(pb.WorkerMessage(trace_part=told))
+            await asyncio.sleep(0)
+            if not await self.membership.drained():
+                return
+
+    async def _trace(self, request: trace_pb2.TraceRequest) -> AsyncIterator[trace_pb2.TraceReply]:
+        reason = ""
+        if not request.local_only:
+            begun = False
+            try:
+                async for reply in self.membership.trace(request, STATUS_SECONDS):
+                    begun = True
+                    yield reply
+                return
+            except grpc.aio.AioRpcError as error:
+                if begun:
+                    raise
+                reason = f"the coordinator at {self.membership.address} does not answer ({error.details()}): "
+                reason += "this is what one worker has recorded"
+        yield trace_pb2.TraceReply(time=trace_pb2.TraceTime(unix=time.time(), monotonic=time.monotonic()))
+        for part in worker_trace(self.identity, self.groups.lanes, self.groups.recorder, request):
+            part.clock.how = "same clock"
+            yield trace_pb2.TraceReply(worker=part)
+        yield trace_pb2.TraceReply(last=True, warnings=[reason] if reason else [])
 
 
 def listening(wanted: Sequence[str], default: str) -> list[str]:

@@ -17,7 +17,7 @@ from collectived_proto.codec import layout_to_proto, verdict_to_proto
 from collectived_proto.errors import CollectiveError, FailedPreconditionError
 from collectived_proto.local.wire import TOKEN_BYTES
 from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE
-from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
+from collectived_proto.v1 import common_pb2, status_pb2, trace_pb2, worker_pb2, worker_pb2_grpc
 from collectived_runtime.admission import is_local
 from collectived_runtime.engine.ledger import Prepared
 from collectived_runtime.transport.reception import Reception
@@ -29,6 +29,7 @@ from collectived_runtime.worker.statuses import status_of
 from collectived_runtime.worker.submit import Place, submit
 
 LONGEST_NAME = 128  # characters of a label or host that others are shown
+LONGEST_RELEASE = 32
 
 PROTOCOL = common_pb2.Protocol(lowest=PROTOCOL_LOWEST, highest=PROTOCOL_HIGHEST, release=RELEASE)
 
@@ -61,7 +62,7 @@ def _translated(method: Callable[..., Any]) -> Callable[..., Any]:
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Args:
     name: `/job:worker/task:1`.
-    status: answers a status request.
+    status: answers a status request. trace: the same, in a stream.
     drainage: what is to be asked before a rank is taken.
     """
 
@@ -74,6 +75,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         groups: Groups,
         reception: Reception,
         status: Callable[[status_pb2.StatusRequest], Awaitable[status_pb2.StatusReply]],
+        trace: Callable[[trace_pb2.TraceRequest], AsyncIterator[trace_pb2.TraceReply]],
         drainage: Drainage,
     ) -> None:
         self._name = name
@@ -83,6 +85,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._groups = groups
         self._reception = reception
         self._status = status
+        self._trace = trace
         self._drainage = drainage
 
     @_translated
@@ -169,6 +172,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await context.abort(error.code(), error.details() or "the coordinator refuses")
             raise AssertionError("abort raises") from error
 
+    async def Trace(
+        self, request: trace_pb2.TraceRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[trace_pb2.TraceReply]:
+        async for reply in self._trace(request):
+            yield reply
+
     def _admit(self, session: Session) -> bytes:
         token = secrets.token_bytes(TOKEN_BYTES)
         loop = asyncio.get_running_loop()
@@ -177,7 +186,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
 
 def _client(request: worker_pb2.OpenSessionRequest) -> Client:
-    return Client(request.host[:LONGEST_NAME], request.pid, request.label[:LONGEST_NAME], request.job or "default")
+    return Client(
+        request.host[:LONGEST_NAME],
+        request.pid,
+        request.label[:LONGEST_NAME],
+        request.job or "default",
+        request.protocol.release[:LONGEST_RELEASE],
+    )
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, attach: Callable[[Any], None], connected: Any) -> None:

@@ -13,8 +13,9 @@ import os
 import secrets
 import socket
 import struct
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +35,10 @@ SESSION_BYTES = 16
 _SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
 _CREDENTIALS = struct.Struct("3i")
 _MOST_REMEMBERED = 1024  # sessions that have ended, and why
+MOST_RELEASES = 16  # of clients that are told
+MOST_ASKED = 64  # arenas of one session that it waits for
+_AT_ONCE = 1 << 20  # bytes of an arena that take less than a millisecond
+_COMMITTING = ThreadPoolExecutor(2, "collectived-arenas")  # its threads start when they are first needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class Client:
     pid: int
     label: str
     job: str
+    release: str = ""
 
 
 @dataclass(slots=True)
@@ -68,6 +74,8 @@ class Session:
     pidfd: int = -1
     _socket: socket.socket | None = None
     _arenas: dict[int, Arena] = field(default_factory=dict)
+    _asked: deque[int] = field(default_factory=deque)  # sizes of arenas
+    _granting: asyncio.Task[None] | None = None
     _seats: int = 0  # in lanes, which may read its memory
     _why: str = "its session ended"
 
@@ -207,7 +215,7 @@ class Session:
         try:
             match wire.kind_of(data):
                 case wire.Kind.ARENA_ASK:
-                    self._grant(wire.parse_arena(data)[1])
+                    self._ask(wire.parse_arena(data)[1])
                 case wire.Kind.ARENA_DROP:
                     self._drop(wire.parse_arena(data)[0])
                 case kind:
@@ -215,19 +223,46 @@ class Session:
         except wire.Malformed as error:
             self.end(f"it sent something malformed: {error}")
 
-    def _grant(self, size: int) -> None:
-        assert self._socket is not None
+    def _ask(self, size: int) -> None:
+        """The client wants an arena; asks are granted or refused in their order."""
+        if len(self._asked) >= MOST_ASKED:
+            raise wire.Malformed(f"more than {MOST_ASKED} arenas asked for at once")
+        self._asked.append(size)
+        if self._granting is None:
+            self._granting = asyncio.get_running_loop().create_task(self._grant_all())
+
+    async def _grant_all(self) -> None:
+        try:
+            while self._asked and not self.ended.is_set():
+                await self._grant(self._asked.popleft())
+        finally:
+            self._granting = None
+
+    async def _grant(self, size: int) -> None:
+        """Filling pages with zeros takes the kernel long: large arenas come into being beside the event loop."""
         try:
             self.budget.take(size)
         except Exhausted as error:
             self._send(wire.refused(Code.RESOURCE_EXHAUSTED, str(error)))
             return
+        arena: Arena | None = None
         try:
             arena = new_arena(size, readers_only=False)
-            arena.commit(size)
+            if size <= _AT_ONCE:
+                arena.commit(size)
+            else:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(_COMMITTING, arena.commit, size, lambda: not self.ended.is_set())
         except (OSError, ValueError, OverflowError) as error:
+            if arena is not None:
+                arena.close()
             self.budget.give(size)
-            self._send(wire.refused(Code.RESOURCE_EXHAUSTED, f"{size} bytes of shared memory: {error}"))
+            if not self.ended.is_set():
+                self._send(wire.refused(Code.RESOURCE_EXHAUSTED, f"{size} bytes of shared memory: {error}"))
+            return
+        if self.ended.is_set():  # meanwhile
+            arena.close()
+            self.budget.give(size)
             return
         self._arenas[arena.number] = arena
         self._send(wire.arena(wire.Kind.ARENA, arena.number, size), arena.descriptor)
@@ -285,9 +320,15 @@ class Sessions:
         self._shared = shared
         self._sessions: dict[bytes, Session] = {}
         self._ended: OrderedDict[bytes, str] = OrderedDict()  # the latest, and why
+        self.opened = 0  # in all
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def releases(self) -> list[str]:
+        """Of the clients, each once; of clients that make them up, not all."""
+        return sorted({session.client.release for session in self._sessions.values()} - {""})[:MOST_RELEASES]
 
     @property
     def arena_bytes(self) -> int:
@@ -296,6 +337,7 @@ class Sessions:
     def open(self, client: Client, *, remote: bool) -> Session:
         """A new session; `remote` where its client shares no memory with this worker."""
         session = Session(client, self._budget, self._over, remote, self._shared)
+        self.opened += 1
         self._sessions[session.identity] = session
         return session
 

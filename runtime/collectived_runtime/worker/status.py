@@ -5,17 +5,23 @@ Running lanes are read without locks: numbers may be of slightly different momen
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from collectived_proto.codec import member_to_proto, tiers_to_proto
-from collectived_proto.types import RELEASE
+from collectived_proto.types import RELEASE, GroupInfo
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_runtime.engine.lane import Lane
+from collectived_runtime.engine.ledger import Instance, Ledger
+from collectived_runtime.engine.running import Running
+
+SLICE_SECONDS = 0.0005  # of Python at a stretch, as far as one lane does not take longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +37,21 @@ class Identity:
     started: float = field(default_factory=time.monotonic)
 
 
-def worker_status(
-    identity: Identity, lanes: list[Lane], *, connected: bool, sessions: int, arena_bytes: int, draining: bool = False
-) -> pb.WorkerStatus:
-    return pb.WorkerStatus(
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What does change, beside its lanes. `releases` are those of its clients."""
+
+    connected: bool
+    sessions: int
+    releases: Sequence[str]
+    arena_bytes: int
+    arena_limit: int
+    draining: bool = False
+
+
+async def worker_status(identity: Identity, lanes: Iterable[Lane], standing: Standing) -> pb.WorkerStatus:
+    """In slices, so that neither lanes nor other calls wait for a worker of many groups to tell of all of them."""
+    status = pb.WorkerStatus(
         task=identity.task,
         host=identity.host,
         pid=os.getpid(),
@@ -44,15 +61,23 @@ def worker_status(
         devices=identity.devices,
         address=identity.address,
         link_address=identity.link_address,
-        connected=connected,
-        draining=draining,
-        sessions=sessions,
-        arena_bytes=arena_bytes,
+        connected=standing.connected,
+        sessions=standing.sessions,
+        arena_bytes=standing.arena_bytes,
+        arena_limit_bytes=standing.arena_limit,
+        client_releases=standing.releases,
+        draining=standing.draining,
         resident_bytes=resident_bytes(),
         threads=threading.active_count(),
         descriptors=len(os.listdir("/proc/self/fd")),
-        lanes=[lane_status(lane) for lane in lanes],
     )
+    begun = time.monotonic()
+    for lane in lanes:
+        if time.monotonic() - begun > SLICE_SECONDS:
+            await asyncio.sleep(0)
+            begun = time.monotonic()
+        status.lanes.append(lane_status(lane))
+    return status
 
 
 def resident_bytes() -> int:
@@ -65,22 +90,7 @@ def lane_status(lane: Lane) -> pb.LaneStatus:
     now = time.monotonic()
     group, ledger, counters = lane.group, lane.ledger, lane.counters
     running = lane.running
-    in_flight = []
-    for instance in list(ledger.open()):
-        here = running if running is not None and running.instance is instance else None
-        collective = instance.collective
-        in_flight.append(
-            pb.InFlight(
-                instance=instance.number,
-                op=str(collective.operation),
-                site=collective.site,
-                seconds=now - instance.first.at,
-                arrived=sorted(instance.arrivals),
-                missing=ledger.missing(instance),
-                bytes=sum(leaf.nbytes for leaf in collective.leaves),
-                algorithm=here.program.algorithm if here else "",
-            )
-        )
+    in_flight = [_in_flight(instance, ledger, running, now) for instance in list(ledger.open())]
     members = []
     for rank, standing in list(ledger.standings.items()):
         member = member_to_proto(group.members[rank])
@@ -117,4 +127,51 @@ def lane_status(lane: Lane) -> pb.LaneStatus:
         posts=posts,
         notes=lane.notes,
         idle=lane.topology.idle,
+        rates=lane.minute.rates(now),
+    )
+
+
+def _in_flight(instance: Instance, ledger: Ledger, running: Running | None, now: float) -> pb.InFlight:
+    missing = ledger.missing(instance)
+    here = running if running is not None and running.instance is instance else None
+    flight = pb.InFlight(
+        instance=instance.number,
+        op=str(instance.collective.operation),
+        site=instance.collective.site,
+        seconds=now - instance.first.at,
+        arrived=sorted(instance.arrivals),
+        missing=missing,
+        bytes=sum(pack.count * pack.dtype.itemsize for pack in instance.first.prepared.layout.packs),
+        state="running" if here else "arriving" if missing or instance.disputed else "queued",
+    )
+    if here is not None and here.then is None:  # else it is a stage before
+        program = here.program
+        flight.bytes = program.nbytes
+        flight.algorithm = ", ".join(program.reasons)
+        flight.why = "; ".join(dict.fromkeys(program.reasons.values()))
+        flight.packs, flight.shards = len(program.strands_per_pack), program.shards
+        flight.packs_done = flight.packs - here.packs_left
+    return flight
+
+
+def group_seen_from(lane: pb.LaneStatus, group: GroupInfo) -> pb.GroupStatus:
+    """A group as far as one worker knows it, for answers without a coordinator: of other workers' ranks only where
+    they are."""
+    known = {member.rank: member for member in lane.members}
+    return pb.GroupStatus(
+        name=group.name,
+        key=group.key,
+        generation=lane.generation,
+        state="partial",
+        size=group.size,
+        members=[known.get(member.rank) or member_to_proto(member) for member in group.members],
+        collectives_done=lane.collectives_done,
+        collectives_failed=lane.collectives_failed,
+        bytes_reduced=lane.bytes_reduced,
+        in_flight=lane.in_flight,
+        table=lane.table,
+        posts=lane.posts,
+        notes=lane.notes,
+        idle=lane.idle,
+        rates=lane.rates,
     )

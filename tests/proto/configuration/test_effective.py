@@ -16,7 +16,15 @@ from collectived_proto.configuration.keys import REQUIRED, keys_of
 
 PLACE = {"task": "0", "coordinator": "unix:/c", "folder": "/run/x"}
 EVERYWHERE = [(settings, key) for settings in DAEMONS.values() for key in keys_of(settings)]
-SAMPLES = {"time": "250ms", "size": "3MiB", "whole number": "7", "address": "unix:/a", "addresses": "unix:/a"}
+NAMED = {"log_level": "info", "log_format": "json"}
+SAMPLES = {
+    "[host:]port": "9450",
+    "time": "250ms",
+    "size": "3MiB",
+    "whole number": "7",
+    "address": "unix:/a",
+    "addresses": "unix:/a",
+}
 
 
 def written(folder: Path, text: str) -> File:
@@ -31,7 +39,7 @@ def worker(file: File | None = None, environment: dict[str, str] | None = None, 
 
 @pytest.mark.parametrize(("settings", "key"), EVERYWHERE, ids=lambda one: getattr(one, "path", ""))
 def test_every_key_can_be_given_everywhere(tmp_path: Path, settings: type[DaemonSettings], key: Any) -> None:
-    word = SAMPLES.get(key.kind.name, "info" if key.name == "log_level" else "true" if key.kind.yes_or_no else "/a")
+    word = NAMED.get(key.name) or SAMPLES.get(key.kind.name, "true" if key.kind.yes_or_no else "/a")
     if key.name == "secret_file":
         (tmp_path / "secret").write_text("s3cret")
         (tmp_path / "secret").chmod(0o600)

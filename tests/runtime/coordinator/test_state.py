@@ -131,7 +131,16 @@ def test_words() -> None:
     assert [shown_name(name) for name in scoped] == ["train", "/shared", "a/b", "bare"]
 
 
-SHELLS = {"roll.py", "service.py", "server.py", "journal.py", "table_file.py", "messages.py", "overview.py"}
+SHELLS = {
+    "roll.py",
+    "service.py",
+    "server.py",
+    "journal.py",
+    "table_file.py",
+    "messages.py",
+    "overview.py",
+    "traces.py",
+}
 WORLD = {"grpc", "socket", "threading", "asyncio", "time", "select", "os", "logging", "random", "google"}
 
 
@@ -147,3 +156,14 @@ def test_the_mind_imports_nothing_of_the_world() -> None:
             for name in names:
                 assert name.partition(".")[0] not in WORLD, f"{path.name} imports {name}"
                 assert f"{name.rpartition('.')[2]}.py" not in SHELLS, f"{path.name} imports {name}"
+
+
+def test_a_snapshot_tells_since_when_an_elastic_group_forms_and_from_which_size_it_may_start() -> None:
+    mind = Coordinator(THIS_YEAR)
+    mind.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    for number, now in enumerate((10.0, 12.0)):
+        sent(mind, 0, JoinAsk(f"r{number}", "job/train", 3, 8, 5.0, device="CPU:0"), now)
+    sent(mind, 0, JoinAsk("r", "job/fixed", 2, 2, device="CPU:0"), 13.0)
+    elastic, fixed = mind.snapshot(15.0).groups
+    assert (elastic.state, elastic.forming_seconds, elastic.min_size, elastic.size) == ("forming", 5.0, 3, 8)
+    assert (fixed.state, fixed.forming_seconds, fixed.min_size, fixed.size) == ("forming", 2.0, 0, 2)

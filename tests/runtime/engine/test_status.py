@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from collectived_proto.types import CommunicationImplementation, Recv, ReportKind, Send
+from collectived_proto.types import (
+    AllReduce,
+    Collective,
+    CommunicationImplementation,
+    DType,
+    GroupInfo,
+    Leaf,
+    Member,
+    Peer,
+    Recv,
+    ReduceOp,
+    ReportKind,
+    Send,
+    Tier,
+)
 from collectived_proto.v1 import status_pb2
 from collectived_runtime.coordinator.overview import status_reply
 from collectived_runtime.coordinator.snapshot import GroupView, Snapshot
-from collectived_runtime.worker.status import lane_status
+from collectived_runtime.engine.program import Topology, compose
+from collectived_runtime.worker.status import Identity, Standing, group_seen_from, lane_status, worker_status
 
 
 def test_a_receive_that_waits_is_told_with_its_sender_its_tag_and_its_line(world: Any) -> None:
@@ -84,3 +101,96 @@ def test_whether_waiting_is_normal_is_told_and_warned_of_accordingly(
         not idle
     ] * 2
     assert bool(warned) is not idle
+
+
+def test_what_waits_behind_another_collective_is_queued_and_what_waits_for_ranks_arrives(world: Any) -> None:
+    here = world(1, 1, stall_after=0.01)
+    for _ in range(2):
+        here.ranks[0].submit()
+    deadline = time.monotonic() + 20
+    while len(told := lane_status(here.lanes[0]).in_flight) < 2 or not told[0].packs:
+        assert time.monotonic() < deadline, told
+    first, second = told  # the first one runs here, and waits for the other worker
+    assert (first.state, second.state) == ("running", "queued")
+    assert (first.packs, first.packs_done, first.shards) == (1, 0, 1) and not second.packs
+    assert first.why.startswith("table of AUTO for ") and first.why.endswith(first.algorithm)
+    alone = world(2, stall_after=0.01)
+    alone.ranks[0].submit()
+    alone.report(ReportKind.PENDING)
+    (flight,) = lane_status(alone.lanes[0]).in_flight
+    assert (flight.state, list(flight.arrived), list(flight.missing)) == ("arriving", [0], [1])
+
+
+def test_what_was_done_lately_is_told_by_operation(world: Any) -> None:
+    here = world(2)
+    for _ in range(3):
+        for rank in here.ranks:
+            rank.submit(np.ones(100, np.float32))
+        for rank in here.ranks:
+            rank.done()
+    deadline = time.monotonic() + 20
+    while lane_status(here.lanes[0]).collectives_done < 3:  # ranks are told before it is counted
+        assert time.monotonic() < deadline
+    here.lanes[0].stop()
+    here.lanes[0].join()
+    (rate,) = lane_status(here.lanes[0]).rates
+    assert (rate.op, rate.collectives, rate.bytes, rate.bus_bytes) == ("all_reduce", 3, 1200, 1200)
+    assert rate.busy_seconds > 0 and rate.bus_bandwidth == pytest.approx(rate.bus_bytes / rate.busy_seconds)
+
+
+@pytest.mark.parametrize(
+    ("options", "algorithm", "why"),
+    [
+        ({}, "ring", "table of AUTO for 12 bytes: more: ring"),
+        ({"implementation": CommunicationImplementation.RING}, "ring", "the hint RING"),
+        (
+            {"implementation": CommunicationImplementation.NCCL},
+            "ring",
+            "the hint NCCL, which falls back to RING on CPU devices",
+        ),
+        ({"all_reduce_spec": (Tier("xring", 1, -1),)}, "xring", "all_reduce_spec: more: xring"),
+    ],
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_why_an_algorithm_was_chosen_is_told(options: dict[str, Any], algorithm: str, why: str) -> None:
+    members = tuple(Member(rank, f"/job:worker/replica:0/task:{rank}/device:CPU:0", rank, "h", 1) for rank in range(2))
+    peers = tuple(Peer(rank, "i", "h", "h:1", (rank,)) for rank in range(2))
+    topology = Topology.of(GroupInfo("train", 1, 2, members), peers, 0, (Tier("ring", 1, -1),))
+    leaf = Leaf("", DType.FLOAT32, (3,))
+    program = compose(Collective(AllReduce(ReduceOp.SUM), "*", (leaf,), **options), topology)
+    assert program.reasons == {algorithm: why}
+
+
+def test_without_a_coordinator_a_worker_tells_of_the_group_what_it_knows(world: Any) -> None:
+    here = world(1, 1, stall_after=0.01)
+    here.ranks[0].submit()
+    here.report(ReportKind.PENDING)
+    lane = here.lanes[0]
+    group = group_seen_from(lane_status(lane), lane.group)
+    assert (group.state, group.size, len(group.members)) == ("partial", 2, 2)
+    assert [member.last_op for member in group.members] == ["all_reduce(sum)", ""]
+    assert len(group.in_flight) == 1 and not group.in_flight[0].missing  # what rank 1 does nobody here knows
+
+
+def test_a_worker_of_many_groups_tells_of_them_in_slices(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two lanes others have their turn, once one has taken longer than a slice."""
+    monkeypatch.setattr("collectived_runtime.worker.status.SLICE_SECONDS", -1.0)
+    lanes = [lane for _ in range(3) for lane in world(1).lanes]
+    turns = 0
+
+    async def asked() -> status_pb2.WorkerStatus:
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(other())
+        identity = Identity(0, "h", "i", (), "unix:/w", "h:1")
+        told = await worker_status(identity, lanes, Standing(True, 0, ["0.1.0"], 1, 2))
+        beside.cancel()
+        return told
+
+    told = asyncio.run(asked())
+    assert len(told.lanes) == 3 and turns >= 3
+    assert (told.arena_bytes, told.arena_limit_bytes, list(told.client_releases)) == (1, 2, ["0.1.0"])

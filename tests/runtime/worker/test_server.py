@@ -76,6 +76,21 @@ def test_a_coordinator_that_refuses_is_quoted(folder: Path, start: Start) -> Non
     assert f"the coordinator at {address} refuses this worker" in said and "secret" in said
 
 
+def test_a_proxy_for_the_world_outside_is_not_asked_for_the_coordinator(
+    folder: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "grpc_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    coordinator = start("coordinator", "--listen", "127.0.0.1:0")
+    address = ready(coordinator).split('"address": "')[1].split('"')[0]
+    daemon = start(*worker(folder, address))
+    assert ready(daemon).startswith("ready ")
+    for one in (daemon, coordinator):
+        one.terminate()
+        assert one.wait(20) == 0
+
+
 def test_nobody_serves_other_hosts_without_a_secret(folder: Path, start: Start) -> None:
     exposed = "0.0.0.0:0 can be reached from other hosts, and this job has no secret"
     assert exposed in refusal(start(*worker(folder, "unix:/nowhere", "--link-listen", "0.0.0.0:0"), secret=""))
@@ -87,6 +102,19 @@ def test_a_port_in_use_is_named(folder: Path, start: Start) -> None:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         said = refusal(start(*worker(folder, "unix:/nowhere", "--link-listen", address)))
     assert f"cannot listen for links at {address}" in said and "in use" in said
+
+
+def test_where_metrics_cannot_be_served_it_does_not_start_and_leaves_nothing(folder: Path, start: Start) -> None:
+    coordinator = start("coordinator", "--listen", "127.0.0.1:0", "--metrics", "0")
+    told = json.loads(ready(coordinator).removeprefix("ready "))
+    taken = told["metrics"]
+    said = refusal(start(*worker(folder, told["address"], "--metrics", taken)))
+    assert f"cannot serve metrics at {taken}" in said and "in use" in said
+    wrong = start(*worker(folder, told["address"], "--metrics", "here"))
+    out, err = wrong.communicate(timeout=20)
+    assert (wrong.returncode, out) == (2, "") and "worker.metrics, from --metrics: 'here' is not a port" in err
+    said = refusal(start("coordinator", "--listen", f"unix:{folder}/c.sock", "--metrics", taken))
+    assert f"collectived coordinator: cannot serve metrics at {taken}" in said
 
 
 def test_a_folder_that_is_too_deep_for_sockets_is_an_error(folder: Path, start: Start) -> None:

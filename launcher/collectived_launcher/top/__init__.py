@@ -1,0 +1,1 @@
+"""`collectived top`: the running job, live in the terminal."""

@@ -1,0 +1,49 @@
+"""`collectived top`: the picture of `status`, live, until the person has seen enough or the job is over."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import click
+
+from collectived_launcher.quantities import seconds
+
+
+@click.command()
+@click.option(
+    "--worker", metavar="ADDRESS", help="Ask this worker (unix:/path or host:port); default: the running job's."
+)
+@click.option(
+    "--interval",
+    type=float,
+    callback=seconds,
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Between questions; + and - change it.",
+)
+def top(worker: str | None, interval: float) -> None:
+    """Watch the running job live, what hurts first.
+
+    Keys: ? shows them, q quits. Ends by itself when the job does. Exit status 3 if nothing runs or nobody answers.
+    """
+    from collectived_launcher.status.find import ask, find  # gRPC and rich: `launch` must start without them
+    from collectived_launcher.top.terminal import why_not
+    from collectived_launcher.top.watch import Watch
+
+    if reason := why_not():
+        raise click.UsageError(
+            f"top needs a terminal, and {reason}: use `collectived status`, with --watch SECONDS or --json"
+        )
+    target = find(worker, os.environ)
+    watch = Watch(target, ask(target), interval)
+    ended_by = watch.run()
+    if ended_by == signal.SIGINT:
+        raise KeyboardInterrupt
+    if ended_by:
+        # The terminal is itself again: now this may end as if it had never been caught.
+        signal.signal(ended_by, signal.SIG_DFL)
+        os.kill(os.getpid(), ended_by)
+    if watch.job_over:
+        click.echo(f"{target.origin} is over")

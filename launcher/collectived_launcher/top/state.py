@@ -1,0 +1,138 @@
+"""What the person at the keyboard has chosen, and what each key makes of it. Pure."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, replace
+
+INTERVALS = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds between questions, for + and -
+
+
+class View(enum.Enum):
+    """Named as on the screen, in the order of the keys 1 to 6; its first letter is its key too."""
+
+    HURTS = "hurts"
+    GROUPS = "groups"
+    RANKS = "ranks"
+    IN_FLIGHT = "in flight"
+    WORKERS = "workers"
+    FAILURES = "failures"
+
+
+VIEWS = tuple(View)
+KEYS = (
+    ("1 … 6", "the views; also h, g, r, i, w, f by their first letters, and Tab and Shift-Tab one after the other"),
+    ("↑ ↓ j k", "one row up or down; Page Up, Page Down, Home and End further"),
+    ("p, Space", "pause: the picture stands still; again: go on"),
+    ("+ -", "ask more or less often"),
+    ("Enter", "ask now"),
+    ("?", "this page"),
+    ("q, Ctrl-C", "quit"),
+)
+_BY_KEY = {str(number): view for number, view in enumerate(VIEWS, 1)} | {view.value[0]: view for view in VIEWS}
+_NAMES = {
+    b"\x1b[A": "up",
+    b"\x1bOA": "up",
+    b"k": "up",
+    b"\x1b[B": "down",
+    b"\x1bOB": "down",
+    b"j": "down",
+    b"\x1b[5~": "page up",
+    b"\x1b[6~": "page down",
+    b"\x1b[H": "home",
+    b"\x1bOH": "home",
+    b"\x1b[1~": "home",
+    b"\x1b[F": "end",
+    b"\x1bOF": "end",
+    b"\x1b[4~": "end",
+    b"\t": "next",
+    b"\x1b[C": "next",
+    b"\x1bOC": "next",
+    b"\x1b[Z": "previous",
+    b"\x1b[D": "previous",
+    b"\x1bOD": "previous",
+    b" ": "p",
+    b"=": "+",
+    b"_": "-",
+    b"\n": "enter",
+    b"\r": "enter",
+    b"\x1b": "escape",
+    b"\x04": "q",  # the end of input, as typed
+}
+_KEY = re.compile(rb"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """
+    view: what is shown.
+    interval: seconds between questions.
+    offset: rows of the view that lie above the screen.
+    paused: nothing new is shown.
+    help: the keys are shown instead of the view.
+    ask_now: the next question is due at once.
+    over: the person wants to go.
+    """
+
+    view: View = View.HURTS
+    interval: float = 1.0
+    offset: int = 0
+    paused: bool = False
+    help: bool = False
+    ask_now: bool = False
+    over: bool = False
+
+
+def keys(typed: bytes) -> list[str]:
+    """The keys that were typed, by name; bytes that are no key of ours stand for themselves."""
+    return [_NAMES.get(key, key.decode("latin-1")) for key in _KEY.findall(typed)]
+
+
+def press(state: State, key: str, rows: int, page: int) -> State:
+    """What a key makes of the state; other keys change nothing.
+
+    Args:
+        rows: of the view as it is shown now.
+        page: rows that fit on the screen.
+    """
+    if key in ("q", "Q"):
+        return replace(state, over=True)
+    if key == "?":
+        return replace(state, help=not state.help)
+    if key == "escape":
+        return replace(state, help=False)
+    if view := _BY_KEY.get(key.lower()):
+        return _show(state, view)
+    match key:
+        case "next":
+            return _show(state, VIEWS[(VIEWS.index(state.view) + 1) % len(VIEWS)])
+        case "previous":
+            return _show(state, VIEWS[VIEWS.index(state.view) - 1])
+        case "p" | "P":
+            return replace(state, paused=not state.paused)
+        case "+":
+            return replace(
+                state, interval=max((one for one in INTERVALS if one < state.interval), default=INTERVALS[0])
+            )
+        case "-":
+            return replace(
+                state, interval=min((one for one in INTERVALS if one > state.interval), default=INTERVALS[-1])
+            )
+        case "enter":
+            return replace(state, ask_now=True)
+    return replace(state, offset=_scrolled(state.offset, key, rows, page))
+
+
+def _show(state: State, view: View) -> State:
+    return replace(state, view=view, help=False, offset=state.offset if view is state.view else 0)
+
+
+def _scrolled(offset: int, key: str, rows: int, page: int) -> int:
+    steps = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -rows, "end": rows}
+    return within(offset + steps.get(key, 0), rows, page)
+
+
+def within(offset: int, rows: int, page: int) -> int:
+    """The offset that keeps the screen full where there are rows enough."""
+    return max(0, min(offset, rows - page))

@@ -1,0 +1,102 @@
+"""What the lanes of a generation tell together about their group. A *lane* is a group as one worker sees it.
+
+Pure: for the coordinator, which hears all of them, and for whoever must do without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from collectived_proto.v1 import status_pb2 as pb
+
+
+def flights(
+    lanes: Sequence[pb.LaneStatus], ranks: Iterable[int], pending: Iterable[pb.InFlight] = ()
+) -> list[pb.InFlight]:
+    """One entry per instance: who has arrived anywhere, since when, and who has not.
+
+    Args:
+        ranks: of whom something is known: only they can be missing.
+        pending: what is known beside the lanes.
+    """
+    merged: dict[int, pb.InFlight] = {}
+    arrived: dict[int, set[int]] = {}
+    for flight in (*pending, *(flight for lane in lanes for flight in lane.in_flight)):
+        arrived.setdefault(flight.instance, set()).update(flight.arrived)
+        _merge(merged.setdefault(flight.instance, pb.InFlight(instance=flight.instance)), flight)
+    # A rank that is through with an instance, such as a root that only sends, has arrived there too.
+    finished = {member.rank: member.last_instance for lane in lanes for member in lane.members}
+    known = sorted(ranks)
+    for instance, entry in merged.items():
+        here = arrived[instance] | {rank for rank, last in finished.items() if last >= instance}
+        entry.arrived.extend(sorted(here))
+        entry.missing.extend(rank for rank in known if rank not in here)
+        entry.state = "arriving" if entry.missing else entry.state
+    return [merged[instance] for instance in sorted(merged)]
+
+
+def _merge(entry: pb.InFlight, flight: pb.InFlight) -> None:
+    """Adds what one worker tells; of packs that are done, the worker counts that is furthest behind."""
+    entry.op, entry.site = entry.op or flight.op, entry.site or flight.site
+    entry.seconds, entry.bytes = max(entry.seconds, flight.seconds), max(entry.bytes, flight.bytes)
+    entry.state = "running" if "running" in (entry.state, flight.state) else flight.state
+    entry.algorithm, entry.why = entry.algorithm or flight.algorithm, entry.why or flight.why
+    if flight.packs:
+        entry.packs_done = min(entry.packs_done, flight.packs_done) if entry.packs else flight.packs_done
+        entry.packs, entry.shards = flight.packs, flight.shards
+
+
+def rates(lanes: Iterable[pb.LaneStatus]) -> list[pb.Rate]:
+    """By operation. Every worker takes part in every collective, so nothing is added up but counts are the largest.
+
+    A worker is busy from when its own ranks have come, though others may be late: the one that was busy for the
+    shortest time tells best how long carrying took. Waiting is told of the worker that waited longest.
+    """
+    by_op: dict[str, list[pb.Rate]] = {}
+    for rate in (rate for lane in lanes for rate in lane.rates):
+        by_op.setdefault(rate.op, []).append(rate)
+    return [_rate(of_op) for of_op in by_op.values()]
+
+
+def _rate(of_op: list[pb.Rate]) -> pb.Rate:
+    most = max(rate.collectives for rate in of_op)
+    found = pb.Rate()
+    found.CopyFrom(min((rate for rate in of_op if rate.collectives == most), key=lambda rate: rate.busy_seconds))
+    found.waiting_seconds = max(rate.waiting_seconds for rate in of_op)
+    return found
+
+
+def together(parts: Sequence[pb.StatusReply]) -> pb.StatusReply:
+    """Answers of workers that each know their own part, as one: what is missing then is what nobody has told.
+
+    Args:
+        parts: one or more; the first one's warnings are said.
+    """
+    whole = pb.StatusReply()
+    whole.CopyFrom(parts[0])
+    whole.answered_by = ", ".join(part.answered_by for part in parts)
+    del whole.workers[:], whole.groups[:]
+    whole.workers.extend(sorted((worker for part in parts for worker in part.workers), key=lambda worker: worker.task))
+    lanes: dict[int, list[pb.LaneStatus]] = {}
+    for lane in (lane for worker in whole.workers for lane in worker.lanes):
+        lanes.setdefault(lane.generation, []).append(lane)
+    for group in {group.generation: group for part in parts for group in part.groups}.values():
+        whole.groups.append(_with_lanes(group, lanes.get(group.generation, [])))
+    return whole
+
+
+def _with_lanes(seen: pb.GroupStatus, lanes: Sequence[pb.LaneStatus]) -> pb.GroupStatus:
+    group = pb.GroupStatus()
+    group.CopyFrom(seen)
+    for member in (member for lane in lanes for member in lane.members):
+        if member.rank < len(group.members):
+            group.members[member.rank].CopyFrom(member)
+    del group.in_flight[:], group.posts[:], group.notes[:], group.rates[:]
+    group.in_flight.extend(flights(lanes, {rank for lane in lanes for rank in lane.ranks}))
+    group.posts.extend(post for lane in lanes for post in lane.posts)
+    group.notes.extend(dict.fromkeys(note for lane in lanes for note in lane.notes))
+    group.rates.extend(rates(lanes))
+    group.collectives_done = max((lane.collectives_done for lane in lanes), default=0)
+    group.collectives_failed = max((lane.collectives_failed for lane in lanes), default=0)
+    group.bytes_reduced = sum(lane.bytes_reduced for lane in lanes)
+    return group

@@ -1,0 +1,1 @@
+"""The coordinator's web page: the picture of `status` in a browser, read-only."""

@@ -1,0 +1,211 @@
+"""The catalogue: every metric that a daemon shows, with its type, labels and meaning.
+
+Names and units follow Prometheus: `_total` for what only grows, seconds and bytes without prefixes. Labels have few
+values, whatever jobs do: operations, algorithms, outcomes and codes are finite sets, `worker` is a task number, `group`
+one of at most `labels.MOST` names or `other`, `rank` one of the `lateness.MOST` latest. Never a generation, an instance
+or a process. docs/metrics.md says the same, and the tests compare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+
+    @property
+    def family(self) -> str:
+        """The name of its family, which for a counter has no `_total`."""
+        return self.name.removesuffix("_total")
+
+
+def _listed(*metrics: Metric) -> dict[str, Metric]:
+    return {metric.name: metric for metric in metrics}
+
+
+BUILD = Metric("collectived_build_info", "gauge", ("component", "version", "python"), "Always 1; what runs here.")
+
+_OF_A_GROUP = ("worker", "group")
+
+WORKER = _listed(
+    BUILD,
+    Metric(
+        "collectived_collectives_total",
+        "counter",
+        ("worker", "operation", "algorithm", "outcome"),
+        "Collectives, sends and receives that ended, by outcome: ok, or the code of the verdict.",
+    ),
+    Metric(
+        "collectived_collective_duration_seconds",
+        "histogram",
+        ("worker", "operation", "algorithm"),
+        "From the submission by the first rank of this worker until the result was there; of those that ended well.",
+    ),
+    Metric(
+        "collectived_collective_wait_seconds",
+        "histogram",
+        ("worker", "operation"),
+        "How long the first rank of this worker waited for the last one of this worker.",
+    ),
+    Metric(
+        "collectived_payload_bytes_total",
+        "counter",
+        ("worker", "operation", "algorithm"),
+        "Bytes of the values of collectives that ended well, each counted once on this worker.",
+    ),
+    Metric("collectived_folded_bytes_total", "counter", ("worker",), "Bytes that folds of local ranks have read."),
+    Metric(
+        "collectived_copied_bytes_total",
+        "counter",
+        ("worker",),
+        "Bytes of local ranks that were copied where they might have been read in place.",
+    ),
+    Metric(
+        "collectived_group_collectives_total",
+        "counter",
+        ("worker", "group", "outcome"),
+        "Collectives of a group that ended, by outcome: ok or failed; without sends and receives.",
+    ),
+    Metric(
+        "collectived_group_in_flight",
+        "gauge",
+        _OF_A_GROUP,
+        "Collectives, sends and receives that somebody waits for now.",
+    ),
+    Metric(
+        "collectived_group_stalled",
+        "gauge",
+        _OF_A_GROUP,
+        "Of those in flight, the ones that wait for longer than --stall-after; none where that is normal.",
+    ),
+    Metric(
+        "collectived_group_oldest_seconds",
+        "gauge",
+        _OF_A_GROUP,
+        "Age of the oldest one in flight; 0 where nothing is, or where waiting is normal.",
+    ),
+    Metric(
+        "collectived_group_stalls_total",
+        "counter",
+        _OF_A_GROUP,
+        "Collectives, sends and receives that have waited for longer than --stall-after, each counted once.",
+    ),
+    Metric(
+        "collectived_link_sent_bytes_total",
+        "counter",
+        _OF_A_GROUP,
+        "Bytes sent to other workers, headers included.",
+    ),
+    Metric(
+        "collectived_link_received_bytes_total",
+        "counter",
+        _OF_A_GROUP,
+        "Bytes received from other workers, headers included.",
+    ),
+    Metric("collectived_ranks", "gauge", _OF_A_GROUP, "Local ranks that have not left."),
+    Metric("collectived_lanes", "gauge", ("worker",), "Groups with a rank here; one thread each."),
+    Metric(
+        "collectived_verdicts_total",
+        "counter",
+        ("worker", "code"),
+        "Verdicts that groups of this worker got, by code; not that a rank left in order.",
+    ),
+    Metric("collectived_sessions", "gauge", ("worker",), "Clients that are connected."),
+    Metric("collectived_sessions_opened_total", "counter", ("worker",), "Clients that have connected."),
+    Metric(
+        "collectived_joins_total",
+        "counter",
+        ("worker", "outcome"),
+        "Joins of local clients that ended: granted, refused or withdrawn.",
+    ),
+    Metric("collectived_arena_bytes", "gauge", ("worker",), "Shared memory of arenas, of clients and of results."),
+    Metric("collectived_arena_limit_bytes", "gauge", ("worker",), "The most that arenas may take (--memory-limit)."),
+    Metric(
+        "collectived_coordinator_connected", "gauge", ("worker",), "1 while the coordinator can be reached, else 0."
+    ),
+    Metric(
+        "collectived_coordinator_connections_total",
+        "counter",
+        ("worker",),
+        "How often the coordinator has welcomed this worker: 1 if it was never lost.",
+    ),
+    Metric("collectived_heartbeats_total", "counter", ("worker",), "Heartbeats sent to the coordinator."),
+)
+
+COORDINATOR = _listed(
+    BUILD,
+    Metric(
+        "collectived_worker_connected",
+        "gauge",
+        ("worker",),
+        "1 while the worker's stream stands, 0 while it is away; gone when it is given up.",
+    ),
+    Metric("collectived_worker_silent_seconds", "gauge", ("worker",), "Since the worker was last heard."),
+    Metric(
+        "collectived_coordinator_worker_attached_total",
+        "counter",
+        (),
+        "Workers that attached, for the first time or again.",
+    ),
+    Metric(
+        "collectived_coordinator_worker_lost_total",
+        "counter",
+        (),
+        "Workers that were given up: killed, silent or unreachable for two heartbeat intervals; not those that ended "
+        "in order.",
+    ),
+    Metric("collectived_coordinator_heartbeats_total", "counter", (), "Heartbeats of all workers."),
+    Metric(
+        "collectived_coordinator_groups",
+        "gauge",
+        ("state",),
+        "Groups: forming (ranks are missing, or links are measured) or running.",
+    ),
+    Metric("collectived_coordinator_joining_ranks", "gauge", (), "Ranks that wait in groups that are forming."),
+    Metric(
+        "collectived_coordinator_joins_total",
+        "counter",
+        ("outcome",),
+        "Joins that ended: granted, refused or withdrawn.",
+    ),
+    Metric(
+        "collectived_coordinator_verdicts_total",
+        "counter",
+        ("code",),
+        "Groups that failed, by the code of the verdict; each generation is counted once.",
+    ),
+    Metric(
+        "collectived_group_waiting",
+        "gauge",
+        ("group",),
+        "Collectives that lanes have reported as waiting for longer than --stall-after; none of a group in which "
+        "that is normal.",
+    ),
+    Metric("collectived_group_waiting_seconds", "gauge", ("group",), "How long the first of them has waited."),
+    Metric("collectived_group_missing_ranks", "gauge", ("group",), "For how many ranks the first of them waits."),
+    Metric(
+        "collectived_rank_lateness_seconds",
+        "gauge",
+        ("group", "rank", "worker"),
+        "By how much a rank comes later than the earliest of its group, on average per collective between its last two "
+        "heartbeats, or as long as others wait for it now; of the 32 latest ranks.",
+    ),
+)
+
+# What the Prometheus client library tells of any process; only on Linux, as all of this.
+PROCESS = _listed(
+    Metric("process_cpu_seconds_total", "counter", (), "Processor time, user and system."),
+    Metric("process_resident_memory_bytes", "gauge", (), "Memory in use, arenas that were touched included."),
+    Metric("process_virtual_memory_bytes", "gauge", (), "Address space."),
+    Metric("process_start_time_seconds", "gauge", (), "When the process was started, since 1970."),
+    Metric("process_open_fds", "gauge", (), "Open descriptors."),
+    Metric("process_max_fds", "gauge", (), "The most there may be."),
+)

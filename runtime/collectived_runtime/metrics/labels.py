@@ -1,0 +1,43 @@
+"""Names of groups as values of a label: at most so many, however many groups come and go."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+MOST = 100  # names of groups that are told apart
+OTHER = "other"
+
+
+class GroupNames:
+    """Gives each group that begins the label under which it is counted until it ends.
+
+    A name keeps its label while groups of that name run, and beyond that until another one needs the place; those that
+    find no place are counted together as `other`.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._running: OrderedDict[str, int] = OrderedDict()  # by name; those that ended longest ago first
+
+    def begin(self, name: str) -> tuple[str, str | None]:
+        """The label of a group that begins, and the one that is given up for it."""
+        given_up = None
+        if name not in self._running and len(self._running) >= self._most:
+            given_up = next((known for known, running in self._running.items() if not running), None)
+            if given_up is None:
+                return OTHER, None
+            del self._running[given_up]
+        self._running[name] = self._running.get(name, 0) + 1
+        return name, given_up
+
+    def end(self, label: str) -> None:
+        """A group with this label has ended."""
+        if label in self._running:
+            self._running[label] -= 1
+            self._running.move_to_end(label)
+
+
+def first(names: list[str], most: int = MOST) -> dict[str, str]:
+    """Labels of these names, for numbers that need no memory: the first of them keep theirs."""
+    kept = list(dict.fromkeys(names))[:most]
+    return {name: name for name in kept} | {name: OTHER for name in names if name not in set(kept)}

@@ -1,0 +1,132 @@
+"""The page that is scraped: families of samples as text, made in short stretches.
+
+Beside it lanes run in the same interpreter, so nobody may think for long at once: a page is made of *pieces*, and
+whoever makes it lets others go first after each. What is read is read lazily, sample by sample, for the same reason.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, islice
+from typing import Protocol
+
+from prometheus_client.core import Metric as Family
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
+
+from collectived_proto.types import RELEASE
+from collectived_runtime.metrics.catalogue import BUILD, PROCESS, Metric
+
+PIECE = 50  # samples that are written in one stretch: a few tenths of a millisecond
+_EOF = b"# EOF\n"
+
+Reading = tuple[Metric, Iterable[Sample]]
+PAUSE = None  # read where some thinking has been done and others should go first
+Labels = Sequence[str]  # in order of `Metric.labels`
+
+
+class Source(Protocol):
+    """What a daemon tells of itself."""
+
+    def read(self) -> Iterator[Reading | None]:
+        """Every metric once, with its samples of now, and pauses; numbers may be of slightly different moments."""
+
+
+class Durations(Protocol):
+    """A histogram as it is read: how many lie in each bucket alone, the last of them beyond all bounds, and the sum."""
+
+    counts: list[int]
+    seconds: float
+
+
+def numbers(metric: Metric, values: Iterable[tuple[Labels, float]]) -> Reading:
+    """Of a counter or a gauge."""
+    return metric, (
+        Sample(metric.name, dict(zip(metric.labels, labels, strict=True)), value) for labels, value in values
+    )
+
+
+def histograms(metric: Metric, bounds: Sequence[float], values: Iterable[tuple[Labels, Durations]]) -> Reading:
+    return metric, _buckets(metric, (*map(floatToGoString, bounds), "+Inf"), values)
+
+
+def _buckets(metric: Metric, bounds: Sequence[str], values: Iterable[tuple[Labels, Durations]]) -> Iterator[Sample]:
+    for labels, durations in values:
+        named = dict(zip(metric.labels, labels, strict=True))
+        total = durations.seconds
+        below = list(accumulate(list(durations.counts)))
+        for bound, count in zip(bounds, below, strict=True):
+            yield Sample(f"{metric.name}_bucket", {**named, "le": bound}, count)
+        yield Sample(f"{metric.name}_count", named, below[-1])
+        yield Sample(f"{metric.name}_sum", named, total)
+
+
+def build(component: str) -> Reading:
+    return numbers(BUILD, [((component, RELEASE, platform.python_version()), 1.0)])
+
+
+_PROCESS = ProcessCollector(registry=None)
+
+
+def process() -> Iterator[Reading]:
+    """Of this process as the kernel sees it."""
+    for family in _PROCESS.collect():
+        for sample in family.samples:
+            if sample.name in PROCESS:
+                yield PROCESS[sample.name], [sample]
+
+
+class Families(Collector):
+    """A source as a collector of the Prometheus client library."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[Family]:
+        for reading in self._source.read():
+            if reading is not PAUSE:
+                metric, samples = reading
+                yield _family(metric, list(samples))
+
+
+class _One(Collector):
+    def __init__(self, family: Family) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Family]:
+        return (self._family,)
+
+
+def pieces(source: Source, encode: Callable[[Collector], bytes]) -> Iterator[bytes]:
+    """The page, piece by piece.
+
+    Args:
+        encode: as `prometheus_client.exposition.choose_encoder` gives it.
+    """
+    ended = False
+    for reading in source.read():
+        if reading is PAUSE:
+            yield b""
+            continue
+        metric, samples = reading
+        rest, head = iter(samples), b""
+        while some := list(islice(rest, PIECE)):
+            text = encode(_One(_family(metric, some)))
+            ended |= text.endswith(_EOF)
+            text = text.removesuffix(_EOF)
+            if not head:
+                head = b"".join(line for line in text.splitlines(keepends=True) if line.startswith(b"#"))
+                yield text
+            else:
+                yield text.removeprefix(head)
+    if ended:
+        yield _EOF
+
+
+def _family(metric: Metric, samples: list[Sample]) -> Family:
+    family = Family(metric.family, metric.help, metric.kind)
+    family.samples = samples
+    return family

@@ -1,0 +1,65 @@
+"""docs/metrics.md lists every metric, with type, unit, labels and meaning as the catalogue has them, and no other.
+
+`python -m tests.docs.test_metrics_page` prints the tables.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from collectived_proto.configuration.daemons import CoordinatorSettings, WorkerSettings
+from collectived_proto.configuration.keys import keys_of
+from collectived_runtime.engine.counters import BOUNDS
+from collectived_runtime.metrics.catalogue import BUILD, COORDINATOR, PROCESS, WORKER, Metric
+from collectived_runtime.metrics.labels import MOST
+
+PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+TABLES = {
+    "Of both": {BUILD.name: BUILD, **PROCESS},
+    "Of a worker": {name: metric for name, metric in WORKER.items() if metric != BUILD},
+    "Of the coordinator": {name: metric for name, metric in COORDINATOR.items() if metric != BUILD},
+}
+
+COORDINATOR_METRICS, WORKER_METRICS = (
+    next(key.alone for key in keys_of(settings) if key.name == "metrics")
+    for settings in (CoordinatorSettings, WorkerSettings)
+)
+
+
+def unit(metric: Metric) -> str:
+    name = metric.name.removesuffix("_total")
+    return next((unit for unit in ("seconds", "bytes") if name.endswith(f"_{unit}")), "number")
+
+
+def row(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    return f"| `{metric.name}` | {metric.kind} | {unit(metric)} | {labels or '-'} | {metric.help} |"
+
+
+@pytest.mark.parametrize("title", TABLES)
+def test_the_page_lists_what_there_is(title: str) -> None:
+    section = PAGE.partition(f"### {title}\n")[2].partition("\n#")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert rows == [row(metric) for metric in TABLES[title].values()]
+
+
+def test_the_page_names_no_metric_that_there_is_not() -> None:
+    known = {name for table in TABLES.values() for name in table}
+    named = set(re.findall(r"collectived_[a-z_]+|process_[a-z_]+", PAGE)) - {"collectived_proto"}
+    suffixed = {name + suffix for name in known for suffix in ("_bucket", "_sum", "_count")}
+    assert named <= known | suffixed
+
+
+def test_the_page_says_how_many_and_where() -> None:
+    assert f"{COORDINATOR_METRICS}" in PAGE and f"{WORKER_METRICS}" in PAGE
+    assert f"at most {MOST} names" in PAGE
+    assert f"{len(BOUNDS)} bounds from 50 µs to 60 s" in PAGE and (BOUNDS[0], BOUNDS[-1]) == (5e-5, 60.0)
+
+
+if __name__ == "__main__":
+    for title, table in TABLES.items():
+        print(f"\n### {title}\n\n| metric | type | unit | labels | what it tells |\n|---|---|---|---|---|")
+        print("\n".join(map(row, table.values())))

@@ -1,0 +1,38 @@
+"""docs/watching.md lists keys, views, paths and limits: those that the code has."""
+
+from __future__ import annotations
+
+import re
+
+from tests.docs.contents import ROOT
+
+from collectived_launcher.top.state import KEYS, VIEWS
+from collectived_runtime.coordinator.page.answers import DATA, PAGE
+from collectived_runtime.coordinator.page.server import Limits
+
+TEXT = (ROOT / "docs/watching.md").read_text()
+
+
+def first_column(of: str) -> list[str]:
+    """Of the table under this heading of a column."""
+    (table,) = re.findall(rf"^\| {of} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
+    return [row.split("|")[1].strip() for row in table.splitlines()]
+
+
+def test_every_key_is_there_in_the_words_of_the_help() -> None:
+    assert first_column("key") == [key for key, _ in KEYS]
+    assert all(f"| {key} | {meaning} |" in TEXT for key, meaning in KEYS)
+
+
+def test_every_view_and_every_path_is_there() -> None:
+    assert first_column("view") == [view.value for view in VIEWS]
+    assert first_column("path") == [f"`{path}`" for path in (PAGE, *DATA)]
+
+
+def test_the_limits_are_those_of_the_server() -> None:
+    limits = Limits()
+    said = " ".join(TEXT.split())
+    assert (
+        f"{limits.connections} connections at a time, one request each, {limits.header_bytes} bytes of headers" in said
+    )
+    assert f"{limits.request_seconds:g} s to ask and {limits.send_seconds:g} s to take the answer" in said

@@ -1,0 +1,126 @@
+"""The long form (`make fuzz`): python -m tests.fuzz [--inputs N] [--guided N] [--siege N] [--seed S]
+
+Every parser gets N inputs by mutation and, where atheris is installed, N that it finds by watching which lines they
+reach; then a living worker is besieged. Exit status 1 where anything was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import grpc
+from tests.fuzz.feeding import fuzz
+from tests.fuzz.parsers import PARSERS
+from tests.fuzz.siege import Attacker, GoodJob, knock
+
+import collectived as cd
+from collectived_proto.v1 import status_pb2, worker_pb2_grpc
+
+MOST_GROWTH = 32 << 20  # bytes that a worker may grow by in a siege, after its first quarter
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[1])
+    parser.add_argument("--inputs", type=int, default=100_000, help="by mutation, for each parser")
+    parser.add_argument("--guided", type=int, default=20_000, help="by coverage, for each parser; needs atheris")
+    parser.add_argument("--siege", type=int, default=20_000, help="for RPCs, and as many for doorbells")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    defects = _parsers(options.inputs, options.seed) + _guided(options.guided, options.seed)
+    defects += _siege(options.siege, options.seed)
+    for defect in defects:
+        print(f"DEFECT {defect}")
+    print(f"{len(defects)} defects")
+    return 1 if defects else 0
+
+
+def _parsers(count: int, seed: int) -> list[str]:
+    found: list[str] = []
+    for parser in PARSERS:
+        started = time.monotonic()
+        fed = fuzz(parser, count, seed)
+        took = time.monotonic() - started
+        grown = f"{fed.growth / (1 << 20):.1f} MiB more at most"
+        print(
+            f"{parser.name}: {fed.inputs} inputs, {fed.taken} read, {fed.refused} refused, {took:.0f} s, {grown}",
+            flush=True,
+        )
+        found += fed.defects
+        if fed.growth > MOST_GROWTH:
+            found.append(f"{parser.name}: the process grew by {fed.growth >> 20} MiB")
+    return found
+
+
+def _guided(runs: int, seed: int) -> list[str]:
+    if importlib.util.find_spec("atheris") is None:
+        print("SKIPPED: inputs guided by coverage, for atheris is not installed: pip install atheris", flush=True)
+        return []
+    found = []
+    for index, parser in enumerate(PARSERS):
+        with tempfile.TemporaryDirectory() as folder:
+            corpus = Path(folder, "corpus")
+            corpus.mkdir()
+            for number, data in enumerate(parser.seeds):
+                (corpus / str(number)).write_bytes(data)
+            options = [
+                f"-runs={runs}",
+                f"-seed={seed % (1 << 31)}",
+                "-timeout=10",
+                "-rss_limit_mb=2048",
+                f"-artifact_prefix={folder}/",
+            ]
+            command = [sys.executable, "-m", "tests.fuzz.guided", str(index), *options, str(corpus)]
+            ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        last = [line for line in ended.stderr.splitlines() if line.startswith(("#", "Done"))][-1:]
+        print(f"{parser.name}, guided: {' '.join(last) or 'nothing ran'}", flush=True)
+        if ended.returncode:
+            found.append(f"{parser.name}, guided: {ended.stderr[-2000:]}")
+    return found
+
+
+def _siege(count: int, seed: int) -> list[str]:
+    with cd.testing.local(workers=2) as job:
+        attacker = Attacker(job)
+        first, sizes = max(1, count // 4), []
+        try:
+            with GoodJob(job) as good:
+                for part, more in ((first, 0), (count - first, 1)):
+                    attacker.call_all(part, seed + more)
+                    attacker.ring_all(part, seed + more)
+                    status = _status(job)
+                    door = Path(job.workers[0].removeprefix("unix:")).with_name("door-0.sock")
+                    host, _, port = status.link_address.rpartition(":")
+                    knock(str(door), (host, int(port)), part // 4, seed + more)
+                    sizes.append((_status(job).resident_bytes, _status(job).threads))
+        except Exception as error:
+            return [f"siege: {type(error).__name__}: {error}\n{job.log[-4000:]}"]
+        finally:
+            attacker.close()
+        grown = sizes[1][0] - sizes[0][0]
+        print(
+            f"siege: {dict(attacker.answers)}; {good.sums} good sums meanwhile; "
+            f"the worker grew by {grown / (1 << 20):.1f} MiB and has {sizes[1][1]} threads ({sizes[0][1]} before)",
+            flush=True,
+        )
+        found = [f"siege: a traceback in the log:\n{job.log[-4000:]}"] if "Traceback" in job.log else []
+        if grown > MOST_GROWTH:
+            found.append(f"siege: the worker grew by {grown >> 20} MiB")
+        return found
+
+
+def _status(job: cd.testing.LocalJob) -> status_pb2.WorkerStatus:
+    with grpc.insecure_channel(job.workers[0], [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        reply = worker_pb2_grpc.WorkerStub(channel).Status(status_pb2.StatusRequest(local_only=True), timeout=10)
+    found: status_pb2.WorkerStatus = reply.workers[0]
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

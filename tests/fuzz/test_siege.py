@@ -1,0 +1,64 @@
+"""The short form of the siege: a worker serves a good job while others send it what nobody should."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from tests.fuzz.siege import Attacker, GoodJob, knock
+
+import collectived as cd
+from collectived.testing import LocalJob
+from collectived_proto.v1 import status_pb2, worker_pb2_grpc
+
+COUNT = 350
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[LocalJob]:
+    with cd.testing.local(workers=2) as made:
+        yield made
+
+
+@pytest.fixture
+def attacker(job: LocalJob) -> Iterator[Attacker]:
+    made = Attacker(job)
+    yield made
+    made.close()
+
+
+def worker(job: LocalJob) -> status_pb2.WorkerStatus:
+    with grpc.insecure_channel(job.workers[0], [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        reply = worker_pb2_grpc.WorkerStub(channel).Status(status_pb2.StatusRequest(local_only=True), timeout=10)
+    found: status_pb2.WorkerStatus = reply.workers[0]
+    return found
+
+
+def test_every_rpc_is_answered_and_the_good_job_goes_on(job: LocalJob, attacker: Attacker) -> None:
+    with GoodJob(job) as good:
+        attacker.call_all(COUNT, seed=1)
+    assert good.sums and attacker.answers["OK"] and sum(attacker.answers.values()) >= COUNT - 7
+    assert "Traceback" not in job.log
+
+
+def test_doorbells_are_read_or_hung_up_and_the_good_job_goes_on(job: LocalJob, attacker: Attacker) -> None:
+    with GoodJob(job) as good:
+        attacker.ring_all(COUNT, seed=1)
+    assert good.sums and attacker.answers["hung up"]
+    assert "Traceback" not in job.log
+
+
+def test_strangers_are_not_let_in_and_leave_nothing(job: LocalJob) -> None:
+    before = worker(job)
+    door = os.path.join(os.path.dirname(job.workers[0].removeprefix("unix:")), "door-0.sock")
+    host, _, port = before.link_address.rpartition(":")
+    with GoodJob(job) as good:
+        knock(door, (host, int(port)), COUNT, seed=1)
+    assert good.sums and "Traceback" not in job.log
+    end = time.monotonic() + 30  # those who said too little are shown out after ten seconds
+    while worker(job).descriptors > before.descriptors + 2:
+        assert time.monotonic() < end, f"{worker(job).descriptors} descriptors, {before.descriptors} before"
+        time.sleep(0.1)

@@ -1,0 +1,53 @@
+"""What the coordinator makes of what it knows and of what workers tell: releases, silence, failures of large groups."""
+
+from __future__ import annotations
+
+import pytest
+
+from collectived_proto.errors import Code
+from collectived_proto.types import RELEASE, Member, Verdict
+from collectived_proto.v1 import status_pb2 as pb
+from collectived_runtime.coordinator.events import Hello
+from collectived_runtime.coordinator.overview import MOST_MEMBERS, status_reply
+from collectived_runtime.coordinator.snapshot import FailureView, GroupView, PendingView, Snapshot, WorkerView
+
+MEMBERS = tuple(Member(rank, "CPU:0", rank, "h", 70 + rank) for rank in range(2))
+
+
+def view(*groups: GroupView, failures: tuple[FailureView, ...] = ()) -> Snapshot:
+    workers = tuple(WorkerView(Hello(task, f"i{task}", "h", 60 + task), True, 0.5) for task in range(2))
+    return Snapshot(1, workers, groups, failures)
+
+
+def test_a_worker_is_told_by_its_own_account_or_by_its_hello_where_it_is_silent() -> None:
+    told = {0: pb.WorkerStatus(host="h", pid=60, release=RELEASE, arena_limit_bytes=9)}
+    reply = status_reply(view(), told, 0.0, (), silent=[1])
+    assert [worker.silent for worker in reply.workers] == [False, True]
+    assert [(worker.pid, worker.release) for worker in reply.workers] == [(60, RELEASE), (61, "")]
+    assert reply.answered_by == "coordinator"
+
+
+def test_what_lanes_told_before_they_were_stopped_is_not_lost() -> None:
+    pending = PendingView(7, "barrier()", "train.py:9", 3.0, (0,), (1,))
+    group = GroupView("job/train", 1, 2, "ready", 2, MEMBERS, pending=(pending,))
+    lane = pb.LaneStatus(
+        generation=2,
+        ranks=[1],
+        collectives_failed=1,
+        rates=[pb.Rate(op="barrier", collectives=4)],
+        in_flight=[pb.InFlight(instance=7, op="barrier()", arrived=[1], state="running")],
+    )
+    (shown,) = status_reply(view(group), {1: pb.WorkerStatus(lanes=[lane])}, 0.0, ()).groups
+    (flight,) = shown.in_flight
+    assert (list(flight.arrived), list(flight.missing), flight.seconds) == ([0, 1], [], 3.0)
+    assert (flight.state, flight.site) == ("running", "train.py:9")
+    assert (shown.collectives_failed, shown.rates[0].collectives) == (1, 4)
+
+
+@pytest.mark.parametrize(("size", "told"), [(MOST_MEMBERS, MOST_MEMBERS), (MOST_MEMBERS + 1, 0)])
+def test_failures_of_large_groups_are_told_without_every_rank(size: int, told: int) -> None:
+    ranks = tuple(Member(rank, "CPU:0", rank, "h", rank) for rank in range(size))
+    verdict = Verdict("job/train", 1, 2, Code.UNAVAILABLE, "lost", 0, missing=ranks, members=ranks)
+    (failure,) = status_reply(view(failures=(FailureView(60.0, verdict),)), {}, 100.0, ()).failures
+    assert (len(failure.verdict.members), len(failure.verdict.missing)) == (told, MOST_MEMBERS)
+    assert failure.unix_time == 40.0

@@ -1,0 +1,88 @@
+"""The page: what parsers of both formats make of it, and in how short pieces it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from collectived_runtime.engine.counters import BOUNDS, Histogram
+from collectived_runtime.metrics.catalogue import COORDINATOR, PROCESS, WORKER
+from collectived_runtime.metrics.page import (
+    PAUSE,
+    PIECE,
+    Families,
+    Reading,
+    build,
+    histograms,
+    numbers,
+    pieces,
+    process,
+)
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+class Told:
+    """A source that tells something of every type, and more than fits into a piece."""
+
+    def __init__(self) -> None:
+        self.histogram = Histogram()
+        for seconds in (0.00004, 0.0001, 0.3, 100.0):
+            self.histogram.add(seconds)
+
+    def read(self) -> Iterator[Reading | None]:
+        yield build("worker")
+        yield PAUSE
+        groups = ((("0", f"g{number}"), float(number)) for number in range(3 * PIECE))
+        yield numbers(WORKER["collectived_link_sent_bytes_total"], groups)
+        name = "collectived_collective_duration_seconds"
+        labels = [("0", "all_reduce", "ring"), ("0", 'a "quoted"\\name', "tree")]
+        yield histograms(WORKER[name], BOUNDS, ((which, self.histogram) for which in labels))
+        yield numbers(WORKER["collectived_verdicts_total"], [])
+        yield from process()
+
+
+@pytest.mark.parametrize(("accept", "parser"), [("", parse), ("text/plain", parse), (OPENMETRICS, parse_openmetrics)])
+def test_both_formats_say_what_the_source_tells(accept: str, parser: type) -> None:
+    encode, _ = choose_encoder(accept)
+    text = b"".join(pieces(Told(), encode)).decode()
+    families = {family.name: family for family in parser(text)}
+    told = {family.name: family for family in Families(Told()).collect() if family.samples}
+    assert list(families) == list(told)
+    for name, family in families.items():
+        assert (family.type, family.documentation) == (told[name].type, told[name].documentation)
+        if not name.startswith("process_"):
+            assert [(s.name, s.labels, s.value) for s in family.samples] == [
+                (s.name, s.labels, s.value) for s in told[name].samples
+            ]
+
+
+def test_a_histogram_is_cumulative_and_its_bounds_are_inclusive() -> None:
+    (family,) = [f for f in Families(Told()).collect() if f.name == "collectived_collective_duration_seconds"]
+    of = [sample for sample in family.samples if sample.labels["algorithm"] == "ring"]
+    counts = {sample.labels["le"]: sample.value for sample in of if sample.name.endswith("_bucket")}
+    assert (counts["5e-05"], counts["0.0001"], counts["0.25"], counts["0.5"], counts["60.0"], counts["+Inf"]) == (
+        *(1, 2, 2, 3, 3, 4),
+    )
+    assert [sample.value for sample in of[-2:]] == [4, pytest.approx(100.30014)]
+
+
+def test_no_piece_is_longer_than_what_is_written_in_one_stretch() -> None:
+    encode, _ = choose_encoder("")
+    for piece in pieces(Told(), encode):
+        assert sum(not line.startswith(b"#") for line in piece.splitlines()) <= PIECE
+
+
+def test_names_follow_the_conventions() -> None:
+    for metric in (WORKER | COORDINATOR | PROCESS).values():
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
+        assert metric.name.startswith(("collectived_", "process_"))
+        assert not metric.name.removesuffix("_total").endswith(("_ms", "_milliseconds", "_kb", "_count", "_sum"))
+        assert set(metric.labels) <= {
+            *("worker", "group", "operation", "algorithm", "outcome", "code", "rank", "state"),
+            *("component", "version", "python"),
+        }, "labels are bounded: never a generation, an instance or a process"

@@ -1,0 +1,36 @@
+"""Health and reflection, where they cannot be asked of a real daemon; tests/multi/test_metrics.py asks those."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import grpc.aio
+import pytest
+
+from collectived_runtime.daemon import CannotStart
+from collectived_runtime.health import Health, reflect
+
+
+def test_without_its_package_reflection_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc_reflection.v1alpha", None)
+
+    async def start() -> None:
+        with pytest.raises(CannotStart, match=r"--reflection needs .*grpcio-reflection.*collectived\[reflection\]"):
+            reflect(grpc.aio.server(), "some.Service")
+
+    asyncio.run(start())
+
+
+def test_a_service_is_well_from_its_start_until_it_cannot_work() -> None:
+    async def story() -> None:
+        health = Health("some.Service", grpc.aio.server())
+        assert not health.well
+        await health.start()
+        assert health.well
+        health.change(False)
+        while health.well:
+            await asyncio.sleep(0)
+        await health.stop()
+
+    asyncio.run(story())

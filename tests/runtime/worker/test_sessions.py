@@ -1,0 +1,114 @@
+"""Arenas of sessions: granted in the order in which they were asked for, without holding up the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from collectived_proto.local import wire
+from collectived_runtime.engine.results import Budget
+from collectived_runtime.worker import sessions
+from collectived_runtime.worker.sessions import Client, Session
+
+LARGE = 64 << 20
+
+
+class Scene:
+    """A session with its socket, and the client's end of it."""
+
+    def __init__(self, limit: int = 1 << 30) -> None:
+        mine, self.client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.client.setblocking(False)
+        self.budget = Budget(limit)
+        self.session = Session(Client("h", os.getpid(), "", "job"), self.budget, lambda session: None)
+        self.session.attach(mine)
+
+    def ask(self, *sizes: int) -> None:
+        for size in sizes:
+            self.client.send(wire.arena(wire.Kind.ARENA_ASK, 0, size))
+
+    async def hear(self) -> tuple[wire.Kind, bytes]:
+        loop = asyncio.get_running_loop()
+        while True:
+            data = await asyncio.wait_for(loop.sock_recv(self.client, wire.MAX_MESSAGE), 30)
+            if wire.kind_of(data) is not wire.Kind.PONG:
+                return wire.kind_of(data), data
+
+
+def played(play: Callable[[Scene], Awaitable[None]], **options: int) -> None:
+    async def run() -> None:
+        scene = Scene(**options)
+        try:
+            await play(scene)
+        finally:
+            scene.session.end("the test is over")
+            scene.client.close()
+            if scene.session._granting is not None:
+                await scene.session._granting
+            assert scene.budget.used == 0
+
+    asyncio.run(run())
+
+
+def test_arenas_come_in_the_order_in_which_they_were_asked_for() -> None:
+    async def play(scene: Scene) -> None:
+        scene.ask(LARGE, 4096, LARGE, 8192)
+        sizes = [wire.parse_arena((await scene.hear())[1])[1] for _ in range(4)]
+        assert sizes == [LARGE, 4096, LARGE, 8192]
+
+    played(play)
+
+
+def test_the_event_loop_goes_on_while_a_large_arena_comes_into_being(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play(scene: Scene) -> None:
+        goes_on = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def fallocate(descriptor: int, offset: int, size: int) -> None:  # returns only if the loop turns meanwhile
+            loop.call_soon_threadsafe(goes_on.set)
+            asyncio.run_coroutine_threadsafe(goes_on.wait(), loop).result(30)
+
+        monkeypatch.setattr(os, "posix_fallocate", fallocate)
+        scene.ask(sessions._AT_ONCE + 1)
+        assert (await scene.hear())[0] is wire.Kind.ARENA
+
+    played(play)
+
+
+def test_an_ask_beyond_the_limit_is_refused_and_the_next_is_granted() -> None:
+    async def play(scene: Scene) -> None:
+        scene.ask(LARGE, 4096)
+        assert (await scene.hear())[0] is wire.Kind.REFUSED
+        assert (await scene.hear())[0] is wire.Kind.ARENA
+
+    played(play, limit=1 << 20)
+
+
+def test_what_is_asked_for_by_a_client_that_goes_is_given_back() -> None:
+    async def play(scene: Scene) -> None:
+        scene.ask(LARGE, LARGE, LARGE)
+        scene.client.shutdown(socket.SHUT_RDWR)
+        await asyncio.wait_for(scene.session.ended.wait(), 30)
+
+    played(play)
+
+
+def test_a_client_that_asks_without_end_is_shown_out() -> None:
+    async def play(scene: Scene) -> None:
+        scene.ask(LARGE)
+        for _ in range(10 * sessions.MOST_ASKED):
+            if scene.session.ended.is_set():
+                break
+            try:
+                scene.ask(LARGE)
+            except OSError:
+                break
+            await asyncio.sleep(0)
+        await asyncio.wait_for(scene.session.ended.wait(), 30)
+        assert "arenas asked for at once" in scene.session.why
+
+    played(play, limit=1 << 40)
