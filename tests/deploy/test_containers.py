@@ -145,19 +145,25 @@ class Services:
             found.append(re.sub(r"(0\.0\.0\.0:7450|worker-\d:7452)$", "127.0.0.1:0", word))
         return found
 
-    def start(self, name: str) -> str:
-        """Starts a daemon; its first address, once it serves."""
+    def start(self, *names: str) -> list[str]:
+        """Starts daemons side by side; the first address of each, once all serve."""
         environment = {**os.environ, "COLLECTIVED_SECRET": SECRET}
-        command = [sys.executable, "-m", "collectived_runtime", *self.words(name)]
-        self.started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-        line = self.started[-1].stdout.readline()  # type: ignore[union-attr]
-        (address,) = re.findall(r'^ready .*"address": "(.*?)"', line)
-        return str(address)
+        fresh = []
+        for name in names:
+            command = [sys.executable, "-m", "collectived_runtime", *self.words(name)]
+            fresh.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+            self.started.append(fresh[-1])
+        lines = [process.stdout.readline() for process in fresh if process.stdout]
+        return [address for line in lines for address in re.findall(r'^ready .*?"address": "(.*?)"', line)]
 
     def close(self) -> None:
-        for process in reversed(self.started):
-            with process:
+        """Workers before the coordinator, to which they say goodbye."""
+        for processes in (self.started[1:], self.started[:1]):
+            for process in processes:
                 process.terminate()
+            for process in processes:
+                with process:
+                    pass
 
 
 @pytest.fixture
@@ -177,11 +183,12 @@ def healthy(*address: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.timeout(120)
 def test_the_commands_of_the_compose_file_run_and_its_clients_print_what_the_readme_says(running: Services) -> None:
-    running.coordinator = running.start("coordinator")
+    (running.coordinator,) = running.start("coordinator")
     for folder in ("0", "1"):
         (running.folder / folder).mkdir(mode=0o750)
-    workers = [running.start("worker-0"), running.start("worker-1")]
+    workers = running.start("worker-0", "worker-1")
     assert [healthy(address) for address in (running.coordinator, workers[0])] == [(0, "")] * 2
     ranks = []
     for name in ("client-0", "client-1"):

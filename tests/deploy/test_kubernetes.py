@@ -137,6 +137,13 @@ def test_probes_ask_the_health_service_where_the_daemon_serves(entry: dict[str, 
         assert container[probe]["grpc"]["port"] == served
 
 
+@pytest.mark.parametrize("entry", [WORKERS, COORDINATOR], ids=named)
+def test_prometheus_is_told_where_metrics_are(entry: dict[str, Any]) -> None:
+    told = entry["spec"]["template"]["metadata"]["annotations"]
+    (served,) = (word for word in only(entry)["args"] if word.startswith("--metrics="))
+    assert told == {"prometheus.io/scrape": "true", "prometheus.io/port": served.rpartition(":")[2]}
+
+
 def test_it_drains_before_it_is_killed() -> None:
     first = only(WORKERS)["lifecycle"]["preStop"]["exec"]["command"]
     assert first[:2] == ["collectived", "drain"]

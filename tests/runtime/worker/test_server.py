@@ -254,6 +254,7 @@ print(*work())
 """
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
 def test_another_user_comes_in_by_the_group_of_a_shared_folder_and_only_so(folder: Path, start: Start) -> None:
     coordinator = start("coordinator", "--listen", f"unix:{folder}/c.sock")
@@ -267,7 +268,7 @@ def test_another_user_comes_in_by_the_group_of_a_shared_folder_and_only_so(folde
     address = addresses(daemon)[0]
     for group, says in ((54321, "shared memory 42.0"), (54322, "Permission denied")):
         command = [sys.executable, "-c", CLIENT, address, str(group)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=50)
         assert says in done.stdout + done.stderr
     for one in (daemon, coordinator):
         one.terminate()
