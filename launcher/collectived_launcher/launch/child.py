@@ -126,7 +126,8 @@ class Daemon(Child):
     def metrics(self) -> str:
         """Where its metrics are, for people; "" where they are not served."""
         where = self.ready.get("metrics", "") if self.ready else ""
-        return f"metrics of {self.name}: http://{where}/metrics" if where else ""
+        who = f"{self.name} on {self._place}" if self._place else self.name
+        return f"metrics of {who}: http://{where}/metrics" if where else ""
 
     def start(self, host: Host, command: Sequence[str], secret: str, variables: Mapping[str, str]) -> None:
         self.run(host, Program(tuple(command), variables, secret=secret))

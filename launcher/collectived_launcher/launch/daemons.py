@@ -15,7 +15,7 @@ from collectived_launcher.launch.host import NOT_RUN, Host
 from collectived_launcher.launch.job import COORDINATOR, Job
 from collectived_launcher.launch.loop import Loop
 from collectived_launcher.launch.output import Terminal
-from collectived_proto.viewing import viewing_token
+from collectived_launcher.launch.page import Page
 
 # -P: a file random.py in the user's folder must not be taken for Python's own.
 DAEMON = (sys.executable, "-P", "-m", "collectived_runtime")
@@ -40,23 +40,6 @@ class DaemonCommand:
     worker: tuple[str, ...] = ()
     http: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The coordinator's web page; `token` is to be shown where others than the loopback can reach it."""
-
-    url: str
-    token: str = ""
-
-    @property
-    def port(self) -> int:
-        return int(self.url.rstrip("/").rpartition(":")[2])
-
-    @property
-    def link(self) -> str:
-        """What a browser opens. What follows the # never leaves it, so no server logs it."""
-        return f"{self.url}#token={self.token}" if self.token else self.url
 
 
 class Daemons:
@@ -111,7 +94,7 @@ class Daemons:
     def page(self) -> Page | None:
         """Where the coordinator serves its web page, if it does."""
         told = (self.coordinator.ready or {}).get("page")
-        return Page(told["url"], viewing_token(self._secret) if told["needs_token"] else "") if told else None
+        return Page.of(told, self._secret) if told else None
 
     def start(self) -> bool:
         """Whether all of them serve; False when a signal came first.
@@ -213,10 +196,9 @@ class Daemons:
         assert host.facts is not None
         folder, address = host.facts.folder, self._addresses.get(host.name, "")
         if name == COORDINATOR:
-            listen = self._serves_at or with_port(address, 0)
+            listen = ("--listen", self._serves_at or with_port(address, 0), "--journal", f"{folder}/epoch")
             page = ("--http", self._http) if self._http else ()
-            journal = ("--journal", f"{folder}/epoch")
-            return ("coordinator", "--listen", listen, *journal, *page, *self._command.coordinator)
+            return ("coordinator", *listen, *page, *self._command.coordinator)
         task = self._job.worker_names.index(name)
         # The coordinator may be on its way back too. Whoever looks for it in vain is to say so before we lose patience.
         patience = f"{self._ready_within * 0.8:g}"

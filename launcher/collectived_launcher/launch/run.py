@@ -18,12 +18,12 @@ from pathlib import Path
 
 from collectived_launcher.launch.account import Account
 from collectived_launcher.launch.child import Client, Daemon
-from collectived_launcher.launch.daemons import DaemonCommand, Daemons, Page, StartError, await_end
+from collectived_launcher.launch.daemons import DaemonCommand, Daemons, StartError, await_end
 from collectived_launcher.launch.ground import Ground, Surveyor, Unreachable
 from collectived_launcher.launch.here import Here
 from collectived_launcher.launch.host import NOT_RUN, Answer, Host
 from collectived_launcher.launch.job import COORDINATOR, LOCALHOST, Addresses, Job, client_environment
-from collectived_launcher.launch.keeper import PATIENCE, job_file
+from collectived_launcher.launch.keeper import PATIENCE
 from collectived_launcher.launch.loop import Loop
 from collectived_launcher.launch.output import Terminal
 from collectived_launcher.launch.supervise import (
@@ -164,9 +164,9 @@ class Run:
         self._addresses = Addresses(daemons.coordinator.address, workers, ground.rendezvous, first)
         for daemon in daemons.all:
             self._watch(daemon)
+        page = daemons.page
         answers: list[Answer] = []
         names = dict.fromkeys(job.hosts)
-        page = daemons.page
         for name in names:
             about = {
                 "job": job.name,
@@ -181,17 +181,23 @@ class Run:
             if answer.get("trouble"):
                 self._say(f"`collectived status` will not find this job: {answer['trouble']}")
         if page:
-            self._terminal.say(page_line(page, job_file(self._folder), os.isatty(1)), stream=1)
+            file, place = f"{self._first_folder()}.json", self._coordinator if job.spread else ""
+            self._terminal.say(page.line(file, os.isatty(1), place), stream=1)
         for daemon in daemons.all:
             self._say_metrics(daemon)
 
-    def _watch(self, daemon: Daemon) -> None:
-        daemon.when_ended = lambda: self._events.append(DaemonEnded(daemon.name, daemon.status or 0, random.random()))
-        daemon.became_ready = lambda: self._events.append(DaemonReady(daemon.name))
+    def _first_folder(self) -> str:
+        """Of the host of the first worker, beside which the job's file is."""
+        known = self._host_of(0).facts
+        return known.folder if known else ""
 
     def _say_metrics(self, daemon: Daemon) -> None:
         if daemon.metrics:
             self._say(daemon.metrics)
+
+    def _watch(self, daemon: Daemon) -> None:
+        daemon.when_ended = lambda: self._events.append(DaemonEnded(daemon.name, daemon.status or 0, random.random()))
+        daemon.became_ready = lambda: self._events.append(DaemonReady(daemon.name))
 
     def _new_daemon(self, name: str) -> Daemon:
         spread = self._job.spread
@@ -313,10 +319,3 @@ class Run:
                 self._say(f"{host.name} did not end within {_ENDED_WITHIN:g} s; what is left there ends by itself")
                 host.kill()
         here.close()
-
-
-def page_line(page: Page, job_file: Path, terminal: bool) -> str:
-    """The line about the page. A token is shown to people only: what is no terminal may be a log that others read."""
-    if page.token and not terminal:
-        return f"page: {page.url} (the link with its token is in {job_file})"
-    return f"page: {page.link}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
@@ -52,6 +53,8 @@ from collectived_runtime.worker.sessions import Sessions
 from collectived_runtime.worker.status import Identity, Standing, group_seen_from, worker_status
 from collectived_runtime.worker.trace import worker_trace
 
+log = logging.getLogger("collectived.worker")
+
 SERVICE = "collectived.v1.Worker"
 STATUS_SECONDS = 0.6  # for the coordinator's answer, which itself waits 0.35 s for workers
 SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
@@ -95,8 +98,8 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
         await until_stopped(signalled, None, *ends)
         if signalled.number == signal.SIGTERM and settings.drain_seconds and worker.groups.lanes:
             signalled.clear()
-            worker.drain(settings.drain_seconds)
-            await until_stopped(signalled, None, *ends)  # a second signal ends it at once
+            # A second signal ends it at once, and so does a drain that nobody sees to.
+            await until_stopped(signalled, None, *ends, worker.drain(settings.drain_seconds))
         await worker.close()
 
 
@@ -197,10 +200,19 @@ class _Worker:
             "pid": os.getpid(),
         }
 
-    def drain(self, seconds: float) -> None:
-        """Begins to drain this worker; `drainage.over` says when that is done."""
+    def drain(self, seconds: float) -> asyncio.Future[None]:
+        """Drains this worker until `drainage.over`; what it returns is done where that cannot be."""
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def answered(draining: asyncio.Future[status_pb2.DrainReply]) -> None:
+            if not draining.cancelled() and (error := draining.exception()) is not None and not failed.done():
+                log.warning("this worker ends without having been drained: %s", error)
+                failed.set_result(None)
+
         request = status_pb2.DrainRequest(timeout_seconds=seconds)
         self._draining = asyncio.ensure_future(self.drainage.asked(request))
+        self._draining.add_done_callback(answered)
+        return failed
 
     async def give_up(self) -> None:
         """It cannot start."""
