@@ -47,7 +47,7 @@ def connect(
     timeout: float | timedelta | None = 10.0,
     credentials: grpc.ChannelCredentials | None = None,
 ) -> Session:
-    """Connects to a worker: `worker`, else COLLECTIVED_WORKER, else the one job of yours that is running.
+    """Connects to a worker: `worker`, else COLLECTIVED_WORKER, else your one running job, else the host's own.
 
     Through its Unix socket, tensors lie in memory that both share. Over TCP, and where COLLECTIVED_TRANSPORT is `grpc`,
     they travel inside gRPC messages; everything else is the same.

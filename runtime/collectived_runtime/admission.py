@@ -1,7 +1,8 @@
 """Admission: who may call a server of this job.
 
 A caller on a Unix socket has passed the mode of the socket's directory. Everybody else shows the job's *secret*, as
-`authorization: Bearer <secret>` in the metadata of every call.
+`authorization: Bearer <secret>` in the metadata of every call. Whether a daemon lives is no secret: the health service
+answers everybody, for those who ask it (kubelets, load balancers) cannot show one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import grpc.aio
 
 _KEY = "authorization"
 _SCHEME = "Bearer "
+_OPEN = "/grpc.health.v1.Health/"
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 MAKERS = {
     "unary_unary": grpc.unary_unary_rpc_method_handler,
@@ -88,7 +90,8 @@ class Admission(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
-        if handler is None or self._insecure or self._shown(handler_call_details.invocation_metadata):
+        open_to_all = self._insecure or handler_call_details.method.startswith(_OPEN)
+        if handler is None or open_to_all or self._shown(handler_call_details.invocation_metadata):
             return handler
         # Only the call itself knows from where it comes.
         return _guarded(handler)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import stat
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -50,7 +51,23 @@ def bind(server: grpc.aio.Server, address: str) -> str:
         port = server.add_insecure_port(address)
     except RuntimeError as error:
         raise CannotStart(f"cannot listen at {address}: {error}") from None
-    return address if local else f"{address.rpartition(':')[0]}:{port}"
+    if local:
+        follow_folder(address.removeprefix("unix:"))
+        return address
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+def shared_with_group(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder of sockets is open to a group and to nobody else, as 0750 says it."""
+    return stat.S_IMODE(os.stat(folder).st_mode) & 0o011 == 0o010
+
+
+def follow_folder(path: str) -> None:
+    """Lets those call at a socket whom its folder lets in: the group with which it is shared, else its owner alone.
+
+    The umask says nothing: it is the container's, or systemd's, and nobody thinks of it.
+    """
+    os.chmod(path, 0o660 if shared_with_group(os.path.dirname(path) or ".") else 0o600)
 
 
 def _unix_refusal(path: str) -> str:

@@ -30,6 +30,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in VARIABLES.split():
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(jobs, "SYSTEM_FOLDER", tmp_path / "system")
 
 
 def publish(name: str, *workers: str) -> None:
@@ -54,6 +55,29 @@ def test_the_one_running_job_is_found(worker: Any) -> None:
     cd.connect().close()
 
 
+def test_the_systems_worker_is_found_where_no_job_of_the_user_runs(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(worker.address.removeprefix("unix:"))
+    monkeypatch.setattr(jobs, "SYSTEM_FOLDER", path.parent)
+    monkeypatch.setattr(jobs, "SYSTEM_SOCKET", path.name)
+    cd.connect().close()
+    publish("job1", "unix:/nowhere/job")
+    with pytest.raises(cd.errors.UnavailableError, match="at unix:/nowhere/job .of the running job job1"):
+        cd.connect()
+
+
+def test_a_system_worker_that_is_gone_or_closed_to_this_user_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "system").mkdir()
+    path = tmp_path / "system" / "worker.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with pytest.raises(cd.errors.UnavailableError, match=f"no worker answers at unix:{path} .the system's worker"):
+        cd.connect(timeout=0.1)
+
+
 def test_several_running_jobs_are_listed() -> None:
     publish("job1", "unix:/a")
     publish("job2", "unix:/b")
@@ -64,8 +88,9 @@ def test_several_running_jobs_are_listed() -> None:
 
 
 def test_where_nothing_runs_the_line_to_type_is_shown() -> None:
-    with pytest.raises(cd.errors.UnavailableError, match="collectived launch --clients 2 -- python train.py"):
+    with pytest.raises(cd.errors.UnavailableError, match="collectived launch --clients 2 -- python train.py") as caught:
         cd.connect()
+    assert str(jobs.SYSTEM_FOLDER / "worker.sock") in str(caught.value)
 
 
 def test_an_address_where_nobody_listens_is_named_at_once(tmp_path: Path) -> None:

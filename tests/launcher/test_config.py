@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,7 +52,7 @@ def test_json(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert found["file"] == str(file) and "s3cret" not in out
     assert found["worker"]["memory_limit"] == {"value": 8 << 30, "from": f"{file}:3"}
     assert found["coordinator"]["listen"] == {"value": ["unix:/c", "head:7450"], "from": f"{file}:5"}
-    assert found["worker"]["task"] == {"value": None, "from": "needed"}
+    assert found["worker"]["folder"] == {"value": None, "from": "needed"}
 
 
 def test_toml_says_the_same_when_it_is_read_again(
@@ -82,3 +85,15 @@ def test_what_is_wrong_is_said(
     except SystemExit as end:
         assert end.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_a_home_that_is_somebody_elses_is_passed_over(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from collectived_proto.configuration.files import find; os.setuid(65534); "
+        "print(find(None, {'HOME': sys.argv[1]}))"
+    )
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    done = subprocess.run([sys.executable, "-c", program, str(home)], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "None\n", "")

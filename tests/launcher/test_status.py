@@ -32,6 +32,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="cd-", dir="/tmp") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         monkeypatch.delenv("COLLECTIVED_WORKER", raising=False)
+        monkeypatch.setattr(jobs, "SYSTEM_FOLDER", Path(folder) / "system")
         yield Path(folder)
 
 
@@ -318,6 +319,16 @@ def test_the_argument_goes_before_the_environment_before_the_running_job(runtime
     assert find("unix:/arg.sock", environment).workers == ("unix:/arg.sock",)
     assert find(None, environment).workers == ("unix:/env.sock",)
     assert find(None, {}).workers == ("unix:/file.sock",)
+
+
+def test_the_systems_worker_is_asked_where_no_job_of_the_user_runs(runtime: Path) -> None:
+    (runtime / "system").mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{runtime}/system/worker.sock")
+        target = find(None, {})
+        assert (target.workers, target.origin) == ((f"unix:{runtime}/system/worker.sock",), "the system's worker")
+        publish("j", "unix:/file.sock")
+        assert find(None, {}).workers == ("unix:/file.sock",)
 
 
 def test_several_jobs_are_listed(runtime: Path) -> None:

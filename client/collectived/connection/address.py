@@ -73,7 +73,7 @@ class Address:
 
 
 def find(worker: str | None) -> Address:
-    """The worker to connect to: the argument, COLLECTIVED_WORKER, or the one job that is running.
+    """The worker to connect to: the argument, COLLECTIVED_WORKER, the one job that is running, or the system's worker.
 
     Raises:
         TypeError, ValueError: not an address.
@@ -88,9 +88,11 @@ def find(worker: str | None) -> Address:
         return Address(named, "from COLLECTIVED_WORKER")
     found = [job for job in jobs.running() if job.workers]
     if not found:
+        if system := jobs.system_worker():
+            return Address(system, "the system's worker")
         raise UnavailableError(
-            f"no job of yours is running (looked at COLLECTIVED_WORKER and in {jobs.runtime_folder()}); "
-            f"start one: {START}"
+            f"no job of yours is running (looked at COLLECTIVED_WORKER, in {jobs.runtime_path()} and for "
+            f"{jobs.SYSTEM_FOLDER / jobs.SYSTEM_SOCKET}); start one: {START}"
         )
     if len(found) > 1:
         lines = "".join(f"\n  COLLECTIVED_WORKER={job.workers[0]}  # job {job.job}, {job.command}" for job in found)

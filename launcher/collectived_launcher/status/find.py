@@ -48,7 +48,8 @@ class Target:
 
 
 def find(worker: str | None, environment: Mapping[str, str]) -> Target:
-    """The job that is meant: the argument, else COLLECTIVED_WORKER, else the one job of this user that runs here.
+    """The job that is meant: the argument, else COLLECTIVED_WORKER, else the one job of this user that runs here; where
+    none runs, that of the system's worker.
 
     Raises:
         Unreachable: none runs.
@@ -60,8 +61,11 @@ def find(worker: str | None, environment: Mapping[str, str]) -> Target:
         return Target((named,), "COLLECTIVED_WORKER")
     running = jobs.running()
     if not running:
+        if system := jobs.system_worker():
+            return Target((system,), "the system's worker")
         raise Unreachable(
-            f"no job of yours runs on this host (none in {jobs.runtime_folder()}); start one with\n"
+            f"no job of yours runs on this host (none in {jobs.runtime_path()}, and no "
+            f"{jobs.SYSTEM_FOLDER / jobs.SYSTEM_SOCKET}); start one with\n"
             "    collectived launch --workers 2 --clients 2 -- python train.py\n"
             "or name a worker: --worker unix:/path or --worker host:port"
         )

@@ -14,7 +14,7 @@ from collectived_proto.configuration.keys import REQUIRED, key
 from collectived_proto.configuration.kinds import (
     ADDRESS,
     ADDRESSES,
-    NUMBER,
+    OPTIONAL_NUMBER,
     PATH,
     PLACE,
     SECONDS,
@@ -60,7 +60,11 @@ class CoordinatorSettings(DaemonSettings):
     stall_seconds: float = key(
         SOME_SECONDS, 1.0, "After how long of waiting a collective is reported as pending.", also=("--stall-after",)
     )
-    journal: Path | None = key(PATH, None, "A file of one line that keeps epochs rising over restarts.")
+    journal: Path | None = key(
+        PATH,
+        None,
+        "A file of one line that keeps epochs rising over restarts; beside it FILE.workers keeps numbers of workers.",
+    )
     tune: bool = key(YES_NO, False, "Measure the links of a group when it forms, unless its table is stored.")
     tables: Path | None = key(
         PATH, None, "File of stored tables; with `tune` by default $XDG_STATE_HOME/collectived/tables.json."
@@ -80,13 +84,19 @@ class WorkerSettings(DaemonSettings):
 
     TABLE: ClassVar[str] = "worker"
 
-    task: int = key(NUMBER, REQUIRED, "Number of this worker in its job, from 0.")
+    task: int | None = key(
+        OPTIONAL_NUMBER,
+        None,
+        "Number of this worker in its job, from 0; without one the coordinator gives it, the same to a host each time.",
+    )
     coordinator: str = key(ADDRESS, REQUIRED, "Address of the coordinator.", variable="COLLECTIVED_COORDINATOR")
-    folder: Path = key(PATH, REQUIRED, "Folder for its sockets; made with mode 0700 where it is missing.")
-    listen: str = key(
-        ADDRESS,
-        "",
-        "unix:/path instead of FOLDER/worker-TASK.sock, or host:port beside it (without a host: the loopback).",
+    folder: Path = key(
+        PATH, REQUIRED, "Folder for its sockets; made with mode 0700 where it is missing. 0750 lets its group in too."
+    )
+    listen: tuple[str, ...] = key(
+        ADDRESSES,
+        (),
+        "unix:/path instead of FOLDER/worker-TASK.sock, host:port beside it (without a host: the loopback), or both.",
     )
     link_listen: str = key(ADDRESS, "127.0.0.1:0", "host:port for links of other workers; port 0 is one that is free.")
     host: str = key(TEXT, "", "Name of this host for people; empty: its hostname.", also=("--host-name",))

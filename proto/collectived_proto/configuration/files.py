@@ -46,7 +46,14 @@ def find(named: str | None, environment: Mapping[str, str], system: Path = SYSTE
     if given := named or environment.get(VARIABLE):
         return None if given == NONE else Path(given)
     home = environment.get("XDG_CONFIG_HOME") or f"{environment.get('HOME', '')}/.config"
-    return next((path for path in (Path(home) / "collectived" / "collectived.toml", system) if path.is_file()), None)
+    return next((path for path in (Path(home) / "collectived" / "collectived.toml", system) if _is_there(path)), None)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except PermissionError:  # HOME is somebody else's, as where only the uid was changed
+        return False
 
 
 def load(path: Path) -> File:

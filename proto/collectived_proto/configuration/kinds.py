@@ -116,6 +116,7 @@ SECONDS = Kind("time", quantities.SECONDS_EXPECTED, _seconds, lambda value: _quo
 SOME_SECONDS = Kind("time", "a time above 0, such as 2.5 or 250ms", _some_seconds, SECONDS.write)
 SIZE = Kind("size", quantities.SIZE_EXPECTED, _size, lambda value: _quoted(quantities.exact_size(value)))
 NUMBER = Kind("whole number", "a whole number, 0 or more", _number, str)
+OPTIONAL_NUMBER = Kind(NUMBER.name, NUMBER.expected, _number, lambda value: '""' if value is None else str(value))
 ADDRESS = Kind("address", "unix:/path or host:port", _address, _quoted)
 PLACE = Kind("[host:]port", "a port, or host:port", _place, _quoted)
 ADDRESSES = Kind(

@@ -2,6 +2,8 @@
 
 The folder is `$XDG_RUNTIME_DIR/collectived`, else `/tmp/collectived-<uid>`; it belongs to the user and is 0700. A job's
 file `<job>.json` is 0600 and is removed when the job ends; its sockets lie in the folder `<job>/` beside it.
+
+The *system worker*, which systemd or Kubernetes keeps running for everybody on the host, is found by its socket.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 MAX_SOCKET_PATH = 107  # bytes that fit in sockaddr_un
+SYSTEM_FOLDER = Path("/run/collectived")  # the same inside of containers, for workers tell their clients paths in it
+SYSTEM_SOCKET = "worker.sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +32,19 @@ class JobFile:
     page: str = ""
 
 
+def runtime_path() -> Path:
+    """Where this user's folder is, or would be."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base) / "collectived" if base and os.path.isdir(base) else Path(f"/tmp/collectived-{os.getuid()}")
+
+
 def runtime_folder() -> Path:
     """This user's folder, created when missing.
 
     Raises:
         PermissionError: it exists and belongs to somebody else, or others may enter it.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(base) / "collectived" if base and os.path.isdir(base) else Path(f"/tmp/collectived-{os.getuid()}")
+    folder = runtime_path()
     folder.mkdir(mode=0o700, exist_ok=True)
     seen = folder.lstat()
     if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_mode & 0o077:
@@ -44,6 +53,21 @@ def runtime_folder() -> Path:
             f"mode {stat.S_IMODE(seen.st_mode):04o}; remove it or set XDG_RUNTIME_DIR"
         )
     return folder
+
+
+def system_worker() -> str | None:
+    """Address of the worker that serves this host, `unix:/path`; None where there is none.
+
+    Whether anybody listens there, and whether this user may call, shows when it is called.
+    """
+    path = SYSTEM_FOLDER / SYSTEM_SOCKET
+    try:
+        found = stat.S_ISSOCK(path.stat().st_mode)
+    except PermissionError:  # its folder is there, and is not open to this user: better said than passed over
+        found = True
+    except OSError:
+        found = False
+    return f"unix:{path}" if found else None
 
 
 def check_socket_path(path: str | os.PathLike[str]) -> str:
@@ -74,6 +98,8 @@ def publish(job: JobFile, name: str = "") -> Path:
 
 def running() -> list[JobFile]:
     """The jobs whose launcher lives, by name. Files of dead ones are passed over, not removed."""
+    if not runtime_path().exists():  # nor is it made: in a container there may be no place to write
+        return []
     found = []
     for path in sorted(runtime_folder().glob("*.json")):
         try:

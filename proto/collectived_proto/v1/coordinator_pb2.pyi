@@ -485,3 +485,15 @@ class Drained(_message.Message):
     drain: int
     cut: _containers.RepeatedCompositeFieldContainer[_status_pb2.Cut]
     def __init__(self, drain: _Optional[int] = ..., cut: _Optional[_Iterable[_Union[_status_pb2.Cut, _Mapping]]] = ...) -> None: ...
+
+class EnlistRequest(_message.Message):
+    __slots__ = ("host",)
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    def __init__(self, host: _Optional[str] = ...) -> None: ...
+
+class EnlistReply(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    def __init__(self, task: _Optional[int] = ...) -> None: ...

@@ -46,6 +46,11 @@ class CoordinatorStub(object):
                 request_serializer=collectived__proto_dot_v1_dot_status__pb2.StatusRequest.SerializeToString,
                 response_deserializer=collectived__proto_dot_v1_dot_status__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Enlist = channel.unary_unary(
+                '/collectived.v1.Coordinator/Enlist',
+                request_serializer=collectived__proto_dot_v1_dot_coordinator__pb2.EnlistRequest.SerializeToString,
+                response_deserializer=collectived__proto_dot_v1_dot_coordinator__pb2.EnlistReply.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/collectived.v1.Coordinator/Drain',
                 request_serializer=collectived__proto_dot_v1_dot_status__pb2.DrainRequest.SerializeToString,
@@ -70,6 +75,13 @@ class CoordinatorServicer(object):
 
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Enlist(self, request, context):
+        """The number of a worker that brings none, before it attaches: the same whenever that host asks.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -99,6 +111,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=collectived__proto_dot_v1_dot_status__pb2.StatusRequest.FromString,
                     response_serializer=collectived__proto_dot_v1_dot_status__pb2.StatusReply.SerializeToString,
+            ),
+            'Enlist': grpc.unary_unary_rpc_method_handler(
+                    servicer.Enlist,
+                    request_deserializer=collectived__proto_dot_v1_dot_coordinator__pb2.EnlistRequest.FromString,
+                    response_serializer=collectived__proto_dot_v1_dot_coordinator__pb2.EnlistReply.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -165,6 +182,33 @@ class Coordinator(object):
             '/collectived.v1.Coordinator/Status',
             collectived__proto_dot_v1_dot_status__pb2.StatusRequest.SerializeToString,
             collectived__proto_dot_v1_dot_status__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Enlist(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/collectived.v1.Coordinator/Enlist',
+            collectived__proto_dot_v1_dot_coordinator__pb2.EnlistRequest.SerializeToString,
+            collectived__proto_dot_v1_dot_coordinator__pb2.EnlistReply.FromString,
             options,
             channel_credentials,
             insecure,

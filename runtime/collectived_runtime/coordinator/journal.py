@@ -32,10 +32,15 @@ def next_epoch(journal: Path | None) -> int:
             f"{journal} holds {text[:40]!r}, expected one number, the last epoch: remove the file if no coordinator "
             "of this job has run in the future"
         ) from None
-    fresh = journal.with_name(f"{journal.name}.new")
+    replace(journal, f"{epoch}\n")
+    return epoch
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, and onto the disk."""
+    fresh = path.with_name(f"{path.name}.new")
     with fresh.open("w") as file:
-        file.write(f"{epoch}\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    fresh.replace(journal)
-    return epoch
+    fresh.replace(path)

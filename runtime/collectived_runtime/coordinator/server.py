@@ -18,6 +18,7 @@ from collectived_runtime.admission import Admission, check_exposed
 from collectived_runtime.coordinator import table_file
 from collectived_runtime.coordinator.journal import next_epoch
 from collectived_runtime.coordinator.metrics import CoordinatorMetrics
+from collectived_runtime.coordinator.roll import Roll
 from collectived_runtime.coordinator.service import CoordinatorService
 from collectived_runtime.coordinator.state import Coordinator
 from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove_sockets, signals, until_stopped
@@ -42,8 +43,8 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
     Prints `ready ` and a JSON object (address, addresses, epoch, pid, page) on one line when it serves.
 
     Raises:
-        SystemExit: an address, the journal or the file of tables cannot be used, or a later coordinator is obeyed; the
-            reason has been printed.
+        SystemExit: an address, the journal, its roll or the file of tables cannot be used, or a later coordinator is
+            obeyed; the reason has been printed.
     """
     with signals() as signalled, _collecting_rarely():
         try:
@@ -118,10 +119,14 @@ def _service(epoch: int, settings: CoordinatorSettings) -> CoordinatorService:
         stored = table_file.read(tables) if tables else {}
     except (OSError, ValueError) as error:
         _fail(f"the stored tables cannot be used: {error}")
+    try:
+        roll = Roll(settings.journal.with_name(f"{settings.journal.name}.workers") if settings.journal else None)
+    except (OSError, ValueError) as error:
+        _fail(f"the roll of workers cannot be used: {error}")
     mind = Coordinator(epoch, settings.heartbeat_seconds, settings.stall_seconds, settings.tune, stored)
     if tables:
-        return CoordinatorService(mind, settings.job, store=partial(table_file.store, tables))
-    return CoordinatorService(mind, settings.job)
+        return CoordinatorService(mind, settings.job, store=partial(table_file.store, tables), roll=roll)
+    return CoordinatorService(mind, settings.job, roll=roll)
 
 
 def _page(settings: CoordinatorSettings, service: CoordinatorService) -> PageServer | None:

@@ -40,6 +40,7 @@ from collectived_runtime.coordinator.events import (
 )
 from collectived_runtime.coordinator.messages import Encoder, cut_to_proto, event_from_proto, hello_from_proto
 from collectived_runtime.coordinator.overview import coordinator_status, status_reply
+from collectived_runtime.coordinator.roll import Roll
 from collectived_runtime.coordinator.state import Coordinator
 from collectived_runtime.coordinator.traces import Correspondent, Traces
 from collectived_runtime.logs import facts_of, text_of
@@ -82,6 +83,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         job: name of the job, for status.
         address: where this coordinator is served, for status; may be set later.
         store: keeps the table of links that were measured; raises ValueError or OSError where it cannot.
+        roll: numbers of workers that bring none; None: kept in memory alone.
     """
 
     def __init__(
@@ -90,10 +92,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         job: str = "",
         address: str = "",
         store: Callable[[str, tuple[Tier, ...]], None] = lambda name, table: None,
+        roll: Roll | None = None,
     ) -> None:
         self.job = job
         self.address = address
         self._store = store
+        self._roll = roll or Roll()
         self._mind = mind
         self._lines: dict[int, _Line] = {}
         self._started = time.monotonic()
@@ -237,6 +241,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             del self._lines[task]
             if not self._stopping:
                 self._step(WorkerGone(task, line.hello.incarnation, why, line.goodbye))
+
+    async def Enlist(self, request: coordinator_pb2.EnlistRequest, context: Any) -> coordinator_pb2.EnlistReply:
+        if not request.host:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a worker that wants a number names its host")
+        try:
+            task = self._roll.enlist(request.host, self._mind.hosts)
+        except OSError as error:
+            await context.abort(grpc.StatusCode.INTERNAL, f"the roll of workers cannot be written: {error}")
+        return coordinator_pb2.EnlistReply(task=task)
 
     # The mind
 

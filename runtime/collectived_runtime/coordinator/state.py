@@ -70,6 +70,11 @@ class Coordinator:
     def epoch(self) -> int:
         return self._book.epoch
 
+    @property
+    def hosts(self) -> dict[int, str]:
+        """Of the workers that are here, or may come back, by their numbers."""
+        return {task: worker.hello.host for task, worker in self._book.workers.items()}
+
     def step(self, event: Event, now: float) -> list[Effect]:
         """Takes in one event; what is to be done about it, in order."""
         return list(self._effects(event, now))

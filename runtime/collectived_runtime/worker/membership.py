@@ -36,7 +36,13 @@ RECONNECT = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),  # a proxy of the site's is for the world outside
 )
-AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED, grpc.StatusCode.ALREADY_EXISTS)
+AWAY = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.INTERNAL,  # what gRPC says here where a stream ends under a write: why it ended, the next one tells
+)
 DRAIN_SECONDS = 0.002  # between looks whether what was to be said has been
 WAITING_MESSAGES = 10_000  # kept while the coordinator is away; older ones are dropped first
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +25,17 @@ from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2_grpc
 from collectived_runtime import clocks
 from collectived_runtime.admission import Admission, check_exposed
-from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove_sockets, signals, until_stopped
+from collectived_runtime.daemon import (
+    OPTIONS,
+    CannotStart,
+    bind,
+    follow_folder,
+    ready,
+    remove_sockets,
+    shared_with_group,
+    signals,
+    until_stopped,
+)
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.health import Health, reflect
@@ -34,6 +44,7 @@ from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
 from collectived_runtime.worker import probe, telemetry
 from collectived_runtime.worker.draining import Drainage
+from collectived_runtime.worker.enlist import enlist
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.metrics import WorkerMetrics
@@ -68,14 +79,19 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
     sys.setswitchinterval(SWITCH_SECONDS)
     with signals() as signalled:
         worker: _Worker | None = None
+        number = settings.task
         try:
-            worker = _Worker(settings)
+            host = settings.host or socket.gethostname()
+            if number is None:
+                number = await enlist(settings.coordinator, settings.secret, host, settings.patience_seconds)
+            worker = _Worker(settings, number, host)
             await worker.start()
         except (OSError, ValueError, CollectiveError, CannotStart) as error:
             if worker is not None:
                 await worker.give_up()
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            print(f"collectived worker {settings.task}: {why}", file=sys.stderr, flush=True)
+            who = "worker" if number is None else f"worker {number}"
+            print(f"collectived {who}: {why}", file=sys.stderr, flush=True)
             raise SystemExit(1) from None
         ready(worker.announcement())
         ends = [worker.drainage.over, *([asyncio.ensure_future(lifeline)] if lifeline is not None else [])]
@@ -90,10 +106,8 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
 class _Worker:
     """The parts of one worker, in the order in which they start; they end in the reverse order."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, task: int, host: str) -> None:
         self.settings = settings
-        task = settings.task
-        host = settings.host or socket.gethostname()
         folder = settings.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
@@ -103,6 +117,7 @@ class _Worker:
         self.budget = Budget(settings.memory_limit or default_memory_limit())
         link_host, link_port = address_of(settings.link_listen)
         self.reception = Reception(task, settings.secret, self.door, (link_host, link_port))
+        follow_folder(self.door)
         self.reception.on_probe(probe.answer)
         self.identity = Identity(
             task,
@@ -114,7 +129,7 @@ class _Worker:
         )
         self.telemetry: telemetry.Telemetry | None = None
         self.telling: set[asyncio.Future[None]] = set()
-        self.sessions = Sessions(self.budget)
+        self.sessions = Sessions(self.budget, shared_with_group(folder))
         self.groups = Groups(task, host, devices, self.reception, self.door, self.budget, self._say, self._connected)
         self.membership = Membership(
             settings.coordinator,
@@ -321,20 +336,47 @@ class _Worker:
         yield trace_pb2.TraceReply(last=True, warnings=[reason] if reason else [])
 
 
-def listening(wanted: str, default: str) -> list[str]:
-    """The addresses to serve at: always a Unix socket first, and a TCP address where one is wanted."""
-    if not wanted or wanted.startswith("unix:"):
-        return [wanted or default]
-    host, colon, port = wanted.rpartition(":")
-    return [default, wanted if host or not colon else f"127.0.0.1:{port}"]
+def listening(wanted: Sequence[str], default: str) -> list[str]:
+    """The addresses to serve at: always one Unix socket, first, and TCP addresses where some are wanted.
+
+    Raises:
+        ValueError: two Unix sockets are wanted.
+    """
+    local = [address for address in wanted if address.startswith("unix:")]
+    if len(local) > 1:
+        raise ValueError(
+            f"a worker serves at one Unix socket, got {' and '.join(local)}: the others can be symbolic links"
+        )
+    return [*(local or [default]), *(_with_host(address) for address in wanted if address not in local)]
 
 
-def default_memory_limit() -> int:
-    """Half of the memory that this process may use."""
+def _with_host(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    return address if host or not colon else f"127.0.0.1:{port}"
+
+
+def default_memory_limit(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Half of the memory that this process may use: of the machine's, or of the least that a cgroup above it has."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    for path in (*_limits_above(cgroups, own), cgroups / "memory" / "memory.limit_in_bytes"):
         try:
-            limits.append(int(Path(path).read_text()))
+            limits.append(int(path.read_text()))
         except (OSError, ValueError):  # no such controller here, or no limit ("max")
             continue
     return min(limits) // 2
+
+
+def _limits_above(cgroups: Path, own: Path) -> Iterator[Path]:
+    """Where version 2 keeps the limits: of the process's own cgroup, as `MemoryMax=` sets it, and of those above it.
+
+    In a container its own is the root, as far as it can see.
+    """
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = []
+    for name in [line.removeprefix("0::/") for line in lines if line.startswith("0::/")] or [""]:
+        folder = cgroups / name
+        for above in (folder, *folder.parents):
+            if above == cgroups or cgroups in above.parents:
+                yield above / "memory.max"

@@ -67,6 +67,7 @@ class Session:
     budget: Budget
     over: Callable[[Session], None]  # called when it has ended
     remote: bool = False  # its client shares no memory with this worker
+    shared: bool = False  # with a group: other users may come in too, whom the mode of the folder has let pass
     identity: bytes = field(default_factory=lambda: secrets.token_bytes(SESSION_BYTES))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     holdings: list[Holding] = field(default_factory=list)
@@ -109,9 +110,13 @@ class Session:
         pid, uid, _ = _CREDENTIALS.unpack(
             connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
-        if uid != os.getuid():
+        if uid != os.getuid() and not self.shared:
             log.warning(
-                "a session socket of uid %d, pid %d, was refused: this worker serves uid %d", uid, pid, os.getuid()
+                "a session socket of uid %d, pid %d, was refused: this worker serves uid %d, for the folder of its "
+                "sockets is not shared with a group (mode 0750)",
+                uid,
+                pid,
+                os.getuid(),
             )
             connected.close()
             self.end("it belongs to another user")
@@ -310,8 +315,9 @@ def _pidfd(connected: socket.socket, pid: int) -> int:
 class Sessions:
     """All sessions of the worker, by their secret names."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, shared: bool = False) -> None:
         self._budget = budget
+        self._shared = shared
         self._sessions: dict[bytes, Session] = {}
         self._ended: OrderedDict[bytes, str] = OrderedDict()  # the latest, and why
         self.opened = 0  # in all
@@ -330,7 +336,7 @@ class Sessions:
 
     def open(self, client: Client, *, remote: bool) -> Session:
         """A new session; `remote` where its client shares no memory with this worker."""
-        session = Session(client, self._budget, self._over, remote)
+        session = Session(client, self._budget, self._over, remote, self._shared)
         self.opened += 1
         self._sessions[session.identity] = session
         return session

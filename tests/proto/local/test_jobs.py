@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -29,6 +30,26 @@ def test_a_published_job_is_found_and_private(folder: Path) -> None:
     assert jobs.running() == [job("mine")]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert [entry.name for entry in folder.iterdir()] == ["mine.json"]
+
+
+def test_the_systems_worker_is_a_socket_in_the_systems_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "SYSTEM_FOLDER", tmp_path)
+    assert jobs.system_worker() is None
+    path = tmp_path / "worker.sock"
+    path.write_text("no socket")
+    assert jobs.system_worker() is None
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        assert jobs.system_worker() == f"unix:{path}"
+
+
+def test_a_system_folder_that_is_closed_to_this_user_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: Path) -> os.stat_result:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", closed)
+    assert jobs.system_worker() == "unix:/run/collectived/worker.sock"
 
 
 def test_a_job_whose_launcher_is_dead_is_passed_over() -> None:

@@ -107,6 +107,19 @@ def test_tcp_is_refused_without_the_secret(shape: str, secret: str, tmp_path: Pa
     assert "s3cret" not in refused[1]
 
 
+def test_health_needs_no_secret(tmp_path: Path) -> None:
+    answers: list[bytes] = []
+
+    async def story(local: str, remote: str) -> None:
+        async with grpc.aio.insecure_channel(remote) as channel:
+            answers.append(await called(channel, "unary_unary", (), "/grpc.health.v1.Health/unary_unary"))
+            with pytest.raises(grpc.aio.AioRpcError):
+                await called(channel, "unary_unary", (), "/grpc.health.v1.Healthy/unary_unary")
+
+    with_server(Admission("s3cret"), tmp_path / "a", story)
+    assert answers == [b"hello"]
+
+
 def test_where_there_is_no_secret_nobody_knows_it(tmp_path: Path) -> None:
     refused = outcome(Admission(""), tmp_path / "a", "unary_unary", "tcp", "")
     assert isinstance(refused, tuple) and refused[0] is grpc.StatusCode.UNAUTHENTICATED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from collectived_runtime.daemon import follow_folder
+from collectived_runtime.worker.server import default_memory_limit
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -152,6 +156,7 @@ def addresses(daemon: subprocess.Popen[str]) -> list[str]:
         (["--listen", "unix:{folder}/mine"], ["unix:{folder}/mine"]),
         (["--listen", "localhost:0"], ["unix:{folder}/worker-0.sock", "localhost:"]),
         (["--listen", ":0"], ["unix:{folder}/worker-0.sock", "127.0.0.1:"]),
+        (["--listen", "localhost:0", "--listen", "unix:{folder}/mine"], ["unix:{folder}/mine", "localhost:"]),
     ],
 )
 def test_a_worker_serves_at_its_socket_and_where_else_it_is_told(
@@ -184,3 +189,105 @@ def test_where_a_tcp_address_cannot_be_had_no_socket_is_left(folder: Path, start
     assert [path.name for path in folder.iterdir()] == ["c.sock"]
     coordinator.terminate()
     assert coordinator.wait(20) == 0
+
+
+def test_two_unix_sockets_are_one_too_many(folder: Path, start: Start) -> None:
+    said = refusal(start(*worker(folder, "unix:/nowhere", "--listen", "unix:/a", "--listen", "unix:/b")))
+    assert "a worker serves at one Unix socket, got unix:/a and unix:/b" in said
+
+
+def test_a_worker_that_brings_no_number_is_given_its_hosts(folder: Path, start: Start) -> None:
+    serving = ("coordinator", "--listen", f"unix:{folder}/c.sock", "--journal", f"{folder}/epoch")
+    coordinator = start(*serving)
+    assert ready(coordinator).startswith("ready ")
+    there = ("worker", "--folder", str(folder), "--coordinator", f"unix:{folder}/c.sock", "--host-name")
+    for host, task in (("a", 0), ("b", 1), ("a", 0)):
+        daemon = start(*there, host)
+        assert json.loads(ready(daemon).removeprefix("ready "))["task"] == task
+        daemon.terminate()
+        assert daemon.wait(20) == 0
+    coordinator.terminate()
+    assert coordinator.wait(20) == 0
+    assert json.loads((folder / "epoch.workers").read_text()) == {"a": 0, "b": 1}
+    for left in ("epoch", "epoch.workers"):
+        (folder / left).unlink()
+
+
+def test_a_worker_without_number_names_a_coordinator_that_is_not_there_or_refuses(folder: Path, start: Start) -> None:
+    there = ("worker", "--folder", str(folder), "--patience", "0.5", "--coordinator")
+    said = refusal(start(*there, f"unix:{folder}/nobody.sock"))
+    assert f"collectived worker: the coordinator at unix:{folder}/nobody.sock did not answer within 0.5 s" in said
+    coordinator = start("coordinator", "--listen", "127.0.0.1:0")
+    address = ready(coordinator).split('"address": "')[1].split('"')[0]
+    said = refusal(start(*there, address, "--patience", "20", secret="not ours"))
+    assert f"the coordinator at {address} refuses this worker" in said and "secret" in said
+
+
+@pytest.mark.parametrize(
+    ("mode", "sockets"), [(0o700, 0o600), (0o750, 0o660), (0o2770, 0o660), (0o755, 0o600), (0o777, 0o600)]
+)
+def test_a_socket_lets_those_in_whom_its_folder_lets_in_and_never_everybody(
+    folder: Path, mode: int, sockets: int
+) -> None:
+    folder.chmod(mode)
+    path = folder / "s"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        follow_folder(str(path))
+        assert stat.S_IMODE(path.stat().st_mode) == sockets
+    path.unlink()
+
+
+CLIENT = """
+import os, sys
+import collectived as cd
+def work():
+    with cd.connect(sys.argv[1]) as session, session.join("alone", 1) as group:
+        return session.transport, group.all_reduce("sum", 21.0) * 2
+work()  # Python and what it imports may lie where others may not look
+os.setgroups([int(sys.argv[2])])
+os.setgid(65534)
+os.setuid(65534)
+print(*work())
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_another_user_comes_in_by_the_group_of_a_shared_folder_and_only_so(folder: Path, start: Start) -> None:
+    coordinator = start("coordinator", "--listen", f"unix:{folder}/c.sock")
+    assert ready(coordinator).startswith("ready ")
+    shared = folder / "run"
+    shared.mkdir()
+    os.chown(shared, -1, 54321)
+    shared.chmod(0o2750)
+    folder.chmod(0o711)
+    daemon = start(*worker(shared, f"unix:{folder}/c.sock"))
+    address = addresses(daemon)[0]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in shared.iterdir()} == {0o660}
+    assert stat.S_IMODE((folder / "c.sock").stat().st_mode) == 0o600
+    for group, says in ((54321, "shared memory 42.0"), (54322, "Permission denied")):
+        command = [sys.executable, "-c", CLIENT, address, str(group)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+        assert says in done.stdout + done.stderr
+    for one in (daemon, coordinator):
+        one.terminate()
+        assert one.wait(20) == 0
+    shared.rmdir()
+
+
+def test_the_memory_limit_is_half_of_the_least_that_a_cgroup_above_has(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    machine = default_memory_limit(tmp_path / "none", own)
+    unit = tmp_path / "cgroup" / "system.slice" / "worker.service"
+    unit.mkdir(parents=True)
+    own.write_text("0::/system.slice/worker.service\n")
+    assert default_memory_limit(tmp_path / "cgroup", own) == machine
+    (unit / "memory.max").write_text("4096\n")
+    (unit.parent / "memory.max").write_text("max\n")
+    assert default_memory_limit(tmp_path / "cgroup", own) == 2048
+    (unit.parent / "memory.max").write_text("1024\n")
+    assert default_memory_limit(tmp_path / "cgroup", own) == 512
+    own.write_text("0::/\n")
+    (tmp_path / "cgroup" / "memory.max").write_text("512\n")
+    assert default_memory_limit(tmp_path / "cgroup", own) == 256

@@ -1,0 +1,32 @@
+"""Whether the daemon of this container serves, by its gRPC health service: exit status 0 or 1.
+
+    python health.py [ADDRESS]
+
+Without ADDRESS: the worker at /run/collectived/worker.sock where there is one, else the coordinator at port 7450.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from collectived_proto.local.jobs import system_worker
+
+SECONDS = 4.0  # less than HEALTHCHECK gives it
+
+
+def main() -> None:
+    address = sys.argv[1] if sys.argv[1:] else system_worker() or "127.0.0.1:7450"
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)
+        except grpc.RpcError as error:
+            sys.exit(f"{address}: {error.code().name}: {error.details()}")
+    if answer.status != health_pb2.HealthCheckResponse.SERVING:
+        sys.exit(f"{address}: {health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)}")
+
+
+if __name__ == "__main__":
+    main()
