@@ -27,12 +27,9 @@ class Browser:
         to_browser, self._write = _pipe()
         self._read, from_browser = _pipe()
 
-        def place() -> None:  # where the browser expects them
-            os.dup2(to_browser, 3)
-            os.dup2(from_browser, 4)
-
         self._process = subprocess.Popen(
             [
+                *("sh", "-c", f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'),  # where the browser expects them
                 program,
                 "--headless=new",
                 "--no-sandbox",  # the tests may run as root; the only page it opens is ours
@@ -50,8 +47,7 @@ class Browser:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "HOME": self._profile},
-            preexec_fn=place,
-            close_fds=False,  # all others close themselves
+            pass_fds=(to_browser, from_browser),
             process_group=0,
         )
         os.close(to_browser)
