@@ -47,6 +47,7 @@ async def _run(options: argparse.Namespace, secret: str) -> None:
             metrics=options.metrics,
             reflection=options.reflection,
             http=options.http,
+            viewing_token_file=options.viewing_token_file,
         )
         await coordinator.serve(settings, lifeline)
     else:
@@ -67,6 +68,7 @@ async def _run(options: argparse.Namespace, secret: str) -> None:
                 insecure=options.insecure,
                 metrics=options.metrics,
                 reflection=options.reflection,
+                viewing_token_file=options.viewing_token_file,
             ),
             lifeline,
         )
@@ -99,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the first line of standard input is the job's secret, and its end means: end in order",
     )
     both.add_argument("--insecure", action="store_true", help="admit TCP connections without the job's secret")
+    both.add_argument("--viewing-token-file", type=Path, help="file of a token that is good for looking only")
     both.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
     coordinator = daemons.add_parser("coordinator", parents=[both], help="hands out group keys and ranks")
     coordinator.add_argument("--listen", action="append", required=True, help="unix:/path or host:port; repeatable")

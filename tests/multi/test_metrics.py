@@ -19,12 +19,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import collectived as cd
+from collectived_proto.viewing import viewing_token
 from collectived_runtime.metrics.catalogue import COORDINATOR, PROCESS, WORKER
 
-from .conftest import Cluster
+from .conftest import SECRET, Cluster
 
 pytestmark = pytest.mark.timeout(120)
-OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
+ADMITTED = {"Authorization": f"Bearer {viewing_token(SECRET)}"}
+OPENMETRICS = {**ADMITTED, "Accept": "application/openmetrics-text; version=1.0.0"}
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -223,7 +225,7 @@ def test_promtool_finds_nothing_to_say_about_them(cluster: Cluster) -> None:
     if tool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
     for where in cluster.metrics:
-        with urllib.request.urlopen(f"http://{where}/metrics") as answer:
+        with urllib.request.urlopen(urllib.request.Request(f"http://{where}/metrics", headers=ADMITTED)) as answer:
             page = answer.read()
         done = subprocess.run([tool, "check", "metrics"], input=page, capture_output=True, timeout=50)
         assert (done.returncode, done.stdout + done.stderr) == (0, b"")

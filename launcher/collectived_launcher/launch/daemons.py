@@ -40,7 +40,7 @@ class DaemonCommand:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The coordinator's web page; `token` is to be shown where others than the loopback can reach it."""
+    """The coordinator's web page; `token` is to be shown by whoever looks."""
 
     url: str
     token: str = ""
@@ -97,7 +97,12 @@ class Daemons:
     def page(self) -> Page | None:
         """Where the coordinator serves its web page, if it does."""
         told = (self.coordinator.ready or {}).get("page")
-        return Page(told["url"], viewing_token(self._secret) if told["needs_token"] else "") if told else None
+        return Page(told["url"], self.viewing_token if told["needs_token"] else "") if told else None
+
+    @property
+    def viewing_token(self) -> str:
+        """What whoever looks at the page or at metrics is to show."""
+        return viewing_token(self._secret)
 
     def start(self) -> bool:
         """Whether all of them serve; False when a signal came first.

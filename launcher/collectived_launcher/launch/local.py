@@ -112,6 +112,9 @@ class LocalJob:
         for daemon in daemons.all:
             self._watch(daemon)
             self._say_metrics(daemon)
+        if any(daemon.metrics for daemon in daemons.all):
+            token = write_token(job.folder, daemons.viewing_token)
+            self._terminal.say(f"collectived: metrics need the token in {token} (Prometheus: credentials_file)")
 
     def _watch(self, daemon: Daemon) -> None:
         daemon.ended = lambda: self._events.append(DaemonEnded(daemon.name, daemon.status or 0, random.random()))
@@ -214,6 +217,14 @@ class LocalJob:
         self._daemons.end()
         remove_traces(self._job.folder)
         self._keeper.close()
+
+
+def write_token(folder: Path, token: str) -> Path:
+    """Puts the viewing token where scrapers of this user find it, for as long as the job's folder is there."""
+    path = folder / "viewing-token"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(f"{token}\n")
+    return path
 
 
 def page_line(page: Page, job_file: Path, terminal: bool) -> str:

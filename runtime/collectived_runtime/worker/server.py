@@ -12,6 +12,7 @@ from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -22,11 +23,11 @@ from collectived_proto.local.jobs import check_socket_path
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 from collectived_runtime.admission import Admission
+from collectived_runtime.credentials import gate
 from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove_sockets, signals, until_stopped
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.health import Health, reflect
-from collectived_runtime.metrics.server import MetricsServer
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
 from collectived_runtime.worker import probe
@@ -36,6 +37,9 @@ from collectived_runtime.worker.metrics import WorkerMetrics
 from collectived_runtime.worker.service import PROTOCOL, WorkerService
 from collectived_runtime.worker.sessions import Sessions
 from collectived_runtime.worker.status import Identity, Standing, group_seen_from, worker_status
+
+if TYPE_CHECKING:
+    from collectived_runtime.http.server import HttpServer
 
 SERVICE = "collectived.v1.Worker"
 STATUS_SECONDS = 0.6  # for the coordinator's answer, which itself waits 0.35 s for workers
@@ -62,6 +66,7 @@ class WorkerSettings:
     host: this host's name for people. secret: the job's. memory_limit: bytes of shared memory in all; 0: half of what
     this machine (or its cgroup) has. patience_seconds: how long a new worker looks for its coordinator.
     metrics: `[HOST:]PORT` where metrics are served; "": nowhere. reflection: tell tools what is served.
+    viewing_token_file: file of one line with a token by which one may look; None: only by the secret's.
     """
 
     job: str
@@ -77,6 +82,7 @@ class WorkerSettings:
     patience_seconds: float = 10.0
     metrics: str = ""
     reflection: bool = False
+    viewing_token_file: Path | None = None
 
 
 async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = None) -> None:
@@ -108,6 +114,7 @@ class _Worker:
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
         task = settings.task
+        self.callers = gate(settings.secret, settings.insecure, settings.viewing_token_file)
         folder = settings.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
@@ -139,7 +146,7 @@ class _Worker:
             self._away,
         )
         self.server = grpc.aio.server(
-            interceptors=[Admission(settings.secret, settings.insecure), WellFormed()], options=(*OPTIONS, *KEEPALIVE)
+            interceptors=[Admission(self.callers), WellFormed()], options=(*OPTIONS, *KEEPALIVE)
         )
         self.name = f"/job:worker/task:{task}"
         self._inspecting: set[asyncio.Task[None]] = set()
@@ -154,9 +161,7 @@ class _Worker:
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)
         self.health = Health(SERVICE, self.server)
-        parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
-        self.metrics = MetricsServer(WorkerMetrics(task, *parts), lambda: self.health.well)
-        self.metrics_address = ""
+        self.metrics: HttpServer | None = None
 
     def _say(self, message: pb.WorkerMessage) -> None:
         self.membership.say(message)
@@ -172,10 +177,19 @@ class _Worker:
         if self.settings.reflection:
             reflect(self.server, SERVICE)
         if self.settings.metrics:
-            self.metrics_address = await self.metrics.start(self.settings.metrics)
+            self.metrics = self._metrics(self.settings.metrics)
         self.listen = [bind(self.server, address) for address in reversed(self.listen)][::-1]
         await self.server.start()
+        if self.metrics:
+            await self.metrics.start()
         await self.health.start(self._connected())
+
+    def _metrics(self, where: str) -> HttpServer:
+        from collectived_runtime.metrics.route import metrics_server  # most workers serve none
+
+        parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
+        source = WorkerMetrics(self.settings.task, *parts, refused=self.callers.refused)
+        return metrics_server(where, source, lambda: self.health.well, self.callers)
 
     def announcement(self) -> dict[str, object]:
         return {
@@ -183,18 +197,20 @@ class _Worker:
             "addresses": self.listen,
             "link_address": self.identity.link_address,
             "task": self.identity.task,
-            "metrics": self.metrics_address,
+            "metrics": self.metrics.address if self.metrics else "",
             "pid": os.getpid(),
         }
 
     async def give_up(self) -> None:
         """It cannot start."""
         self.reception.close()
-        await self.metrics.close()
+        if self.metrics:
+            await self.metrics.stop()
 
     async def close(self) -> None:
         await self.health.stop()
-        await self.metrics.close()
+        if self.metrics:
+            await self.metrics.stop()
         self.sessions.close_all("its worker is ending")
         await self.membership.close()
         await self.server.stop(0.2)
