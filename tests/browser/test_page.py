@@ -57,7 +57,7 @@ def reply() -> pb.StatusReply:
 
 
 class Served:
-    """The page from a thread of its own, whose status the test says. `link` has the token in it, as that of `launch`."""
+    """The page from a thread of its own, whose status the test says. `link` has the token in it."""
 
     def __init__(self, address: str) -> None:
         self.reply = reply()

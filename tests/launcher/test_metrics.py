@@ -1,4 +1,4 @@
-"""`launch --metrics` on real daemons: where each of them is scraped and by which token, also when it was started again."""
+"""`launch --metrics` on real daemons: where each is scraped, also when it was started again, and by what token."""
 
 from __future__ import annotations
 

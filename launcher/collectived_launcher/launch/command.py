@@ -62,7 +62,7 @@ from collectived_proto.local import jobs
     "--http",
     callback=http_address,
     metavar="[HOST:]PORT",
-    help="Serve a web page that shows what `status` shows, to whoever has its link; on the loopback unless HOST is told; "
+    help="Serve a web page that shows what `status` shows to whoever has its link; on the loopback unless told HOST; "
     "0: a free port.",
 )
 @click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
