@@ -16,6 +16,7 @@ from collectived_launcher.daemon import coordinator, simulate, worker
 from collectived_launcher.launch.command import launch
 from collectived_launcher.status.command import status
 from collectived_launcher.top.command import top
+from collectived_launcher.trace.command import trace
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -26,7 +27,7 @@ def collectived() -> None:
     """Collective communication as a service: start it, use it, look at it."""
 
 
-for command in (launch, status, top, bench, simulate, coordinator, worker):
+for command in (launch, status, top, trace, bench, simulate, coordinator, worker):
     collectived.add_command(command)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import sys
 from pathlib import Path
+
+from collectived_runtime import logs
 
 COORDINATOR_METRICS, WORKER_METRICS = 9450, 9451  # ports
 
@@ -19,9 +20,7 @@ def main(arguments: list[str] | None = None) -> None:
 
         sys.exit(command.main(arguments[1:]))
     options = _parser().parse_args(arguments)
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    logs.configure(options.log_level, options.log_format)
     secret = (
         sys.stdin.buffer.readline().decode().strip() if options.attached else os.environ.get("COLLECTIVED_SECRET", "")
     )
@@ -66,6 +65,7 @@ async def _run(options: argparse.Namespace, secret: str) -> None:
                 memory_limit=options.memory_limit,
                 patience_seconds=options.patience,
                 insecure=options.insecure,
+                otel=options.otel,
                 metrics=options.metrics,
                 reflection=options.reflection,
                 viewing_token_file=options.viewing_token_file,
@@ -103,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     both.add_argument("--insecure", action="store_true", help="admit TCP connections without the job's secret")
     both.add_argument("--viewing-token-file", type=Path, help="file of a token that is good for looking only")
     both.add_argument("--log-level", default="warning", choices=["debug", "info", "warning", "error"])
+    both.add_argument("--log-format", default="text", choices=logs.FORMATS, help="how it is said; json: a line each")
     coordinator = daemons.add_parser("coordinator", parents=[both], help="hands out group keys and ranks")
     coordinator.add_argument("--listen", action="append", required=True, help="unix:/path or host:port; repeatable")
     coordinator.add_argument("--heartbeat", type=float, default=5.0, help="seconds between signs of life of a worker")
@@ -147,6 +148,9 @@ def _parser() -> argparse.ArgumentParser:
         daemon.add_argument("--reflection", action="store_true", help="tell tools such as grpcurl what is served")
     worker.add_argument(
         "--memory-limit", type=int, default=0, help="bytes of shared memory in all; 0: half of what there is"
+    )
+    worker.add_argument(
+        "--otel", action="store_true", help="send OpenTelemetry spans, one per collective; see docs/trace.md"
     )
     return parser
 

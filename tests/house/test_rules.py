@@ -77,6 +77,20 @@ def test_every_verb_of_the_makefile_is_listed() -> None:
     assert sorted(phony[1].split()) == sorted(listed)
 
 
+def test_no_merge_was_left_half_done() -> None:
+    marks = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
+    read = [
+        *ROOT.glob("*.*"),
+        *(path for part in ("docs", "tests", "deploy", "examples") for path in (ROOT / part).rglob("*.*")),
+    ]
+    texts = [
+        path
+        for path in (*read, *WRITTEN)
+        if path.suffix in (".md", ".py", ".toml", ".proto", ".yaml", ".json", ".lock")
+    ]
+    assert not [name(path) for path in texts if marks.search(path.read_text())]
+
+
 def test_no_file_names_a_registry() -> None:
     for file in ("Makefile", "requirements-dev.lock", "pyproject.toml", ".ci/run"):
         assert not re.search(r"https?://|--index-url|--find-links|file:", (ROOT / file).read_text()), file

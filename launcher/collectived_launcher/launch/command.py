@@ -66,6 +66,8 @@ from collectived_proto.local import jobs
     "0: a free port.",
 )
 @click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="How they say it: json is one object a line.")
+@click.option("--otel", is_flag=True, help="Workers send OpenTelemetry spans, one per collective.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
 def launch(
     workers: int,
@@ -79,6 +81,8 @@ def launch(
     metrics: bool,
     http: str | None,
     log_level: str | None,
+    log_format: str | None,
+    otel: bool,
     program: tuple[str, ...],
 ) -> int:
     """Run PROGRAM as WORKERS x CLIENTS ranks on this host.
@@ -90,10 +94,20 @@ def launch(
     _make_log_dir(log_dir)
     name = new_name()
     job = Job(name, choose_folder(name, workers), workers, clients, program, timeout)
-    options = (*(("--log-level", log_level) if log_level else ()), *(("--metrics", "0") if metrics else ()))
-    command = DaemonCommand(options=options, coordinator=("--tune",) if tune else (), http=http or "")
+    options = _options("--log-level", log_level) + _options("--log-format", log_format)
+    options += ("--metrics", "0") if metrics else ()
+    command = DaemonCommand(
+        options=options,
+        coordinator=("--tune",) if tune else (),
+        worker=("--otel",) if otel else (),
+        http=http or "",
+    )
     policy = Policy(grace, max_restarts, daemon_restarts=daemon_restarts)
     return LocalJob(job, policy, log_dir=log_dir, command=command).run()
+
+
+def _options(name: str, value: str | None) -> tuple[str, ...]:
+    return (name, value) if value else ()
 
 
 def _check_program(program: str) -> None:

@@ -28,13 +28,15 @@ class StartError(Exception):
 class DaemonCommand:
     """How daemons are started (`line`, `coordinator …` or `worker …`, `options`), and how long they may take to end.
 
-    `coordinator` are options of the coordinator alone; `http` is where it serves the web page, if it is to.
+    `coordinator` are options of the coordinator alone, `worker` of every worker; `http` is where the coordinator serves
+    the web page, if it is to.
     """
 
     line: tuple[str, ...] = DAEMON
     options: tuple[str, ...] = ()
     ended_within: float = 5.0
     coordinator: tuple[str, ...] = ()
+    worker: tuple[str, ...] = ()
     http: str = ""
 
 
@@ -178,7 +180,7 @@ class Daemons:
         # The coordinator may be on its way back too. Whoever looks for it in vain is to say so before we lose patience.
         patience = f"{self._ready_within * 0.8:g}"
         place = ("--coordinator", f"unix:{folder}/coordinator.sock", "--patience", patience, "--folder", folder)
-        return ("worker", "--task", str(task), *place)
+        return ("worker", "--task", str(task), *place, *self._command.worker)
 
     def _await_ready(self, daemons: Sequence[Daemon]) -> bool:
         def settled() -> bool:

@@ -24,71 +24,78 @@ _sym_db = _symbol_database.Default()
 
 from collectived_proto.v1 import common_pb2 as collectived__proto_dot_v1_dot_common__pb2
 from collectived_proto.v1 import status_pb2 as collectived__proto_dot_v1_dot_status__pb2
+from collectived_proto.v1 import trace_pb2 as collectived__proto_dot_v1_dot_trace__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&collectived_proto/v1/coordinator.proto\x12\x0e\x63ollectived.v1\x1a!collectived_proto/v1/common.proto\x1a!collectived_proto/v1/status.proto\"\xe0\x03\n\rWorkerMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.collectived.v1.HelloH\x00\x12.\n\theartbeat\x18\x02 \x01(\x0b\x32\x19.collectived.v1.HeartbeatH\x00\x12\'\n\x04join\x18\x03 \x01(\x0b\x32\x17.collectived.v1.JoinAskH\x00\x12\x31\n\x0bjoin_cancel\x18\x04 \x01(\x0b\x32\x1a.collectived.v1.JoinCancelH\x00\x12(\n\x06report\x18\x05 \x01(\x0b\x32\x16.collectived.v1.ReportH\x00\x12,\n\x08position\x18\x06 \x01(\x0b\x32\x18.collectived.v1.PositionH\x00\x12\x30\n\ninspection\x18\x07 \x01(\x0b\x32\x1a.collectived.v1.InspectionH\x00\x12*\n\x07goodbye\x18\x08 \x01(\x0b\x32\x17.collectived.v1.GoodbyeH\x00\x12,\n\x08measured\x18\t \x01(\x0b\x32\x18.collectived.v1.MeasuredH\x00\x12,\n\x08promised\x18\n \x01(\x0b\x32\x18.collectived.v1.PromisedH\x00\x42\t\n\x07message\"\xea\x03\n\x12\x43oordinatorMessage\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.collectived.v1.WelcomeH\x00\x12\x31\n\x0bjoin_update\x18\x02 \x01(\x0b\x32\x1a.collectived.v1.JoinUpdateH\x00\x12-\n\tjoin_done\x18\x03 \x01(\x0b\x32\x18.collectived.v1.JoinDoneH\x00\x12\x33\n\x0cjoin_refused\x18\x04 \x01(\x0b\x32\x1b.collectived.v1.JoinRefusedH\x00\x12*\n\x07verdict\x18\x05 \x01(\x0b\x32\x17.collectived.v1.VerdictH\x00\x12&\n\x05query\x18\x06 \x01(\x0b\x32\x15.collectived.v1.QueryH\x00\x12*\n\x07inspect\x18\x07 \x01(\x0b\x32\x17.collectived.v1.InspectH\x00\x12*\n\x07measure\x18\x08 \x01(\x0b\x32\x17.collectived.v1.MeasureH\x00\x12*\n\x07propose\x18\t \x01(\x0b\x32\x17.collectived.v1.ProposeH\x00\x12.\n\tnewcomers\x18\n \x01(\x0b\x32\x19.collectived.v1.NewcomersH\x00\x42\t\n\x07message\"\xea\x01\n\x05Hello\x12*\n\x08protocol\x18\x01 \x01(\x0b\x32\x18.collectived.v1.Protocol\x12\x0c\n\x04task\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x03\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x14\n\x0clink_address\x18\x08 \x01(\t\x12\x15\n\rhighest_epoch\x18\t \x01(\x04\x12(\n\x06groups\x18\n \x03(\x0b\x32\x18.collectived.v1.Attached\"x\n\x08\x41ttached\x12$\n\x05group\x18\x01 \x01(\x0b\x32\x15.collectived.v1.Group\x12\r\n\x05ranks\x18\x02 \x03(\r\x12)\n\x08verdicts\x18\x03 \x03(\x0b\x32\x17.collectived.v1.Verdict\x12\x0c\n\x04idle\x18\x04 \x01(\x08\"J\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\x15\n\rstall_seconds\x18\x03 \x01(\x01\"G\n\tHeartbeat\x12,\n\tstandings\x18\x01 \x03(\x0b\x32\x19.collectived.v1.Standings\x12\x0c\n\x04more\x18\x02 \x01(\x08\"L\n\tStandings\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12+\n\x05ranks\x18\x02 \x03(\x0b\x32\x1c.collectived.v1.RankPosition\"\t\n\x07Goodbye\"\xf6\x01\n\x07JoinAsk\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08min_size\x18\x03 \x01(\r\x12\x10\n\x08max_size\x18\x04 \x01(\r\x12\x16\n\x0esettle_seconds\x18\x05 \x01(\x01\x12\x11\n\x04rank\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x0c\n\x04host\x18\x08 \x01(\t\x12\x0b\n\x03pid\x18\t \x01(\x03\x12\r\n\x05label\x18\n \x01(\t\x12\x1a\n\rlast_instance\x18\x0b \x01(\x03H\x01\x88\x01\x01\x12\x0c\n\x04idle\x18\x0c \x01(\x08\x42\x07\n\x05_rankB\x10\n\x0e_last_instance\"-\n\nJoinCancel\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"N\n\nJoinUpdate\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07present\x18\x02 \x01(\r\x12\x10\n\x08\x65xpected\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\"E\n\x08JoinDone\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0e\n\x06\x66ormed\x18\x07 \x01(\x0cJ\x04\x08\x02\x10\x03J\x04\x08\x04\x10\x07\"\x86\x01\n\x06\x46ormed\x12$\n\x05group\x18\x01 \x01(\x0b\x32\x15.collectived.v1.Group\x12#\n\x05peers\x18\x02 \x03(\x0b\x32\x14.collectived.v1.Peer\x12#\n\x05table\x18\x03 \x03(\x0b\x32\x14.collectived.v1.Tier\x12\x0c\n\x04idle\x18\x04 \x01(\x08\"\\\n\x04Peer\x12\x0c\n\x04task\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x14\n\x0clink_address\x18\x04 \x01(\t\x12\r\n\x05ranks\x18\x05 \x03(\r\"A\n\x07Measure\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\r\x12\x14\n\x0clink_address\x18\x03 \x01(\t\"m\n\x08Measured\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\r\x12\x17\n\x0flatency_seconds\x18\x03 \x01(\x01\x12\x18\n\x10\x62ytes_per_second\x18\x04 \x01(\x01\x12\x0c\n\x04text\x18\x05 \x01(\t\"=\n\x0bJoinRefused\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xc8\x03\n\x06Report\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12)\n\x04kind\x18\x03 \x01(\x0e\x32\x1b.collectived.v1.Report.Kind\x12\x10\n\x08instance\x18\x04 \x01(\x03\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x0e\n\x06worker\x18\x06 \x01(\r\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x08 \x01(\x01\x12+\n\x05ranks\x18\t \x03(\x0b\x32\x1c.collectived.v1.RankPosition\x12\x0c\n\x04peer\x18\n \x01(\r\x12(\n\x04last\x18\x0b \x03(\x0b\x32\x1a.collectived.v1.Submission\"\xb5\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0b\n\x07PENDING\x10\x01\x12\x0b\n\x07\x45XPIRED\x10\x02\x12\x0c\n\x08MISMATCH\x10\x03\x12\x08\n\x04LOST\x10\x04\x12\t\n\x05\x41\x42ORT\x10\x05\x12\x08\n\x04LINK\x10\x06\x12\x08\n\x04LEFT\x10\x07\x12\r\n\tEXHAUSTED\x10\x08\x12\x0b\n\x07RESUMED\x10\t\x12\x0b\n\x07OVERDUE\x10\n\x12\x0e\n\nUNANSWERED\x10\x0b\x12\r\n\tUNCLAIMED\x10\x0c\"z\n\nSubmission\x12\x10\n\x08instance\x18\x01 \x01(\x03\x12\n\n\x02op\x18\x02 \x01(\t\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x10\n\x08\x63ontract\x18\x04 \x01(\x0c\x12.\n\ncollective\x18\x05 \x01(\x0b\x32\x1a.collectived.v1.Collective\"\x8f\x02\n\x0cRankPosition\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\tsubmitted\x18\x02 \x01(\x03\x12\x10\n\x08\x66inished\x18\x03 \x01(\x03\x12\x0f\n\x07last_op\x18\x04 \x01(\t\x12\x11\n\tlast_site\x18\x05 \x01(\t\x12\x0f\n\x07\x61rrived\x18\x06 \x01(\x08\x12\n\n\x02op\x18\x07 \x01(\t\x12\x0c\n\x04site\x18\x08 \x01(\t\x12\x10\n\x08\x63ontract\x18\t \x01(\x0c\x12.\n\ncollective\x18\n \x01(\x0b\x32\x1a.collectived.v1.Collective\x12\x14\n\x0cidle_seconds\x18\x0b \x01(\x01\x12\r\n\x05waits\x18\x0c \x01(\x03\x12\x16\n\x0ewaited_seconds\x18\r \x01(\x01\"I\n\x05Query\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08instance\x18\x03 \x01(\x03\x12\r\n\x05query\x18\x04 \x01(\x04\"y\n\x08Position\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08instance\x18\x03 \x01(\x03\x12\r\n\x05query\x18\x04 \x01(\x04\x12+\n\x05ranks\x18\x05 \x03(\x0b\x32\x1c.collectived.v1.RankPosition\"\x1a\n\x07Inspect\x12\x0f\n\x07inspect\x18\x01 \x01(\x04\"K\n\nInspection\x12\x0f\n\x07inspect\x18\x01 \x01(\x04\x12,\n\x06status\x18\x02 \x01(\x0b\x32\x1c.collectived.v1.WorkerStatus\"<\n\x07Propose\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08proposal\x18\x03 \x01(\x04\"3\n\x08Promised\x12\x10\n\x08proposal\x18\x01 \x01(\x04\x12\x15\n\rfrom_instance\x18\x02 \x01(\x03\"f\n\tNewcomers\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08proposal\x18\x03 \x01(\x04\x12\x15\n\rfrom_instance\x18\x04 \x01(\x12\x12\x0f\n\x07waiting\x18\x05 \x01(\r2\xa4\x01\n\x0b\x43oordinator\x12O\n\x06\x41ttach\x12\x1d.collectived.v1.WorkerMessage\x1a\".collectived.v1.CoordinatorMessage(\x01\x30\x01\x12\x44\n\x06Status\x12\x1d.collectived.v1.StatusRequest\x1a\x1b.collectived.v1.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&collectived_proto/v1/coordinator.proto\x12\x0e\x63ollectived.v1\x1a!collectived_proto/v1/common.proto\x1a!collectived_proto/v1/status.proto\x1a collectived_proto/v1/trace.proto\"\x91\x04\n\rWorkerMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.collectived.v1.HelloH\x00\x12.\n\theartbeat\x18\x02 \x01(\x0b\x32\x19.collectived.v1.HeartbeatH\x00\x12\'\n\x04join\x18\x03 \x01(\x0b\x32\x17.collectived.v1.JoinAskH\x00\x12\x31\n\x0bjoin_cancel\x18\x04 \x01(\x0b\x32\x1a.collectived.v1.JoinCancelH\x00\x12(\n\x06report\x18\x05 \x01(\x0b\x32\x16.collectived.v1.ReportH\x00\x12,\n\x08position\x18\x06 \x01(\x0b\x32\x18.collectived.v1.PositionH\x00\x12\x30\n\ninspection\x18\x07 \x01(\x0b\x32\x1a.collectived.v1.InspectionH\x00\x12*\n\x07goodbye\x18\x08 \x01(\x0b\x32\x17.collectived.v1.GoodbyeH\x00\x12,\n\x08measured\x18\t \x01(\x0b\x32\x18.collectived.v1.MeasuredH\x00\x12,\n\x08promised\x18\n \x01(\x0b\x32\x18.collectived.v1.PromisedH\x00\x12/\n\ntrace_part\x18\x0b \x01(\x0b\x32\x19.collectived.v1.TracePartH\x00\x42\t\n\x07message\"\xbf\x04\n\x12\x43oordinatorMessage\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.collectived.v1.WelcomeH\x00\x12\x31\n\x0bjoin_update\x18\x02 \x01(\x0b\x32\x1a.collectived.v1.JoinUpdateH\x00\x12-\n\tjoin_done\x18\x03 \x01(\x0b\x32\x18.collectived.v1.JoinDoneH\x00\x12\x33\n\x0cjoin_refused\x18\x04 \x01(\x0b\x32\x1b.collectived.v1.JoinRefusedH\x00\x12*\n\x07verdict\x18\x05 \x01(\x0b\x32\x17.collectived.v1.VerdictH\x00\x12&\n\x05query\x18\x06 \x01(\x0b\x32\x15.collectived.v1.QueryH\x00\x12*\n\x07inspect\x18\x07 \x01(\x0b\x32\x17.collectived.v1.InspectH\x00\x12*\n\x07measure\x18\x08 \x01(\x0b\x32\x17.collectived.v1.MeasureH\x00\x12*\n\x07propose\x18\t \x01(\x0b\x32\x17.collectived.v1.ProposeH\x00\x12.\n\tnewcomers\x18\n \x01(\x0b\x32\x19.collectived.v1.NewcomersH\x00\x12-\n\task_trace\x18\x0b \x01(\x0b\x32\x18.collectived.v1.AskTraceH\x00\x12$\n\x04\x65\x63ho\x18\x0c \x01(\x0b\x32\x14.collectived.v1.EchoH\x00\x42\t\n\x07message\"\xf9\x01\n\x05Hello\x12*\n\x08protocol\x18\x01 \x01(\x0b\x32\x18.collectived.v1.Protocol\x12\x0c\n\x04task\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x03\x12\x0f\n\x07\x64\x65vices\x18\x06 \x03(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x14\n\x0clink_address\x18\x08 \x01(\t\x12\x15\n\rhighest_epoch\x18\t \x01(\x04\x12(\n\x06groups\x18\n \x03(\x0b\x32\x18.collectived.v1.Attached\x12\r\n\x05\x63lock\x18\x0b \x01(\t\"x\n\x08\x41ttached\x12$\n\x05group\x18\x01 \x01(\x0b\x32\x15.collectived.v1.Group\x12\r\n\x05ranks\x18\x02 \x03(\r\x12)\n\x08verdicts\x18\x03 \x03(\x0b\x32\x17.collectived.v1.Verdict\x12\x0c\n\x04idle\x18\x04 \x01(\x08\"J\n\x07Welcome\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\x15\n\rstall_seconds\x18\x03 \x01(\x01\"\x84\x01\n\tHeartbeat\x12,\n\tstandings\x18\x01 \x03(\x0b\x32\x19.collectived.v1.Standings\x12\x0c\n\x04more\x18\x02 \x01(\x08\x12\x0f\n\x07sent_at\x18\x03 \x01(\x01\x12*\n\x05\x63lock\x18\x04 \x01(\x0b\x32\x1b.collectived.v1.WorkerClock\"#\n\x04\x45\x63ho\x12\x0f\n\x07sent_at\x18\x01 \x01(\x01\x12\n\n\x02\x61t\x18\x02 \x01(\x01\"L\n\tStandings\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12+\n\x05ranks\x18\x02 \x03(\x0b\x32\x1c.collectived.v1.RankPosition\"\t\n\x07Goodbye\"\xf6\x01\n\x07JoinAsk\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08min_size\x18\x03 \x01(\r\x12\x10\n\x08max_size\x18\x04 \x01(\r\x12\x16\n\x0esettle_seconds\x18\x05 \x01(\x01\x12\x11\n\x04rank\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x0c\n\x04host\x18\x08 \x01(\t\x12\x0b\n\x03pid\x18\t \x01(\x03\x12\r\n\x05label\x18\n \x01(\t\x12\x1a\n\rlast_instance\x18\x0b \x01(\x03H\x01\x88\x01\x01\x12\x0c\n\x04idle\x18\x0c \x01(\x08\x42\x07\n\x05_rankB\x10\n\x0e_last_instance\"-\n\nJoinCancel\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"N\n\nJoinUpdate\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07present\x18\x02 \x01(\r\x12\x10\n\x08\x65xpected\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\"E\n\x08JoinDone\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0e\n\x06\x66ormed\x18\x07 \x01(\x0cJ\x04\x08\x02\x10\x03J\x04\x08\x04\x10\x07\"\x86\x01\n\x06\x46ormed\x12$\n\x05group\x18\x01 \x01(\x0b\x32\x15.collectived.v1.Group\x12#\n\x05peers\x18\x02 \x03(\x0b\x32\x14.collectived.v1.Peer\x12#\n\x05table\x18\x03 \x03(\x0b\x32\x14.collectived.v1.Tier\x12\x0c\n\x04idle\x18\x04 \x01(\x08\"\\\n\x04Peer\x12\x0c\n\x04task\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x14\n\x0clink_address\x18\x04 \x01(\t\x12\r\n\x05ranks\x18\x05 \x03(\r\"A\n\x07Measure\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\r\x12\x14\n\x0clink_address\x18\x03 \x01(\t\"m\n\x08Measured\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04peer\x18\x02 \x01(\r\x12\x17\n\x0flatency_seconds\x18\x03 \x01(\x01\x12\x18\n\x10\x62ytes_per_second\x18\x04 \x01(\x01\x12\x0c\n\x04text\x18\x05 \x01(\t\"=\n\x0bJoinRefused\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xc8\x03\n\x06Report\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12)\n\x04kind\x18\x03 \x01(\x0e\x32\x1b.collectived.v1.Report.Kind\x12\x10\n\x08instance\x18\x04 \x01(\x03\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x0e\n\x06worker\x18\x06 \x01(\r\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x08 \x01(\x01\x12+\n\x05ranks\x18\t \x03(\x0b\x32\x1c.collectived.v1.RankPosition\x12\x0c\n\x04peer\x18\n \x01(\r\x12(\n\x04last\x18\x0b \x03(\x0b\x32\x1a.collectived.v1.Submission\"\xb5\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0b\n\x07PENDING\x10\x01\x12\x0b\n\x07\x45XPIRED\x10\x02\x12\x0c\n\x08MISMATCH\x10\x03\x12\x08\n\x04LOST\x10\x04\x12\t\n\x05\x41\x42ORT\x10\x05\x12\x08\n\x04LINK\x10\x06\x12\x08\n\x04LEFT\x10\x07\x12\r\n\tEXHAUSTED\x10\x08\x12\x0b\n\x07RESUMED\x10\t\x12\x0b\n\x07OVERDUE\x10\n\x12\x0e\n\nUNANSWERED\x10\x0b\x12\r\n\tUNCLAIMED\x10\x0c\"z\n\nSubmission\x12\x10\n\x08instance\x18\x01 \x01(\x03\x12\n\n\x02op\x18\x02 \x01(\t\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x10\n\x08\x63ontract\x18\x04 \x01(\x0c\x12.\n\ncollective\x18\x05 \x01(\x0b\x32\x1a.collectived.v1.Collective\"\x8f\x02\n\x0cRankPosition\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\tsubmitted\x18\x02 \x01(\x03\x12\x10\n\x08\x66inished\x18\x03 \x01(\x03\x12\x0f\n\x07last_op\x18\x04 \x01(\t\x12\x11\n\tlast_site\x18\x05 \x01(\t\x12\x0f\n\x07\x61rrived\x18\x06 \x01(\x08\x12\n\n\x02op\x18\x07 \x01(\t\x12\x0c\n\x04site\x18\x08 \x01(\t\x12\x10\n\x08\x63ontract\x18\t \x01(\x0c\x12.\n\ncollective\x18\n \x01(\x0b\x32\x1a.collectived.v1.Collective\x12\x14\n\x0cidle_seconds\x18\x0b \x01(\x01\x12\r\n\x05waits\x18\x0c \x01(\x03\x12\x16\n\x0ewaited_seconds\x18\r \x01(\x01\"I\n\x05Query\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08instance\x18\x03 \x01(\x03\x12\r\n\x05query\x18\x04 \x01(\x04\"y\n\x08Position\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08instance\x18\x03 \x01(\x03\x12\r\n\x05query\x18\x04 \x01(\x04\x12+\n\x05ranks\x18\x05 \x03(\x0b\x32\x1c.collectived.v1.RankPosition\"\x1a\n\x07Inspect\x12\x0f\n\x07inspect\x18\x01 \x01(\x04\"K\n\nInspection\x12\x0f\n\x07inspect\x18\x01 \x01(\x04\x12,\n\x06status\x18\x02 \x01(\x0b\x32\x1c.collectived.v1.WorkerStatus\"T\n\x08\x41skTrace\x12\r\n\x05trace\x18\x01 \x01(\x04\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1c.collectived.v1.TraceRequest\x12\n\n\x02\x61t\x18\x03 \x01(\x01\"~\n\tTracePart\x12\r\n\x05trace\x18\x01 \x01(\x04\x12)\n\x04part\x18\x02 \x01(\x0b\x32\x1b.collectived.v1.WorkerTrace\x12\x10\n\x08\x61sked_at\x18\x03 \x01(\x01\x12\x10\n\x08heard_at\x18\x04 \x01(\x01\x12\x13\n\x0b\x61nswered_at\x18\x05 \x01(\x01\"<\n\x07Propose\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08proposal\x18\x03 \x01(\x04\"3\n\x08Promised\x12\x10\n\x08proposal\x18\x01 \x01(\x04\x12\x15\n\rfrom_instance\x18\x02 \x01(\x03\"f\n\tNewcomers\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08proposal\x18\x03 \x01(\x04\x12\x15\n\rfrom_instance\x18\x04 \x01(\x12\x12\x0f\n\x07waiting\x18\x05 \x01(\r2\xe9\x01\n\x0b\x43oordinator\x12O\n\x06\x41ttach\x12\x1d.collectived.v1.WorkerMessage\x1a\".collectived.v1.CoordinatorMessage(\x01\x30\x01\x12\x44\n\x06Status\x12\x1d.collectived.v1.StatusRequest\x1a\x1b.collectived.v1.StatusReply\x12\x43\n\x05Trace\x12\x1c.collectived.v1.TraceRequest\x1a\x1a.collectived.v1.TraceReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'collectived_proto.v1.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERMESSAGE']._serialized_start=129
-  _globals['_WORKERMESSAGE']._serialized_end=609
-  _globals['_COORDINATORMESSAGE']._serialized_start=612
-  _globals['_COORDINATORMESSAGE']._serialized_end=1102
-  _globals['_HELLO']._serialized_start=1105
-  _globals['_HELLO']._serialized_end=1339
-  _globals['_ATTACHED']._serialized_start=1341
-  _globals['_ATTACHED']._serialized_end=1461
-  _globals['_WELCOME']._serialized_start=1463
-  _globals['_WELCOME']._serialized_end=1537
-  _globals['_HEARTBEAT']._serialized_start=1539
-  _globals['_HEARTBEAT']._serialized_end=1610
-  _globals['_STANDINGS']._serialized_start=1612
-  _globals['_STANDINGS']._serialized_end=1688
-  _globals['_GOODBYE']._serialized_start=1690
-  _globals['_GOODBYE']._serialized_end=1699
-  _globals['_JOINASK']._serialized_start=1702
-  _globals['_JOINASK']._serialized_end=1948
-  _globals['_JOINCANCEL']._serialized_start=1950
-  _globals['_JOINCANCEL']._serialized_end=1995
-  _globals['_JOINUPDATE']._serialized_start=1997
-  _globals['_JOINUPDATE']._serialized_end=2075
-  _globals['_JOINDONE']._serialized_start=2077
-  _globals['_JOINDONE']._serialized_end=2146
-  _globals['_FORMED']._serialized_start=2149
-  _globals['_FORMED']._serialized_end=2283
-  _globals['_PEER']._serialized_start=2285
-  _globals['_PEER']._serialized_end=2377
-  _globals['_MEASURE']._serialized_start=2379
-  _globals['_MEASURE']._serialized_end=2444
-  _globals['_MEASURED']._serialized_start=2446
-  _globals['_MEASURED']._serialized_end=2555
-  _globals['_JOINREFUSED']._serialized_start=2557
-  _globals['_JOINREFUSED']._serialized_end=2618
-  _globals['_REPORT']._serialized_start=2621
-  _globals['_REPORT']._serialized_end=3077
-  _globals['_REPORT_KIND']._serialized_start=2896
-  _globals['_REPORT_KIND']._serialized_end=3077
-  _globals['_SUBMISSION']._serialized_start=3079
-  _globals['_SUBMISSION']._serialized_end=3201
-  _globals['_RANKPOSITION']._serialized_start=3204
-  _globals['_RANKPOSITION']._serialized_end=3475
-  _globals['_QUERY']._serialized_start=3477
-  _globals['_QUERY']._serialized_end=3550
-  _globals['_POSITION']._serialized_start=3552
-  _globals['_POSITION']._serialized_end=3673
-  _globals['_INSPECT']._serialized_start=3675
-  _globals['_INSPECT']._serialized_end=3701
-  _globals['_INSPECTION']._serialized_start=3703
-  _globals['_INSPECTION']._serialized_end=3778
-  _globals['_PROPOSE']._serialized_start=3780
-  _globals['_PROPOSE']._serialized_end=3840
-  _globals['_PROMISED']._serialized_start=3842
-  _globals['_PROMISED']._serialized_end=3893
-  _globals['_NEWCOMERS']._serialized_start=3895
-  _globals['_NEWCOMERS']._serialized_end=3997
-  _globals['_COORDINATOR']._serialized_start=4000
-  _globals['_COORDINATOR']._serialized_end=4164
+  _globals['_WORKERMESSAGE']._serialized_start=163
+  _globals['_WORKERMESSAGE']._serialized_end=692
+  _globals['_COORDINATORMESSAGE']._serialized_start=695
+  _globals['_COORDINATORMESSAGE']._serialized_end=1270
+  _globals['_HELLO']._serialized_start=1273
+  _globals['_HELLO']._serialized_end=1522
+  _globals['_ATTACHED']._serialized_start=1524
+  _globals['_ATTACHED']._serialized_end=1644
+  _globals['_WELCOME']._serialized_start=1646
+  _globals['_WELCOME']._serialized_end=1720
+  _globals['_HEARTBEAT']._serialized_start=1723
+  _globals['_HEARTBEAT']._serialized_end=1855
+  _globals['_ECHO']._serialized_start=1857
+  _globals['_ECHO']._serialized_end=1892
+  _globals['_STANDINGS']._serialized_start=1894
+  _globals['_STANDINGS']._serialized_end=1970
+  _globals['_GOODBYE']._serialized_start=1972
+  _globals['_GOODBYE']._serialized_end=1981
+  _globals['_JOINASK']._serialized_start=1984
+  _globals['_JOINASK']._serialized_end=2230
+  _globals['_JOINCANCEL']._serialized_start=2232
+  _globals['_JOINCANCEL']._serialized_end=2277
+  _globals['_JOINUPDATE']._serialized_start=2279
+  _globals['_JOINUPDATE']._serialized_end=2357
+  _globals['_JOINDONE']._serialized_start=2359
+  _globals['_JOINDONE']._serialized_end=2428
+  _globals['_FORMED']._serialized_start=2431
+  _globals['_FORMED']._serialized_end=2565
+  _globals['_PEER']._serialized_start=2567
+  _globals['_PEER']._serialized_end=2659
+  _globals['_MEASURE']._serialized_start=2661
+  _globals['_MEASURE']._serialized_end=2726
+  _globals['_MEASURED']._serialized_start=2728
+  _globals['_MEASURED']._serialized_end=2837
+  _globals['_JOINREFUSED']._serialized_start=2839
+  _globals['_JOINREFUSED']._serialized_end=2900
+  _globals['_REPORT']._serialized_start=2903
+  _globals['_REPORT']._serialized_end=3359
+  _globals['_REPORT_KIND']._serialized_start=3178
+  _globals['_REPORT_KIND']._serialized_end=3359
+  _globals['_SUBMISSION']._serialized_start=3361
+  _globals['_SUBMISSION']._serialized_end=3483
+  _globals['_RANKPOSITION']._serialized_start=3486
+  _globals['_RANKPOSITION']._serialized_end=3757
+  _globals['_QUERY']._serialized_start=3759
+  _globals['_QUERY']._serialized_end=3832
+  _globals['_POSITION']._serialized_start=3834
+  _globals['_POSITION']._serialized_end=3955
+  _globals['_INSPECT']._serialized_start=3957
+  _globals['_INSPECT']._serialized_end=3983
+  _globals['_INSPECTION']._serialized_start=3985
+  _globals['_INSPECTION']._serialized_end=4060
+  _globals['_ASKTRACE']._serialized_start=4062
+  _globals['_ASKTRACE']._serialized_end=4146
+  _globals['_TRACEPART']._serialized_start=4148
+  _globals['_TRACEPART']._serialized_end=4274
+  _globals['_PROPOSE']._serialized_start=4276
+  _globals['_PROPOSE']._serialized_end=4336
+  _globals['_PROMISED']._serialized_start=4338
+  _globals['_PROMISED']._serialized_end=4389
+  _globals['_NEWCOMERS']._serialized_start=4391
+  _globals['_NEWCOMERS']._serialized_end=4493
+  _globals['_COORDINATOR']._serialized_start=4496
+  _globals['_COORDINATOR']._serialized_end=4729
 # @@protoc_insertion_point(module_scope)

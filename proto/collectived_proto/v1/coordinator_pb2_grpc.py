@@ -5,6 +5,7 @@ import warnings
 
 from collectived_proto.v1 import coordinator_pb2 as collectived__proto_dot_v1_dot_coordinator__pb2
 from collectived_proto.v1 import status_pb2 as collectived__proto_dot_v1_dot_status__pb2
+from collectived_proto.v1 import trace_pb2 as collectived__proto_dot_v1_dot_trace__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
@@ -45,6 +46,11 @@ class CoordinatorStub(object):
                 request_serializer=collectived__proto_dot_v1_dot_status__pb2.StatusRequest.SerializeToString,
                 response_deserializer=collectived__proto_dot_v1_dot_status__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_stream(
+                '/collectived.v1.Coordinator/Trace',
+                request_serializer=collectived__proto_dot_v1_dot_trace__pb2.TraceRequest.SerializeToString,
+                response_deserializer=collectived__proto_dot_v1_dot_trace__pb2.TraceReply.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -63,6 +69,12 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=collectived__proto_dot_v1_dot_status__pb2.StatusRequest.FromString,
                     response_serializer=collectived__proto_dot_v1_dot_status__pb2.StatusReply.SerializeToString,
+            ),
+            'Trace': grpc.unary_stream_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=collectived__proto_dot_v1_dot_trace__pb2.TraceRequest.FromString,
+                    response_serializer=collectived__proto_dot_v1_dot_trace__pb2.TraceReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class Coordinator(object):
             '/collectived.v1.Coordinator/Status',
             collectived__proto_dot_v1_dot_status__pb2.StatusRequest.SerializeToString,
             collectived__proto_dot_v1_dot_status__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/collectived.v1.Coordinator/Trace',
+            collectived__proto_dot_v1_dot_trace__pb2.TraceRequest.SerializeToString,
+            collectived__proto_dot_v1_dot_trace__pb2.TraceReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,5 +1,6 @@
 from collectived_proto.v1 import common_pb2 as _common_pb2
 from collectived_proto.v1 import status_pb2 as _status_pb2
+from collectived_proto.v1 import trace_pb2 as _trace_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

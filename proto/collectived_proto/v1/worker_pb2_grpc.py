@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from collectived_proto.v1 import status_pb2 as collectived__proto_dot_v1_dot_status__pb2
+from collectived_proto.v1 import trace_pb2 as collectived__proto_dot_v1_dot_trace__pb2
 from collectived_proto.v1 import worker_pb2 as collectived__proto_dot_v1_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.74.0'
@@ -70,6 +71,11 @@ class WorkerStub(object):
                 request_serializer=collectived__proto_dot_v1_dot_status__pb2.StatusRequest.SerializeToString,
                 response_deserializer=collectived__proto_dot_v1_dot_status__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_stream(
+                '/collectived.v1.Worker/Trace',
+                request_serializer=collectived__proto_dot_v1_dot_trace__pb2.TraceRequest.SerializeToString,
+                response_deserializer=collectived__proto_dot_v1_dot_trace__pb2.TraceReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -125,6 +131,13 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """"What has happened?" What the flight recorders have kept; relayed like Status.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -162,6 +175,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=collectived__proto_dot_v1_dot_status__pb2.StatusRequest.FromString,
                     response_serializer=collectived__proto_dot_v1_dot_status__pb2.StatusReply.SerializeToString,
+            ),
+            'Trace': grpc.unary_stream_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=collectived__proto_dot_v1_dot_trace__pb2.TraceRequest.FromString,
+                    response_serializer=collectived__proto_dot_v1_dot_trace__pb2.TraceReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -353,6 +371,33 @@ class Worker(object):
             '/collectived.v1.Worker/Status',
             collectived__proto_dot_v1_dot_status__pb2.StatusRequest.SerializeToString,
             collectived__proto_dot_v1_dot_status__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/collectived.v1.Worker/Trace',
+            collectived__proto_dot_v1_dot_trace__pb2.TraceRequest.SerializeToString,
+            collectived__proto_dot_v1_dot_trace__pb2.TraceReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -245,8 +245,11 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Log:
+    """A line of the log; `verdict` where it tells of a failure."""
+
     level: Level
     text: str
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True)

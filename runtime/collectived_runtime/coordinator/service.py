@@ -19,7 +19,7 @@ import grpc.aio
 
 from collectived_proto.errors import Code, InvalidArgumentError
 from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE, Tier
-from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2
+from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2, trace_pb2
 from collectived_runtime.coordinator.census import Census
 from collectived_runtime.coordinator.events import (
     Drop,
@@ -39,6 +39,8 @@ from collectived_runtime.coordinator.events import (
 from collectived_runtime.coordinator.messages import Encoder, event_from_proto, hello_from_proto
 from collectived_runtime.coordinator.overview import coordinator_status, status_reply
 from collectived_runtime.coordinator.state import Coordinator
+from collectived_runtime.coordinator.traces import Correspondent, Traces
+from collectived_runtime.logs import facts_of, text_of
 
 INSPECTION_SECONDS = 0.35
 TURNS = 64  # workers to which a group is being sent at the same time
@@ -54,9 +56,12 @@ Context = grpc.aio.ServicerContext[coordinator_pb2.WorkerMessage, coordinator_pb
 class _Line:
     """The stream of one attached worker: what is still to be sent, and why it is to be broken."""
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: Hello, clock_name: str) -> None:
         self.hello = hello
-        self.outgoing: asyncio.Queue[Message | coordinator_pb2.Inspect | None] = asyncio.Queue()
+        self.outgoing: asyncio.Queue[Message | coordinator_pb2.Inspect | coordinator_pb2.CoordinatorMessage | None] = (
+            asyncio.Queue()
+        )
+        self.correspondent = Correspondent(hello.task, hello.host, clock_name, self.outgoing.put_nowait)
         self.broken: tuple[Code, str] | None = None
         self.goodbye = False
 
@@ -93,6 +98,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._timer: asyncio.TimerHandle | None = None
         self._inspections: dict[int, dict[int, asyncio.Future[status_pb2.WorkerStatus]]] = {}
         self._inspected = 0
+        self._traces = Traces()
         self._stopping = False
         self._encoder = Encoder()
         self._turns = asyncio.Semaphore(TURNS)
@@ -141,7 +147,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 self._perform(effects)
                 code = effect.code if isinstance(effect, Drop) else Code.UNAVAILABLE
                 await context.abort(_STATUS[code], effect.why)
-        line = _Line(hello)
+        line = _Line(hello, message.hello.clock)
         old = self._lines.get(hello.task)
         self._lines[hello.task] = line
         if old:
@@ -162,6 +168,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         while (message := await line.outgoing.get()) is not None:
             if isinstance(message, coordinator_pb2.Inspect):
                 await context.write(coordinator_pb2.CoordinatorMessage(inspect=message))
+            elif isinstance(message, coordinator_pb2.CoordinatorMessage):
+                await context.write(message)
             elif isinstance(message, JoinDone):
                 async with self._turn():
                     await context.write(self._encoder.encode(message))
@@ -199,7 +207,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 answer = self._inspections.get(message.inspection.inspect, {}).get(task)
                 if answer and not answer.done():
                     answer.set_result(message.inspection.status)
+            case "trace_part":
+                self._traces.hear(task, message.trace_part)
             case kind:
+                if kind == "heartbeat":
+                    self._compare_clocks(line, message.heartbeat)
                 try:
                     event = event_from_proto(task, message)
                 except InvalidArgumentError as error:
@@ -207,6 +219,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     return
                 if event is not None:
                     self._step(event)
+
+    def _compare_clocks(self, line: _Line, beat: coordinator_pb2.Heartbeat) -> None:
+        if beat.sent_at:
+            echo = coordinator_pb2.Echo(sent_at=beat.sent_at, at=time.monotonic())
+            line.outgoing.put_nowait(coordinator_pb2.CoordinatorMessage(echo=echo))
+        if beat.HasField("clock"):
+            line.correspondent.clock, line.correspondent.clock_at = beat.clock, time.monotonic()
 
     def _closed(self, line: _Line, why: str) -> None:
         task = line.hello.task
@@ -229,8 +248,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 case Send(task, message):
                     if task in self._lines:
                         self._lines[task].outgoing.put_nowait(message)
-                case Log(level, text):
-                    _log.log(_LEVELS[level], "%s", text)
+                case Log(level, text, verdict):
+                    if verdict is None:
+                        _log.log(_LEVELS[level], "%s", text)
+                    else:
+                        _log.log(_LEVELS[level], "%s", text_of(verdict, text), extra=facts_of(verdict))
                 case Store(name, table):
                     self._keep(name, table)
                 case Drop(task, incarnation, code, why):
@@ -278,6 +300,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         uptime = time.monotonic() - self._started
         reply.coordinator.CopyFrom(coordinator_status(self.address, self._mind.epoch, os.getpid(), uptime, self.job))
         return reply
+
+    async def Trace(self, request: trace_pb2.TraceRequest, context: Any) -> AsyncIterator[trace_pb2.TraceReply]:
+        workers = {task: line.correspondent for task, line in self._lines.items()}
+        async with contextlib.aclosing(self._traces.gather(request, workers)) as replies:
+            async for reply in replies:
+                yield reply
 
     async def _inspect(self) -> tuple[dict[int, status_pb2.WorkerStatus], list[int]]:
         """Asks every connected worker for its own account: what they told, and who did not in time."""

@@ -10,6 +10,7 @@ Invariant: after the last round every receive has been folded and every send acc
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectived_runtime.engine.cutting import Window
+from collectived_runtime.engine.ledger import Mark
+from collectived_runtime.engine.recorder import MOST_MOVES, RECEIVE, SEND
 from collectived_runtime.plan.collect import Collect, Native, WidePlan
 from collectived_runtime.plan.moves import Buffer, Finish, Fold, Recv, Send, Span
 from collectived_runtime.transport.frame import MAX_PAYLOAD, Stamp
@@ -71,13 +74,21 @@ class Buffers:
         return whole
 
 
-def execute(plan: WidePlan, buffers: Buffers, links: Mapping[int, Link], stamp: Stamp, judge: Judge) -> Iterator[Wait]:
+def execute(
+    plan: WidePlan,
+    buffers: Buffers,
+    links: Mapping[int, Link],
+    stamp: Stamp,
+    judge: Judge,
+    marks: list[Mark] | None = None,
+) -> Iterator[Wait]:
     """Runs `plan`.
 
     Args:
         links: the link to each peer that the plan names, for this plan alone until it ends.
         judge: called with a link, the header expected and the one that came instead; returns True to leave the link
             parked and wait for better news, or raises.
+        marks: are told when each move of a round had ended.
 
     Raises:
         LinkBroken: a peer is gone.
@@ -105,11 +116,18 @@ def execute(plan: WidePlan, buffers: Buffers, links: Mapping[int, Link], stamp: 
                             under_way.append(_Receiving(links[peer], _Place(part), frames, judge))
                 case Native():
                     raise AssertionError(f"{move.kind.value} by an engine on host memory")
+        began = time.monotonic() if marks is not None and under_way else 0.0
         while under_way:
             moved = False
             for one in under_way:
                 moved |= one.advance()
-            under_way = [one for one in under_way if not one.done]
+            left = [one for one in under_way if not one.done]
+            if marks is not None and len(left) < len(under_way) and len(marks) < MOST_MOVES:
+                now = time.monotonic()
+                for one in under_way:
+                    if one.done and len(marks) < MOST_MOVES:
+                        marks.append((one.kind, stamp.pack, stamp.shard, number, one.link.peer, began, now))
+            under_way = left
             if under_way:
                 yield AGAIN if moved else [(one.link, one.events) for one in under_way]
         for span, parts in collects:
@@ -152,6 +170,7 @@ class _Sending:
     """A send under way: header and payload leave together."""
 
     events = select.POLLOUT
+    kind = SEND
 
     def __init__(self, link: Link, frames: list[tuple[bytes, memoryview]]) -> None:
         self.link = link
@@ -177,6 +196,7 @@ class _Receiving:
     """A receive under way: each header is checked before its payload is read; a fold happens block by block."""
 
     events = select.POLLIN
+    kind = RECEIVE
 
     def __init__(
         self, link: Link, target: _Place | _FoldPlace, frames: list[tuple[bytes, memoryview]], judge: Judge

@@ -33,12 +33,14 @@ from collectived_runtime.engine.links import LEFT_TEXT, Links
 from collectived_runtime.engine.newcomers import Newcomers
 from collectived_runtime.engine.posts import Posts
 from collectived_runtime.engine.program import Program, Strand
+from collectived_runtime.engine.recorder import NO_GIST
 from collectived_runtime.engine.reports import Reports
 from collectived_runtime.engine.results import Exhausted, Slot
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.engine.stages import Stages
 from collectived_runtime.engine.workshop import Workshop
+from collectived_runtime.logs import facts_of, text_of
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken
 
@@ -61,6 +63,7 @@ class Generation:
         self._shop = shop
         self._stages = Stages(shop, number, self._disputed, self._judge)
         self._said_goodbye: set[Link] = set()  # amid what they were needed for
+        self._failure_said = False
         self._told: tuple[Verdict, bytes] | None = None  # the latest verdict, as clients are told it
         self._late: list[tuple[Seat, int]] = []  # what has not come by its own deadline, until there is a verdict
 
@@ -87,6 +90,8 @@ class Generation:
         verdict = ledger.verdict_on(ring.instance)
         if verdict is not None:
             arrival.sources = None
+            late = Instance(ring.instance, {seat.rank: arrival}, model=prepared, collective=prepared.collective)
+            self._shop.tape.failed(self.number, late, NO_GIST, verdict)
             self.fail(seat, ring.instance, verdict)
         elif not agrees:
             self.reports.fault(ReportKind.MISMATCH, ring.instance)
@@ -129,7 +134,7 @@ class Generation:
         if not standing.gone:
             standing.gone = True
             over = self.ledger.verdict_on(standing.submitted + 1) is not None
-            level = logging.DEBUG if over else logging.WARNING
+            level = logging.DEBUG if over else logging.INFO  # the verdict that follows is the warning
             log.log(level, "group %s: rank %d is lost: %s", self._shop.name, rank, why)
             self.reports.fault(ReportKind.LOST, standing.submitted, rank=rank, text=why)
 
@@ -275,6 +280,7 @@ class Generation:
                     shop.results.release(slot.number, rank)
         self.ledger.finish(instance, now)
         shop.minute.add(program.load, instance.first.at, instance.started_at, now)
+        shop.tape.done(self.number, instance, program.gist, now)
         self.reports.completed(instance.number)
         self.links.look()
         if instance.stalled:
@@ -292,7 +298,7 @@ class Generation:
         """A peer is gone, or talks nonsense: what runs cannot complete here."""
         if self.running is not None:
             self.links.abandon(self.running.stop())
-        log.warning("group %s: link to worker %d: %s", self._shop.name, error.peer, error)
+        log.info("group %s: link to worker %d: %s", self._shop.name, error.peer, error)
         self.reports.fault(ReportKind.LINK, self.ledger.next, worker=error.peer, text=str(error))
 
     def _judge(self, link: Link, expected: bytes, got: bytes) -> bool:
@@ -359,8 +365,10 @@ class Generation:
             counters.failure(
                 instance.collective.operation, running.program.algorithm if running else NOT_STARTED, verdict.code
             )
+            gist = running.program.gist if running is not None else NO_GIST
             if running is not None:
                 self._stop_running()
+            self._shop.tape.failed(self.number, instance, gist, verdict)
             for rank in instance.arrivals:
                 self.fail(seats[rank], instance.number, verdict)
         for rank, seat in seats.items():
@@ -376,8 +384,14 @@ class Generation:
                 self.fail(seat, number, verdict)
             else:
                 self._late.append((seat, number))
-        if failing:
-            log.warning("group %s: %s", self._shop.name, verdict.message)
+        self._say(verdict, bool(failing))
+
+    def _say(self, verdict: Verdict, failing: bool) -> None:
+        """A failure is logged once, whatever follows from it; that somebody has left in order is none by itself."""
+        news = not self._failure_said and (failing or not verdict.orderly)
+        self._failure_said |= news
+        level = logging.WARNING if news else logging.DEBUG
+        log.log(level, "group %s: %s", self._shop.name, text_of(verdict), extra=facts_of(verdict))
 
     def _stop_running(self) -> None:
         running = self.running

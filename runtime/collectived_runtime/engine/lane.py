@@ -28,6 +28,7 @@ from collectived_runtime.engine.ledger import Ledger
 from collectived_runtime.engine.minute import Minute
 from collectived_runtime.engine.posts import Post
 from collectived_runtime.engine.program import Topology
+from collectived_runtime.engine.recorder import Label, Tape
 from collectived_runtime.engine.results import Results, Workspace
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
@@ -57,7 +58,10 @@ class Lane:
         self._results = Results(surroundings.budget, self._bells, self._grown)
         help = Help(surroundings.crew, lambda: self._watch.ask(_look))
         tools = Tools(Workspace(self._grown), help, Counters())
-        self._shop = Workshop(topology, self.name, surroundings, self._watch, self._bells, self._results, tools)
+        group, tasks = topology.group, tuple(peer.task for peer in topology.peers)
+        label = Label(self.name, group.key, group.size, topology.ranks, tasks)
+        tape = Tape(surroundings.recorder, label)
+        self._shop = Workshop(topology, self.name, surroundings, self._watch, self._bells, self._results, tools, tape)
         self._past: dict[int, Verdict] = {}  # how earlier generations of this lane ended
         self._early: list[Callable[[], None]] = []  # what was submitted to a generation that has not begun here
         self._early_verdicts: list[Verdict] = []  # and verdicts about one
@@ -97,6 +101,10 @@ class Lane:
     def posts(self) -> list[Post]:
         """Sends and recvs that somebody waits for."""
         return self._generation.posts.pending
+
+    @property
+    def label(self) -> Label:
+        return self._shop.tape.label
 
     @property
     def stall_after(self) -> float:

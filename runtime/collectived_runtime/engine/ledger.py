@@ -59,6 +59,9 @@ class Prepared:
         return (self.collective.open or other.collective.open) and self.terms == other.terms != b""
 
 
+# An interval within an instance: kind (`recorder.MarkKind`), pack, shard, round, worker at the other end, begin, end.
+Mark = tuple[int, int, int, int, int, float, float]
+
 _UNKNOWN = Collective(Barrier(), "", ())
 
 
@@ -87,6 +90,7 @@ class Instance:
     started: bool = False
     finished: bool = False
     started_at: float = 0.0
+    marks: list[Mark] = field(default_factory=list)  # what the recorder is told of its course
     announced: bool = False  # what comes has been announced between the workers
     model: Prepared | None = None  # of the first rank that has a value of its own; until then of the first
     collective: Collective = _UNKNOWN  # as the model describes it, or as it was announced

@@ -198,6 +198,7 @@ class Posts:
                     way.let_go(post.rank, post.number)
                 if self._over is not None:
                     self._copying.clear()
+                self._record(post, ending[0])
                 self._shop.counters.failure(post.prepared.collective.operation, POINT_TO_POINT, ending[0].code)
                 self._fail(self._shop.bells.seats[post.rank], post.number, ending[0])
             elif post.deadline <= now and not post.overdue:
@@ -278,6 +279,7 @@ class Posts:
 
     def _sent(self, post: Post) -> None:
         if self._pending.pop((post.rank, post.number), None) is not None:
+            self._record(post)
             self._count(post, sum(leaf.nbytes for leaf in post.prepared.collective.leaves))
             self._tell(post.rank, wire.Done(post.number, 0, True, False))
 
@@ -361,10 +363,17 @@ class Posts:
 
     def _deliver(self, post: Post, slot: Slot) -> None:
         del self._pending[post.rank, post.number]
+        self._record(post, nbytes=slot.size)
         self._count(post, 0)  # its sender's worker has counted it
         slot.holders.add(post.rank)
         self._shop.results.release(slot.number, _WORKER)
         self._tell(post.rank, wire.Done(post.number, 0, True, True, slot.arena.number, slot.offset, slot.number))
+
+    def _record(self, post: Post, verdict: Verdict | None = None, nbytes: int = 0) -> None:
+        collective = post.prepared.collective
+        nbytes = nbytes or sum(leaf.nbytes for leaf in collective.leaves)
+        where = (self._generation, post.number, post.rank, post.other)
+        self._shop.tape.post(*where, post.prepared.op, collective.site, nbytes, post.since, verdict)
 
     def _count(self, post: Post, nbytes: int) -> None:
         operation = post.prepared.collective.operation

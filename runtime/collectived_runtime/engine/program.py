@@ -40,10 +40,11 @@ from collectived_runtime.engine.checks import check
 from collectived_runtime.engine.cutting import Cut, Rows, Workers, cut
 from collectived_runtime.engine.minute import NOTHING, Load, load_of
 from collectived_runtime.engine.outlines import outlines
+from collectived_runtime.engine.recorder import NO_GIST, Gist, traffic
 from collectived_runtime.plan import ring, tree
 from collectived_runtime.plan.batches import cut as cut_evenly
 from collectived_runtime.plan.batches import strands_of
-from collectived_runtime.plan.collect import WidePlan
+from collectived_runtime.plan.collect import Collect, WidePlan
 from collectived_runtime.plan.moves import Recv, Send, Span
 from collectived_runtime.plan.named import ON_HOSTS
 from collectived_runtime.plan.packs import aligned, reduce_op_of, tier_of_leaf
@@ -135,6 +136,7 @@ class Program:
     alone: bool = False  # whether all ranks are on this worker
     at_once: bool = False
     load: Load = NOTHING
+    gist: Gist = NO_GIST  # for the recorder
 
     @property
     def algorithm(self) -> str:
@@ -214,7 +216,27 @@ def compose(collective: Collective, topology: Topology, rows: Rows = (), strange
         len(topology.peers) == 1,
         _at_once(topology, packs, strands, sources, receivers),
         load_of(collective, topology.group.size, rows),
+        _gist(topology, strands, arithmetic, nbytes),
     )
+
+
+def _gist(topology: Topology, strands: Sequence[Strand], arithmetic: Sequence[Arithmetic | None], nbytes: int) -> Gist:
+    per_pack = Counter(strand.pack_number for strand in strands)
+    moved = []
+    for strand in strands:
+        how = arithmetic[strand.pack_number]
+        row = how.partial_bytes if how is not None else strand.pack.dtype.itemsize
+        for moves in strand.plan:
+            for move in moves:
+                match move:
+                    case Send(peer, span):
+                        moved.append((topology.peers[peer].task, len(span) * row, 0))
+                    case Recv(peer, span):
+                        moved.append((topology.peers[peer].task, 0, len(span) * row))
+                    case Collect(order, span):
+                        others = (place for place in order if place != topology.place)
+                        moved += [(topology.peers[place].task, 0, len(span) * row) for place in others]
+    return Gist(strands[0].algorithm, nbytes, len(per_pack), max(per_pack.values()), traffic(moved))
 
 
 def _at_once(

@@ -12,6 +12,7 @@ from collectived_proto.types import Report, ReportKind, Verdict, shown_name
 from collectived_runtime.engine import verdicts
 from collectived_runtime.engine.ledger import Ledger
 from collectived_runtime.engine.program import Topology
+from collectived_runtime.logs import facts
 
 log = logging.getLogger("collectived.lane")
 
@@ -169,4 +170,15 @@ class Reports:
             now - instance.first.at,
             f"; local ranks {missing} have not come" if missing else "",
             instance.collective.site or "an unknown place",
+            extra=facts(
+                event="stall",
+                group=shown_name(self._topology.group.name),
+                key=self._ledger.key,
+                generation=self._ledger.generation,
+                instance=instance.number,
+                op=str(instance.collective.operation),
+                site=instance.collective.site,
+                missing=missing,
+                seconds=round(now - instance.first.at, 3),
+            ),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from collectived_runtime.engine.crew import Job
 from collectived_runtime.engine.ledger import Instance
 from collectived_runtime.engine.links import Links
 from collectived_runtime.engine.program import Program, Strand
+from collectived_runtime.engine.recorder import MOST_MARKS, PRELUDE, STRAND
 from collectived_runtime.engine.results import Slot
 from collectived_runtime.engine.strand import Wait
 from collectived_runtime.transport.link import Link
@@ -22,6 +24,7 @@ class _Active:
     strand: Strand
     generator: Iterator[Wait]
     links: frozenset[Link]  # its own as long as it runs: nobody else reads or writes them
+    began: float
     wait: Wait = ()
 
 
@@ -65,7 +68,9 @@ class Running:
                 if not queue or (found := links.get(queue[0].peers, channel)) is None:
                     continue
                 strand = queue.pop()
-                active = self._active[channel] = _Active(strand, self._start(strand, found), frozenset(found.values()))
+                active = self._active[channel] = _Active(
+                    strand, self._start(strand, found), frozenset(found.values()), time.monotonic()
+                )
             elif active.wait and not any(
                 one.done if isinstance(one, Job) else one in links.ready for one, _ in active.wait
             ):
@@ -75,10 +80,24 @@ class Running:
             except StopIteration:
                 del self._active[channel]
                 ended.append(active.strand)
+                self._mark(active)
                 again |= bool(queue)
             else:
                 again |= not active.wait
         return ended, again
+
+    def _mark(self, active: _Active) -> None:
+        marks = self.instance.marks
+        if len(marks) < MOST_MARKS:
+            kind = STRAND if self.then is None else PRELUDE
+            strand = active.strand
+            marks.append((kind, strand.pack_number, strand.shard, 0, -1, active.began, time.monotonic()))
+
+    @property
+    def waited_for(self) -> tuple[int, ...]:
+        """The workers from which something is to come; may be read from any thread."""
+        waits = [one for active in list(self._active.values()) for one in active.wait]
+        return tuple(sorted({one.peer for one, event in waits if not isinstance(one, Job) and event & select.POLLIN}))
 
     def ended(self, strand: Strand) -> tuple[bool, bool]:
         """Takes note of a strand's end: whether its pack is complete, and whether that was the last pack."""

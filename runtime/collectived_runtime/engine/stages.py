@@ -19,7 +19,7 @@ from collectived_runtime.engine import preliminary
 from collectived_runtime.engine import strand as strands
 from collectived_runtime.engine.announce import announce
 from collectived_runtime.engine.execute import Judge
-from collectived_runtime.engine.ledger import Instance
+from collectived_runtime.engine.ledger import Instance, Mark
 from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.results import Slot
 from collectived_runtime.engine.running import Running, Start
@@ -115,12 +115,17 @@ class Stages:
         Args:
             sources: what the contributing local ranks submitted. memory: of the result, behind the slot's head.
         """
-        start = self._starter(instance, program, sources, memory)
+        start = self._starter(instance, program, sources, memory, instance.marks)
         self.chain = self._next(instance)
         return Running(instance, program, slot, start)
 
     def _starter(
-        self, instance: Instance, program: Program, sources: Sequence[Any], memory: NDArray[np.uint8] | None
+        self,
+        instance: Instance,
+        program: Program,
+        sources: Sequence[Any],
+        memory: NDArray[np.uint8] | None,
+        marks: list[Mark] | None = None,
     ) -> Start:
         shop, number, chain = self._shop, self._number, self._next(instance)
 
@@ -134,7 +139,7 @@ class Stages:
                 plan=strand.plan_hash,
                 chain=chain,
             )
-            return strands.run(program, strand, sources, memory, shop.tools, links, stamp, self._judge)
+            return strands.run(program, strand, sources, memory, shop.tools, links, stamp, self._judge, marks)
 
         return start
 

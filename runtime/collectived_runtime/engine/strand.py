@@ -5,6 +5,7 @@ A generator like `execute`: yields what it waits for, and is closed to stop it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,9 @@ from collectived_runtime.engine.counters import Counters
 from collectived_runtime.engine.crew import PIECE_BYTES, SPREAD_BYTES, Help, Job
 from collectived_runtime.engine.cutting import Cut, Window, one_run
 from collectived_runtime.engine.execute import AGAIN, Buffers, Judge, execute
+from collectived_runtime.engine.ledger import Mark
 from collectived_runtime.engine.program import Program, Strand
+from collectived_runtime.engine.recorder import FOLD, MOST_MOVES
 from collectived_runtime.engine.results import Workspace
 from collectived_runtime.engine.seat import Sources
 from collectived_runtime.plan.moves import Buffer
@@ -51,6 +54,7 @@ def run(
     links: Mapping[int, Link],
     stamp: Stamp,
     judge: Judge,
+    marks: list[Mark] | None = None,
 ) -> Iterator[Wait]:
     """Runs a strand.
 
@@ -59,6 +63,7 @@ def run(
         result: the instance's result slot; None where nothing is delivered on this worker.
         tools: of the lane.
         links: by place, at least those of `strand.peers`.
+        marks: are told of folds and moves.
     """
     arithmetic = program.arithmetic[strand.pack_number]
     output = None if result is None else _output(strand, result)
@@ -66,10 +71,13 @@ def run(
         if output is not None and sources:
             yield from _combined(strand, arithmetic, sources, output, tools)
         return
+    began = time.monotonic()
     tools.workspace.begin(strand.pack_number)
     try:
         buffers = yield from _buffers(program, strand, sources, output, tools)
-        yield from execute(strand.plan, buffers, links, stamp, judge)
+        if marks is not None and len(marks) < MOST_MOVES:
+            marks.append((FOLD, strand.pack_number, strand.shard, 0, -1, began, time.monotonic()))
+        yield from execute(strand.plan, buffers, links, stamp, judge, marks)
     finally:
         tools.workspace.end(strand.pack_number)
 

@@ -17,6 +17,7 @@ from collectived_runtime.engine.ledger import Instance
 from collectived_runtime.engine.links import Exchange
 from collectived_runtime.engine.minute import Minute
 from collectived_runtime.engine.program import Program, Topology, compose
+from collectived_runtime.engine.recorder import Recorder, Tape
 from collectived_runtime.engine.results import Budget, Results
 from collectived_runtime.engine.strand import Tools
 from collectived_runtime.engine.watch import Watch
@@ -38,6 +39,7 @@ class Surroundings:
     idle_after: float  # seconds after which a lane gives back memory that nobody uses
     report: Callable[[Report], None]
     ended: Callable[[Any], None]  # with the lane
+    recorder: Recorder = field(default_factory=Recorder)
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ class Workshop:
     bells: Bells
     results: Results
     tools: Tools
+    tape: Tape
     programs: dict[Any, Program] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # what users should know; said once in the log, and in status
     minute: Minute = field(default_factory=lambda: Minute(time.monotonic()))

@@ -30,6 +30,7 @@ from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.lane import Lane, Surroundings
 from collectived_runtime.engine.program import Topology
+from collectived_runtime.engine.recorder import Recorder
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.transport.reception import TOKEN_SECONDS, Reception
@@ -82,6 +83,7 @@ class Groups:
         self._door = door
         self._budget = budget
         self._crew = Crew()
+        self.recorder = Recorder()
         self._say = say
         self._connected = connected
         self._loop = asyncio.get_running_loop()
@@ -337,6 +339,7 @@ class Groups:
             IDLE_SECONDS,
             self._report,
             self._lane_ended,
+            self.recorder,
         )
 
     def _report(self, report: Report) -> None:

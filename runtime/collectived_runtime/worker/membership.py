@@ -19,8 +19,9 @@ import grpc.aio
 from collectived_proto.errors import UnavailableError
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import coordinator_pb2_grpc as rpc
-from collectived_proto.v1 import status_pb2
+from collectived_proto.v1 import status_pb2, trace_pb2
 from collectived_runtime.admission import client_metadata
+from collectived_runtime.clocks import Pulse
 from collectived_runtime.daemon import OPTIONS
 from collectived_runtime.engine.ledger import Ledger
 from collectived_runtime.worker.heartbeat import Heartbeats
@@ -32,6 +33,7 @@ LONGEST_PAUSE_SECONDS = 1.0
 # gRPC's own pauses between attempts to connect grow to two minutes, longer than a coordinator that came back waits.
 RECONNECT = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED, grpc.StatusCode.ALREADY_EXISTS)
+DRAIN_SECONDS = 0.002  # between looks whether what was to be said has been
 WAITING_MESSAGES = 10_000  # kept while the coordinator is away; older ones are dropped first
 
 
@@ -74,6 +76,7 @@ class Membership:
         self.beats = 0
         self._heartbeats = Heartbeats()
         self._heartbeat = 5.0
+        self._pulse = Pulse()
         self._waiting: deque[pb.WorkerMessage] = deque(maxlen=WAITING_MESSAGES)
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -113,6 +116,26 @@ class Membership:
         """Asks the coordinator; raises grpc.aio.AioRpcError where it does not answer."""
         call: Awaitable[status_pb2.StatusReply] = self._stub.Status(request, timeout=timeout, metadata=self._metadata)
         return await call
+
+    async def trace(self, request: trace_pb2.TraceRequest, patience: float) -> AsyncIterator[trace_pb2.TraceReply]:
+        """Asks the coordinator; raises grpc.aio.AioRpcError where it does not begin to answer within `patience`
+        seconds, or ends amid its answer."""
+        call = self._stub.Trace(request, metadata=self._metadata)
+        try:
+            first = await asyncio.wait_for(call.read(), patience)
+            while first is not grpc.aio.EOF:
+                yield first
+                first = await call.read()
+        except TimeoutError:
+            raise silent(f"not within {patience:g} s") from None
+        finally:
+            call.cancel()
+
+    async def drained(self) -> bool:
+        """Waits until everything that was to be said has been; False where there is nobody to hear it."""
+        while self._waiting and self.connected.is_set():
+            await asyncio.sleep(DRAIN_SECONDS)
+        return self.connected.is_set()
 
     async def close(self) -> None:
         """Says goodbye, so that the coordinator does not look for this worker."""
@@ -158,6 +181,8 @@ class Membership:
         async for message in call:
             if message.HasField("welcome"):
                 self._welcomed(message.welcome)
+            elif message.HasField("echo"):
+                self._pulse.echo(message.echo.sent_at, message.echo.at, time.monotonic())
             else:
                 self._heard(message)
 
@@ -168,6 +193,7 @@ class Membership:
         self.stall_seconds = welcome.stall_seconds
         self._welcome_once = True
         self._heartbeats.forget()
+        self._pulse.forget()
         self.connected.set()
         self._rejoin()
         self._news.set()
@@ -192,9 +218,24 @@ class Membership:
                     return
                 beaten = time.monotonic()
                 self.beats += 1
-                yield pb.WorkerMessage(heartbeat=self._heartbeats.next(self._ledgers(), beaten))
+                yield pb.WorkerMessage(heartbeat=self._beat(beaten))
             if stream == self._streams:
                 self._news.clear()
+
+    def _beat(self, now: float) -> pb.Heartbeat:
+        beat = self._heartbeats.next(self._ledgers(), now)
+        beat.sent_at = self._pulse.beat(now)
+        if (found := self._pulse.best(now)) is not None:
+            # What is to be added to our time to get the coordinator's is the reverse of what we add to its.
+            beat.clock.offset_seconds, beat.clock.error_seconds = -found.seconds, found.error(now)
+            beat.clock.round_trip_seconds = found.round_trip
+        return beat
+
+
+def silent(why: str) -> grpc.aio.AioRpcError:
+    """As gRPC itself says that nobody answers."""
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, nothing, nothing, details=why)
 
 
 def _cut_off(error: grpc.aio.AioRpcError) -> bool:

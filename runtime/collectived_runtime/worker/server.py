@@ -8,7 +8,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,8 @@ from collectived_proto.devices import DeviceName
 from collectived_proto.errors import CollectiveError
 from collectived_proto.local.jobs import check_socket_path
 from collectived_proto.v1 import coordinator_pb2 as pb
-from collectived_proto.v1 import status_pb2, worker_pb2_grpc
+from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2_grpc
+from collectived_runtime import clocks
 from collectived_runtime.admission import Admission
 from collectived_runtime.credentials import gate
 from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove_sockets, signals, until_stopped
@@ -30,13 +31,14 @@ from collectived_runtime.engine.results import Budget
 from collectived_runtime.health import Health, reflect
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
-from collectived_runtime.worker import probe
+from collectived_runtime.worker import probe, telemetry
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.metrics import WorkerMetrics
 from collectived_runtime.worker.service import PROTOCOL, WorkerService
 from collectived_runtime.worker.sessions import Sessions
 from collectived_runtime.worker.status import Identity, Standing, group_seen_from, worker_status
+from collectived_runtime.worker.trace import worker_trace
 
 if TYPE_CHECKING:
     from collectived_runtime.http.server import HttpServer
@@ -65,6 +67,7 @@ class WorkerSettings:
     without a host, the loopback. link_listen: `host:port` for other workers; port 0 is chosen.
     host: this host's name for people. secret: the job's. memory_limit: bytes of shared memory in all; 0: half of what
     this machine (or its cgroup) has. patience_seconds: how long a new worker looks for its coordinator.
+    otel: send OpenTelemetry spans; without it only where the environment says whereto.
     metrics: `[HOST:]PORT` where metrics are served; "": nowhere. reflection: tell tools what is served.
     viewing_token_file: file of one line with a token by which one may look; None: only by the secret's.
     """
@@ -80,6 +83,7 @@ class WorkerSettings:
     memory_limit: int = 0
     insecure: bool = False
     patience_seconds: float = 10.0
+    otel: bool = False
     metrics: str = ""
     reflection: bool = False
     viewing_token_file: Path | None = None
@@ -132,6 +136,8 @@ class _Worker:
             self.listen[0],
             f"{link_host}:{self.reception.link_port}",
         )
+        self.telemetry: telemetry.Telemetry | None = None
+        self.telling: set[asyncio.Future[None]] = set()
         self.sessions = Sessions(self.budget)
         self.groups = Groups(
             task, settings.host, devices, self.reception, self.door, self.budget, self._say, self._connected
@@ -158,6 +164,7 @@ class _Worker:
             self.groups,
             self.reception,
             self._status,
+            self._trace,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)
         self.health = Health(SERVICE, self.server)
@@ -178,6 +185,7 @@ class _Worker:
             reflect(self.server, SERVICE)
         if self.settings.metrics:
             self.metrics = self._metrics(self.settings.metrics)
+        self.telemetry = telemetry.start(self.settings.otel, self.groups.recorder, self.identity, self.settings.job)
         self.listen = [bind(self.server, address) for address in reversed(self.listen)][::-1]
         await self.server.start()
         if self.metrics:
@@ -216,6 +224,8 @@ class _Worker:
         await self.server.stop(0.2)
         await asyncio.to_thread(self.groups.close)
         await asyncio.to_thread(self.reception.close)
+        if self.telemetry is not None:
+            await asyncio.to_thread(self.telemetry.close)
         remove_sockets(self.listen)
 
     def _hello(self, epoch: int) -> pb.Hello:
@@ -231,6 +241,7 @@ class _Worker:
             link_address=identity.link_address,
             highest_epoch=epoch,
             groups=self.groups.attached(),
+            clock=clocks.name(),
         )
 
     def _heard(self, message: pb.CoordinatorMessage) -> None:
@@ -238,6 +249,10 @@ class _Worker:
             inspecting = asyncio.create_task(self._inspected(message.inspect.inspect))
             self._inspecting.add(inspecting)
             inspecting.add_done_callback(self._inspecting.discard)
+        elif message.HasField("ask_trace"):
+            telling = asyncio.ensure_future(self._tell_trace(message.ask_trace, time.monotonic()))
+            self.telling.add(telling)
+            telling.add_done_callback(self.telling.discard)
         else:
             self.groups.heard(message)
 
@@ -281,6 +296,36 @@ class _Worker:
             warnings=[reason] if reason else [],
             answered_by=self.name,
         )
+
+    async def _tell_trace(self, asked: pb.AskTrace, heard: float) -> None:
+        """Part by part, so that what is urgent is never behind all of them."""
+        for part in worker_trace(self.identity, self.groups.lanes, self.groups.recorder, asked.request):
+            told = pb.TracePart(trace=asked.trace, part=part, asked_at=asked.at, heard_at=heard)
+            told.answered_at = time.monotonic()
+            self.membership.say(pb.WorkerMessage(trace_part=told))
+            await asyncio.sleep(0)
+            if not await self.membership.drained():
+                return
+
+    async def _trace(self, request: trace_pb2.TraceRequest) -> AsyncIterator[trace_pb2.TraceReply]:
+        reason = ""
+        if not request.local_only:
+            begun = False
+            try:
+                async for reply in self.membership.trace(request, STATUS_SECONDS):
+                    begun = True
+                    yield reply
+                return
+            except grpc.aio.AioRpcError as error:
+                if begun:
+                    raise
+                reason = f"the coordinator at {self.membership.address} does not answer ({error.details()}): "
+                reason += "this is what one worker has recorded"
+        yield trace_pb2.TraceReply(time=trace_pb2.TraceTime(unix=time.time(), monotonic=time.monotonic()))
+        for part in worker_trace(self.identity, self.groups.lanes, self.groups.recorder, request):
+            part.clock.how = "same clock"
+            yield trace_pb2.TraceReply(worker=part)
+        yield trace_pb2.TraceReply(last=True, warnings=[reason] if reason else [])
 
 
 def listening(wanted: str, default: str) -> list[str]:

@@ -17,7 +17,7 @@ from collectived_proto.codec import layout_to_proto, verdict_to_proto
 from collectived_proto.errors import CollectiveError, FailedPreconditionError
 from collectived_proto.local.wire import TOKEN_BYTES
 from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE
-from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
+from collectived_proto.v1 import common_pb2, status_pb2, trace_pb2, worker_pb2, worker_pb2_grpc
 from collectived_runtime.admission import is_local
 from collectived_runtime.engine.ledger import Prepared
 from collectived_runtime.transport.reception import Reception
@@ -61,7 +61,7 @@ def _translated(method: Callable[..., Any]) -> Callable[..., Any]:
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Args:
     name: `/job:worker/task:1`.
-    status: answers a status request.
+    status: answers a status request. trace: the same, in a stream.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         groups: Groups,
         reception: Reception,
         status: Callable[[status_pb2.StatusRequest], Awaitable[status_pb2.StatusReply]],
+        trace: Callable[[trace_pb2.TraceRequest], AsyncIterator[trace_pb2.TraceReply]],
     ) -> None:
         self._name = name
         self._devices = devices
@@ -81,6 +82,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._groups = groups
         self._reception = reception
         self._status = status
+        self._trace = trace
 
     @_translated
     async def OpenSession(
@@ -154,6 +156,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: status_pb2.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> status_pb2.StatusReply:
         return await self._status(request)
+
+    async def Trace(
+        self, request: trace_pb2.TraceRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[trace_pb2.TraceReply]:
+        async for reply in self._trace(request):
+            yield reply
 
     def _admit(self, session: Session) -> bytes:
         token = secrets.token_bytes(TOKEN_BYTES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from collectived_proto.announcements import formed_from_bytes, ruling_from_proto
 from collectived_proto.codec import group_from_proto
 from collectived_proto.errors import Code
-from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2
+from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2, trace_pb2
 from collectived_runtime.coordinator.service import TURNS, CoordinatorService
 from collectived_runtime.coordinator.state import Coordinator
 
@@ -416,5 +417,27 @@ def test_status_shows_what_forms_and_what_failed(play: Play) -> None:
         [failure] = reply.failures
         assert failure.verdict.code == Code.ABORTED and "enough" in failure.verdict.message
         assert abs(failure.unix_time - reply.unix_time) < 60
+
+    play(story)
+
+
+def test_a_heartbeat_that_wants_an_echo_gets_one_and_what_it_says_of_its_clock_counts_in_traces(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        one = stage.worker(0)
+        await one.hello(clock="of its own")
+        clock = trace_pb2.WorkerClock(offset_seconds=7.0, error_seconds=1e-9)
+        await one.send(heartbeat=coordinator_pb2.Heartbeat(sent_at=5.0, clock=clock))
+        echo = await one.hear("echo")
+        assert echo.sent_at == 5.0 and abs(echo.at - time.monotonic()) < 60
+        call = stage.stub.Trace(trace_pb2.TraceRequest(group="train"))
+        assert (await call.read()).HasField("time")
+        asked = await one.hear("ask_trace")
+        assert asked.request.group == "train"
+        part = trace_pb2.WorkerTrace(task=0, now=1.0, last=True)
+        told = coordinator_pb2.TracePart(trace=asked.trace, part=part, asked_at=asked.at)
+        await one.send(trace_part=told)
+        found = (await call.read()).worker
+        assert (found.clock.how, found.clock.offset_seconds) == ("heartbeat", 7.0)
+        assert (await call.read()).last and await call.read() is grpc.aio.EOF
 
     play(story)

@@ -131,7 +131,7 @@ def test_words() -> None:
     assert [shown_name(name) for name in scoped] == ["train", "/shared", "a/b", "bare"]
 
 
-SHELLS = {"service.py", "server.py", "journal.py", "table_file.py", "messages.py", "overview.py"}
+SHELLS = {"service.py", "server.py", "journal.py", "table_file.py", "messages.py", "overview.py", "traces.py"}
 WORLD = {"grpc", "socket", "threading", "asyncio", "time", "select", "os", "logging", "random", "google"}
 
 

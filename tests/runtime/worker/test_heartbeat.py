@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import grpc.aio
 from collectived_proto.types import Barrier, Collective, Layout
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import coordinator_pb2_grpc as rpc
+from collectived_proto.v1 import trace_pb2
 from collectived_runtime.engine.ledger import Arrival, Ledger, Prepared
 from collectived_runtime.worker.heartbeat import MOST_RANKS, Heartbeats
 from collectived_runtime.worker.membership import Membership
@@ -145,6 +147,48 @@ def test_a_worker_beats_with_what_has_moved_even_while_it_says_other_things(tmp_
             assert told(await coordinator.next(1)) == {(100, 0): (0, -1, "barrier() train.py:88")}
             coordinator.cut = True
             assert told(await coordinator.next(2)) == {(100, 0): (0, -1, "barrier() train.py:88")}
+        finally:
+            await membership.close()
+            await server.stop(1.0)
+
+    asyncio.run(story())
+
+
+class Ahead(rpc.CoordinatorServicer):
+    """A coordinator whose clock is ahead of ours, and which echoes heartbeats."""
+
+    SECONDS = 5000.0
+
+    def __init__(self) -> None:
+        self.clocks: asyncio.Queue[trace_pb2.WorkerClock] = asyncio.Queue()
+
+    async def Attach(self, requests: AsyncIterator[pb.WorkerMessage], context: Any) -> None:
+        async for message in requests:
+            if message.HasField("hello"):
+                await context.write(pb.CoordinatorMessage(welcome=pb.Welcome(epoch=1, heartbeat_seconds=0.02)))
+            elif message.HasField("heartbeat"):
+                beat = message.heartbeat
+                if beat.HasField("clock"):
+                    self.clocks.put_nowait(beat.clock)
+                if beat.sent_at:
+                    echo = pb.Echo(sent_at=beat.sent_at, at=time.monotonic() + self.SECONDS)
+                    await context.write(pb.CoordinatorMessage(echo=echo))
+
+
+def test_echoes_tell_a_worker_how_its_clock_stands_and_its_heartbeats_tell_the_coordinator(tmp_path: Path) -> None:
+    async def story() -> None:
+        coordinator = Ahead()
+        server = grpc.aio.server()
+        rpc.add_CoordinatorServicer_to_server(coordinator, server)
+        address = f"unix:{tmp_path}/c.sock"
+        server.add_insecure_port(address)
+        await server.start()
+        membership = Membership(address, "", lambda _: pb.Hello(), lambda _: None, lambda: None)
+        try:
+            await membership.joined(20)
+            clock = await asyncio.wait_for(coordinator.clocks.get(), 20)
+            assert clock.round_trip_seconds > 0
+            assert abs(clock.offset_seconds - Ahead.SECONDS) <= clock.error_seconds + 1e-9
         finally:
             await membership.close()
             await server.stop(1.0)

@@ -1,0 +1,1 @@
+"""`collectived trace`: what happened on all workers, as a file for a trace viewer."""

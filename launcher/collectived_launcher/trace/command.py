@@ -1,0 +1,132 @@
+"""`collectived trace`: what the flight recorders have kept, in a file for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any, cast
+
+import click
+
+from collectived_launcher.quantities import time_span
+
+_VIEWER = "https://ui.perfetto.dev"
+_MOST_ABSENT = 10  # named on the screen
+
+
+@click.command()
+@click.option(
+    "--last", callback=time_span, metavar="TIME", help="Only the last 30s, 5m, 1h; default: all that is kept."
+)
+@click.option("--group", metavar="NAME", default="", help="Only this group.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    default="trace.json",
+    show_default=True,
+    help="Where the trace goes; compressed if it ends in .gz; - is standard output.",
+)
+@click.option(
+    "--worker", metavar="ADDRESS", help="Ask this worker (unix:/path or host:port); default: the running job's."
+)
+@click.option("--local", is_flag=True, help="What this one worker has recorded; nobody else is asked.")
+@click.option("--json", "as_json", is_flag=True, help="Say what was written as JSON.")
+def trace(last: float | None, group: str, output: str, worker: str | None, local: bool, as_json: bool) -> None:
+    """Write what every collective did, and who was waited for, as a trace that Perfetto shows.
+
+    Asks one worker of the running job, which asks all through the coordinator, also while collectives hang. Exit status
+    3 if nothing runs or nobody answers.
+    """
+    from collectived_launcher.status.find import find  # gRPC: `launch` must start without it
+    from collectived_launcher.trace.gather import ask
+    from collectived_launcher.trace.picture import lines, picture, span
+    from collectived_proto.v1.trace_pb2 import TraceRequest
+
+    account = ask(find(worker, os.environ), TraceRequest(last_seconds=last or 0.0, group=group, local_only=local))
+    made = picture(account)
+    _write(output, lines(made))
+    about = made["otherData"]
+    count = len({_key(event["args"]) for event in made["traceEvents"] if event.get("cat") == "collective"})
+    told = {"file": output, "collectives": count, "seconds": round(span(made), 6), "events": len(made["traceEvents"])}
+    if as_json:
+        click.echo(json.dumps(told | about, indent=2), err=output == "-")
+        return
+    for line in _summary(told, about):
+        click.echo(line, err=output == "-")
+
+
+def _key(args: dict[str, Any]) -> tuple[str, str, int]:
+    return args["key"], args["generation"], args["instance"]
+
+
+def _summary(told: dict[str, Any], about: dict[str, Any]) -> Iterable[str]:
+    workers = about["workers"]
+    yield (
+        f"{told['file']}: {_counted(told['collectives'], 'collective')} of {_counted(len(workers), 'worker')} in "
+        f"{told['seconds']:.3f} s{_clocks(workers, about['clock_error_seconds'])}; open it in {_VIEWER}"
+    )
+    absences = about["absences"]
+    for absence in absences[:_MOST_ABSENT]:
+        had = "had" if absence["outcome"] == "failed" else "has"
+        at = f" at {absence['site']}" if absence["site"] else ""
+        yield (
+            f"ABSENT   {absence['group']} #{absence['instance']} {absence['op']}{at}: rank {absence['rank']} {had} not "
+            f"arrived for {absence['waited_seconds']:.1f} s{_who(absence)}"
+        )
+    if len(absences) > _MOST_ABSENT:
+        yield f"ABSENT   and {len(absences) - _MOST_ABSENT} more"
+    for worker in workers:
+        if worker["collectives_left_out"]:
+            more = "ask for less with --last or --group"
+            yield f"WARNING  worker {worker['task']} has {worker['collectives_left_out']} collectives more: {more}"
+    for warning in about["warnings"]:
+        yield f"WARNING  {warning}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _clocks(workers: list[dict[str, Any]], error: float) -> str:
+    if len(workers) < 2:
+        return ""
+    return f", clocks within {error * 1e3:.3f} ms" if error else ", one clock"
+
+
+def _who(absence: dict[str, Any]) -> str:
+    if "pid" not in absence:
+        return f" (worker {absence['worker']})"
+    last = f"last did {absence['last_op']}" if absence["last_op"] else "has done nothing yet"
+    at = f" at {absence['last_site']}" if absence["last_site"] else ""
+    return f" (host {absence['host']}, pid {absence['pid']}; {last}{at})"
+
+
+def _write(output: str, lines: Iterable[str]) -> None:
+    """Whole or not at all."""
+    if output == "-":
+        sys.stdout.writelines(lines)
+        return
+    path = Path(output)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            with _opened(draft, path.suffix == ".gz") as file:
+                file.writelines(lines)
+            os.replace(draft, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                draft.unlink()
+    except OSError as error:
+        raise click.ClickException(
+            f"{output!r} cannot be written: {error.strerror or error}; give another file with -o"
+        ) from error
+
+
+def _opened(path: Path, compressed: bool) -> IO[str]:
+    return cast(IO[str], gzip.open(path, "wt", compresslevel=6)) if compressed else path.open("w")

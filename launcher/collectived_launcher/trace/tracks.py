@@ -1,0 +1,122 @@
+"""Slices of time on tracks, as trace viewers want them: on one track they nest or follow one another. Pure.
+
+A *track* is what a viewer shows as a thread. Slices of a track that overlap without nesting, such as several
+collectives of one rank that are under way at once, are put on further *rows* of it, each a thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+Event = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Slice:
+    """`begin` and `end` are seconds of the trace's clock; `inner` are cut to lie within, and follow one another."""
+
+    track: str
+    name: str
+    category: str
+    begin: float
+    end: float
+    args: dict[str, Any] = field(default_factory=dict)
+    inner: list[Slice] = field(default_factory=list)
+    colour: str = ""
+    tid: int = 0  # where it was put
+    first: int = 0  # nanoseconds since the trace's beginning
+    last: int = 0
+
+
+class Process:
+    """What a viewer shows as a process."""
+
+    def __init__(self, pid: int, name: str, label: str = "") -> None:
+        self.pid = pid
+        self.name = name
+        self.label = label
+        self.slices: list[Slice] = []
+        self._order: dict[str, int] = {}  # of tracks
+
+    def track(self, name: str) -> None:
+        """Says that a track is there, below those before it, whether something happens on it or not."""
+        self._order.setdefault(name, len(self._order))
+
+    def add(self, piece: Slice) -> None:
+        self.track(piece.track)
+        self.slices.append(piece)
+
+    def events(self, zero: float) -> Iterator[Event]:
+        """Metadata, then slices by the time at which they begin; `zero` is the trace's beginning."""
+        yield _about(self.pid, 0, "process_name", name=self.name)
+        yield _about(self.pid, 0, "process_sort_index", sort_index=self.pid)
+        if self.label:
+            yield _about(self.pid, 0, "process_labels", labels=self.label)
+        rows: dict[str, list[int]] = {name: [] for name in self._order}  # when the last slice of each row ends
+        threads: dict[tuple[str, int], int] = {(name, 0): number for number, name in enumerate(self._order, 1)}
+        for piece in self.slices:
+            piece.first, piece.last = _between(piece.begin, piece.end, zero)
+        placed = sorted(self.slices, key=lambda piece: (piece.first, -piece.last))
+        for piece in placed:
+            row = _row(rows[piece.track], piece)
+            piece.tid = threads.setdefault((piece.track, row), len(threads) + 1)
+        for (name, row), tid in threads.items():
+            yield _about(self.pid, tid, "thread_name", name=f"{name} ({row + 1})" if row else name)
+            yield _about(self.pid, tid, "thread_sort_index", sort_index=100 * self._order[name] + row)
+        for piece in placed:
+            yield from self._complete(piece, piece.first, piece.last, piece.tid, zero)
+
+    def _complete(self, piece: Slice, first: int, last: int, tid: int, zero: float) -> Iterator[Event]:
+        event: Event = {
+            "ph": "X",
+            "pid": self.pid,
+            "tid": tid,
+            "ts": first / 1000,
+            "dur": (last - first) / 1000,
+            "name": piece.name,
+            "cat": piece.category,
+            "args": piece.args,
+        }
+        if piece.colour:
+            event["cname"] = piece.colour
+        yield event
+        at = first
+        for inner in sorted(piece.inner, key=lambda inner: (inner.begin, inner.end)):
+            begin, end = _between(inner.begin, inner.end, zero)
+            begin = min(max(begin, at), last)
+            at = min(max(end, begin), last)
+            yield from self._complete(inner, begin, at, tid, zero)
+
+
+def arrow(number: int, name: str, start: tuple[int, Slice], end: tuple[int, Slice]) -> Iterable[Event]:
+    """From the beginning of one slice to the end of another, each with the process where it was put.
+
+    None where the clocks say that it ended before it began.
+    """
+    (pid, source), (other, target) = start, end
+    if target.last - 1 < max(source.first, target.first):
+        return
+    common = {"cat": "flow", "name": name, "id": number}
+    yield {"ph": "s", "pid": pid, "tid": source.tid, "ts": source.first / 1000, **common}
+    yield {"ph": "f", "bp": "e", "pid": other, "tid": target.tid, "ts": (target.last - 1) / 1000, **common}
+
+
+def _about(pid: int, tid: int, what: str, **args: Any) -> Event:
+    return {"ph": "M", "pid": pid, "tid": tid, "ts": 0, "name": what, "args": args}
+
+
+def _between(begin: float, end: float, zero: float) -> tuple[int, int]:
+    first = max(0, round((begin - zero) * 1e9))
+    return first, max(first, round((end - zero) * 1e9))
+
+
+def _row(rows: list[int], piece: Slice) -> int:
+    """The first row that is free when the slice begins, which takes it."""
+    for number, free in enumerate(rows):
+        if free <= piece.first:
+            rows[number] = max(piece.last, piece.first)
+            return number
+    rows.append(piece.last)
+    return len(rows) - 1

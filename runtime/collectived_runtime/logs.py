@@ -1,0 +1,91 @@
+"""What daemons log: one line per event, as text or JSON, and failures with the identifiers that everything else uses.
+
+A record may carry *facts* (`extra=facts(…)`): what it is about, by name. JSON lines have them as fields; texts say them
+in words.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from collectived_proto.errors import Code
+from collectived_proto.types import Verdict, shown_name
+
+FORMATS = ("text", "json")
+
+
+def configure(level: str, form: str) -> None:
+    """Logs of this process go to standard error from now on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def facts(**named: Any) -> dict[str, Any]:
+    """For `extra` of a logging call."""
+    return {"facts": named}
+
+
+def facts_of(verdict: Verdict) -> dict[str, Any]:
+    """For `extra`: what a failure is, in the words of status and trace."""
+    return facts(
+        event="failure",
+        group=shown_name(verdict.group),
+        key=verdict.key,
+        generation=verdict.generation,
+        instance=verdict.instance,
+        op=verdict.op,
+        code=_code(verdict),
+        missing=[member.rank for member in verdict.missing],
+        decided_by=verdict.decided_by,
+    )
+
+
+def text_of(verdict: Verdict, text: str = "") -> str:
+    """The same for people: what was decided, in words of its own or those given, then what it is about."""
+    about = [f"key {verdict.key}", f"generation {verdict.generation}"]
+    if verdict.instance >= 0:
+        about.append(f"instance {verdict.instance}")
+    about += [verdict.op] if verdict.op else []
+    return f"{text or verdict.message} [{', '.join([*about, _code(verdict)])}]"
+
+
+def _code(verdict: Verdict) -> str:
+    try:
+        return Code(verdict.code).name
+    except ValueError:
+        return str(verdict.code)
+
+
+class TextLines(logging.Formatter):
+    """`2026-11-22 13:09:17,332 WARNING collectived.lane: …`; a line break in a message is written as `\\n`."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return super().formatMessage(record).replace("\n", "\\n")
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, message, the facts, and a traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{whole}.{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        told = getattr(record, "facts", None)
+        if isinstance(told, Mapping):
+            line |= told
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)

@@ -1,0 +1,76 @@
+"""What daemons log: one line per event, and each failure once with its identifiers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from collectived_proto.errors import Code
+from collectived_proto.types import Member, Verdict
+from collectived_runtime.logs import JsonLines, TextLines, facts, facts_of, text_of
+
+VERDICT = Verdict(
+    "job/train",
+    7,
+    100,
+    Code.DEADLINE_EXCEEDED,
+    "rank 1 was missing",
+    5,
+    instance=5,
+    op="all_reduce(sum)",
+    missing=(Member(1, "", 0, "", 0),),
+)
+FACTS = {
+    "event": "failure",
+    "group": "train",
+    "key": 7,
+    "generation": 100,
+    "instance": 5,
+    "op": "all_reduce(sum)",
+    "code": "DEADLINE_EXCEEDED",
+    "missing": [1],
+    "decided_by": "coordinator",
+}
+
+
+@pytest.fixture
+def record() -> Callable[..., logging.LogRecord]:
+    def make(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
+        logger = logging.getLogger("collectived.test")
+        return logger.makeRecord(logger.name, logging.WARNING, __file__, 1, message, arguments, None, extra=extra)
+
+    return make
+
+
+def test_a_failure_has_the_identifiers_of_status_and_trace() -> None:
+    assert facts_of(VERDICT)["facts"] == FACTS
+    about = "[key 7, generation 100, instance 5, all_reduce(sum), DEADLINE_EXCEEDED]"
+    assert text_of(VERDICT) == f"rank 1 was missing {about}"
+    assert text_of(VERDICT, "group 'train' failed") == f"group 'train' failed {about}"
+
+
+def test_json_is_one_object_a_line(record: Callable[..., logging.LogRecord]) -> None:
+    line = JsonLines().format(record("group %s:\n%s", "train", "gone", **facts_of(VERDICT)))
+    assert "\n" not in line
+    told = json.loads(line)
+    assert {key: told[key] for key in FACTS} == FACTS
+    assert (told["level"], told["logger"], told["message"]) == ("warning", "collectived.test", "group train:\ngone")
+    assert told["time"].endswith("Z") and len(told["time"]) == len("2026-11-22T13:09:17.332Z")
+
+
+def test_a_traceback_is_part_of_the_object(record: Callable[..., logging.LogRecord]) -> None:
+    one = record("a defect")
+    try:
+        raise ValueError("no")
+    except ValueError:
+        one.exc_info = sys.exc_info()
+    assert "ValueError: no" in json.loads(JsonLines().format(one))["traceback"]
+
+
+def test_text_is_one_line(record: Callable[..., logging.LogRecord]) -> None:
+    line = TextLines().format(record("two\nlines", **facts(event="x")))
+    assert line.endswith(" WARNING collectived.test: two\\nlines")
