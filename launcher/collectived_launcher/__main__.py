@@ -13,6 +13,7 @@ import click
 
 from collectived_launcher.bench.command import bench
 from collectived_launcher.daemon import coordinator, simulate, worker
+from collectived_launcher.doctor.command import doctor
 from collectived_launcher.launch.command import launch
 from collectived_launcher.status.command import status
 from collectived_launcher.top.command import top
@@ -27,7 +28,7 @@ def collectived() -> None:
     """Collective communication as a service: start it, use it, look at it."""
 
 
-for command in (launch, status, top, trace, bench, simulate, coordinator, worker):
+for command in (launch, status, top, trace, bench, doctor, simulate, coordinator, worker):
     collectived.add_command(command)
 
 

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import collectived as cd
-from collectived_proto.v1 import status_pb2, worker_pb2, worker_pb2_grpc
+from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2, worker_pb2_grpc
 from collectived_proto.viewing import viewing_token
 from collectived_runtime.metrics.catalogue import COORDINATOR, PROCESS, WORKER
 
@@ -225,6 +225,7 @@ def test_a_viewing_token_over_tcp_is_good_for_looking_only(
             if refusal is refusals[0]:
                 reply = worker.Status(status_pb2.StatusRequest(), metadata=metadata)
                 assert reply.coordinator.job == "test", "the worker asks the coordinator by its own secret"
+                assert list(worker.Trace(trace_pb2.TraceRequest(), metadata=metadata))
                 assert probe.Check(health_pb2.HealthCheckRequest(), metadata=metadata).status == SERVING
             with pytest.raises(grpc.RpcError) as refused:
                 worker.Abort(worker_pb2.AbortRequest(), metadata=metadata)

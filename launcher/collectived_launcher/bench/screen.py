@@ -1,12 +1,14 @@
 """The terminal of `collectived bench`: takes what clients print, keeps what they measured, and shows how far they are.
 
-Standard output is left to the result. On standard error there is progress, where that is a terminal, and whatever
-clients and daemons say that is no event.
+Standard output is left to the result. On standard error there is progress, as a bar where that is a terminal, and
+whatever clients and daemons say that is no event.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from types import TracebackType
 
 from rich.console import Console
@@ -15,6 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from collectived_launcher.bench.record import Record, event, hear
 from collectived_launcher.bench.tables import digits, size
 from collectived_launcher.launch.output import Terminal
+
+_BEAT = 10.0  # seconds
 
 
 class Screen(Terminal):
@@ -25,10 +29,13 @@ class Screen(Terminal):
         self.record = Record()
         self._progress: Progress | None = None
         self._task = TaskID(0)
+        self._began = time.monotonic()
+        self._over = threading.Event()
+        self._pulse: threading.Thread | None = None
 
     def __enter__(self) -> Screen:
         if sys.stderr.isatty():
-            # Drawn when something is heard, and never by a thread, which would cost the ranks their time.
+            # Drawn when something is heard; between that once in ten seconds, which costs the ranks no time.
             self._progress = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -47,15 +54,29 @@ class Screen(Terminal):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._over.set()
+        if self._pulse is not None:
+            self._pulse.join()
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+    def _beat(self) -> None:
+        """Shows that it goes on: one size may take minutes."""
+        while not self._over.wait(_BEAT):
+            if self._progress is not None:
+                self._progress.refresh()
+            else:
+                super().say(f"collectived bench: {stand(self.record)}, {time.monotonic() - self._began:.0f} s so far")
 
     def show(self, stream: int, who: str, line: bytes, colour: int | None = None) -> None:
         told = event(line) if stream == 1 else None
         if told is not None:
             hear(self.record, told)
             self._advance()
+            if self._pulse is None:  # not before: processes are started by one thread alone
+                self._pulse = threading.Thread(target=self._beat, daemon=True)
+                self._pulse.start()
         elif self._progress is not None:
             self._print(f"[{who}] {line.decode(errors='replace')}")
         else:
@@ -77,10 +98,7 @@ class Screen(Terminal):
     def _advance(self) -> None:
         if self._progress is None or self.record.conditions is None:
             return
-        description = str(self.record.conditions["operation"])
-        if self.record.current is not None:
-            nbytes, iterations = self.record.current
-            description = f"{description} {size(nbytes)} × {iterations}"
+        description = now(self.record)
         last = ""
         if self.record.rows:
             row = self.record.rows[-1]
@@ -88,3 +106,20 @@ class Screen(Terminal):
         rows, total = len(self.record.rows), len(self.record.sizes)
         self._progress.update(self._task, description=description, total=total, completed=rows, last=last)
         self._progress.refresh()
+
+
+def now(record: Record) -> str:
+    """What is being measured: `all_reduce 64 MiB × 130`."""
+    if record.conditions is None:
+        return "starting"
+    operation = str(record.conditions["operation"])
+    if record.current is None:
+        return operation
+    nbytes, iterations = record.current
+    return f"{operation} {size(nbytes)} × {iterations}"
+
+
+def stand(record: Record) -> str:
+    """The same, and how far it is, in words."""
+    done = f", {len(record.rows)} of {len(record.sizes)} sizes done" if record.sizes else ""
+    return f"{now(record)}{done}"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from collectived_launcher.launch import patience
 from collectived_launcher.launch.child import Child, Daemon
 from collectived_launcher.launch.job import COORDINATOR, Job
 from collectived_launcher.launch.loop import Loop
@@ -186,7 +187,11 @@ class Daemons:
         def settled() -> bool:
             return all(daemon.ready for daemon in daemons) or not all(daemon.alive for daemon in daemons)
 
-        self._loop.until(settled, self._ready_within)
+        def say(passed: str) -> None:
+            late = ", ".join(daemon.describe() for daemon in daemons if not daemon.ready)
+            self._terminal.say(f"collectived: waiting until {late} can serve, {passed}")
+
+        patience.until(self._loop, settled, self._ready_within, say)
         if self._loop.signals:
             return False
         for daemon in sorted(daemons, key=lambda daemon: daemon.alive):  # whoever ended is why the others are not ready

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from collectived_launcher.doctor.at_start import tell_failures
 from collectived_launcher.launch.account import Account
 from collectived_launcher.launch.child import Client, Daemon
 from collectived_launcher.launch.daemons import DaemonCommand, Daemons, Page, StartError, await_end
@@ -84,6 +85,7 @@ class LocalJob:
                 self._attend()
             except StartError as error:
                 self._terminal.say(f"collectived: {error}")
+                tell_failures(self._terminal.say)
                 return 1
             finally:
                 self._take_down()

@@ -1,0 +1,217 @@
+"""What doctor knows before it judges: plain values, gathered by `probes`, or made up by a test.
+
+A part that could not be looked at is `Unknown`. None stands for "no limit", "not there" or "cannot be known", as its
+field says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Why a part could not be looked at."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """`installed`: its version, None where it is missing. `wanted`: such as `>=6.31.1,<8`."""
+
+    name: str
+    installed: str | None
+    wanted: str
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """`cannot_load`: the last words of a Python that loaded all that a daemon loads; '' where it could. `slow_to_load`:
+    it had not ended after so many seconds; 0 where it had."""
+
+    release: str
+    python: str
+    wanted_python: str
+    libraries: tuple[Library, ...]
+    extras: tuple[str, ...] = ()
+    cannot_load: str = ""
+    slow_to_load: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What this kernel lets us do. The last four: '' where it works, else the error."""
+
+    system: str
+    release: str
+    memfd: str = ""
+    pidfd: str = ""
+    peer_pidfd: str = ""
+    seqpacket: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """In pieces and bytes; None is no limit. `tasks_left`: processes and threads that may still be started."""
+
+    descriptors: int | None
+    descriptors_most: int | None
+    locked: int | None
+    tasks_left: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes. `limit`: of the narrowest control group around us; `seen_limit`: of the one that a worker looks at."""
+
+    total: int
+    available: int
+    limit: int | None = None
+    seen_limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Where sockets lie. `owner`, `mode`: None while it is not there; then `parent_writable` counts."""
+
+    path: str
+    owner: int | None
+    mode: int | None
+    is_directory: bool
+    parent_writable: bool
+    user: int
+    longest_socket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    index: int
+    name: str
+    uuid: str
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """`cards`: NVIDIA devices on the PCI bus. `trouble`: why the driver does not answer. `chosen`: the value of
+    CUDA_VISIBLE_DEVICES, None where it is not set. `rdma`: names of InfiniBand or RoCE devices."""
+
+    cards: int = 0
+    driver: str = ""
+    cuda: str = ""
+    devices: tuple[Gpu, ...] = ()
+    trouble: str = ""
+    chosen: str | None = None
+    rdma: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Nccl:
+    """`wanted`: the value of COLLECTIVED_NCCL. `bindings`: version of each that is installed. `version`: of libnccl."""
+
+    wanted: str = ""
+    bindings: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One address of an interface that is up. `speed` in megabits per second, None where it is not known."""
+
+    name: str
+    address: str
+    speed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """`outward`: the address from which packets leave for other networks; '' where there is no way."""
+
+    hostname: str
+    interfaces: tuple[Interface, ...]
+    outward: str = ""
+    reached_at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """`holder`: who listens there, '' for a process that we may not see, None for nobody. `ours`: a daemon of ours."""
+
+    number: int
+    used_for: str
+    holder: str | None = None
+    ours: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """`kept`: whether a time service keeps it; None where the kernel does not say."""
+
+    kept: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job that was asked. `releases`: of its daemons and clients, by name. `ahead`: seconds that its clock is ahead
+    of ours, known to half of `round_trip`. `trouble`: why it did not answer."""
+
+    name: str
+    releases: Mapping[str, str] = field(default_factory=dict)
+    ahead: float = 0.0
+    round_trip: float = 0.0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """`variables`: those of ours and of torchrun that are set. `worker_is_there`: whether the socket that
+    COLLECTIVED_WORKER names exists; None where it names none."""
+
+    variables: Mapping[str, str]
+    worker_is_there: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that is known about this host and what runs on it."""
+
+    software: Software | Unknown
+    kernel: Kernel | Unknown
+    limits: Limits | Unknown
+    memory: Memory | Unknown
+    folder: Folder | Unknown
+    environment: Environment | Unknown
+    gpus: Gpus | Unknown
+    nccl: Nccl | Unknown
+    network: Network | Unknown
+    ports: tuple[Port, ...] | Unknown
+    clock: Clock | Unknown
+    jobs: tuple[RunningJob, ...] | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What another host says of itself when it is measured."""
+
+    hostname: str
+    release: str
+    python: str
+    libraries: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one measuring session found. Bytes and seconds; `ahead`: of the peer's clock. `interface`: by which we
+    reached it. `trouble`: why there was none; `refused`: because who listens there has another token."""
+
+    address: str
+    peer: Peer | None = None
+    round_trip: float = 0.0
+    ahead: float = 0.0
+    sent_per_second: float = 0.0
+    received_per_second: float = 0.0
+    interface: Interface | None = None
+    trouble: str = ""
+    refused: bool = False

@@ -1,0 +1,57 @@
+"""What runs here already, and what the environment says."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+
+import click
+
+from collectived_launcher.doctor.facts import Environment, RunningJob
+from collectived_proto.local import jobs
+
+_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_UNIX = "unix:"
+
+
+def environment(variables: Mapping[str, str]) -> Environment:
+    ours = {name: value for name, value in variables.items() if name.startswith("COLLECTIVED_") or name in _OF_TORCHRUN}
+    worker = ours.get("COLLECTIVED_WORKER", "")
+    there = os.path.exists(worker.removeprefix(_UNIX)) if worker.startswith(_UNIX) else None
+    return Environment({name: value for name, value in ours.items() if "SECRET" not in name}, there)
+
+
+def running_jobs(folder: str, variables: Mapping[str, str]) -> tuple[RunningJob, ...]:
+    """Asks each job of this user, and the worker that COLLECTIVED_WORKER names.
+
+    Args:
+        folder: where jobs leave their files; it may not exist.
+    """
+    from collectived_launcher.status.find import Target  # gRPC: nobody else here needs it
+
+    targets = {}
+    if named := variables.get("COLLECTIVED_WORKER"):
+        targets["COLLECTIVED_WORKER"] = Target((named,), "COLLECTIVED_WORKER")
+    if os.path.isdir(folder):
+        targets |= {job.job: Target(job.workers, f"job {job.job}") for job in jobs.running()}
+    return tuple(_ask(name, target) for name, target in targets.items())
+
+
+def _ask(name: str, target: object) -> RunningJob:
+    from collectived_launcher.status.find import Target, ask
+
+    assert isinstance(target, Target)
+    asked = time.time()
+    try:
+        reply = ask(target)
+    except click.ClickException as error:
+        return RunningJob(name, trouble=error.message)
+    answered = time.time()
+    releases = {f"worker {worker.task}": worker.release for worker in reply.workers}
+    if reply.coordinator.address:
+        releases["coordinator"] = reply.coordinator.release
+    for worker in reply.workers:
+        releases |= {f"a client of worker {worker.task} ({release})": release for release in worker.client_releases}
+    known = {who: release for who, release in releases.items() if release}
+    return RunningJob(name, known, reply.unix_time - (asked + answered) / 2, answered - asked)

@@ -1,0 +1,148 @@
+"""The kernel, limits, memory, clock, and the folder of sockets. What is tried is undone at once."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import resource
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from collectived_launcher.doctor.facts import Clock, Folder, Kernel, Limits, Memory
+from collectived_proto.local import arena
+
+_SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
+_TIME_ERROR = 5  # of adjtimex: nobody keeps this clock
+_ROOM_FOR_TIMEX = 512  # bytes, more than the structure has anywhere
+
+
+def kernel() -> Kernel:
+    return Kernel(
+        platform.system(),
+        platform.release(),
+        memfd=_error(_make_arena),
+        pidfd=_error(_open_pidfd),
+        peer_pidfd=_error(_ask_for_peer),
+        seqpacket=_error(_pass_a_descriptor),
+    )
+
+
+def _error(attempt: Callable[[], None]) -> str:
+    try:
+        attempt()
+    except (OSError, AttributeError) as error:  # the latter: not Linux
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise  # it was not tried: descriptors are short, which `limits` tells
+        return str(error)
+    return ""
+
+
+def _make_arena() -> None:
+    arena.create(0, 4096, readers_only=True).close()
+
+
+def _open_pidfd() -> None:
+    os.close(os.pidfd_open(os.getpid()))
+
+
+def _ask_for_peer() -> None:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        os.close(here.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
+
+
+def _pass_a_descriptor() -> None:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        here.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [here.fileno()]))])
+        _, descriptors, _, _ = socket.recv_fds(there, 1, 1)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if len(descriptors) != 1:
+            raise OSError("no descriptor came along")
+
+
+def limits() -> Limits:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return Limits(_or_none(soft), _or_none(hard), _or_none(locked), _tasks_left())
+
+
+def _or_none(limit: int) -> int | None:
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _tasks_left() -> int | None:
+    left = []
+    for folder in _control_groups("pids"):
+        if (most := _number(folder / "pids.max")) is not None:
+            left.append(most - (_number(folder / "pids.current") or 0))
+    return max(0, min(left)) if left else None
+
+
+def memory() -> Memory:
+    said = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    total, free = (int(said[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    limits, left = [], [free]
+    for folder in _control_groups("memory"):
+        limit = _first_number(folder / "memory.max", folder / "memory.limit_in_bytes")
+        if limit is None or limit >= total:
+            continue
+        limits.append(limit)
+        left.append(limit - (_first_number(folder / "memory.current", folder / "memory.usage_in_bytes") or 0))
+    root = Path("/sys/fs/cgroup")
+    seen = _first_number(root / "memory.max", root / "memory" / "memory.limit_in_bytes")
+    return Memory(total, max(0, min(left)), min(limits, default=None), seen)
+
+
+def _control_groups(controller: str) -> list[Path]:
+    """The folders of the control groups that this process is in, from its own up to the root; of either version."""
+    found: list[Path] = []
+    root = Path("/sys/fs/cgroup")
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = root / controller if controllers else root
+        own = top / path.lstrip("/")
+        found += [folder for folder in (own, *own.parents) if folder == top or top in folder.parents]
+    return found
+
+
+def _first_number(*files: Path) -> int | None:
+    return next((found for file in files if (found := _number(file)) is not None), None)
+
+
+def _number(file: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):  # no such controller here, or no limit ("max")
+        return int(file.read_text())
+    return None
+
+
+def clock() -> Clock:
+    """Asks the kernel, and changes nothing: of an empty request it only tells."""
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_ROOM_FOR_TIMEX))
+    return Clock(None if state < 0 else state != _TIME_ERROR)
+
+
+def folder() -> Folder:
+    """Where `jobs.runtime_folder` would look; not made here."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    path = Path(base) / "collectived" if base and os.path.isdir(base) else Path(f"/tmp/collectived-{os.getuid()}")
+    # A job's name is `<user>-<pid>-<6 digits>`, the longest socket in its folder `coordinator.sock`.
+    longest = f"{path}/{os.environ.get('USER', 'somebody')}-4194304-abcdef/coordinator.sock"
+    parent = os.access(path.parent, os.W_OK | os.X_OK)
+    size = len(os.fsencode(longest))
+    try:
+        seen = path.lstat()
+    except FileNotFoundError:
+        return Folder(str(path), None, None, False, parent, os.getuid(), size)
+    return Folder(
+        str(path), seen.st_uid, stat.S_IMODE(seen.st_mode), stat.S_ISDIR(seen.st_mode), parent, os.getuid(), size
+    )
