@@ -19,7 +19,7 @@ PROTO_OUT := proto
 TORCH_VENV := .venv-torch
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-torch drills bench fuzz mutants docs check format lint types layers proto proto-check clean
+.PHONY: help setup demo test test-torch test-slurm drills bench fuzz mutants docs check format lint types layers proto proto-check clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -36,6 +36,9 @@ test: $(VENV)/installed-dev ## run all tests; a few that failed side by side are
 test-torch: $(TORCH_VENV)/installed ## run the tests that need PyTorch, in an environment of their own
 	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_OPTIONS) tests/client/test_torch.py tests/client/cross_device/test_indexed_slices.py tests/multi/test_torch.py \
 	    tests/docs/test_examples.py tests/docs/test_snippets.py
+
+test-slurm: $(VENV)/installed-dev ## run the tests that start a Slurm of their own (root; slurm-wlm and munge installed)
+	COLLECTIVED_TEST_SLURM=1 $(BIN)/python -m pytest -n 0 -rs tests/launcher/test_slurm.py
 
 drills: $(VENV)/installed-dev ## provoke every fault that is known, and write what came of it into docs/reliability.md
 	$(BIN)/python -m tests.drills

@@ -7,7 +7,8 @@ A caller on a Unix socket has passed the mode of the socket's directory. Everybo
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+import ipaddress
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -55,6 +56,32 @@ def is_local(address: str) -> bool:
 def client_metadata(address: str, secret: str) -> tuple[tuple[str, str], ...]:
     """What a client of this job sends along with every call to `address`; nothing on a Unix socket."""
     return () if is_local(address) or not secret else ((_KEY, f"{_SCHEME}{secret}"),)
+
+
+def check_exposed(addresses: Iterable[str], secret: str, insecure: bool) -> None:
+    """Refuses to serve other hosts where nobody could be told from the job's own.
+
+    Args:
+        addresses: `unix:/path` or `host:port`, where a server is to listen.
+
+    Raises:
+        ValueError: one of them can be reached from elsewhere, and there is no secret.
+    """
+    exposed = [address for address in addresses if not is_local(address) and not _is_loopback(address)]
+    if exposed and not secret and not insecure:
+        raise ValueError(
+            f"{', '.join(exposed)} can be reached from other hosts, and this job has no secret: give one in "
+            "COLLECTIVED_SECRET or as the first line of standard input with --attached, listen at 127.0.0.1, or say "
+            "--insecure to let everybody in"
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
 
 
 class Admission(grpc.aio.ServerInterceptor):

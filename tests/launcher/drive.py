@@ -1,4 +1,4 @@
-"""Runs a `LocalJob`: `drive.py '{"workers": 2, "fault": …}' PROGRAM ARGS…`; on real daemons if "real" is wished."""
+"""Runs a job on this host: `drive.py '{"workers": 2, "fault": …}' PROGRAM ARGS…`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 
 from collectived_launcher.launch.command import choose_folder
 from collectived_launcher.launch.daemons import DAEMON, DaemonCommand
-from collectived_launcher.launch.job import Job, new_name
-from collectived_launcher.launch.local import LocalJob
+from collectived_launcher.launch.job import new_name, on_this_host
+from collectived_launcher.launch.run import Run
 from collectived_launcher.launch.supervise import Policy
 
 
 def main() -> int:
     wish = json.loads(sys.argv[1])
     name = new_name()
-    job = Job(name, choose_folder(name, 1), wish.get("workers", 2), wish.get("clients", 2), tuple(sys.argv[2:]), None)
+    job = on_this_host(name, wish.get("workers", 2), wish.get("clients", 2), tuple(sys.argv[2:]))
     chosen = ("grace", "max_restarts", "kill_after", "daemon_restarts", "ready_within")
     policy = Policy(**{name: wish[name] for name in chosen if name in wish})
     standin = str(Path(__file__).with_name("standin.py"))
     line = DAEMON if wish.get("real") else (sys.executable, standin, wish.get("fault", "none"))
     command = DaemonCommand(line, (), wish.get("ended_within", 5.0))
     log_dir = Path(wish["log_dir"]) if "log_dir" in wish else None
-    return LocalJob(job, policy, log_dir=log_dir, command=command).run()
+    return Run(job, policy, choose_folder(name, 1), log_dir=log_dir, command=command).run()
 
 
 if __name__ == "__main__":

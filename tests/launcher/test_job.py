@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from collectived_launcher.launch.job import Addresses, Job, client_environment, new_name
+from collectived_launcher.launch.job import Addresses, Job, client_environment, new_name, on_this_host
 
 ADDRESSES = Addresses("unix:/r/j/coordinator.sock", ("unix:/r/j/worker-0.sock", "unix:/r/j/worker-1.sock"), 29500)
 
 
 def job(workers: int = 2, clients: int = 2, timeout: float | None = None) -> Job:
-    return Job("j", Path("/r/j"), workers, clients, ("true",), timeout)
+    return on_this_host("j", workers, clients, ("true",), timeout)
+
+
+SPREAD = Job("j", (2, 1), ("true",), hosts=("a", "b"), variables={"OMP_NUM_THREADS": "1", "RANK": "7"})
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,24 @@ def test_a_client_finds_its_place_in_the_environment() -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
     }
+
+
+def test_workers_may_have_different_numbers_of_clients() -> None:
+    assert SPREAD.opening().startswith("2 workers with 2 + 1 clients = 3 ranks on a, b (")
+    assert [SPREAD.worker_of(rank) for rank in range(3)] == [0, 0, 1]
+    assert [list(SPREAD.ranks_of(worker)) for worker in range(2)] == [[0, 1], [2]]
+
+
+def test_a_client_elsewhere_finds_the_first_host_and_what_the_user_wishes_but_keeps_its_rank() -> None:
+    addresses = Addresses("10.0.0.1:7450", ("unix:/a.sock", "unix:/b.sock"), 29500, "10.0.0.1")
+    found = client_environment(SPREAD, addresses, rank=2, restart=0)
+    wanted = {"RANK": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
+    assert found.items() >= {**wanted, "OMP_NUM_THREADS": "1", "COLLECTIVED_WORKER": "unix:/b.sock"}.items()
+
+
+def test_many_hosts_are_not_all_named() -> None:
+    many = Job("j", (1,) * 10, ("true",), hosts=tuple(f"n{number}" for number in range(10)))
+    assert "10 ranks on n0, n1, n2, n3, n4, n5, n6, n7 and 2 more (" in many.opening()
 
 
 def test_a_default_timeout_is_told_only_when_it_was_asked_for() -> None:

@@ -16,10 +16,10 @@ from collectived_launcher.launch.account import Account
 from collectived_launcher.launch.child import Client
 from collectived_launcher.launch.command import choose_folder
 from collectived_launcher.launch.daemons import await_end
-from collectived_launcher.launch.job import Addresses, Job, client_environment, new_name
-from collectived_launcher.launch.keeper import Keeper
-from collectived_launcher.launch.local import LocalJob
+from collectived_launcher.launch.here import Here
+from collectived_launcher.launch.job import Addresses, client_environment, new_name, on_this_host
 from collectived_launcher.launch.loop import Loop
+from collectived_launcher.launch.run import Run
 from collectived_launcher.launch.supervise import (
     Action,
     ClientEnded,
@@ -57,8 +57,8 @@ class Place:
         if self.environments is not None:
             return Guests(program, self.environments, screen).run()
         name = new_name()
-        job = Job(name, choose_folder(name, self.workers), self.workers, self.clients, program)
-        return LocalJob(job, Policy(daemon_restarts=0), terminal=screen).run()
+        job = on_this_host(name, self.workers, self.clients, program)
+        return Run(job, Policy(daemon_restarts=0), choose_folder(name, self.workers), terminal=screen).run()
 
 
 def choose(workers: int | None, clients: int | None, worker: str | None, environment: Mapping[str, str]) -> Place:
@@ -110,7 +110,7 @@ def _guests(addresses: Addresses, job: str, clients: int) -> Place:
     for address in addresses.workers:
         _knock(address)
     group = f"bench-{secrets.token_hex(4)}"
-    place = Job(job, jobs.runtime_folder(), len(addresses.workers), clients, ())
+    place = on_this_host(job, len(addresses.workers), clients, ())
     environments = {}
     for rank in range(place.size):
         variables = {**client_environment(place, addresses, rank, restart=0), "COLLECTIVED_GROUP": group}
@@ -152,19 +152,20 @@ class Guests:
 
     def run(self) -> int:
         """Runs them to their end; returns the exit status of the command."""
-        keeper = Keeper(jobs.runtime_folder() / f"bench-{new_name()}")  # a folder of that name is never made
         with Loop() as loop:
+            here = Here(loop, jobs.runtime_folder() / f"bench-{new_name()}")
             try:
+                here.open(lambda: None)
                 for rank, variables in self._environments.items():
-                    self._clients[rank] = client = Client(rank, loop, keeper, self._screen, None)
-                    client.ended = lambda rank=rank: self._ended.append(rank)  # type: ignore[misc]
-                    client.start(self._program, variables)
+                    self._clients[rank] = client = Client(rank, self._screen, None)
+                    client.when_ended = lambda rank=rank: self._ended.append(rank)  # type: ignore[misc]
+                    client.start(here, self._program, variables)
                 self._attend(loop)
             finally:
                 for client in self._clients.values():
                     client.send(signal.SIGKILL)
                 await_end(loop, list(self._clients.values()))
-                keeper.close()
+                here.close()
         if any(client.status == UNREACHABLE for client in self._clients.values()):
             return UNREACHABLE
         self._account.close()

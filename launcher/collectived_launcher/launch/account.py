@@ -9,7 +9,7 @@ from collectived_launcher.launch import restarts
 from collectived_launcher.launch.child import Child, Client, Daemon
 from collectived_launcher.launch.job import COORDINATOR
 from collectived_launcher.launch.output import Terminal
-from collectived_launcher.launch.summary import Ending, describe, signal_name, summary, times
+from collectived_launcher.launch.summary import Ending, signal_name, summary, times
 from collectived_launcher.launch.supervise import Action, Phase, Policy, Send, State
 
 
@@ -27,16 +27,16 @@ class Account:
             again = f"starting it again ({state.restarts[client.rank]} of {self._policy.max_restarts})"
             if client.rank in state.held:
                 again = f"{again} as soon as {state.workers[client.rank]} serves"
-            self._say(f"{client.describe()}: {describe(client.status or 0)}; {again}")
+            self._say(f"{client.describe()}: {client.describe_end()}; {again}")
             return
         self._note(client, sent)
         if self._begins_grace(state):
-            self._say(f"{client.describe()} failed: {describe(client.status or 0)}; {self._grace(state)}")
+            self._say(f"{client.describe()} failed: {client.describe_end()}; {self._grace(state)}")
 
     def daemon_ended(self, daemon: Daemon, state: State, now: float) -> None:
         watched = state.watched(daemon.name)
         often = len(watched.restarts)
-        words = [f"{daemon.describe()} died: {describe(daemon.status or 0)}"]
+        words = [f"{daemon.describe()} died: {daemon.describe_end()}"]
         if watched.due is not None:
             often += 1
             words.append(_effect(daemon, state, "joins wait"))
@@ -54,7 +54,7 @@ class Account:
         self._say(f"{daemon.describe()} was not ready within {self._policy.ready_within:g} s: killed")
 
     def daemon_started_again(self, former: Daemon) -> None:
-        self._started_again.setdefault(former.name, Counter())[describe(former.status or 0)] += 1
+        self._started_again.setdefault(former.name, Counter())[former.describe_end()] += 1
 
     def signalled(self, signum: int, actions: Sequence[Action]) -> None:
         self._say("; ".join([f"got {signal_name(signum)}", *_sending(actions)]))
@@ -74,7 +74,7 @@ class Account:
 
     def _note(self, child: Child, sent: int | None = None) -> None:
         assert child.status is not None
-        self._failures.append(Ending(child.name, child.pid, child.status, tuple(child.last_words), sent))
+        self._failures.append(Ending(child.describe(), child.describe_end(), tuple(child.last_words), sent))
 
     def _begins_grace(self, state: State) -> bool:
         return state.phase is Phase.GRACE and len(self._failures) == 1 and bool(state.alive)

@@ -1,58 +1,80 @@
-"""One process that the launcher started: its words, its end, and the process group in which its own children are."""
+"""One process of a job as the launcher knows it: its name, its words, its end, and where it runs."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
-import os
-import signal
-import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from collectived_launcher.launch.keeper import Keeper
-from collectived_launcher.launch.loop import Loop
-from collectived_launcher.launch.output import Pipe, Terminal
+from collectived_launcher.launch.host import NOT_RUN, Host, Process, Program
+from collectived_launcher.launch.output import Terminal
+from collectived_launcher.launch.summary import describe
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 _LAST_WORDS = 12  # lines of standard error that are kept for the summary
 
 
 class Child:
-    """A process in a group of its own. When it ends, whoever is left in its group is killed.
+    """A process on a host. `ended` is called once, after its last words.
 
-    `status` is None while it runs, then as in `Popen.returncode`. `ended` is called once, after its last words.
+    Args:
+        place: the host's name where there are several, for people; else ''.
     """
 
     def __init__(
-        self, name: str, loop: Loop, keeper: Keeper, terminal: Terminal, log: Path | None, colour: int | None = None
+        self, name: str, terminal: Terminal, log: Path | None, colour: int | None = None, place: str = ""
     ) -> None:
         self.name = name
-        self.pid = 0
-        self.status: int | None = None
         self.last_words: deque[str] = deque(maxlen=_LAST_WORDS)
-        self.ended: Callable[[], None] = lambda: None
-        self._loop, self._keeper, self._terminal = loop, keeper, terminal
+        self.when_ended: Callable[[], None] = lambda: None
+        self._terminal, self._place = terminal, place
         self._log: IO[bytes] | None = log.open("ab") if log else None
         self._colour = colour
+        self._process: Process | None = None
+        self._refused = ""
+
+    @property
+    def pid(self) -> int:
+        """0 until it is known."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def status(self) -> int | None:
+        """None while it runs, then as in `Popen.returncode`."""
+        if self._refused:
+            return NOT_RUN
+        return self._process.status if self._process else None
+
+    @property
+    def trouble(self) -> str:
+        """Why it could not be run, or that its host is lost; else ''."""
+        return self._refused or (self._process.trouble if self._process else "")
+
+    @property
+    def not_run(self) -> bool:
+        """There was never a process."""
+        return bool(self.trouble) and not self.pid
 
     @property
     def alive(self) -> bool:
-        return self.pid != 0 and self.status is None
+        return self._process is not None and self.status is None
+
+    def run(self, host: Host, program: Program) -> None:
+        """Starts it there."""
+        self._process = host.start(program, self)
+
+    def refuse(self, why: str) -> None:
+        """It cannot even be tried."""
+        self._refused = why
+        self.ended()
 
     def send(self, signum: int) -> None:
-        """To the process and its children; a stopped process is woken so that it can act on it."""
-        if self.alive:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signum)
-                os.killpg(self.pid, signal.SIGCONT)
+        """To the process and its children."""
+        if self._process is not None and self.alive:
+            self._process.send(signum)
 
-    def hear(self, stream: int, line: bytes) -> None:
+    def heard(self, stream: int, line: bytes) -> None:
         if stream == 2:
             self.last_words.append(line.decode(errors="replace"))
         if self._log:
@@ -60,93 +82,37 @@ class Child:
             self._log.flush()
         self._terminal.show(stream, self.name, line, self._colour)
 
-    def describe(self) -> str:
-        return f"{self.name} (pid {self.pid})"
-
-    def _before_program(self, die_with: int | None = None) -> Callable[[], None]:
-        """What the new process does before it becomes the program (safe, as the launcher has one thread): the keeper
-        learns of it, and if wished the death of its parent is its own, even if that has happened already."""
-
-        def prepare() -> None:
-            self._keeper.add_this_process()
-            if die_with is not None:
-                _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                if os.getppid() != die_with:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        return prepare
-
-    def _follow(self, process: subprocess.Popen[bytes]) -> None:
-        """Takes over a process that was just started."""
-        assert process.stdout is not None and process.stderr is not None
-        self._process, self.pid = process, process.pid
-        self._pipes = [Pipe(process.stdout, self._hear_out), Pipe(process.stderr, self._hear_err)]
-        for pipe in self._pipes:
-            self._loop.watch(pipe.descriptor, partial(self._read, pipe))
-        self._life = os.pidfd_open(self.pid)
-        self._loop.watch(self._life, self._end)
-
-    def _hear_out(self, line: bytes) -> None:
-        self.hear(1, line)
-
-    def _hear_err(self, line: bytes) -> None:
-        self.hear(2, line)
-
-    def _read(self, pipe: Pipe) -> None:
-        descriptor = pipe.descriptor
-        pipe.read()
-        if not pipe.open:
-            self._loop.forget(descriptor)
-
-    def _end(self) -> None:
-        # Not reaped yet, so its number still means its group and nobody else's.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        for pipe in self._pipes:
-            if pipe.open:
-                self._loop.forget(pipe.descriptor)
-                pipe.drain()
-        self._keeper.remove(self.pid)
-        self.status = self._process.wait()
-        self._loop.forget(self._life)
-        os.close(self._life)
+    def ended(self) -> None:
         if self._log:
             self._log.close()
-        self.ended()
+        self.when_ended()
+
+    def describe(self) -> str:
+        """Who it is: `rank 3 on b (pid 12)`."""
+        pid = f" (pid {self.pid})" if self.pid else ""
+        return f"{self.name} on {self._place}{pid}" if self._place else f"{self.name}{pid}"
+
+    def describe_end(self) -> str:
+        """How it ended, in words."""
+        return self.trouble or describe(self.status or 0)
 
 
 class Client(Child):
     """The user's program as one rank."""
 
-    def __init__(self, rank: int, loop: Loop, keeper: Keeper, terminal: Terminal, log: Path | None) -> None:
-        super().__init__(f"rank {rank}", loop, keeper, terminal, log, colour=rank)
+    def __init__(self, rank: int, terminal: Terminal, log: Path | None, place: str = "") -> None:
+        super().__init__(f"rank {rank}", terminal, log, colour=rank, place=place)
         self.rank = rank
 
-    def start(self, program: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Starts the program; it is killed by the kernel when the launcher is no more.
-
-        Raises:
-            OSError: the kernel cannot run it.
-        """
-        environment = {"PYTHONUNBUFFERED": "1", **os.environ, **variables}  # so that progress shows as it happens
-        self._follow(
-            subprocess.Popen(
-                list(program),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                process_group=0,
-                preexec_fn=self._before_program(die_with=os.getpid()),
-            )
-        )
+    def start(self, host: Host, program: Sequence[str], variables: Mapping[str, str], folder: str = "") -> None:
+        self.run(host, Program(tuple(program), variables, folder))
 
 
 class Daemon(Child):
     """A coordinator or a worker. Standard input is its lifeline: it carries the secret, and its end means "end"."""
 
-    def __init__(self, name: str, loop: Loop, keeper: Keeper, terminal: Terminal, log: Path | None) -> None:
-        super().__init__(name, loop, keeper, terminal, log)
+    def __init__(self, name: str, terminal: Terminal, log: Path | None, place: str = "") -> None:
+        super().__init__(name, terminal, log, place=place)
         self.ready: dict[str, Any] | None = None
         self.became_ready: Callable[[], None] = lambda: None
 
@@ -160,35 +126,19 @@ class Daemon(Child):
     def metrics(self) -> str:
         """Where its metrics are, for people; "" where they are not served."""
         where = self.ready.get("metrics", "") if self.ready else ""
-        return f"metrics of {self.name}: http://{where}/metrics" if where else ""
+        who = f"{self.name} on {self._place}" if self._place else self.name
+        return f"metrics of {who}: http://{where}/metrics" if where else ""
 
-    def start(self, command: Sequence[str], secret: str) -> None:
-        process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            process_group=0,
-            preexec_fn=self._before_program(),
-        )
-        assert process.stdin is not None
-        self._lifeline: IO[bytes] = process.stdin
-        self._follow(process)
-        with contextlib.suppress(BrokenPipeError):  # it is dead already; its end will be noticed
-            self._lifeline.write(f"{secret}\n".encode())
-            self._lifeline.flush()
+    def start(self, host: Host, command: Sequence[str], secret: str, variables: Mapping[str, str]) -> None:
+        self.run(host, Program(tuple(command), variables, secret=secret))
 
     def end_in_order(self) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._lifeline.close()
+        if self._process is not None and self.alive:
+            self._process.end_in_order()
 
-    def _end(self) -> None:
-        self.end_in_order()  # closes our end of what nobody reads any more
-        super()._end()
-
-    def hear(self, stream: int, line: bytes) -> None:
+    def heard(self, stream: int, line: bytes) -> None:
         if stream == 1 and self.ready is None and line.startswith(b"ready "):
             self.ready = json.loads(line.removeprefix(b"ready "))
             self.became_ready()
         else:
-            super().hear(2, line)
+            super().heard(2, line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import click
@@ -11,21 +12,52 @@ import click
 from collectived_launcher.launch import restarts
 from collectived_launcher.launch.daemons import DaemonCommand
 from collectived_launcher.launch.job import Job, new_name
-from collectived_launcher.launch.local import LocalJob
+from collectived_launcher.launch.output import Terminal
+from collectived_launcher.launch.places import Wish, choose, forwarded, wished_variables
+from collectived_launcher.launch.run import Run
 from collectived_launcher.launch.supervise import Policy
 from collectived_launcher.quantities import http_address, seconds
 from collectived_proto.local import jobs
 
 
 @click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Workers on this host.")
+@click.option("--workers", type=click.IntRange(min=1), help="Workers on this host.  [default: 1]")
 @click.option(
     "--clients",
     "--nproc-per-node",
     type=click.IntRange(min=1),
-    default=1,
+    help="Clients (processes of your program) per worker.  [default: 1]",
+)
+@click.option("--hosts", default="", metavar="HOST[:CLIENTS],...", help="Hosts, each with one worker, over ssh.")
+@click.option(
+    "--hostfile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The same from a file: HOST, HOST:CLIENTS or HOST slots=CLIENTS a line.",
+)
+@click.option(
+    "--coordinator",
+    type=click.Choice(["first", "here"]),
+    default="first",
     show_default=True,
-    help="Clients (processes of your program) per worker.",
+    help="Where the coordinator runs: on the first host, or here.",
+)
+@click.option(
+    "--interface", default="", metavar="NAME|NETWORK", help="By which hosts reach each other: eth0, 10.0.0.0/8."
+)
+@click.option("--ssh", "ssh_command", default="ssh", show_default=True, help="OpenSSH's client, with options of yours.")
+@click.option("--python", default="", help="Interpreter on the other hosts that has collectived.  [default: this one]")
+@click.option(
+    "--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="Give this variable to PROGRAM; repeatable."
+)
+@click.option("--chdir", default="", metavar="FOLDER", help="Where PROGRAM runs.  [default: this folder]")
+@click.option(
+    "--host-timeout",
+    type=click.FloatRange(min=1),
+    callback=seconds,
+    metavar="SECONDS",
+    default=30.0,
+    show_default=True,
+    help="Give up a host that is not heard from for so long; it then ends what runs there.",
 )
 @click.option("--timeout", type=float, callback=seconds, metavar="SECONDS", help="Default for collectives; none if 0.")
 @click.option(
@@ -70,8 +102,17 @@ from collectived_proto.local import jobs
 @click.option("--otel", is_flag=True, help="Workers send OpenTelemetry spans, one per collective.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
 def launch(
-    workers: int,
-    clients: int,
+    workers: int | None,
+    clients: int | None,
+    hosts: str,
+    hostfile: Path | None,
+    coordinator: str,
+    interface: str,
+    ssh_command: str,
+    python: str,
+    variables: tuple[str, ...],
+    chdir: str,
+    host_timeout: float,
     timeout: float | None,
     grace: float,
     log_dir: Path | None,
@@ -85,15 +126,20 @@ def launch(
     otel: bool,
     program: tuple[str, ...],
 ) -> int:
-    """Run PROGRAM as WORKERS x CLIENTS ranks on this host.
+    """Run PROGRAM as WORKERS x CLIENTS ranks on this host, or on those of --hosts.
 
     Starts a coordinator, the workers and one process of PROGRAM per rank, shows what they print, and takes everything
-    down when they have ended, when one fails, or on Ctrl-C.
+    down when they have ended, when one fails, or on Ctrl-C. In an allocation of Slurm's its nodes are the hosts.
     """
-    _check_program(program[0])
+    wish = Wish(workers, clients, hosts, hostfile, ssh_command, python, host_timeout)
+    places = choose(wish, os.environ, program)
+    told = forwarded(os.environ, variables) if places.spread else wished_variables(os.environ, variables)
+    if places.here in places.hosts:
+        _check_program(program[0])
     _make_log_dir(log_dir)
     name = new_name()
-    job = Job(name, choose_folder(name, workers), workers, clients, program, timeout)
+    folder = chdir or (os.getcwd() if places.spread else "")
+    job = Job(name, places.clients, program, timeout, places.hosts, told, folder)
     options = _options("--log-level", log_level) + _options("--log-format", log_format)
     options += ("--metrics", "0") if metrics else ()
     command = DaemonCommand(
@@ -101,9 +147,22 @@ def launch(
         coordinator=("--tune",) if tune else (),
         worker=("--otel",) if otel else (),
         http=http or "",
+        variables=told if places.spread else {},
     )
     policy = Policy(grace, max_restarts, daemon_restarts=daemon_restarts)
-    return LocalJob(job, policy, log_dir=log_dir, command=command).run()
+    terminal = Terminal()
+    return Run(
+        job,
+        policy,
+        choose_folder(name, job.workers),
+        others=partial(places.open, name=name, silence=host_timeout, terminal=terminal),
+        here=places.here,
+        coordinator=places.here if coordinator == "here" else places.hosts[0],
+        interface=interface,
+        log_dir=log_dir,
+        command=command,
+        terminal=terminal,
+    ).run()
 
 
 def _options(name: str, value: str | None) -> tuple[str, ...]:

@@ -1,54 +1,95 @@
-"""What is to run: a job's name, its folder, its ranks, and the environment in which each client finds its place.
+"""What is to run: a job's name, its hosts, its ranks, and the environment in which each client finds its place.
 
-Worker *w* has the clients with ranks `w * clients … (w + 1) * clients - 1`.
+Ranks are dealt out worker by worker: worker 0 has the first `clients[0]`, worker 1 the next, and so on.
 """
 
 from __future__ import annotations
 
 import getpass
+import itertools
 import os
 import re
 import secrets
-from dataclasses import dataclass
-from pathlib import Path
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 DEFAULT_GROUP = "world"
 COORDINATOR = "coordinator"  # its name among the daemons of a job
+LOCALHOST = "localhost"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job on this host. `clients` is per worker; `timeout` is the default of its collectives, in seconds."""
+    """One job.
+
+    clients: how many each worker has. hosts: where each worker runs. program: the command of all ranks. timeout: the
+    default of its collectives, in seconds. variables: what clients get besides. folder: where clients run, '' for the
+    host's choice.
+    """
 
     name: str
-    folder: Path
-    workers: int
-    clients: int
+    clients: tuple[int, ...]
     program: tuple[str, ...]
     timeout: float | None = None
+    hosts: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+    folder: str = ""
+
+    @property
+    def workers(self) -> int:
+        return len(self.clients)
 
     @property
     def size(self) -> int:
         """Ranks in all."""
-        return self.workers * self.clients
+        return sum(self.clients)
+
+    @property
+    def spread(self) -> bool:
+        """Whether anything of it runs on another host than this."""
+        return any(host != LOCALHOST for host in self.hosts)
 
     def worker_of(self, rank: int) -> int:
-        return rank // self.clients
+        return bisect_right(list(itertools.accumulate(self.clients)), rank)
 
     def ranks_of(self, worker: int) -> range:
-        return range(worker * self.clients, (worker + 1) * self.clients)
+        first = sum(self.clients[:worker])
+        return range(first, first + self.clients[worker])
 
     @property
     def worker_names(self) -> list[str]:
         """What people know the workers by, in order of their tasks."""
         return [f"worker {task}" for task in range(self.workers)]
 
+    def place_of(self, worker: int) -> str:
+        """The host of a worker, where that needs to be said."""
+        return self.hosts[worker] if self.spread else ""
+
     def opening(self) -> str:
         """The line that every launch begins with."""
-        return (
-            f"{_counted(self.workers, 'worker')} × {_counted(self.clients, 'client')} = {_counted(self.size, 'rank')} "
-            "on localhost (worker = daemon of a host, client = your process)"
-        )
+        if len(set(self.clients)) == 1:
+            what = f"{_counted(self.workers, 'worker')} × {_counted(self.clients[0], 'client')}"
+        else:
+            what = f"{_counted(self.workers, 'worker')} with {' + '.join(map(str, self.clients))} clients"
+        ranks = _counted(self.size, "rank")
+        return f"{what} = {ranks} on {self._where()} (worker = daemon of a host, client = your process)"
+
+    def _where(self) -> str:
+        return _shortened(self.hosts) if self.spread else LOCALHOST
+
+
+def on_this_host(name: str, workers: int, clients: int, program: tuple[str, ...], timeout: float | None = None) -> Job:
+    """A job of so many workers here, with so many clients each."""
+    return Job(name, (clients,) * workers, program, timeout, (LOCALHOST,) * workers)
+
+
+_MOST_NAMED = 8  # hosts in one line
+
+
+def _shortened(names: Iterable[str]) -> str:
+    first, more = (found := list(names))[:_MOST_NAMED], found[_MOST_NAMED:]
+    return ", ".join(first) + (f" and {len(more)} more" if more else "")
 
 
 def _counted(number: int, noun: str) -> str:
@@ -66,17 +107,20 @@ def new_name() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the daemons of a job serve; `rendezvous` is a free port for programs that bring their own (MASTER_PORT)."""
+    """Where the daemons of a job serve; `rendezvous` is a free port of the first host, whose address is `master`, for
+    programs that bring their own (MASTER_ADDR, MASTER_PORT)."""
 
     coordinator: str
     workers: tuple[str, ...]
     rendezvous: int
+    master: str = "127.0.0.1"
 
 
 def client_environment(job: Job, addresses: Addresses, rank: int, restart: int) -> dict[str, str]:
     """The variables that tell a client which rank it is and where its worker serves."""
     worker = job.worker_of(rank)
     variables = {
+        **job.variables,
         "COLLECTIVED_WORKER": addresses.workers[worker],
         "COLLECTIVED_COORDINATOR": addresses.coordinator,
         "COLLECTIVED_JOB": job.name,
@@ -84,10 +128,10 @@ def client_environment(job: Job, addresses: Addresses, rank: int, restart: int) 
         "COLLECTIVED_RESTART": str(restart),
         "RANK": str(rank),
         "WORLD_SIZE": str(job.size),
-        "LOCAL_RANK": str(rank - worker * job.clients),
-        "LOCAL_WORLD_SIZE": str(job.clients),
+        "LOCAL_RANK": str(rank - job.ranks_of(worker).start),
+        "LOCAL_WORLD_SIZE": str(job.clients[worker]),
         "GROUP_RANK": str(worker),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": addresses.master,
         "MASTER_PORT": str(addresses.rendezvous),
     }
     if job.timeout is not None:

@@ -1,7 +1,9 @@
-"""The launcher's one wait: output of processes, their ends, and signals, in one thread."""
+"""The launcher's one wait: output of processes, their ends, signals and hours, in one thread."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import os
 import selectors
 import signal
@@ -23,6 +25,8 @@ class Loop:
         self._seen = 0
         self._selector = selectors.DefaultSelector()
         self._former: dict[int, object] = {}
+        self._hours: list[tuple[float, int, Callable[[], None]]] = []
+        self._counter = itertools.count()
 
     def __enter__(self) -> Loop:
         self._waker, self._woken = socket.socketpair()
@@ -43,17 +47,28 @@ class Loop:
         self._waker.close()
         self._woken.close()
 
-    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
-        self._selector.register(descriptor, selectors.EVENT_READ, call)
+    def watch(self, descriptor: int, call: Callable[[], None], write: bool = False) -> None:
+        """From now on `call` is called whenever the descriptor is readable, or writable if `write`."""
+        self._selector.register(descriptor, selectors.EVENT_WRITE if write else selectors.EVENT_READ, call)
 
     def forget(self, descriptor: int) -> None:
         self._selector.unregister(descriptor)
 
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Calls once, so many seconds from now, and not before what is readable then was read."""
+        heapq.heappush(self._hours, (time.monotonic() + seconds, next(self._counter), call))
+
     def turn(self, timeout: float | None = None) -> None:
         """Waits once, at most `timeout` seconds (None: until something happens), and calls back."""
+        if self._hours:
+            left = max(0.0, self._hours[0][0] - time.monotonic())
+            timeout = left if timeout is None else min(timeout, left)
         for key, _ in self._selector.select(timeout):
-            if key.fd in self._selector.get_map():  # an earlier call of this turn may have ended it
+            if self._selector.get_map().get(key.fd) == key:  # an earlier call of this turn may have ended it
                 key.data()
+        now = time.monotonic()
+        while self._hours and self._hours[0][0] <= now:
+            heapq.heappop(self._hours)[2]()
 
     def until(self, reached: Callable[[], bool], seconds: float) -> bool:
         """Turns until `reached()`, for so many seconds, or until there is a signal; returns whether it was reached."""

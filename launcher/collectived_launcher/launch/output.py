@@ -12,6 +12,7 @@ from typing import IO
 MAX_LINE = 1 << 16  # a longer line is shown in pieces
 _CHUNK = 1 << 16
 _MOST_IN_A_PIPE = 1 << 20  # bytes; Linux lets users have no larger ones
+_AT_ONCE = 4096  # bytes that a pipe takes without a wait, if it takes any
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!$)")  # a \r at the very end may be half of \r\n: wait for more
 _COLOURS = (36, 33, 35, 32, 34, 31)
 
@@ -85,6 +86,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self.broken = False  # nobody reads us any more
+        self.while_waiting: Callable[[], None] | None = None  # called every second for as long as nobody reads us
         self._coloured = {1: sys.stdout.isatty(), 2: sys.stderr.isatty()}
 
     def show(self, stream: int, who: str, line: bytes, colour: int | None = None) -> None:
@@ -103,9 +105,16 @@ class Terminal:
             return
         while data:
             try:
-                data = data[os.write(stream, data) :]
+                if self.while_waiting is not None:
+                    self._wait(stream, self.while_waiting)
+                data = data[os.write(stream, data[:_AT_ONCE]) :]
             except BlockingIOError:  # somebody made our terminal non-blocking
                 select.select([], [stream], [])
             except OSError:
                 self.broken = True
                 return
+
+    def _wait(self, stream: int, call: Callable[[], None]) -> None:
+        """Until the stream takes something."""
+        while not select.select([], [stream], [], 1.0)[1]:
+            call()

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one process ended. `sent` is the last signal that the launcher had sent it, if any."""
+    """How one process ended: who it is and how it ended, in words; `sent` is the last signal that the launcher had sent
+    it, if any."""
 
-    name: str
-    pid: int
-    status: int
+    who: str
+    how: str
     last_words: tuple[str, ...] = ()
     sent: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.name} (pid {self.pid}): {describe(self.status)}{self._why()}"
+        return f"{self.who}: {self.how}{self._why()}"
 
     def _why(self) -> str:
         if self.sent is None:

@@ -61,9 +61,9 @@ def check_socket_path(path: str | os.PathLike[str]) -> str:
     return text
 
 
-def publish(job: JobFile) -> Path:
-    """Writes the job's file, whole or not at all."""
-    path = runtime_folder() / f"{job.job}.json"
+def publish(job: JobFile, name: str = "") -> Path:
+    """Writes the job's file, whole or not at all; `name`: of the file and of the folder beside it, else the job's."""
+    path = runtime_folder() / f"{name or job.job}.json"
     draft = path.with_suffix(".new")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:

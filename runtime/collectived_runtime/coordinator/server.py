@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 import grpc.aio
 
 from collectived_proto.v1 import coordinator_pb2_grpc, status_pb2
-from collectived_runtime.admission import Admission
+from collectived_runtime.admission import Admission, check_exposed
 from collectived_runtime.coordinator import table_file
 from collectived_runtime.coordinator.journal import next_epoch
 from collectived_runtime.coordinator.metrics import CoordinatorMetrics
@@ -80,6 +80,10 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
             reason has been printed.
     """
     with signals() as signalled, _collecting_rarely():
+        try:
+            check_exposed(settings.listen, settings.secret, settings.insecure)
+        except ValueError as error:
+            _fail(str(error))
         try:
             callers = gate(settings.secret, settings.insecure, settings.viewing_token_file)
             epoch = next_epoch(settings.journal)

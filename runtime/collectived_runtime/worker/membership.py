@@ -31,7 +31,11 @@ log = logging.getLogger("collectived.worker")
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
 # gRPC's own pauses between attempts to connect grow to two minutes, longer than a coordinator that came back waits.
-RECONNECT = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
+RECONNECT = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),  # a proxy of the site's is for the world outside
+)
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED, grpc.StatusCode.ALREADY_EXISTS)
 DRAIN_SECONDS = 0.002  # between looks whether what was to be said has been
 WAITING_MESSAGES = 10_000  # kept while the coordinator is away; older ones are dropped first

@@ -23,7 +23,7 @@ from collectived_proto.local.jobs import check_socket_path
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2_grpc
 from collectived_runtime import clocks
-from collectived_runtime.admission import Admission
+from collectived_runtime.admission import Admission, check_exposed
 from collectived_runtime.credentials import gate
 from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove_sockets, signals, until_stopped
 from collectived_runtime.engine.links import address_of
@@ -123,6 +123,7 @@ class _Worker:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
         self.listen = listening(settings.listen, f"unix:{check_socket_path(folder / f'worker-{task}.sock')}")
+        check_exposed([*self.listen, settings.link_listen], settings.secret, settings.insecure)
         devices = tuple(DeviceName(task, "CPU", index) for index in range(CPU_DEVICES))
         self.budget = Budget(settings.memory_limit or default_memory_limit())
         link_host, link_port = address_of(settings.link_listen)

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 
 from collectived_proto.v1 import coordinator_pb2, worker_pb2
 from collectived_proto.viewing import viewing_token
-from collectived_runtime.admission import VIEWING, Admission, client_metadata
+from collectived_runtime.admission import VIEWING, Admission, check_exposed, client_metadata
 from collectived_runtime.credentials import Gate
 
 SHAPES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -177,3 +177,15 @@ def test_client_metadata() -> None:
     assert client_metadata("unix:/run/x", "s3cret") == ()
     assert client_metadata("host:7450", "s3cret") == (("authorization", "Bearer s3cret"),)
     assert client_metadata("host:7450", "") == ()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:7450", "[::]:7450", ":7450", "10.0.0.1:0", "head.example:7450"])
+def test_an_address_for_other_hosts_needs_a_secret_or_the_word_that_it_does_not(address: str) -> None:
+    with pytest.raises(ValueError, match="can be reached from other hosts, and this job has no secret"):
+        check_exposed(["unix:/c.sock", address], "", insecure=False)
+    check_exposed([address], "a secret", insecure=False)
+    check_exposed([address], "", insecure=True)
+
+
+def test_addresses_of_this_host_alone_need_none() -> None:
+    check_exposed(["unix:/c.sock", "127.0.0.1:0", "[::1]:7450", "localhost:7450", "127.3.2.1:1"], "", insecure=False)

@@ -73,6 +73,27 @@ def test_a_coordinator_that_refuses_is_quoted(folder: Path, start: Start) -> Non
     assert f"the coordinator at {address} refuses this worker" in said and "secret" in said
 
 
+def test_a_proxy_for_the_world_outside_is_not_asked_for_the_coordinator(
+    folder: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "grpc_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    coordinator = start("coordinator", "--listen", "127.0.0.1:0")
+    address = ready(coordinator).split('"address": "')[1].split('"')[0]
+    daemon = start(*worker(folder, address))
+    assert ready(daemon).startswith("ready ")
+    for one in (daemon, coordinator):
+        one.terminate()
+        assert one.wait(20) == 0
+
+
+def test_nobody_serves_other_hosts_without_a_secret(folder: Path, start: Start) -> None:
+    exposed = "0.0.0.0:0 can be reached from other hosts, and this job has no secret"
+    assert exposed in refusal(start(*worker(folder, "unix:/nowhere", "--link-listen", "0.0.0.0:0"), secret=""))
+    assert exposed in refusal(start("coordinator", "--listen", "0.0.0.0:0", secret=""))
+
+
 def test_a_port_in_use_is_named(folder: Path, start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
