@@ -106,7 +106,7 @@ def test_where_metrics_cannot_be_served_it_does_not_start_and_leaves_nothing(fol
     told = json.loads(ready(coordinator).removeprefix("ready "))
     taken = told["metrics"]
     said = refusal(start(*worker(folder, told["address"], "--metrics", taken)))
-    assert f"cannot serve metrics at {taken}" in said and "in use" in said
+    assert f"--metrics: cannot serve at {taken}" in said and "in use" in said
     assert "is no [HOST:]PORT" in refusal(start(*worker(folder, told["address"], "--metrics", "here")))
     said = refusal(start("coordinator", "--listen", f"unix:{folder}/c.sock", "--metrics", taken))
     assert f"collectived coordinator: cannot serve metrics at {taken}" in said
