@@ -1,7 +1,7 @@
-"""The web page's address and its *viewing token*: what a job's page is found by, and who may look at it.
+"""Where a job can be looked at over HTTP, and its *viewing token*: who may.
 
-The token is made from the job's secret, and the secret cannot be found from it: whoever has a link to the page can
-look, and nothing else.
+The token is made from the job's secret, and the secret cannot be found from it: whoever has it, or a link to the page
+with it, can look at the page, metrics and status, and do nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PURPOSE = b"collectived.v1 may look at the page"
 
 
 def viewing_token(secret: str) -> str:
-    """What a browser shows instead of the job's secret: 32 hexadecimal digits; '' where there is no secret."""
+    """What one shows in order to look, instead of the secret: 32 hexadecimal digits; '' where there is no secret."""
     return hmac.new(secret.encode(), _PURPOSE, hashlib.sha256).hexdigest()[:32] if secret else ""
 
 
@@ -26,5 +26,5 @@ def http_address(text: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     if not (port.isascii() and port.isdecimal() and int(port) <= 65535) or (colon and not host.strip("[]")):
-        raise ValueError(f"{text!r} is no address for a page: expected PORT or HOST:PORT, such as 8080 or 0.0.0.0:8080")
+        raise ValueError(f"{text!r} is no [HOST:]PORT: expected PORT or HOST:PORT, such as 8080 or 0.0.0.0:8080")
     return host.strip("[]") or LOOPBACK, int(port)

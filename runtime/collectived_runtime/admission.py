@@ -1,24 +1,36 @@
 """Admission: who may call a server of this job.
 
 A caller on a Unix socket has passed the mode of the socket's directory. Everybody else shows the job's *secret*, as
-`authorization: Bearer <secret>` in the metadata of every call. Whether a daemon lives is no secret: the health service
-answers everybody, for those who ask it (kubelets, load balancers) cannot show one.
+`authorization: Bearer <secret>` in the metadata of every call, or a *viewing token*, which is good for looking only.
+Whether a daemon lives is no secret: the health service answers everybody, for those who ask it (kubelets, load
+balancers) cannot show one.
 """
 
 from __future__ import annotations
 
-import hmac
 import inspect
 import ipaddress
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
 
+from collectived_runtime.credentials import Gate, Right
+
 _KEY = "authorization"
 _SCHEME = "Bearer "
 _OPEN = "/grpc.health.v1.Health/"
+# The calls that change nothing: all that a viewing token is good for.
+VIEWING = frozenset(
+    {
+        "/collectived.v1.Coordinator/Status",
+        "/collectived.v1.Coordinator/Trace",
+        "/collectived.v1.Worker/Status",
+        "/collectived.v1.Worker/Trace",
+    }
+)
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 MAKERS = {
     "unary_unary": grpc.unary_unary_rpc_method_handler,
@@ -73,16 +85,10 @@ def _is_loopback(address: str) -> bool:
 
 
 class Admission(grpc.aio.ServerInterceptor):
-    """Refuses callers that have not shown the secret.
+    """Refuses callers that have not shown what their call needs."""
 
-    Args:
-        secret: the job's secret; where it is empty, callers over TCP are all refused.
-        insecure: let everybody pass.
-    """
-
-    def __init__(self, secret: str, insecure: bool = False) -> None:
-        self._expected = f"{_SCHEME}{secret}".encode() if secret else b""
-        self._insecure = insecure
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
 
     async def intercept_service(
         self,
@@ -90,20 +96,25 @@ class Admission(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
-        open_to_all = self._insecure or handler_call_details.method.startswith(_OPEN)
-        if handler is None or open_to_all or self._shown(handler_call_details.invocation_metadata):
+        method = handler_call_details.method
+        shown = _shown(handler_call_details.invocation_metadata)
+        right = self._gate.right(shown)
+        needed = Right.LOOK if method in VIEWING else Right.ALL
+        if handler is None or method.startswith(_OPEN) or right >= needed:
             return handler
         # Only the call itself knows from where it comes.
-        return _guarded(handler)
+        return _guarded(handler, partial(self._admit_local, shown, right))
 
-    def _shown(self, metadata: Any) -> bool:
-        values = [value for key, value in metadata or () if key == _KEY]
-        given = values[0].encode() if values and isinstance(values[0], str) else b""
-        return bool(self._expected) and hmac.compare_digest(given, self._expected)
-
-
-async def _admit_local(context: Context) -> None:
-    if not is_local(context.peer()):
+    async def _admit_local(self, shown: str, right: Right, context: Context) -> None:
+        if is_local(context.peer()):
+            return
+        self._gate.turned_away("grpc", shown)
+        if right:
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                "a viewing token is good for looking only (Status, Trace, health), and this call does more: it needs "
+                "the job's secret as metadata 'authorization: Bearer <secret>'",
+            )
         await context.abort(
             grpc.StatusCode.UNAUTHENTICATED,
             "this address needs the job's secret as metadata 'authorization: Bearer <secret>', and the call brought "
@@ -111,16 +122,21 @@ async def _admit_local(context: Context) -> None:
         )
 
 
-def _guarded(handler: Handler) -> Handler:
+def _shown(metadata: Any) -> str:
+    values = [value for key, value in metadata or () if key == _KEY]
+    return values[0] if values and isinstance(values[0], str) else ""
+
+
+def _guarded(handler: Handler, admit: Callable[[Context], Awaitable[None]]) -> Handler:
     kind = kind_of(handler)
     behavior = getattr(handler, kind)
 
     async def answers(request: Any, context: Context) -> Any:
-        await _admit_local(context)
+        await admit(context)
         return await behavior(request, context)
 
     async def streams(request: Any, context: Context) -> Any:
-        await _admit_local(context)
+        await admit(context)
         async for response in behavior(request, context):
             yield response
 

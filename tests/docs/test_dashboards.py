@@ -128,5 +128,10 @@ def test_promtool_takes_every_expression_of_the_dashboard(tmp_path: Path) -> Non
     assert "SUCCESS" in promtool("check", "rules", str(rule_file))
 
 
-def test_promtool_takes_the_example_of_a_configuration() -> None:
-    assert "SUCCESS" in promtool("check", "config", "prometheus.yaml")
+def test_promtool_takes_the_example_of_a_configuration_beside_its_token(tmp_path: Path) -> None:
+    for name in ("prometheus.yaml", "alerts.yaml"):
+        shutil.copy(FOLDER / name, tmp_path)
+    (token,) = re.findall(r"credentials_file: (\S+)", (tmp_path / "prometheus.yaml").read_text())
+    (tmp_path / token).write_text("0123456789abcdef0123456789abcdef\n")
+    assert "SUCCESS" in promtool("check", "config", str(tmp_path / "prometheus.yaml"))
+    assert f"credentials_file: {token}" in PAGE, "docs/metrics.md shows the same"

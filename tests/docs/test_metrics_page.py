@@ -13,14 +13,15 @@ import pytest
 from collectived_proto.configuration.daemons import CoordinatorSettings, WorkerSettings
 from collectived_proto.configuration.keys import keys_of
 from collectived_runtime.engine.counters import BOUNDS
-from collectived_runtime.metrics.catalogue import BUILD, COORDINATOR, PROCESS, WORKER, Metric
+from collectived_runtime.http.server import Limits
+from collectived_runtime.metrics.catalogue import BUILD, COORDINATOR, PROCESS, REFUSED, WORKER, Metric
 from collectived_runtime.metrics.labels import MOST
 
 PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
 TABLES = {
-    "Of both": {BUILD.name: BUILD, **PROCESS},
-    "Of a worker": {name: metric for name, metric in WORKER.items() if metric != BUILD},
-    "Of the coordinator": {name: metric for name, metric in COORDINATOR.items() if metric != BUILD},
+    "Of both": {BUILD.name: BUILD, REFUSED.name: REFUSED, **PROCESS},
+    "Of a worker": {name: metric for name, metric in WORKER.items() if metric not in (BUILD, REFUSED)},
+    "Of the coordinator": {name: metric for name, metric in COORDINATOR.items() if metric not in (BUILD, REFUSED)},
 }
 
 COORDINATOR_METRICS, WORKER_METRICS = (
@@ -56,6 +57,9 @@ def test_the_page_names_no_metric_that_there_is_not() -> None:
 def test_the_page_says_how_many_and_where() -> None:
     assert f"{COORDINATOR_METRICS}" in PAGE and f"{WORKER_METRICS}" in PAGE
     assert f"at most {MOST} names" in PAGE
+    limits, said = Limits(), " ".join(PAGE.split())
+    assert f"At most {limits.connections} connections at a time" in said
+    assert f"within {limits.request_seconds:g} s or not read within {limits.send_seconds:g} s" in said
     assert f"{len(BOUNDS)} bounds from 50 µs to 60 s" in PAGE and (BOUNDS[0], BOUNDS[-1]) == (5e-5, 60.0)
 
 

@@ -34,8 +34,9 @@ def fetched(url: str, token: str = "") -> dict[str, Any]:
     return found
 
 
-def test_the_page_of_a_job_is_found_by_its_file_and_comes_back_where_it_was(place: Place) -> None:
-    launcher = place.run_in_background([*LAUNCH, "0.0.0.0:0", "--", *WAITS])
+@pytest.mark.parametrize("address", ["0", "0.0.0.0:0"])
+def test_the_page_of_a_job_is_found_by_its_file_and_comes_back_where_it_was(place: Place, address: str) -> None:
+    launcher = place.run_in_background([*LAUNCH, address, "--", *WAITS])
     (said,) = place.lines_with(launcher, "page: ", 1)
     place.lines_with(launcher, "here", 1)
     found = re.fullmatch(r"page: http://[^/#]+:(\d+)/ \(the link with its token is in (.*)\)", said)
@@ -65,7 +66,7 @@ def test_the_page_of_a_job_is_found_by_its_file_and_comes_back_where_it_was(plac
     assert launcher.wait(PATIENCE) == 130
 
 
-def test_on_the_loopback_and_on_a_terminal_the_link_is_said(tmp_path: Path) -> None:
+def test_without_a_token_and_on_a_terminal_the_link_is_said(tmp_path: Path) -> None:
     assert Page("http://127.0.0.1:80/").line(str(tmp_path), terminal=False) == "page: http://127.0.0.1:80/"
     assert Page("http://h:80/", "abc").line(str(tmp_path), terminal=True) == "page: http://h:80/#token=abc"
 
@@ -73,7 +74,7 @@ def test_on_the_loopback_and_on_a_terminal_the_link_is_said(tmp_path: Path) -> N
 def test_a_port_that_is_taken_is_said(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         launcher = place.run_in_background([*LAUNCH, str(taken.getsockname()[1]), "--", *WAITS])
-        assert "cannot serve the page at 127.0.0.1:" in place.error_with(launcher, "its last line")
+        assert "--http: cannot serve at 127.0.0.1:" in place.error_with(launcher, "its last line")
         assert launcher.wait(PATIENCE) == 1
 
 

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -19,12 +20,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import collectived as cd
+from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2, worker_pb2_grpc
+from collectived_proto.viewing import viewing_token
 from collectived_runtime.metrics.catalogue import COORDINATOR, PROCESS, WORKER
 
-from .conftest import Cluster
+from .conftest import SECRET, Cluster, Daemon
 
 pytestmark = pytest.mark.timeout(120)
-OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -37,8 +39,9 @@ def cluster(make_cluster: Callable[..., Cluster]) -> Cluster:
 class Page:
     """What an endpoint told."""
 
-    def __init__(self, where: str) -> None:
-        with urllib.request.urlopen(urllib.request.Request(f"http://{where}/metrics", headers=OPENMETRICS)) as answer:
+    def __init__(self, where: str, token: str = viewing_token(SECRET)) -> None:
+        headers = {"Authorization": f"Bearer {token}", "Accept": "application/openmetrics-text; version=1.0.0"}
+        with urllib.request.urlopen(urllib.request.Request(f"http://{where}/metrics", headers=headers)) as answer:
             assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
             text = answer.read().decode()
         self.samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
@@ -205,6 +208,45 @@ def test_a_worker_without_its_coordinator_lives_but_cannot_serve(make_cluster: C
     answer.value.close()
 
 
+def test_a_viewing_token_over_tcp_is_good_for_looking_only(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    file, token = tmp_path / "token", "a-token-of-the-watchers"
+    file.write_text(f"{token}\n")
+    file.chmod(0o600)
+    watched = make_cluster(
+        1, worker_options=("--listen", "127.0.0.1:0", "--metrics", "0", "--viewing-token-file", str(file))
+    )
+    refusals = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
+    with grpc.insecure_channel(watched.tcp_addresses[0]) as channel:
+        worker, probe = worker_pb2_grpc.WorkerStub(channel), health_pb2_grpc.HealthStub(channel)
+        for shown, refusal in ((token, refusals[0]), (viewing_token(SECRET), refusals[0]), ("nonsense", refusals[1])):
+            metadata = (("authorization", f"Bearer {shown}"),)
+            if refusal is refusals[0]:
+                reply = worker.Status(status_pb2.StatusRequest(), metadata=metadata)
+                assert reply.coordinator.job == "test", "the worker asks the coordinator by its own secret"
+                assert list(worker.Trace(trace_pb2.TraceRequest(), metadata=metadata))
+                assert probe.Check(health_pb2.HealthCheckRequest(), metadata=metadata).status == SERVING
+            with pytest.raises(grpc.RpcError) as refused:
+                worker.Abort(worker_pb2.AbortRequest(), metadata=metadata)
+            assert refused.value.code() is refusal
+    page = Page(watched.metrics[1], token)
+    assert page("collectived_refused_total", component="worker", door="grpc", why="viewing") == 2
+    assert page("collectived_refused_total", component="worker", door="grpc", why="wrong") == 1
+    with pytest.raises(urllib.error.HTTPError, match="401") as answer:
+        Page(watched.metrics[1], "nonsense")
+    answer.value.close()
+
+
+def test_a_token_file_that_others_may_read_is_refused_at_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("a-token-of-the-watchers\n")
+    file.chmod(0o644)
+    daemon = Daemon("coordinator", "--listen", "127.0.0.1:0", "--viewing-token-file", str(file))
+    with pytest.raises(cd.errors.UnavailableError, match="has mode 0644, by which everybody on this host gets at it"):
+        daemon.ready()
+
+
 def test_who_is_ending_says_that_it_does_not_serve(make_cluster: Callable[..., Cluster]) -> None:
     ending = make_cluster(1)
     for address, name, daemon in (
@@ -222,8 +264,9 @@ def test_promtool_finds_nothing_to_say_about_them(cluster: Cluster) -> None:
     tool = shutil.which("promtool")
     if tool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    admitted = {"Authorization": f"Bearer {viewing_token(SECRET)}"}
     for where in cluster.metrics:
-        with urllib.request.urlopen(f"http://{where}/metrics") as answer:
+        with urllib.request.urlopen(urllib.request.Request(f"http://{where}/metrics", headers=admitted)) as answer:
             page = answer.read()
         done = subprocess.run([tool, "check", "metrics"], input=page, capture_output=True, timeout=50)
         assert (done.returncode, done.stdout + done.stderr) == (0, b"")

@@ -85,12 +85,17 @@ from collectived_proto.local import jobs
     help="Start a coordinator or worker that died again, this often each within 5 minutes; then the job fails.",
 )
 @click.option("--tune", is_flag=True, help="Measure the links when a group forms; later runs use what was found.")
-@click.option("--metrics", is_flag=True, help="Each daemon serves Prometheus metrics at a port of its own; says where.")
+@click.option(
+    "--metrics",
+    is_flag=True,
+    help="Each daemon serves Prometheus metrics at a port of its own; says where, and where the token for them is.",
+)
 @click.option(
     "--http",
     callback=http_address,
     metavar="[HOST:]PORT",
-    help="Serve a web page that shows what `status` shows; on the loopback unless HOST is told; 0: a free port.",
+    help="Serve a web page that shows what `status` shows to whoever has its link; on the loopback unless told HOST; "
+    "0: a free port.",
 )
 @click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="How they say it: json is one object a line.")

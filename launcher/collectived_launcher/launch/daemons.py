@@ -17,6 +17,7 @@ from collectived_launcher.launch.job import COORDINATOR, Job
 from collectived_launcher.launch.loop import Loop
 from collectived_launcher.launch.output import Terminal
 from collectived_launcher.launch.page import Page
+from collectived_proto.viewing import viewing_token
 
 # -P: a file random.py in the user's folder must not be taken for Python's own.
 DAEMON = (sys.executable, "-P", "-m", "collectived_runtime")
@@ -96,6 +97,11 @@ class Daemons:
         """Where the coordinator serves its web page, if it does."""
         told = (self.coordinator.ready or {}).get("page")
         return Page.of(told, self._secret) if told else None
+
+    @property
+    def viewing_token(self) -> str:
+        """What whoever looks at the page or at metrics is to show."""
+        return viewing_token(self._secret)
 
     def start(self) -> bool:
         """Whether all of them serve; False when a signal came first.

@@ -7,6 +7,7 @@
 | `dial` | `targets`: a list of [host, port] | `failures`: for each target, '' or why it cannot be reached |
 | `hush` | | ends `listen` |
 | `publish` | a `JobFile`, less the process that is asked | `trouble` if it cannot be written |
+| `token` | `token`: with which one may look, for a file in the job's folder | `path` of the file, or `trouble` |
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Errands:
                 case "publish":
                     job = jobs.JobFile(pid=os.getpid(), **{**about, "workers": tuple(about["workers"])})
                     jobs.publish(job, self._folder.name)
+                case "token":
+                    answer = {"path": write_token(self._folder, str(about["token"]))}
                 case _:
                     answer = {"trouble": f"no such errand: {errand}"}
         except (OSError, LookupError, ValueError, TypeError) as error:
@@ -134,6 +137,14 @@ class _Dial:
 def _let_in_and_put_out(listener: socket.socket) -> None:
     with contextlib.suppress(OSError):
         listener.accept()[0].close()
+
+
+def write_token(folder: Path, token: str) -> str:
+    """Puts the viewing token where scrapers of this user find it, for as long as the job's folder is there."""
+    path = folder / "viewing-token"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(f"{token}\n")
+    return str(path)
 
 
 def address(interface: str, towards: list[str]) -> str:

@@ -11,7 +11,7 @@ from collectived_proto.viewing import viewing_token
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The coordinator's web page; `token` is to be shown where others than the loopback can reach it."""
+    """The coordinator's web page; `token` is to be shown by whoever looks."""
 
     url: str
     token: str = ""

@@ -188,6 +188,20 @@ class Run:
             self._terminal.say(page.line(file, os.isatty(1), place), stream=1)
         for daemon in daemons.all:
             self._say_metrics(daemon)
+        if any(daemon.metrics for daemon in daemons.all):
+            self._hand_out_token(daemons.viewing_token)
+
+    def _hand_out_token(self, token: str) -> None:
+        """Puts the token for metrics into the job's folder on every host, for whoever scrapes there."""
+        answers: list[Answer] = []
+        names = dict.fromkeys(self._job.hosts)
+        for name in names:
+            self._hosts[name].ask("token", {"token": token}, answers.append)
+        self._loop.until(lambda: len(answers) == len(names), self._policy.ready_within)
+        for trouble in (answer["trouble"] for answer in answers if "trouble" in answer):
+            self._say(f"the token that metrics need cannot be written: {trouble}")
+        if places := dict.fromkeys(str(answer["path"]) for answer in answers if "path" in answer):
+            self._say(f"metrics need the token in {' or '.join(places)} (Prometheus: credentials_file)")
 
     def _first_folder(self) -> str:
         """Of the host of the first worker, beside which the job's file is."""

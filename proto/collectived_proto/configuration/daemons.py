@@ -37,6 +37,9 @@ class DaemonSettings:
         TEXT, "", "What callers over TCP must show; where nobody gives one they are all refused.", hidden=True
     )
     secret_file: Path | None = key(PATH, None, "A file of one line with the secret, which only its owner may read.")
+    viewing_token_file: Path | None = key(
+        PATH, None, "A file of one line with a token that is good for looking only: Status, Trace, metrics, the page."
+    )
     insecure: bool = key(YES_NO, False, "Admit callers over TCP without the secret.")
     log_level: str = key(
         one_of("debug", "info", "warning", "error"), "warning", "From which level on logs are written."

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from collectived_proto.errors import Code
 from collectived_runtime.coordinator.census import Census, GroupCount
+from collectived_runtime.credentials import Door, Why
 from collectived_runtime.metrics import labels
 from collectived_runtime.metrics.catalogue import COORDINATOR
-from collectived_runtime.metrics.page import PAUSE, Reading, build, numbers, process
+from collectived_runtime.metrics.page import PAUSE, Reading, build, numbers, process, refusals
 
 
 class CoordinatorMetrics:
-    """A `metrics.page.Source`. `census` takes one of now, with pauses."""
+    """A `metrics.page.Source`. `census` takes one of now, with pauses; `refused` are callers, as `Gate` counts them."""
 
-    def __init__(self, census: Callable[[], Iterator[Census | None]]) -> None:
+    def __init__(
+        self, census: Callable[[], Iterator[Census | None]], refused: Mapping[tuple[Door, Why], int] = {}
+    ) -> None:
         self._census = census
+        self._refused = refused
 
     def read(self) -> Iterator[Reading | None]:
         census: Census | None = None
@@ -24,6 +28,7 @@ class CoordinatorMetrics:
             yield PAUSE
         assert census is not None
         yield build("coordinator")
+        yield refusals("coordinator", self._refused)
         yield from _workers(census)
         yield from _counts(census)
         yield from _groups(census)

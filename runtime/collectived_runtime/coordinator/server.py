@@ -21,13 +21,13 @@ from collectived_runtime.coordinator.metrics import CoordinatorMetrics
 from collectived_runtime.coordinator.roll import Roll
 from collectived_runtime.coordinator.service import CoordinatorService
 from collectived_runtime.coordinator.state import Coordinator
+from collectived_runtime.credentials import Gate, gate
 from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove_sockets, signals, until_stopped
 from collectived_runtime.health import Health, reflect
-from collectived_runtime.metrics.server import MetricsServer
 from collectived_runtime.well_formed import WellFormed
 
 if TYPE_CHECKING:
-    from collectived_runtime.coordinator.page.server import PageServer
+    from collectived_runtime.http.server import HttpServer
 
 SERVICE = "collectived.v1.Coordinator"
 _GRACE_SECONDS = 1.0
@@ -52,51 +52,49 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
         except ValueError as error:
             _fail(str(error))
         try:
+            callers = gate(settings.secret, settings.insecure, settings.viewing_token_file)
             epoch = next_epoch(settings.journal)
+        except CannotStart as error:
+            _fail(str(error))
         except (OSError, ValueError) as error:
             _fail(f"the epoch journal cannot be used: {error}")
         service = _service(epoch, settings)
-        server = grpc.aio.server(
-            interceptors=[Admission(settings.secret, settings.insecure), WellFormed()], options=_OPTIONS
-        )
+        server = grpc.aio.server(interceptors=[Admission(callers), WellFormed()], options=_OPTIONS)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
         health = Health(SERVICE, server)
-        metrics, scraped_at = MetricsServer(CoordinatorMetrics(service.census), lambda: health.well), ""
-        try:
-            if settings.reflection:
-                reflect(server, SERVICE)
-            if settings.metrics:
-                scraped_at = await metrics.start(settings.metrics)
-            page = _page(settings, service)
-            addresses = [bind(server, address) for address in settings.listen]
-        except CannotStart as error:
-            await metrics.close()
-            _fail(str(error))
-        await server.start()
-        if page:
-            await page.start()
-        try:
-            await health.start()
-            service.address = addresses[0]
-            ready(
-                {
-                    "address": addresses[0],
-                    "addresses": addresses,
-                    "epoch": epoch,
-                    "metrics": scraped_at,
-                    "pid": os.getpid(),
-                    "page": {"url": page.url, "needs_token": page.needs_token} if page else None,
-                }
-            )
-            await until_stopped(signalled, lifeline, service.ended)
-        finally:
-            await health.stop()
-            await metrics.close()
-            if page:
-                await page.stop()
-            service.stop()
-            await server.stop(_GRACE_SECONDS)
-            remove_sockets(addresses)
+        async with contextlib.AsyncExitStack() as views:
+            try:
+                if settings.reflection:
+                    reflect(server, SERVICE)
+                metrics = _metrics(settings, service, health, callers, views)
+                page = _page(settings, service, health, callers, views)
+                addresses = [bind(server, address) for address in settings.listen]
+            except CannotStart as error:
+                _fail(str(error))
+            await server.start()
+            for view in (metrics, page):
+                if view:
+                    await view.start()
+            try:
+                await health.start()
+                service.address = addresses[0]
+                ready(
+                    {
+                        "address": addresses[0],
+                        "addresses": addresses,
+                        "epoch": epoch,
+                        "metrics": metrics.address if metrics else "",
+                        "pid": os.getpid(),
+                        "page": {"url": page.url, "needs_token": not callers.insecure} if page else None,
+                    }
+                )
+                await until_stopped(signalled, lifeline, service.ended)
+            finally:
+                await health.stop()
+                await views.aclose()
+                service.stop()
+                await server.stop(_GRACE_SECONDS)
+                remove_sockets(addresses)
         if service.ended.done():
             _fail(service.ended.result())
 
@@ -129,18 +127,40 @@ def _service(epoch: int, settings: CoordinatorSettings) -> CoordinatorService:
     return CoordinatorService(mind, settings.job, roll=roll)
 
 
-def _page(settings: CoordinatorSettings, service: CoordinatorService) -> PageServer | None:
+def _metrics(
+    settings: CoordinatorSettings,
+    service: CoordinatorService,
+    health: Health,
+    callers: Gate,
+    views: contextlib.AsyncExitStack,
+) -> HttpServer | None:
+    if not settings.metrics:
+        return None
+    from collectived_runtime.metrics.route import metrics_server  # most coordinators serve none
+
+    source = CoordinatorMetrics(service.census, callers.refused)
+    server = metrics_server(settings.metrics, source, lambda: health.well, callers)
+    views.push_async_callback(server.stop)
+    return server
+
+
+def _page(
+    settings: CoordinatorSettings,
+    service: CoordinatorService,
+    health: Health,
+    callers: Gate,
+    views: contextlib.AsyncExitStack,
+) -> HttpServer | None:
     if not settings.http:
         return None
     from collectived_runtime.coordinator.page.picture import Picture  # most coordinators serve no page
-    from collectived_runtime.coordinator.page.server import PageServer
+    from collectived_runtime.coordinator.page.routes import page_server
 
-    return PageServer(
-        settings.http,
-        Picture(partial(service.Status, status_pb2.StatusRequest(), None)),
-        settings.secret,
-        settings.insecure,
-    )
+    picture = Picture(partial(service.Status, status_pb2.StatusRequest(), None))
+    views.push_async_callback(picture.close)
+    server = page_server(settings.http, picture, lambda: health.well, callers)
+    views.push_async_callback(server.stop)
+    return server
 
 
 def _fail(text: str) -> NoReturn:

@@ -32,11 +32,18 @@ def _listed(*metrics: Metric) -> dict[str, Metric]:
 
 
 BUILD = Metric("collectived_build_info", "gauge", ("component", "version", "python"), "Always 1; what runs here.")
+REFUSED = Metric(
+    "collectived_refused_total",
+    "counter",
+    ("component", "door", "why"),
+    "Requests over grpc or http that were refused: nothing was shown, or something wrong, or a viewing token for more.",
+)
 
 _OF_A_GROUP = ("worker", "group")
 
 WORKER = _listed(
     BUILD,
+    REFUSED,
     Metric(
         "collectived_collectives_total",
         "counter",
@@ -142,6 +149,7 @@ WORKER = _listed(
 
 COORDINATOR = _listed(
     BUILD,
+    REFUSED,
     Metric(
         "collectived_worker_connected",
         "gauge",

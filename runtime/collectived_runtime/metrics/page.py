@@ -7,7 +7,7 @@ whoever makes it lets others go first after each. What is read is read lazily, s
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import Protocol
 
@@ -18,7 +18,8 @@ from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from collectived_proto.types import RELEASE
-from collectived_runtime.metrics.catalogue import BUILD, PROCESS, Metric
+from collectived_runtime.credentials import DOORS, WHYS, Door, Why
+from collectived_runtime.metrics.catalogue import BUILD, PROCESS, REFUSED, Metric
 
 PIECE = 50  # samples that are written in one stretch: a few tenths of a millisecond
 _EOF = b"# EOF\n"
@@ -66,6 +67,12 @@ def _buckets(metric: Metric, bounds: Sequence[str], values: Iterable[tuple[Label
 
 def build(component: str) -> Reading:
     return numbers(BUILD, [((component, RELEASE, platform.python_version()), 1.0)])
+
+
+def refusals(component: str, counts: Mapping[tuple[Door, Why], int]) -> Reading:
+    """Of callers who were turned away."""
+    ways = ((door, why) for door in DOORS for why in WHYS if (door, why) != ("http", "viewing"))
+    return numbers(REFUSED, (((component, *way), float(counts.get(way, 0))) for way in ways))
 
 
 _PROCESS = ProcessCollector(registry=None)

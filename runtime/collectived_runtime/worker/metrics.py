@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 from collectived_proto.errors import Code
+from collectived_runtime.credentials import Door, Why
 from collectived_runtime.engine.counters import BOUNDS
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.metrics.catalogue import WORKER
-from collectived_runtime.metrics.page import PAUSE, Reading, build, histograms, numbers, process
+from collectived_runtime.metrics.page import PAUSE, Reading, build, histograms, numbers, process, refusals
 from collectived_runtime.worker.account import Account, Sum
 from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.sessions import Sessions
@@ -22,6 +23,7 @@ class WorkerMetrics:
     Args:
         task: of this worker.
         joins: that ended, by outcome.
+        refused: callers that were turned away, as `Gate` counts them.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class WorkerMetrics:
         budget: Budget,
         membership: Membership,
         clock: Callable[[], float] = time.monotonic,
+        refused: Mapping[tuple[Door, Why], int] = {},
     ) -> None:
         self._me = str(task)
         self._account = account
@@ -41,6 +44,7 @@ class WorkerMetrics:
         self._budget = budget
         self._membership = membership
         self._clock = clock
+        self._refused = refused
 
     def read(self) -> Iterator[Reading | None]:
         total = Sum()
@@ -48,6 +52,7 @@ class WorkerMetrics:
             total = so_far
             yield PAUSE
         yield build("worker")
+        yield refusals("worker", self._refused)
         yield from self._collectives(total)
         yield from self._groups(total)
         yield from self._worker(total)

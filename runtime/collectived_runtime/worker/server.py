@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -25,6 +26,7 @@ from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2_grpc
 from collectived_runtime import clocks
 from collectived_runtime.admission import Admission, check_exposed
+from collectived_runtime.credentials import gate
 from collectived_runtime.daemon import (
     OPTIONS,
     CannotStart,
@@ -39,7 +41,6 @@ from collectived_runtime.daemon import (
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.health import Health, reflect
-from collectived_runtime.metrics.server import MetricsServer
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
 from collectived_runtime.worker import probe, telemetry
@@ -54,6 +55,9 @@ from collectived_runtime.worker.status import Identity, Standing, group_seen_fro
 from collectived_runtime.worker.trace import worker_trace
 
 log = logging.getLogger("collectived.worker")
+
+if TYPE_CHECKING:
+    from collectived_runtime.http.server import HttpServer
 
 SERVICE = "collectived.v1.Worker"
 STATUS_SECONDS = 0.6  # for the coordinator's answer, which itself waits 0.35 s for workers
@@ -108,6 +112,7 @@ class _Worker:
 
     def __init__(self, settings: WorkerSettings, task: int, host: str) -> None:
         self.settings = settings
+        self.callers = gate(settings.secret, settings.insecure, settings.viewing_token_file)
         folder = settings.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
@@ -149,7 +154,7 @@ class _Worker:
             lambda: self.health.drain(),
         )
         self.server = grpc.aio.server(
-            interceptors=[Admission(settings.secret, settings.insecure), WellFormed()], options=(*OPTIONS, *KEEPALIVE)
+            interceptors=[Admission(self.callers), WellFormed()], options=(*OPTIONS, *KEEPALIVE)
         )
         self.name = f"/job:worker/task:{task}"
         self._inspecting: set[asyncio.Task[None]] = set()
@@ -166,9 +171,7 @@ class _Worker:
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)
         self.health = Health(SERVICE, self.server)
-        parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
-        self.metrics = MetricsServer(WorkerMetrics(task, *parts), lambda: self.health.well)
-        self.metrics_address = ""
+        self.metrics: HttpServer | None = None
 
     def _say(self, message: pb.WorkerMessage) -> None:
         self.membership.say(message)
@@ -184,11 +187,20 @@ class _Worker:
         if self.settings.reflection:
             reflect(self.server, SERVICE)
         if self.settings.metrics:
-            self.metrics_address = await self.metrics.start(self.settings.metrics)
+            self.metrics = self._metrics(self.settings.metrics)
         self.telemetry = telemetry.start(self.settings.otel, self.groups.recorder, self.identity, self.settings.job)
         self.listen = [bind(self.server, address) for address in reversed(self.listen)][::-1]
         await self.server.start()
+        if self.metrics:
+            await self.metrics.start()
         await self.health.start(self._connected())
+
+    def _metrics(self, where: str) -> HttpServer:
+        from collectived_runtime.metrics.route import metrics_server  # most workers serve none
+
+        parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
+        source = WorkerMetrics(self.identity.task, *parts, refused=self.callers.refused)
+        return metrics_server(where, source, lambda: self.health.well, self.callers)
 
     def announcement(self) -> dict[str, object]:
         return {
@@ -196,7 +208,7 @@ class _Worker:
             "addresses": self.listen,
             "link_address": self.identity.link_address,
             "task": self.identity.task,
-            "metrics": self.metrics_address,
+            "metrics": self.metrics.address if self.metrics else "",
             "pid": os.getpid(),
         }
 
@@ -217,12 +229,14 @@ class _Worker:
     async def give_up(self) -> None:
         """It cannot start."""
         self.reception.close()
-        await self.metrics.close()
+        if self.metrics:
+            await self.metrics.stop()
 
     async def close(self) -> None:
         await self.drainage.close()
         await self.health.stop()
-        await self.metrics.close()
+        if self.metrics:
+            await self.metrics.stop()
         self.sessions.close_all("its worker is ending")
         await self.membership.close()
         await self.server.stop(0.2)

@@ -1,4 +1,4 @@
-"""Who may call: everybody on a Unix socket, over TCP only those who know the secret."""
+"""Who may call: everybody on a Unix socket, over TCP those who know the secret; or who may look, and only look."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2
 
-from collectived_runtime.admission import Admission, check_exposed, client_metadata
+from collectived_proto.v1 import coordinator_pb2, worker_pb2
+from collectived_proto.viewing import viewing_token
+from collectived_runtime.admission import VIEWING, Admission, check_exposed, client_metadata
+from collectived_runtime.credentials import Gate
 
 SHAPES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
 class Echo(grpc.GenericRpcHandler):
-    """One method of each shape; the names of its methods are those of the shapes. Answers with what it was sent."""
+    """One method of each shape; the names of its methods are those of the shapes. Answers with what it was sent, and so
+    it does as whatever a viewing token is good for."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        shape = handler_call_details.method.rpartition("/")[2]
+        method = handler_call_details.method
+        shape = "unary_unary" if method in VIEWING else method.rpartition("/")[2]
         maker = getattr(grpc, f"{shape}_rpc_method_handler", None)
         return maker(getattr(self, shape)) if maker else None
 
@@ -89,18 +95,18 @@ def outcome(admission: Admission, unix: Path, shape: str, where: str, secret: st
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_unix_socket_needs_no_secret(shape: str, tmp_path: Path) -> None:
-    assert outcome(Admission("s3cret"), tmp_path / "a", shape, "unix", "") == b"hello"
+    assert outcome(Admission(Gate("s3cret")), tmp_path / "a", shape, "unix", "") == b"hello"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tcp_passes_with_the_secret(shape: str, tmp_path: Path) -> None:
-    assert outcome(Admission("s3cret"), tmp_path / "a", shape, "tcp", "s3cret") == b"hello"
+    assert outcome(Admission(Gate("s3cret")), tmp_path / "a", shape, "tcp", "s3cret") == b"hello"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("secret", ["", "s3cre", "s3cret2", "S3CRET"])
 def test_tcp_is_refused_without_the_secret(shape: str, secret: str, tmp_path: Path) -> None:
-    refused = outcome(Admission("s3cret"), tmp_path / "a", shape, "tcp", secret)
+    refused = outcome(Admission(Gate("s3cret")), tmp_path / "a", shape, "tcp", secret)
     assert isinstance(refused, tuple)
     assert refused[0] is grpc.StatusCode.UNAUTHENTICATED
     assert refused[1].startswith("this address needs the job's secret")
@@ -116,17 +122,58 @@ def test_health_needs_no_secret(tmp_path: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError):
                 await called(channel, "unary_unary", (), "/grpc.health.v1.Healthy/unary_unary")
 
-    with_server(Admission("s3cret"), tmp_path / "a", story)
+    with_server(Admission(Gate("s3cret")), tmp_path / "a", story)
     assert answers == [b"hello"]
 
 
 def test_where_there_is_no_secret_nobody_knows_it(tmp_path: Path) -> None:
-    refused = outcome(Admission(""), tmp_path / "a", "unary_unary", "tcp", "")
+    refused = outcome(Admission(Gate()), tmp_path / "a", "unary_unary", "tcp", "")
     assert isinstance(refused, tuple) and refused[0] is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_insecure_lets_everybody_in(tmp_path: Path) -> None:
-    assert outcome(Admission("s3cret", insecure=True), tmp_path / "a", "stream_stream", "tcp", "") == b"hello"
+    assert outcome(Admission(Gate("s3cret", insecure=True)), tmp_path / "a", "stream_stream", "tcp", "") == b"hello"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_viewing_token_does_not_open_what_does_more_than_look(shape: str, tmp_path: Path) -> None:
+    gate = Gate("s3cret", token="0123456789abcdef")
+    for token in (viewing_token("s3cret"), "0123456789abcdef"):
+        refused = outcome(Admission(gate), tmp_path / "a", shape, "tcp", token)
+        assert isinstance(refused, tuple) and refused[0] is grpc.StatusCode.PERMISSION_DENIED
+        assert refused[1].startswith("a viewing token is good for looking only") and token not in refused[1]
+        assert outcome(Admission(gate), tmp_path / "a", shape, "unix", token) == b"hello"
+    assert gate.refused == {("grpc", "viewing"): 2}
+
+
+def test_a_viewing_token_opens_what_looks_and_nothing_else_does(tmp_path: Path) -> None:
+    gate = Gate("s3cret")
+
+    async def story(local: str, remote: str) -> None:
+        async with grpc.aio.insecure_channel(remote) as channel:
+            for method in VIEWING:
+                metadata = client_metadata(remote, viewing_token("s3cret"))
+                assert await called(channel, "unary_unary", metadata, method) == b"hello"
+                for other in ((), client_metadata(remote, "wrong")):
+                    with pytest.raises(grpc.aio.AioRpcError) as caught:
+                        await called(channel, "unary_unary", other, method)
+                    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+    with_server(Admission(gate), tmp_path / "a", story)
+    assert gate.refused == {("grpc", "nothing"): len(VIEWING), ("grpc", "wrong"): len(VIEWING)}
+
+
+def test_of_all_calls_only_these_look() -> None:
+    services = [
+        service
+        for file in (coordinator_pb2, worker_pb2, health_pb2)
+        for service in file.DESCRIPTOR.services_by_name.values()
+    ]
+    there = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
+    changing = there - VIEWING
+    assert {"/collectived.v1.Worker/Submit", "/collectived.v1.Coordinator/Attach"} <= changing
+    assert {path.rpartition("/")[2] for path in VIEWING} == {"Status", "Trace"}
+    assert {path for path in there if path.endswith("/Status")} <= VIEWING
 
 
 def test_an_unknown_method_is_unimplemented(tmp_path: Path) -> None:
@@ -136,7 +183,7 @@ def test_an_unknown_method_is_unimplemented(tmp_path: Path) -> None:
                 await called(channel, "unary_unary", (), "/echo/nothing")
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
-    with_server(Admission("s3cret"), tmp_path / "a", story)
+    with_server(Admission(Gate("s3cret")), tmp_path / "a", story)
 
 
 def test_client_metadata() -> None:

@@ -110,12 +110,12 @@ def test_where_metrics_cannot_be_served_it_does_not_start_and_leaves_nothing(fol
     told = json.loads(ready(coordinator).removeprefix("ready "))
     taken = told["metrics"]
     said = refusal(start(*worker(folder, told["address"], "--metrics", taken)))
-    assert f"cannot serve metrics at {taken}" in said and "in use" in said
+    assert f"--metrics: cannot serve at {taken}" in said and "in use" in said
     wrong = start(*worker(folder, told["address"], "--metrics", "here"))
     out, err = wrong.communicate(timeout=20)
     assert (wrong.returncode, out) == (2, "") and "worker.metrics, from --metrics: 'here' is not a port" in err
     said = refusal(start("coordinator", "--listen", f"unix:{folder}/c.sock", "--metrics", taken))
-    assert f"collectived coordinator: cannot serve metrics at {taken}" in said
+    assert f"collectived coordinator: --metrics: cannot serve at {taken}" in said
 
 
 def test_a_folder_that_is_too_deep_for_sockets_is_an_error(folder: Path, start: Start) -> None:

@@ -1,0 +1,227 @@
+"""HTTP/1.1 in the daemon's event loop: h11 reads and writes it, `entrance` and the routes decide. One request per
+connection.
+
+Nobody can hold anything for long: there are few connections, each phase of one has its time, headers have a limit, no
+body is read, and an answer is made and sent in pieces between which everybody else has a turn. What was asked is never
+logged, for it may carry a credential.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import ipaddress
+import logging
+import socket
+from dataclasses import dataclass, replace
+from email.utils import formatdate
+from http import HTTPStatus
+
+import h11
+
+from collectived_proto.viewing import http_address
+from collectived_runtime.credentials import Gate
+from collectived_runtime.daemon import CannotStart
+from collectived_runtime.http.entrance import names_at, refusal, route_to
+from collectived_runtime.http.messages import Answer, Request, Routes, plain
+
+_LINGER_SECONDS = 1.0  # for the other side to close: else what it still sends would wipe out the answer
+_PIECE = 64 << 10
+_BACKLOG = 32
+
+_log = logging.getLogger("collectived.http")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """
+    connections: at the same time; more are closed at once.
+    header_bytes: of a request's first line and headers.
+    request_seconds: until the request is there. answer_seconds: until the answer is made. send_seconds: until the
+    kernel has taken all of it.
+    """
+
+    connections: int = 32
+    header_bytes: int = 8 << 10
+    request_seconds: float = 5.0
+    answer_seconds: float = 10.0
+    send_seconds: float = 20.0
+
+
+class HttpServer:
+    """Serves routes at one address, once it is started.
+
+    Args:
+        option: of the command line, by which the address was told; for what is said where it cannot be served.
+        address: `[HOST:]PORT`; without a host the loopback; port 0 is one that is free.
+        gate: who may look.
+        limits: of what anybody may take.
+
+    Raises:
+        CannotStart: nobody can listen there, or nobody could be told from those who are not invited.
+    """
+
+    def __init__(self, option: str, address: str, routes: Routes, gate: Gate, limits: Limits = Limits()) -> None:
+        self._routes, self._gate, self._limits = routes, gate, limits
+        if not gate.admits_somebody:
+            raise CannotStart(
+                f"{option} {address}: there is no secret by which to know who may look: set COLLECTIVED_SECRET, give a "
+                "token of its own (--viewing-token-file FILE), or let everybody look (--insecure)"
+            )
+        try:
+            host, port = http_address(address)
+        except ValueError as error:
+            raise CannotStart(f"{option}: {error}") from None
+        self._socket = _listening(option, host, port)
+        at, real = self._socket.getsockname()[:2]
+        self._names = names_at(host, at, gate.insecure)
+        self.address = f"{_bracketed(host)}:{real}"
+        # A wildcard address is nobody's name: a browser elsewhere may call us by our host's.
+        called = socket.gethostname() if ipaddress.ip_address(at).is_unspecified else host
+        self.url = f"http://{_bracketed(called)}:{real}/"
+        self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+        self._making = asyncio.Lock()
+
+    @property
+    def connections(self) -> int:
+        return len(self._serving)
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._accept, sock=self._socket, limit=self._limits.header_bytes)
+
+    async def stop(self) -> None:
+        """Closes the door and every connection."""
+        self._socket.close() if self._server is None else self._server.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            if len(self._serving) > self._limits.connections:
+                return
+            writer.transport.set_write_buffer_limits(high=0)  # drained means that the kernel has all of it
+            with contextlib.suppress(TimeoutError, OSError):
+                await self._serve(reader, writer)
+        except asyncio.CancelledError:
+            pass  # the server stops; asyncio would only complain
+        finally:
+            self._serving.discard(task)
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.header_bytes)
+        with_body = True
+        try:
+            async with asyncio.timeout(self._limits.request_seconds):
+                request = await _request(connection, reader)
+        except h11.RemoteProtocolError as error:
+            status = HTTPStatus(error.error_status_hint)
+            answer = plain(status, f"this is no request that is understood here: {status.phrase}")
+        else:
+            if request is None:
+                return
+            with_body = request.method != "HEAD"
+            async with asyncio.timeout(self._limits.answer_seconds):
+                answer = await self._answer(request)
+        async with asyncio.timeout(self._limits.send_seconds):
+            await _send(connection, writer, answer, with_body)
+        writer.write_eof()
+        async with asyncio.timeout(_LINGER_SECONDS):
+            while await reader.read(_PIECE):
+                pass
+
+    async def _answer(self, request: Request) -> Answer:
+        shown = request.headers.get("authorization", "")
+        refused = refusal(self._routes, self._names, self._gate.right(shown), request)
+        if refused:
+            if refused.status is HTTPStatus.UNAUTHORIZED:
+                self._gate.turned_away("http", shown)
+            return refused
+        route = route_to(self._routes, request.target)
+        assert route is not None
+        try:
+            answer = route.respond(request)
+            return await self._whole(await answer if inspect.isawaitable(answer) else answer)
+        except Exception:  # whatever it is, the others go on, and it is told here once per request
+            _log.exception("an answer could not be made")
+            return plain(HTTPStatus.INTERNAL_SERVER_ERROR, "this could not be made: see the log of the daemon")
+
+    async def _whole(self, answer: Answer) -> Answer:
+        """An answer whose pieces have all been made: of one answer at a time, however many ask."""
+        if isinstance(answer.body, bytes):
+            return answer
+        made = []
+        async with self._making:
+            for piece in answer.body:
+                made.append(piece)
+                await asyncio.sleep(0)  # lets lanes, and all else that this daemon does, go first
+        return replace(answer, body=b"".join(made))
+
+
+async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> Request | None:
+    """The request without its body; None where the other side went away instead.
+
+    Raises:
+        h11.RemoteProtocolError: what came is no request, or too much.
+    """
+    while (event := connection.next_event()) is h11.NEED_DATA:
+        connection.receive_data(await reader.read(_PIECE))
+    if not isinstance(event, h11.Request):
+        return None
+    headers: dict[str, str] = {}
+    for raw, value in event.headers:
+        name, text = raw.decode("ascii"), value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {text}" if name in headers else text
+    return Request(event.method.decode("ascii"), event.target.decode("ascii"), headers)
+
+
+async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer, with_body: bool) -> None:
+    body = answer.body
+    assert isinstance(body, bytes)
+    fields = {
+        **answer.headers,
+        "content-length": str(len(body)),
+        "date": formatdate(usegmt=True),
+        "connection": "close",
+    }
+    head = h11.Response(
+        status_code=answer.status.value, headers=list(fields.items()), reason=answer.status.phrase.encode()
+    )
+    writer.write(connection.send(head) or b"")
+    if with_body:
+        for start in range(0, len(body), _PIECE):
+            writer.write(connection.send(h11.Data(body[start : start + _PIECE])) or b"")
+            await writer.drain()
+            await asyncio.sleep(0)
+    await writer.drain()
+
+
+def _listening(option: str, host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(where)
+            sock.listen(_BACKLOG)
+        except OSError:
+            sock.close()
+            raise
+    except OSError as error:
+        raise CannotStart(
+            f"{option}: cannot serve at {_bracketed(host)}:{port}: {(error.strerror or str(error)).lower()}; stop "
+            f"whoever uses it, or choose another {option} [HOST:]PORT (port 0 is one that is free)"
+        ) from None
+    return sock
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
