@@ -115,7 +115,7 @@ def test_a_bad_value_is_named_with_its_key_and_where_it_came_from(
 
 def test_a_key_that_is_needed_says_how_to_give_it() -> None:
     with pytest.raises(
-        Misconfigured, match=r"worker\.task is needed: .*give --task, set COLLECTIVED_WORKER_TASK, or wr"
+        Misconfigured, match=r"worker\.coordinator is needed: .*give --coordinator, set COLLECTIVED_COORDINATOR, or wr"
     ):
         effective(WorkerSettings, {}, {}, None)
     assert [key.name for key in told(WorkerSettings, {}, {}, None).missing] == [
