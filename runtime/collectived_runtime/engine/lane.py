@@ -174,6 +174,8 @@ class Lane:
 
         def ask() -> None:
             if generation == self._generation.number:
+                self._bells.look()  # what was submitted before somebody asked is kept
+            if generation == self._generation.number:
                 answer(*self._generation.newcomers.promise())
 
         self._watch.ask(ask)

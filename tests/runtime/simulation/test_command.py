@@ -37,7 +37,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("--sizes 3B", "3 B in '3B': expected multiples of 4 bytes (float32) up to 16 GiB"),
         ("--sizes 0", "0 B in '0': expected multiples of 4 bytes"),
         ("--sizes 32GiB", "32 GiB in '32GiB': expected multiples of 4 bytes (float32) up to 16 GiB"),
-        ("--sizes 64KB", "'64KB' is not a size: expected a number with B, KiB, MiB or GiB"),
+        ("--sizes 64KB", "'64KB' is not a size: expected a number with B, KiB, MiB, GiB or TiB"),
         ("--sizes 1MiB:4B", "'1MiB:4B': expected sizes that grow"),
         ("--sizes 4B:8B:1", "'4B:8B:1': expected sizes that grow"),
         ("--sizes 4B:8B:x", "'4B:8B:x': expected FIRST:LAST or FIRST:LAST:FACTOR"),
