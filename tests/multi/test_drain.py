@@ -144,6 +144,24 @@ def test_sigterm_drains_a_worker(two: Draining) -> None:
         two.groups[0].all_reduce("sum", 1.0)
 
 
+def test_workers_of_one_group_are_drained_side_by_side(two: Draining) -> None:
+    def loop(group: cd.Group) -> str:
+        while True:
+            try:
+                group.all_reduce("sum", 1.0)
+            except cd.errors.UnavailableError as error:
+                return str(error)
+
+    ranks = [two.spawn(functools.partial(loop, group)) for group in two.groups]
+    replies = [two.spawn(functools.partial(two.ask, worker)) for worker in (0, 1)]
+    for worker, reply in enumerate(one.result(2 * PATIENCE) for one in replies):
+        assert (list(reply.workers), list(reply.cut), list(reply.notes)) == ([worker], [], [])
+    errors = [rank.result(PATIENCE).partition(" (")[0] for rank in ranks]
+    assert len(set(errors)) == 1 and "is draining" in ranks[0].result()
+    for worker in (0, 1):
+        ended_well(two.cluster, worker)
+
+
 def test_a_second_sigterm_ends_a_worker_at_once(two: Draining) -> None:
     waiting = two.groups[0].all_reduce("sum", 3.0, async_op=True)
     two.cluster.workers[1].process.send_signal(signal.SIGTERM)

@@ -42,7 +42,7 @@ from collectived_runtime.coordinator.registry import (
     Waiting,
 )
 
-AGAIN_SECONDS = 0.25  # while workers of a generation are still awaited after a restart of the coordinator
+AGAIN_SECONDS = 0.25  # while workers of a generation are awaited after a restart, or promise for another drain
 LATE_SECONDS = 5.0  # after its timeout a worker that has not answered is not waited for
 
 
@@ -56,6 +56,7 @@ def asked(book: Registry, event: DrainAsked, now: float) -> Iterator[Effect]:
         return
     drain = Drain(event.request, _target(book, tasks, event), tasks, event.timeout_seconds, event.stay, event.group)
     book.drains[drain.request] = drain
+    book.arm(now + drain.timeout_seconds + LATE_SECONDS, DrainLate(drain.request))
     yield Log("info", f"{drain.target} is being drained, within {seconds(drain.timeout_seconds)}")
     for task in tasks:
         book.workers[task].draining = True
@@ -83,7 +84,7 @@ def refusal(book: Registry, task: int, name: str) -> str:
 def concerns(book: Registry, proposal: int) -> bool:
     """Whether a proposal is one of ours."""
     known = book.proposals.get(proposal)
-    return known is not None and known.drain in book.drains
+    return known is not None and known.drain != 0
 
 
 def promised(book: Registry, event: Promised, now: float) -> Iterator[Effect]:
@@ -128,9 +129,13 @@ def answered(book: Registry, event: DrainedBy, now: float) -> Iterator[Effect]:
 
 
 def worker_gone(book: Registry, task: int, why: str) -> Iterator[Effect]:
-    """A worker that was to answer is lost, or has ended."""
+    """A worker that was to be drained is lost, or has ended."""
     for drain in list(book.drains.values()):
-        if task in drain.waiting:
+        if not drain.ordered and task in drain.tasks:
+            drain.notes.append(f"worker {task} went before it was known what runs there: {why}")
+            if not any(other in book.workers for other in drain.tasks):
+                yield _done(book, drain)
+        elif task in drain.waiting:
             drain.waiting.discard(task)
             drain.notes.append(f"worker {task} did not tell whether all finished: {why}")
             if not drain.waiting and not drain.undecided:
@@ -141,8 +146,14 @@ def late(book: Registry, timer: DrainLate) -> Iterator[Effect]:
     """Whoever has not answered by now is not waited for."""
     drain = book.drains.get(timer.request)
     if drain is not None:
+        waited = seconds(drain.timeout_seconds + LATE_SECONDS)
         for task in sorted(drain.waiting):
-            drain.notes.append(f"worker {task} has not answered for {seconds(drain.timeout_seconds + LATE_SECONDS)}")
+            drain.notes.append(f"worker {task} has not answered for {waited}")
+        if not drain.ordered:
+            drain.notes.append(f"{drain.target} was not drained: its workers did not say within {waited} what runs")
+            for worker in (book.workers[task] for task in drain.tasks if task in book.workers):
+                worker.draining = False
+            drain.tasks, drain.generations = [], []
         yield _done(book, drain)
 
 
@@ -210,7 +221,8 @@ def _decide(book: Registry, drain: Drain, generation: Generation, now: float) ->
     if generation.refused_from is not None:  # by an earlier drain
         drain.undecided.discard(number)
         return
-    if generation.awaited:
+    # One proposal at a time: what another drain is asking about the same generation is an answer for this one too.
+    if generation.awaited or concerns(book, generation.proposal):
         book.arm(now + AGAIN_SECONDS, DrainTurn(drain.request, number))
         return
     book.proposals.pop(generation.proposal, None)  # one about newcomers has become idle
@@ -218,6 +230,7 @@ def _decide(book: Registry, drain: Drain, generation: Generation, now: float) ->
     asked = {task for task in generation.ranks_of if generation.present(task) and book.connected(task)}
     book.proposals[generation.proposal] = Proposal(number, asked, drain=drain.request)
     book.arm(now + PROMISED_WITHIN_SECONDS, Unpromised(generation.proposal, number))
+    book.arm(now + PROMISED_WITHIN_SECONDS + AGAIN_SECONDS, DrainTurn(drain.request, number))  # should it end amid that
     for task in sorted(asked):
         yield Send(task, Propose(generation.info.key, number, generation.proposal))
 
@@ -266,7 +279,6 @@ def _order_if_decided(book: Registry, drain: Drain, now: float) -> Iterator[Effe
     order = DrainOrder(drain.request, drain.timeout_seconds, tuple(drain.generations), not drain.group, drain.stay)
     for task in tasks:
         yield Send(task, order)
-    book.arm(now + drain.timeout_seconds + LATE_SECONDS, DrainLate(drain.request))
     if not tasks:
         yield _done(book, drain)
 
