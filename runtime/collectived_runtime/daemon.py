@@ -13,8 +13,10 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from typing import Any
 
 import grpc.aio
+from google.protobuf.json_format import MessageToJson
 
 from collectived_proto.local.jobs import MAX_SOCKET_PATH
+from collectived_proto.v1.status_pb2 import DrainReply
 
 _LARGEST_MESSAGE = 64 << 20
 OPTIONS = (
@@ -31,6 +33,11 @@ class CannotStart(Exception):
 def ready(announcement: Mapping[str, object]) -> None:
     """Tells whoever started this daemon that it serves, and where."""
     print(f"ready {json.dumps(announcement)}", flush=True)
+
+
+def drained(reply: DrainReply) -> None:
+    """Tells whoever started this daemon what came of its drain."""
+    print(f"drained {MessageToJson(reply, indent=None)}", flush=True)
 
 
 def bind(server: grpc.aio.Server, address: str) -> str:

@@ -44,7 +44,8 @@ def up(file: Path, only: tuple[str, ...], ssh_command: str) -> int:
 def down(file: Path, only: tuple[str, ...], ssh_command: str, now: bool) -> int:
     """Drain and end the daemons of a cluster, and leave nothing of it.
 
-    Workers drain for as long as their `drain_seconds` say; the coordinator ends last.
+    Workers drain for as long as their `drain_seconds` say; the coordinator ends last. Exit status 1 if something was
+    cut, which is said.
     """
 
     def end(cluster: Cluster, hosts: Sequence[ClusterHost], open_hosts: Reach) -> Iterator[tuple[str, bool]]:
@@ -171,4 +172,6 @@ def _down(cluster: Cluster, hosts: Sequence[ClusterHost], open_hosts: Reach, now
             elif not answer["ran"]:
                 yield f"{name}: nothing runs", True
             else:
+                for line in answer["cut"]:
+                    yield f"{name}: {line}", False
                 yield (f"{name}: had to be killed", False) if answer["killed"] else (f"{name}: ended", True)

@@ -2,6 +2,7 @@
 
 supervisor.json  the supervisor: its process and when that began, its spec, how each daemon is
 secret           of the cluster, mode 0600
+cut              what draining has cut, a line each, as long as it is being ended
 logs/            a file per daemon, and the supervisor's own
 *.sock, epoch    the daemons' own
 """
@@ -12,13 +13,13 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from collectived_proto.local import jobs
 
-FILE, SECRET, LOGS = "supervisor.json", "secret", "logs"
+FILE, SECRET, LOGS, CUT = "supervisor.json", "secret", "logs", "cut"
 
 
 def folder_of(cluster: str) -> Path:
@@ -50,6 +51,19 @@ def read(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found
+
+
+def add_cut(folder: Path, lines: Sequence[str]) -> None:
+    """What draining has cut, for whoever looks on with `awaiting_cut`."""
+    with (folder / CUT).open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+@contextlib.contextmanager
+def awaiting_cut(folder: Path) -> Iterator[IO[str]]:
+    """A file that tells what draining has cut, even when the folder is gone: open it before anything is ended."""
+    with (folder / CUT).open("a+") as file:
+        yield file
 
 
 def living(known: Mapping[str, Any] | None) -> bool:

@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -143,6 +144,7 @@ class Supervisor:
             for daemon in workers:
                 daemon.send(signal.SIGTERM)
             await_end(self._loop, workers, DRAINED_WITHIN)
+            self._tell_cut(workers)
         for group in (workers, [daemon for name, daemon in self._daemons.items() if name == COORDINATOR]):
             for daemon in group:
                 daemon.end_in_order()
@@ -150,6 +152,23 @@ class Supervisor:
                 for daemon in group:
                     daemon.send(signal.SIGKILL)
                 await_end(self._loop, group)
+
+    def _tell_cut(self, workers: Sequence[Daemon]) -> None:
+        """What draining has cut, for whoever ends us, and for our log."""
+        from google.protobuf.json_format import Parse  # only at the end
+
+        from collectived_launcher.drain.show import losses
+        from collectived_launcher.drain.together import together
+        from collectived_proto.v1.status_pb2 import DrainReply
+
+        replies = [Parse(worker.drained, DrainReply()) for worker in workers if worker.drained]
+        late = [
+            f"{worker.describe()} has not drained within {DRAINED_WITHIN:g} s" for worker in workers if worker.alive
+        ]
+        cut = [*losses(together(replies)), *late]
+        for line in cut:
+            self._say(line)
+        state.add_cut(self._folder, cut)
 
     def _change(self, name: str, to: str) -> None:
         self._states[name] = to

@@ -117,19 +117,22 @@ def _last(folder: Path) -> str:
 
 
 def down(cluster: str, now: bool) -> Answer:
-    """Ends what stays on this host."""
+    """Ends what stays on this host; `cut`: what did not finish."""
     folder = state.folder_of(cluster)
     with state.alone():
         known = state.read(folder)
         if known is None or not state.living(known):
             remove_traces(folder)  # of one that was killed with its keeper
             return {"ran": False}
-        how = _end(known, now)
+        with state.awaiting_cut(folder) as told:
+            killed = _end(known, now)
+            told.seek(0)
+            cut = told.read().splitlines()
         deadline = time.monotonic() + PATIENCE + ENDED_WITHIN
         while folder.exists() and time.monotonic() < deadline:  # the keeper of one that had to be killed
             time.sleep(_LOOK)
         remove_traces(folder)
-        return {"ran": True, "killed": how}
+        return {"ran": True, "killed": killed, "cut": cut}
 
 
 def _end(known: Mapping[str, Any] | None, now: bool) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import click
 import grpc
 
+from collectived_launcher.drain.together import together
 from collectived_launcher.status.find import Target, Unreachable, find
 from collectived_proto.v1.status_pb2 import DrainReply, DrainRequest
 from collectived_proto.v1.worker_pb2_grpc import WorkerStub
@@ -42,25 +43,17 @@ def _any(target: Target, request: DrainRequest) -> DrainReply:
 
 def _every(target: Target, request: DrainRequest) -> DrainReply:
     """Of all these workers, which are drained side by side."""
-    whole, failures = DrainReply(), []
+    replies, failures = [], []
     with contextlib.ExitStack() as channels:
         calls = [(address, _call(address, request, channels)) for address in target.workers]
         for address, call in calls:
             try:
-                whole.MergeFrom(call.result())
+                replies.append(call.result())
             except grpc.RpcError as error:
                 failures.append(_failure(address, error))
     if len(failures) == len(calls):
         raise _unreachable(target, failures)
-    whole.notes.extend(failures)
-    merged = DrainReply(workers=sorted(set(whole.workers)), groups=sorted(set(whole.groups)), notes=whole.notes)
-    merged.uncertain = whole.uncertain or bool(failures)
-    seen = set()
-    for cut in whole.cut:  # a group of two workers that are both drained is cut once
-        if cut.instance < 0 or (cut.generation, cut.instance) not in seen:
-            merged.cut.append(cut)
-        seen.add((cut.generation, cut.instance))
-    return merged
+    return together([*replies, DrainReply(notes=failures, uncertain=bool(failures))])
 
 
 def _call(address: str, request: DrainRequest, channels: contextlib.ExitStack) -> grpc.Future[DrainReply]:

@@ -27,6 +27,14 @@ def lines(reply: DrainReply, timeout: float, stay: bool) -> Iterator[str]:
         yield "all that ran has finished"
 
 
+def losses(reply: DrainReply) -> Iterator[str]:
+    """What was cut, or may have been, one line each; none where all has finished."""
+    for cut in reply.cut:
+        yield f"cut: {describe(cut)}"
+    if reply.uncertain:
+        yield from reply.notes
+
+
 def describe(cut: Cut) -> str:
     """`all_reduce(sum) #3 of group 'train' at train.py:8 (worker 1); rank 1 did not come to it`"""
     number = f" #{cut.instance}" if cut.instance >= 0 else ""

@@ -114,6 +114,8 @@ class Daemon(Child):
     def __init__(self, name: str, terminal: Terminal, log: Path | None, place: str = "") -> None:
         super().__init__(name, terminal, log, place=place)
         self.ready: dict[str, Any] | None = None
+        self.drained = ""
+        """What came of its drain, a DrainReply as JSON; '' where it has not said."""
         self.became_ready: Callable[[], None] = lambda: None
 
     @property
@@ -140,5 +142,7 @@ class Daemon(Child):
         if stream == 1 and self.ready is None and line.startswith(b"ready "):
             self.ready = json.loads(line.removeprefix(b"ready "))
             self.became_ready()
+        elif stream == 1 and line.startswith(b"drained "):
+            self.drained = line.removeprefix(b"drained ").decode()
         else:
             super().heard(2, line)

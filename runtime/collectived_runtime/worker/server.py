@@ -31,6 +31,7 @@ from collectived_runtime.daemon import (
     OPTIONS,
     CannotStart,
     bind,
+    drained,
     follow_folder,
     ready,
     remove_sockets,
@@ -104,6 +105,7 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
             signalled.clear()
             # A second signal ends it at once, and so does a drain that nobody sees to.
             await until_stopped(signalled, None, *ends, worker.drain(settings.drain_seconds))
+            drained(worker.drain_reply())
         await worker.close()
 
 
@@ -225,6 +227,14 @@ class _Worker:
         self._draining = asyncio.ensure_future(self.drainage.asked(request))
         self._draining.add_done_callback(answered)
         return failed
+
+    def drain_reply(self) -> status_pb2.DrainReply:
+        """What came of `drain`."""
+        asked = self._draining
+        if asked.done() and not asked.cancelled() and asked.exception() is None:
+            return asked.result()
+        note = f"worker {self.identity.task} ended before it was known whether all finished"
+        return status_pb2.DrainReply(notes=[note], uncertain=True)
 
     async def give_up(self) -> None:
         """It cannot start."""

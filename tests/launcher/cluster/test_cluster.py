@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -21,6 +23,22 @@ MEAN = """
 import collectived as cd
 with cd.connect() as session, session.join() as group:
     print(group.rank, group.size, group.all_reduce("sum", 1.0), flush=True)
+"""
+HALF = """
+import collectived as cd
+with cd.connect() as session, session.join() as group:
+    group.all_reduce("sum", 1.0)
+    work = group.all_reduce("sum", 1.0, async_op=True) if group.rank == 0 else group.recv(0, async_op=True)
+    print("busy", flush=True)
+    work.wait()
+"""
+BUSY = """
+import collectived as cd
+with cd.connect() as session, session.join() as group:
+    group.all_reduce("sum", 1.0)
+    print("busy", flush=True)
+    while True:
+        group.all_reduce("sum", 1.0)
 """
 WORKER = "[worker]\nmemory_limit = '64MiB'\ndrain_seconds = 5\n"
 SSH = """#!/bin/sh
@@ -51,6 +69,22 @@ class Lab:
         )
         assert done.returncode == status, (done.stdout, done.stderr)
         return done.stdout + done.stderr
+
+    @contextlib.contextmanager
+    def running(self, program: str) -> Iterator[None]:
+        """`collectived run` of a program that says "busy" on each rank, and is to fail."""
+        command = [sys.executable, "-m", "collectived_launcher", "run", "--", sys.executable, "-c", program]
+        with subprocess.Popen(
+            command, env=self.place.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as job:
+            assert job.stdout is not None
+            busy = 0
+            while busy < 2:
+                line = job.stdout.readline()
+                assert line, "the job ended early"
+                busy += "busy" in line
+            yield
+            assert job.wait(PATIENCE) == 1
 
     def known(self, host: str = "") -> dict[str, Any]:
         text = (self.place.folder / host / "collectived/lab/supervisor.json").read_text()
@@ -122,6 +156,32 @@ def test_a_failing_program_fails_the_run_and_nothing_else(lab: Lab) -> None:
     assert "first failure: rank 1" in out and "exit status 3" in out
     assert lab.known()["daemons"]["worker 0"]["state"] == "serving"
     assert lab.do("down", "--now", "lab.toml") == "localhost: ended\n"
+    assert lab.nothing_is_left()
+
+
+@pytest.mark.timeout(150)
+def test_what_draining_cuts_is_told_by_down(lab: Lab) -> None:
+    lab.file.write_text('hosts = [{ name = "localhost", workers = 2 }]\n' + WORKER.replace("5", "1"))
+    lab.do("up", "lab.toml")
+    with lab.running(HALF):
+        text = lab.do("down", "lab.toml", status=1)
+    assert re.search(r"localhost: cut: all_reduce\(sum\) #1 of group '\S+' at .*; rank 1 did not come to it\n", text)
+    assert text.count("cut: all_reduce") == 1 and "localhost: ended\n" in text
+    assert lab.nothing_is_left()
+    lab.do("up", "lab.toml")
+    with lab.running(HALF):
+        assert lab.do("down", "--now", "lab.toml") == "localhost: ended\n"
+    assert lab.nothing_is_left()
+
+
+@pytest.mark.timeout(150)
+def test_two_workers_in_the_midst_of_work_are_drained(lab: Lab) -> None:
+    lab.file.write_text(f'hosts = [{{ name = "localhost", workers = 2 }}]\n{WORKER}')
+    lab.do("up", "lab.toml")
+    with lab.running(BUSY):
+        assert "all that ran has finished" in lab.do("drain", "--timeout", "10s")
+    until(lambda: [one["state"] for one in lab.known()["daemons"].values()] == ["serving", "drained", "drained"])
+    assert lab.do("down", "lab.toml") == "localhost: ended\n"
     assert lab.nothing_is_left()
 
 
