@@ -15,6 +15,7 @@ from collectived_proto.configuration.files import lines_of, meant
 from collectived_proto.configuration.keys import keys_of
 
 COORDINATOR_PORT = 7450
+LONGEST_DRAIN = 300.0  # seconds for which `down` lets workers drain
 _KEYS = ("name", "hosts", "coordinator_host", "coordinator_port", "interface", "restarts")
 _HOST_KEYS = ("name", "user", "address", "workers", "slots", "python")
 # What `up` says itself.
@@ -161,6 +162,9 @@ class _Reader:
                 read = key.kind.read(value)
             except (ValueError, TypeError):
                 self._fail(name, f"{daemon}.{name}: {value!r} is not {key.kind.expected}", daemon)
+            if name == "drain_seconds" and read > LONGEST_DRAIN:
+                longest = f"{LONGEST_DRAIN:g} s (5min)"
+                self._fail(name, f"{daemon}.{name}: {value!r} is longer than {longest}, which `down` waits for", daemon)
             if key.kind.yes_or_no:
                 words.append(key.flags[0] if read else f"--no-{key.flags[0].removeprefix('--')}")
             else:

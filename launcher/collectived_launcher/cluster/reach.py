@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from collectived_launcher.cluster.file import Cluster, ClusterHost
+from collectived_launcher.cluster.file import LONGEST_DRAIN, Cluster, ClusterHost
 from collectived_launcher.launch import ssh
 from collectived_launcher.launch.elsewhere import Carrier
 from collectived_launcher.launch.ground import Ground, Surveyor, Unreachable
@@ -23,7 +23,7 @@ from collectived_proto.local import jobs
 
 THERE = "collectived_launcher.cluster.there"
 SILENCE = 30.0  # seconds without a sign of life after which a host is given up
-_PATIENCE = 400.0  # seconds for an answer; draining is the longest
+_PATIENCE = LONGEST_DRAIN + 100.0  # seconds for an answer; draining is the longest
 
 
 class Interrupted(Exception):

@@ -128,7 +128,7 @@ def running_here(clients: int) -> Found:
     Raises:
         click.ClickException: none does, or several do.
     """
-    running = [job for job in jobs.running() if job.workers]
+    running = [job for job in jobs.running() if job.workers or job.away]
     if not running:
         raise _Nothing(
             f"no daemons of yours run on this host (none in {jobs.runtime_folder()}); start some with\n"
@@ -138,6 +138,8 @@ def running_here(clients: int) -> Found:
         lines = "\n".join(f"    {job.job}: {job.command}" for job in running)
         raise click.UsageError(f"daemons of {len(running)} jobs of yours run here; name one with --cluster:\n{lines}")
     job = running[0]
+    if not job.workers:
+        raise _Nothing(f"no worker of {job.job} serves: {', '.join(job.away)}; {job.command}")
     count = len(job.workers)
     return Found(job.coordinator, job.workers, (LOCALHOST,) * count, (clients,) * count)
 
@@ -159,7 +161,7 @@ def running_there(
     for host in hosts:
         workers += [(at, host.name, clients or host.slots) for at in _serving(answers[host.name]["daemons"])]
     if not workers:
-        raise _Nothing(f"no worker of cluster {cluster.name!r} serves")
+        raise _Nothing(f"no worker of cluster {cluster.name!r} serves; collectived up {cluster.source}")
     addresses, names, counts = zip(*workers, strict=True)
     return Found("", addresses, names, counts)
 

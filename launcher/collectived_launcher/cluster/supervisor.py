@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from collectived_launcher.cluster import state
+from collectived_launcher.cluster.file import LONGEST_DRAIN
 from collectived_launcher.cluster.spec import Spec
 from collectived_launcher.launch import restarts
 from collectived_launcher.launch.child import Daemon
@@ -33,7 +34,7 @@ from collectived_proto.local import jobs
 
 READY_WITHIN = 30.0  # seconds from a daemon's start until it serves
 ENDED_WITHIN = 5.0  # from the end of its standard input to its own
-DRAINED_WITHIN = 330.0  # the most that draining may take, whatever a worker was told
+DRAINED_WITHIN = LONGEST_DRAIN + 30.0  # with what a worker takes beside its `drain_seconds`
 
 
 AWAY = ("drained", "failed")
@@ -96,11 +97,18 @@ class Supervisor:
         workers = [daemon for name, daemon in self._daemons.items() if name != COORDINATOR]
         if workers and all(daemon.ready for daemon in workers) and not self._published:
             self._published = True
-            spec = self._spec
-            addresses = tuple(daemon.address for daemon in workers)
-            coordinator = f"unix:{self._folder}/coordinator.sock" if spec.leads else spec.coordinator_at
-            command = f"collectived up {spec.source}"
-            jobs.publish(jobs.JobFile(spec.name, os.getpid(), coordinator, addresses, command), self._folder.name)
+            self._publish()
+
+    def _publish(self) -> None:
+        """Tells others which workers serve, and which do not now."""
+        spec = self._spec
+        workers = {name: how for name, how in self._states.items() if name != COORDINATOR}
+        addresses = tuple(self._daemons[name].address for name, how in workers.items() if how == "serving")
+        away = tuple(f"{name} ({how})" for name, how in workers.items() if how != "serving")
+        coordinator = f"unix:{self._folder}/coordinator.sock" if spec.leads else spec.coordinator_at
+        command = f"collectived up {spec.source}"
+        found = jobs.JobFile(spec.name, os.getpid(), coordinator, addresses, command, away=away)
+        jobs.publish(found, self._folder.name)
 
     def _ended(self, name: str) -> None:
         daemon = self._daemons[name]
@@ -173,6 +181,8 @@ class Supervisor:
     def _change(self, name: str, to: str) -> None:
         self._states[name] = to
         self._tell()
+        if self._published:
+            self._publish()
 
     def _tell(self) -> None:
         daemons: dict[str, Any] = {

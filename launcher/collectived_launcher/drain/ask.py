@@ -53,7 +53,8 @@ def _every(target: Target, request: DrainRequest) -> DrainReply:
                 failures.append(_failure(address, error))
     if len(failures) == len(calls):
         raise _unreachable(target, failures)
-    return together([*replies, DrainReply(notes=failures, uncertain=bool(failures))])
+    skipped = [f"{one} is away, and was skipped" for one in target.away]
+    return together([*replies, DrainReply(notes=[*failures, *skipped], uncertain=bool(failures))])
 
 
 def _call(address: str, request: DrainRequest, channels: contextlib.ExitStack) -> grpc.Future[DrainReply]:
@@ -72,4 +73,4 @@ def _failure(address: str, error: grpc.RpcError) -> str:
 
 
 def _unreachable(target: Target, failures: list[str]) -> Unreachable:
-    return Unreachable("\n    ".join([f"no worker was drained (known from {target.origin}):", *failures]))
+    return Unreachable("\n    ".join([f"no worker was drained (known from {target.origin}):", *failures, *target.away]))

@@ -39,12 +39,14 @@ class Unreachable(click.ClickException):
 class Target:
     """Workers of one job, any of which can answer for all; `origin` says how we came to know them.
 
-    The coordinator is asked itself where no worker answers at once, if it can be without the job's secret.
+    The coordinator is asked itself where no worker answers at once, if it can be without the job's secret. `away`:
+    workers that do not serve now, for people.
     """
 
     workers: tuple[str, ...]
     origin: str
     coordinator: str = ""
+    away: tuple[str, ...] = ()
 
 
 def find(worker: str | None, environment: Mapping[str, str]) -> Target:
@@ -70,10 +72,13 @@ def find(worker: str | None, environment: Mapping[str, str]) -> Target:
             "or name a worker: --worker unix:/path or --worker host:port"
         )
     if len(running) > 1:
-        lines = "\n".join(f"    --worker {job.workers[0]}  ({job.job}: {job.command})" for job in running)
+        lines = "\n".join(
+            f"    --worker {(job.workers or ('(none serves)',))[0]}  ({job.job}: {job.command})" for job in running
+        )
         raise click.UsageError(f"{len(running)} jobs of yours run on this host; say which:\n{lines}")
     job = running[0]
-    return Target(job.workers, f"job {job.job}", job.coordinator if job.coordinator.startswith("unix:") else "")
+    coordinator = job.coordinator if job.coordinator.startswith("unix:") else ""
+    return Target(job.workers, f"job {job.job}", coordinator, job.away)
 
 
 def ask(target: Target) -> StatusReply:

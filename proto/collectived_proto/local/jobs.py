@@ -22,7 +22,8 @@ SYSTEM_SOCKET = "worker.sock"
 @dataclass(frozen=True, slots=True)
 class JobFile:
     """What anybody needs in order to reach a running job. Addresses are `unix:/path` or `host:port`; `page` is the link
-    to its web page, with its token where it needs one, or ''."""
+    to its web page, with its token where it needs one, or ''; `away`: workers that do not serve now, for people.
+    """
 
     job: str
     pid: int
@@ -30,6 +31,7 @@ class JobFile:
     workers: tuple[str, ...]
     command: str = ""
     page: str = ""
+    away: tuple[str, ...] = ()
 
 
 def runtime_path() -> Path:
@@ -111,6 +113,7 @@ def running() -> list[JobFile]:
                 tuple(read["workers"]),
                 read["command"],
                 read.get("page", ""),
+                tuple(read.get("away", ())),
             )
             os.kill(job.pid, 0)
         except (

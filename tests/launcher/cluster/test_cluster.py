@@ -91,6 +91,10 @@ class Lab:
         found: dict[str, Any] = json.loads(text)
         return found
 
+    def published(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.place.folder / "collectived/lab.json").read_text())
+        return found
+
     def pid_of(self, daemon: str) -> int:
         return int(self.known()["daemons"][daemon]["pid"])
 
@@ -181,6 +185,18 @@ def test_two_workers_in_the_midst_of_work_are_drained(lab: Lab) -> None:
     with lab.running(BUSY):
         assert "all that ran has finished" in lab.do("drain", "--timeout", "10s")
     until(lambda: [one["state"] for one in lab.known()["daemons"].values()] == ["serving", "drained", "drained"])
+    # Nobody is left to run anything, and that is said, until `up` is said again.
+    until(lambda: not lab.published()["workers"])
+    assert lab.published()["away"] == ["worker 0 (drained)", "worker 1 (drained)"]
+    nothing = lab.do("run", "--", sys.executable, "-c", "pass", status=3)
+    assert "no worker of lab serves: worker 0 (drained), worker 1 (drained); collectived up " in nothing
+    assert "worker 1 (drained)" in lab.do("drain", status=3)
+    lab.do("up", "lab.toml")
+    [first, _] = lab.published()["workers"]
+    assert "all that ran has finished" in lab.do("drain", "--worker", first)
+    until(lambda: len(lab.published()["workers"]) == 1)
+    assert "1 worker × 1 client = 1 rank" in lab.do("run", "--", sys.executable, "-c", "pass")
+    assert "worker 0 (drained) is away, and was skipped\n" in lab.do("drain")
     assert lab.do("down", "lab.toml") == "localhost: ended\n"
     assert lab.nothing_is_left()
 

@@ -74,6 +74,10 @@ insecure = false
         ),
         ('hosts = ["a"]\n[worker]\nmemory_limt = 3', "in [worker]: did you mean 'memory_limit'?"),
         ('hosts = ["a"]\n[worker]\ntask = 3', "lab.toml:3: worker.task is not yours to say: `collectived up` does"),
+        (
+            'hosts = ["a"]\n[worker]\ndrain_seconds = "6min"',
+            "lab.toml:3: worker.drain_seconds: '6min' is longer than 300 s (5min), which `down` waits for",
+        ),
         ("hosts = ", "lab.toml is no TOML"),
     ],
 )
