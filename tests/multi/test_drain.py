@@ -162,6 +162,16 @@ def test_workers_of_one_group_are_drained_side_by_side(two: Draining) -> None:
         ended_well(two.cluster, worker)
 
 
+def test_a_rank_that_comes_when_its_worker_has_ended_hears_that_it_was_drained(two: Draining) -> None:
+    first = [group.all_reduce("sum", 1.0, async_op=True) for group in two.groups]
+    assert [work.wait(PATIENCE) for work in first] == [2.0, 2.0]
+    assert not two.ask(1).cut
+    ended_well(two.cluster, 1)
+    for error in reversed(errors_of(two)):
+        assert "worker 1 (host host1) is draining: group 'g' begins nothing from #1 on" in str(error)
+        assert "join it again at workers that stay" in str(error)
+
+
 def test_a_second_sigterm_ends_a_worker_at_once(two: Draining) -> None:
     waiting = two.groups[0].all_reduce("sum", 3.0, async_op=True)
     two.cluster.workers[1].process.send_signal(signal.SIGTERM)

@@ -185,7 +185,15 @@ class Standing:
         return self.next_instance - 1
 
     def lost(self, worker: str, why: str, oldest: Call | None) -> Verdict:
-        """This rank's worker is gone, and with it what is in flight, of which `oldest` began first."""
+        """This rank's worker is gone, and with it what is in flight, of which `oldest` began first.
+
+        What the worker had said before it ended, of this rank's next instance, goes before that it has.
+        """
+        told = self._verdicts.get(self.generation)
+        first = self.next_instance if oldest is None or oldest.prepared.post else oldest.instance
+        if told is not None and told.orderly and self.verdict is None and told.from_instance <= first:
+            self.verdict = told
+            return told
         message = f"{worker} is lost: {why.removesuffix('; connect again')}; connect and join again"
         return self._ends(self.withdrawn or self.own_verdict(Code.UNAVAILABLE, message, oldest))
 

@@ -99,6 +99,7 @@ class Doorbell:
         if not sent:  # the worker is behind, or gone: others may hear of what is in flight meanwhile
             sent = door.send(self._socket, message, min(_ROOM_WITHIN, max(0.0, call.cut - monotonic())))
         if not sent:
+            self.glance()  # a worker that has ended in order has said why before
             with self.mutex:
                 self._lose("it takes no more messages")
             self.callbacks.call_back()

@@ -411,6 +411,14 @@ class Generation:
         seat.record(instance, message)
         self._shop.bells.tell(seat, message)
 
+    def last_words(self) -> None:
+        """Tells ranks that have a doorbell what their next instance will end with, where that is known."""
+        for rank, seat in self._shop.bells.seats.items():
+            following = self.ledger.standings[rank].submitted + 1
+            verdict = self.ledger.verdict_on(following)
+            if verdict is not None and seat.bell is not None and not seat.gone:
+                self._shop.bells.tell(seat, wire.failed(following, verdicts.encode(verdict)))
+
     @property
     def succeeded(self) -> Verdict | None:
         """The verdict with a successor, once everything before it has ended; None as long as it has not."""

@@ -160,6 +160,10 @@ class Lane:
     def rule(self, verdict: Verdict) -> None:
         self._watch.ask(lambda: self._rule(verdict))
 
+    def last_words(self) -> None:
+        """This worker is about to end: ranks hear now what they would hear at their next collective."""
+        self._watch.ask(lambda: self._generation.last_words())
+
     def query(self, instance: int, answer: Callable[[int, tuple[RankPosition, ...]], None]) -> None:
         """Calls `answer(generation, positions)` in the lane's thread."""
         self._watch.ask(lambda: answer(self._generation.number, self.ledger.positions(instance, time.monotonic())))

@@ -103,6 +103,8 @@ class Drainage:
         self._say(pb.WorkerMessage(drained=pb.Drained(drain=order.drain, cut=cut)))
         if order.leave and not order.stay:
             await self._wait(mine, VERDICT_SECONDS, _quiet)  # ranks hear why, before their worker is gone
+            for lane in [lane for lane in self._lanes() if lane in mine]:
+                lane.last_words()
             await self._end()
 
     async def _alone(self, request: status_pb2.DrainRequest) -> status_pb2.DrainReply:
