@@ -172,6 +172,16 @@ def test_a_rank_that_comes_when_its_worker_has_ended_hears_that_it_was_drained(t
         assert "join it again at workers that stay" in str(error)
 
 
+def test_a_worker_whose_launcher_is_gone_says_so(two: Draining) -> None:
+    waiting = two.groups[0].all_reduce("sum", 3.0, async_op=True)
+    standard_input = two.cluster.workers[1].process.stdin
+    assert standard_input is not None
+    standard_input.close()
+    ended_well(two.cluster, 1)
+    with pytest.raises(cd.errors.UnavailableError, match="worker 1 went away: its launcher is gone"):
+        waiting.wait(PATIENCE)
+
+
 def test_a_second_sigterm_ends_a_worker_at_once(two: Draining) -> None:
     waiting = two.groups[0].all_reduce("sum", 3.0, async_op=True)
     two.cluster.workers[1].process.send_signal(signal.SIGTERM)

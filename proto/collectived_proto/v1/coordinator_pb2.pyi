@@ -147,8 +147,10 @@ class Standings(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankPosition, _Mapping]]] = ...) -> None: ...
 
 class Goodbye(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("why",)
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    def __init__(self, why: _Optional[str] = ...) -> None: ...
 
 class JoinAsk(_message.Message):
     __slots__ = ("request", "name", "min_size", "max_size", "settle_seconds", "rank", "device", "host", "pid", "label", "last_instance", "idle")

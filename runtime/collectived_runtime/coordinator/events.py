@@ -74,12 +74,13 @@ class WorkerAttached:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """A worker's stream has ended; `orderly` when it said goodbye before."""
+    """A worker's stream has ended; `orderly` when it said goodbye before, and for what reason if it `said` one."""
 
     task: int
     incarnation: str
     why: str
     orderly: bool = False
+    said: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ class _Line:
         self.correspondent = Correspondent(hello.task, hello.host, clock_name, self.outgoing.put_nowait)
         self.broken: tuple[Code, str] | None = None
         self.goodbye = False
+        self.said = ""
 
     def break_off(self, code: Code, why: str) -> None:
         """Ends the stream once everything queued before has been sent."""
@@ -210,7 +211,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         task = line.hello.task
         match message.WhichOneof("message"):
             case "goodbye":
-                line.goodbye = True
+                line.goodbye, line.said = True, message.goodbye.why
             case "inspection":
                 answer = self._inspections.get(message.inspection.inspect, {}).get(task)
                 if answer and not answer.done():
@@ -240,7 +241,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         if self._lines.get(task) is line:
             del self._lines[task]
             if not self._stopping:
-                self._step(WorkerGone(task, line.hello.incarnation, why, line.goodbye))
+                self._step(WorkerGone(task, line.hello.incarnation, why, line.goodbye, line.said))
 
     async def Enlist(self, request: coordinator_pb2.EnlistRequest, context: Any) -> coordinator_pb2.EnlistReply:
         if not request.host:

@@ -77,7 +77,8 @@ def gone(book: Registry, event: WorkerGone, now: float) -> Iterator[Effect]:
         return
     worker.connected = False
     if event.orderly:
-        yield from lost(book, event.task, f"worker {event.task} went away in order", now, orderly=True)
+        how = f": {event.said}" if event.said else " in order"
+        yield from lost(book, event.task, f"worker {event.task} went away{how}", now, orderly=True)
         return
     worker.heard_at = now  # so much longer it may stay away
     yield Log(

@@ -152,11 +152,11 @@ class Membership:
             await asyncio.sleep(DRAIN_SECONDS)
         return self.connected.is_set()
 
-    async def close(self) -> None:
-        """Says goodbye, so that the coordinator does not look for this worker."""
+    async def close(self, why: str = "") -> None:
+        """Says goodbye, so that the coordinator does not look for this worker; `why` is for people."""
         self._closing = True
         if self.connected.is_set():
-            self._enqueue(pb.WorkerMessage(goodbye=pb.Goodbye()))
+            self._enqueue(pb.WorkerMessage(goodbye=pb.Goodbye(why=why)))
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._task), 1.0)
         self._task.cancel()

@@ -64,6 +64,7 @@ SERVICE = "collectived.v1.Worker"
 STATUS_SECONDS = 0.6  # for the coordinator's answer, which itself waits 0.35 s for workers
 SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
 CPU_DEVICES = 8
+LET_GO = "its launcher is gone, or has ended it"  # standard input has ended, which tells no more
 # A session over gRPC lives by its stream: a client whose host has vanished is noticed within the sum of the first two.
 KEEPALIVE = (
     ("grpc.keepalive_time_ms", 5000),
@@ -99,14 +100,15 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
             print(f"collectived {who}: {why}", file=sys.stderr, flush=True)
             raise SystemExit(1) from None
         ready(worker.announcement())
-        ends = [worker.drainage.over, *([asyncio.ensure_future(lifeline)] if lifeline is not None else [])]
+        held = [asyncio.ensure_future(lifeline)] if lifeline is not None else []
+        ends = [worker.drainage.over, *held]
         await until_stopped(signalled, None, *ends)
         if signalled.number == signal.SIGTERM and settings.drain_seconds and worker.groups.lanes:
             signalled.clear()
             # A second signal ends it at once, and so does a drain that nobody sees to.
             await until_stopped(signalled, None, *ends, worker.drain(settings.drain_seconds))
             drained(worker.drain_reply())
-        await worker.close()
+        await worker.close(LET_GO if any(one.done() for one in held) else "")
 
 
 class _Worker:
@@ -242,13 +244,14 @@ class _Worker:
         if self.metrics:
             await self.metrics.stop()
 
-    async def close(self) -> None:
+    async def close(self, why: str) -> None:
+        """`why`: what others hear, where it is not that it ends in order."""
         await self.drainage.close()
         await self.health.stop()
         if self.metrics:
             await self.metrics.stop()
         self.sessions.close_all("its worker is ending")
-        await self.membership.close()
+        await self.membership.close(why)
         await self.server.stop(0.2)
         await asyncio.to_thread(self.groups.close)
         await asyncio.to_thread(self.reception.close)

@@ -237,6 +237,15 @@ def test_a_silent_worker_is_dropped(play: Play) -> None:
     play(story, heartbeat=0.05)
 
 
+def test_a_goodbye_says_why(play: Play) -> None:
+    async def story(stage: Stage) -> None:
+        one, two, _ = await stage.pair()
+        await two.send(goodbye=coordinator_pb2.Goodbye(why="its launcher is gone"))
+        assert "worker 1 went away: its launcher is gone" in (await one.hear("verdict")).message
+
+    play(story)
+
+
 def test_a_goodbye_ends_the_stream_at_once(play: Play) -> None:
     async def story(stage: Stage) -> None:
         one, two, _ = await stage.pair()
