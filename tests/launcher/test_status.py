@@ -336,6 +336,13 @@ def test_names_do_not_steer_the_terminal(worker: str, monkeypatch: pytest.Monkey
     assert not set("\x1b\x9b\u202e") & set(told) and "\ufffd[2J\ufffd31m\ufffdx" in told
 
 
+def test_what_the_encoding_of_the_output_has_not_is_shown_as_well_as_it_can(worker: str) -> None:
+    command = [sys.executable, "-m", "collectived_launcher", "status", "--wide", "--worker", worker]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "400"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "CPU:0?7" in done.stdout, done
+
+
 def test_devices_are_told_in_short() -> None:
     assert devices(["x/device:CPU:0", "x/device:GPU:0", "x/device:CPU:2"]) == "CPU:0,2 GPU:0"
 
