@@ -30,6 +30,19 @@ def worker_state(worker: pb.WorkerStatus) -> WorkerState:
     return WorkerState.DRAINING if worker.draining else WorkerState.CONNECTED
 
 
+def has_told(worker: pb.WorkerStatus) -> bool:
+    """Whether it has ever given an account of itself; else its counts are unknown, and not 0."""
+    return bool(worker.release)
+
+
+def has_counts(reply: pb.StatusReply, group: pb.GroupStatus) -> bool:
+    """Whether the counts of a group are known: some worker of it has told them now or before."""
+    if group.collectives_done or group.collectives_failed or group.state == "forming":
+        return True
+    answering = {worker.task for worker in reply.workers if has_told(worker) and not worker.silent}
+    return group.state not in OVER and any(member.worker in answering for member in group.members)
+
+
 def rank_count(reply: pb.StatusReply) -> int:
     """Of the groups that are not over, without those that have left."""
     return sum(len(group.members) - len(group.left) for group in reply.groups if group.state not in OVER)

@@ -6,7 +6,7 @@ import pytest
 
 from collectived_proto.errors import Code
 from collectived_proto.hurts import code_name
-from collectived_proto.shown import finished, is_late, rank_count, size_text, worker_state
+from collectived_proto.shown import finished, has_counts, has_told, is_late, rank_count, size_text, worker_state
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
 
@@ -46,3 +46,15 @@ def test_sizes_and_what_was_finished() -> None:
 
 def test_every_code_has_its_name() -> None:
     assert [code_name(code) for code in Code] == [code.name for code in Code] and code_name(99) == "code 99"
+
+
+def test_what_nobody_has_told_is_unknown_and_not_nothing() -> None:
+    worker = pb.WorkerStatus(task=0, release="0.1.0")
+    reply = pb.StatusReply(workers=[worker])
+    members = [common.Member(rank=0, worker=0)]
+    assert has_told(worker) and not has_told(pb.WorkerStatus(silent=True))
+    assert has_counts(reply, pb.GroupStatus(state="ready", members=members))
+    assert not has_counts(reply, pb.GroupStatus(state="ended", members=members))
+    assert has_counts(reply, pb.GroupStatus(state="ended", collectives_done=7))
+    reply.workers[0].silent = True
+    assert not has_counts(reply, pb.GroupStatus(state="ready", members=members))

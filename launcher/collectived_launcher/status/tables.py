@@ -14,7 +14,7 @@ from rich.text import Text
 
 from collectived_proto.codec import tiers_from_proto
 from collectived_proto.hurts import Finding, Severity, Trouble, code_name, short_name, size, span
-from collectived_proto.shown import WorkerState, finished, rank_count, size_text, worker_state
+from collectived_proto.shown import WorkerState, finished, has_counts, has_told, rank_count, size_text, worker_state
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.wording import clean, ranks_text
 
@@ -105,9 +105,7 @@ def _groups(reply: pb.StatusReply) -> Table:
             str(group.generation or "-"),
             _text(_state(group), style="red" if group.state == "failed" else ""),
             size_text(group),
-            str(group.collectives_done),
-            str(group.collectives_failed),
-            size(group.bytes_reduced),
+            *_counted_of(reply, group),
             str(len(group.in_flight) + len(group.posts)),
         )
     return table
@@ -115,6 +113,12 @@ def _groups(reply: pb.StatusReply) -> Table:
 
 def _state(group: pb.GroupStatus) -> str:
     return _PARTIAL if group.state == "partial" else group.state
+
+
+def _counted_of(reply: pb.StatusReply, group: pb.GroupStatus) -> tuple[str, str, str]:
+    if not has_counts(reply, group):
+        return "-", "-", "-"
+    return str(group.collectives_done), str(group.collectives_failed), size(group.bytes_reduced)
 
 
 def _rates(reply: pb.StatusReply) -> Table:
@@ -189,6 +193,14 @@ def _workers(workers: Sequence[pb.WorkerStatus]) -> Table:
     table = _table("workers", "task", "host", "pid", "incarnation", *columns)
     for worker in sorted(workers, key=lambda worker: worker.task):
         limit = f" of {size(worker.arena_limit_bytes)}" if worker.arena_limit_bytes else ""
+        told = (
+            str(worker.sessions),
+            f"{size(worker.arena_bytes)}{limit}",
+            size(worker.resident_bytes),
+            str(worker.threads),
+            str(worker.descriptors),
+            span(worker.uptime_seconds),
+        )
         _add(
             table,
             str(worker.task),
@@ -196,12 +208,7 @@ def _workers(workers: Sequence[pb.WorkerStatus]) -> Table:
             str(worker.pid),
             worker.incarnation or "-",
             devices(worker.devices),
-            str(worker.sessions),
-            f"{size(worker.arena_bytes)}{limit}",
-            size(worker.resident_bytes),
-            str(worker.threads),
-            str(worker.descriptors),
-            span(worker.uptime_seconds),
+            *(told if has_told(worker) else ("-",) * len(told)),
             worker.release or "-",
             _connected(worker),
         )

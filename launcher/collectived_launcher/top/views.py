@@ -16,7 +16,16 @@ from collectived_proto.hurts import (
     size,
     span,
 )
-from collectived_proto.shown import WorkerState, finished, is_late, is_late_post, size_text, worker_state
+from collectived_proto.shown import (
+    WorkerState,
+    finished,
+    has_counts,
+    has_told,
+    is_late,
+    is_late_post,
+    size_text,
+    worker_state,
+)
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.wording import ranks_text
@@ -116,14 +125,13 @@ def _group(
 ) -> Row:
     per_second = sum(rate.collectives / max(rate.seconds, 1.0) for rate in group.rates)
     busiest = max(group.rates, key=lambda rate: rate.bytes, default=pb.Rate())
+    told = (f"{group.collectives_done:,}", f"{group.collectives_failed:,}", size(group.bytes_reduced))
     cells = (
         short_name(reply, group.name),
         str(group.generation or "-"),
         group.state,
         size_text(group),
-        f"{group.collectives_done:,}",
-        f"{group.collectives_failed:,}",
-        size(group.bytes_reduced),
+        *(told if has_counts(reply, group) else ("-",) * len(told)),
         f"{per_second:.1f}" if group.rates else "-",
         f"{busiest.bus_bandwidth / 1e9:.2f} GB/s {busiest.op}" if busiest.bus_bandwidth else "-",
         str(len(group.in_flight) + len(group.posts)),
@@ -245,6 +253,13 @@ def _workers(reply: pb.StatusReply, found: Sequence[Finding]) -> Listing:
 
 def _worker(worker: pb.WorkerStatus) -> Row:
     state = worker_state(worker)
+    told = (
+        str(worker.sessions),
+        size(worker.arena_bytes),
+        size(worker.arena_limit_bytes) if worker.arena_limit_bytes else "-",
+        size(worker.resident_bytes),
+        span(worker.uptime_seconds),
+    )
     cells = (
         str(worker.task),
         worker.host,
@@ -252,11 +267,7 @@ def _worker(worker: pb.WorkerStatus) -> Row:
         f"{span(worker.last_heartbeat_seconds)} ago" if worker.connected or worker.last_heartbeat_seconds else "-",
         str(worker.pid),
         devices(worker.devices),
-        str(worker.sessions),
-        size(worker.arena_bytes),
-        size(worker.arena_limit_bytes) if worker.arena_limit_bytes else "-",
-        size(worker.resident_bytes),
-        span(worker.uptime_seconds),
+        *(told if has_told(worker) else ("-",) * len(told)),
         worker.release or "-",
     )
     return Row(cells, {WorkerState.LOST: BAD, WorkerState.CONNECTED: PLAIN}.get(state, WARN))

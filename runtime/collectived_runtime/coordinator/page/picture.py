@@ -16,7 +16,16 @@ from typing import Any
 from google.protobuf.json_format import MessageToJson
 
 from collectived_proto.hurts import code_name, findings
-from collectived_proto.shown import finished, is_late, is_late_post, rank_count, size_text, worker_state
+from collectived_proto.shown import (
+    finished,
+    has_counts,
+    has_told,
+    is_late,
+    is_late_post,
+    rank_count,
+    size_text,
+    worker_state,
+)
 from collectived_proto.v1.status_pb2 import StatusReply
 
 FRESH_SECONDS = 0.9  # a page that looks every second sees a new picture each time
@@ -85,8 +94,10 @@ def told(reply: StatusReply) -> dict[str, Any]:
     return {
         "ranks": rank_count(reply),
         "workers": [worker_state(worker).value for worker in reply.workers],
+        "accounts": [has_told(worker) for worker in reply.workers],
         "groups": [
             {
+                "counted": has_counts(reply, group),
                 "size": size_text(group),
                 "late": [is_late(group, flight) for flight in group.in_flight],
                 "late_posts": [is_late_post(group, post) for post in group.posts],

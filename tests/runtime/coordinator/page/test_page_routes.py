@@ -124,15 +124,19 @@ def test_the_page_takes_nothing_from_elsewhere_and_makes_no_markup_of_data() -> 
 def test_the_page_is_told_what_the_other_faces_say_of_the_same() -> None:
     member = common_pb2.Member(rank=0, last_instance=2, last_op="barrier()")
     group = pb.GroupStatus(name="j/w", state="ready", size=1, members=[member], in_flight=[pb.InFlight(seconds=9)])
-    workers = [pb.WorkerStatus(connected=True, draining=True), pb.WorkerStatus(last_heartbeat_seconds=9)]
+    workers = [
+        pb.WorkerStatus(connected=True, draining=True, release="0.1.0"),
+        pb.WorkerStatus(last_heartbeat_seconds=9),
+    ]
     over = pb.GroupStatus(state="ended", members=[member])
     failure = pb.Failure(verdict=common_pb2.Verdict(code=9))
     assert told(pb.StatusReply(workers=workers, groups=[group, over], failures=[failure])) == {
         "ranks": 1,
         "workers": ["draining", "lost"],
+        "accounts": [True, False],
         "groups": [
-            {"size": "1", "late": [True], "late_posts": [], "finished": ["#2"]},
-            {"size": "0", "late": [], "late_posts": [], "finished": ["#2"]},
+            {"counted": True, "size": "1", "late": [True], "late_posts": [], "finished": ["#2"]},
+            {"counted": False, "size": "0", "late": [], "late_posts": [], "finished": ["#2"]},
         ],
         "failures": ["FAILED_PRECONDITION"],
     }
