@@ -17,9 +17,11 @@ from tests.launcher.trace_format import check, first_and_last, parsed
 
 from collectived_launcher.__main__ import run
 from collectived_launcher.quantities import time_span
+from collectived_launcher.trace.command import _summary
 from collectived_launcher.trace.gather import collect
 from collectived_launcher.trace.picture import lines, picture
 from collectived_launcher.trace.tracks import Process, Slice
+from collectived_proto.errors import Code
 from collectived_proto.v1 import trace_pb2 as pb
 from collectived_proto.v1 import worker_pb2_grpc
 
@@ -222,6 +224,36 @@ def test_whom_a_verdict_names_is_absent_until_the_failure() -> None:
     assert (absent["name"], absent["args"]["outcome"], absent["dur"]) == ("rank 2 had not arrived", "failed", 3.01e6)
     failed = [event for event in of(trace, "collective") if event["args"]["outcome"] == "DEADLINE_EXCEEDED"]
     assert len(failed) == 3 and failed[0]["args"]["message"] == "rank 2 was missing"
+
+
+def lost(code: Code) -> list[pb.TraceReply]:
+    """A failure that names ranks 2 and 3, by their worker gone: what worker 0 tells, whose lane has ended too."""
+    parts = [*replies()[:2], pb.TraceReply(last=True)]
+    told = parts[1].worker
+    ended = told.collectives[0]
+    ended.ended, ended.code = 15.0, code
+    ended.missing.extend([2, 3])
+    told.lanes[0].living = False
+    del told.lanes[0].standings[:]
+    return parts
+
+
+def test_whom_a_worker_took_along_is_lost_and_not_accused_of_having_been_late() -> None:
+    trace = made(*lost(Code.UNAVAILABLE))
+    assert [event["name"] for event in of(trace, "absence")] == ["rank 2 was lost", "rank 3 was lost"]
+    assert {event["pid"] for event in of(trace, "absence")} == {1}
+    told = trace["otherData"]["absences"]
+    assert [(one["rank"], one["worker"], one["outcome"]) for one in told] == [(2, 1, "lost"), (3, 1, "lost")]
+    assert of(made(*lost(Code.RESOURCE_EXHAUSTED)), "absence") == []
+
+
+def test_a_rank_of_which_nobody_says_where_it_was_has_no_worker() -> None:
+    parts = lost(Code.UNAVAILABLE)
+    del parts[1].worker.lanes[0].places[:]
+    trace = made(*parts)
+    assert of(trace, "absence") == []
+    assert [one["worker"] for one in trace["otherData"]["absences"]] == [None, None]
+    assert not any("-1" in line for line in _summary({"file": "f", "collectives": 1, "seconds": 1}, trace["otherData"]))
 
 
 def test_a_rank_that_is_through_with_it_is_not_absent() -> None:

@@ -170,6 +170,8 @@ def test_an_answer_travels_in_parts_and_says_what_it_left_out(two_workers: Clust
     assert replies[-1].last and not replies[-1].silent
     parts = [reply.worker for reply in replies if reply.HasField("worker")]
     assert sorted(part.task for part in parts if part.last) == [0, 1]
+    ended = [[(place.task, list(place.ranks)) for place in lane.places] for part in parts for lane in part.lanes]
+    assert ended == [[(0, [0, 1]), (1, [2, 3])]] * 2, "the group has ended, and where its ranks were is known"
     few = ask(most_bytes=10_000)
     assert all(0 < count < 200 for count in _told(few))
     left = [reply.worker.left_out for reply in few if reply.worker.last]

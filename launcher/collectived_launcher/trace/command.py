@@ -73,11 +73,11 @@ def _summary(told: dict[str, Any], about: dict[str, Any]) -> Iterable[str]:
     )
     absences = about["absences"]
     for absence in absences[:_MOST_ABSENT]:
-        had = "had" if absence["outcome"] == "failed" else "has"
         at = f" at {absence['site']}" if absence["site"] else ""
+        head = "LOST     " if absence["outcome"] == "lost" else "ABSENT   "
         yield (
-            f"ABSENT   {absence['group']} #{absence['instance']} {absence['op']}{at}: rank {absence['rank']} {had} not "
-            f"arrived for {absence['waited_seconds']:.1f} s{_who(absence)}"
+            f"{head}{absence['group']} #{absence['instance']} {absence['op']}{at}: {absence['text']} "
+            f"{'after' if absence['outcome'] == 'lost' else 'for'} {absence['waited_seconds']:.1f} s{_who(absence)}"
         )
     if len(absences) > _MOST_ABSENT:
         yield f"ABSENT   and {len(absences) - _MOST_ABSENT} more"
@@ -101,7 +101,7 @@ def _clocks(workers: list[dict[str, Any]], error: float) -> str:
 
 def _who(absence: dict[str, Any]) -> str:
     if "pid" not in absence:
-        return f" (worker {absence['worker']})"
+        return f" (worker {absence['worker']})" if absence["worker"] is not None else ""
     last = f"last did {absence['last_op']}" if absence["last_op"] else "has done nothing yet"
     at = f" at {absence['last_site']}" if absence["last_site"] else ""
     return f" (host {absence['host']}, pid {absence['pid']}; {last}{at})"

@@ -70,10 +70,11 @@ def absence_args(absence: Absence) -> dict[str, Any]:
         "op": absence.op,
         "site": absence.site,
         "rank": absence.rank,
+        "text": absence.text,
         "worker": absence.task,
         "waiting_ranks": list(absence.waiting),
         "waited_seconds": round(absence.until - absence.since, 6),
-        "outcome": "failed" if absence.over else "in flight",
+        "outcome": "lost" if absence.lost else "failed" if absence.code else "in flight",
     }
     if absence.known is not None:
         args |= {
@@ -106,6 +107,8 @@ def _processes(account: Account) -> tuple[dict[int, Process], dict[_Flow, list[t
     for task, host in account.silent.items():
         processes.setdefault(task, Process(task, f"worker {task}, {host}: did not answer"))
     for absence in absences(account):
+        if absence.task is None:
+            continue
         process = processes.setdefault(absence.task, Process(absence.task, f"worker {absence.task}"))
         process.add(
             Slice(
