@@ -128,8 +128,10 @@ def test_a_worker_that_has_ended_is_noticed_in_the_environment(tmp_path: Path) -
     assert running.environment({"COLLECTIVED_WORKER": "host:7451"}).worker_is_there is None
 
 
-def test_secrets_are_no_facts() -> None:
-    assert not running.environment({"COLLECTIVED_SECRET": "s", "COLLECTIVED_JOB_SECRET": "s"}).variables
+@pytest.mark.parametrize("name", ["SECRET", "JOB_SECRET", "DOCTOR_TOKEN", "PASSWORD_OF_TOMORROW"])
+def test_of_a_variable_that_may_be_secret_it_is_told_only_that_it_is_set(name: str) -> None:
+    found = running.environment({f"COLLECTIVED_{name}": "value", "COLLECTIVED_TIMEOUT": "5"})
+    assert found.variables == {f"COLLECTIVED_{name}": "(set)", "COLLECTIVED_TIMEOUT": "5"}
 
 
 def test_without_a_folder_no_job_runs(tmp_path: Path) -> None:
