@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -369,6 +371,36 @@ def test_a_file_that_cannot_be_written_is_said(
 ) -> None:
     assert run(["trace", "--worker", worker[1], "-o", str(tmp_path / "no" / "t.json")]) == 1
     assert "cannot be written: No such file or directory; give another file with -o" in capsys.readouterr().err
+
+
+def test_a_link_stays_and_what_it_leads_to_is_written(worker: tuple[Worker, str], tmp_path: Path) -> None:
+    (tmp_path / "link.gz").symlink_to("real.json")
+    assert run(["trace", "--worker", worker[1], "-o", str(tmp_path / "link.gz")]) == 0
+    assert (tmp_path / "link.gz").is_symlink()
+    parsed(gzip.decompress((tmp_path / "real.json").read_bytes()).decode())
+
+
+def test_a_pipe_stays_a_pipe_and_carries_the_trace(worker: tuple[Worker, str], tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as reader:
+        held = os.open(pipe, os.O_RDWR)  # so that nobody waits for the other side for ever
+        try:
+            read = reader.submit(_until_its_end, held)
+            assert run(["trace", "--worker", worker[1], "-o", str(pipe)]) == 0
+            assert stat.S_ISFIFO(pipe.stat().st_mode)
+        finally:
+            os.write(held, b"END")
+            written = read.result(20)
+            os.close(held)
+    parsed(written.decode())
+
+
+def _until_its_end(pipe: int) -> bytes:
+    found = b""
+    while not found.endswith(b"END"):
+        found += os.read(pipe, 1 << 16)
+    return found.removesuffix(b"END")
 
 
 def test_nobody_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

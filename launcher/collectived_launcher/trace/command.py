@@ -108,15 +108,21 @@ def _who(absence: dict[str, Any]) -> str:
 
 
 def _write(output: str, lines: Iterable[str]) -> None:
-    """Whole or not at all."""
+    """Into a file whole or not at all; a link stays, and what it leads to is written."""
     if output == "-":
         sys.stdout.writelines(lines)
         return
     path = Path(output)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    compressed = path.suffix == ".gz"
     try:
+        if path.exists() and not path.is_file():  # a pipe or device stays what it is
+            with _opened(path, compressed) as file:
+                file.writelines(lines)
+            return
+        path = Path(os.path.realpath(path))
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            with _opened(draft, path.suffix == ".gz") as file:
+            with _opened(draft, compressed) as file:
                 file.writelines(lines)
             os.replace(draft, path)
         finally:
