@@ -59,4 +59,7 @@ def _ask(name: str, target: object) -> RunningJob:
     for worker in reply.workers:
         releases |= {f"a client of worker {worker.task} ({release})": release for release in worker.client_releases}
     known = {who: release for who, release in releases.items() if release}
-    return RunningJob(name, known, reply.unix_time - (asked + answered) / 2, answered - asked)
+    missing = list(reply.warnings)
+    if reply.answered_by not in ("", "coordinator") and not missing:
+        missing.append(f"the coordinator does not answer: this is what {reply.answered_by} knows")
+    return RunningJob(name, known, reply.unix_time - (asked + answered) / 2, answered - asked, tuple(missing))
