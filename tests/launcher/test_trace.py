@@ -325,7 +325,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
 
     def Trace(self, request: pb.TraceRequest, context: grpc.ServicerContext) -> Iterator[pb.TraceReply]:
         self.asked.append(request)
-        yield from replies()
+        yield from replies() if request.group in ("", "world") else replies()[:1]
 
 
 @pytest.fixture
@@ -401,6 +401,16 @@ def _until_its_end(pipe: int) -> bytes:
     while not found.endswith(b"END"):
         found += os.read(pipe, 1 << 16)
     return found.removesuffix(b"END")
+
+
+def test_a_group_that_nobody_knows_leaves_the_file_alone(
+    worker: tuple[Worker, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text("yesterday's")
+    assert run(["trace", "--worker", worker[1], "-o", str(file), "--group", "nosuch"]) == 2
+    assert "nothing is recorded of a group 'nosuch'; expected one of: world" in capsys.readouterr().err
+    assert file.read_text() == "yesterday's"
 
 
 def test_nobody_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

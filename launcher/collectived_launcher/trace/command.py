@@ -17,6 +17,7 @@ from collectived_launcher.quantities import time_span
 
 _VIEWER = "https://ui.perfetto.dev"
 _MOST_ABSENT = 10  # named on the screen
+_ENOUGH_FOR_NAMES = 256 << 10  # bytes of each worker, to say which groups there are
 
 
 @click.command()
@@ -41,14 +42,21 @@ def trace(last: float | None, group: str, output: str, worker: str | None, local
     """Write what every collective did, and who was waited for, as a trace that Perfetto shows.
 
     Asks one worker of the running job, which asks all through the coordinator, also while collectives hang. Exit status
-    3 if nothing runs or nobody answers.
+    2 if nothing is recorded of the group, 3 if nothing runs or nobody answers.
     """
     from collectived_launcher.status.find import find  # gRPC: `launch` must start without it
     from collectived_launcher.trace.gather import ask
     from collectived_launcher.trace.picture import lines, picture, span
     from collectived_proto.v1.trace_pb2 import TraceRequest
 
-    account = ask(find(worker, os.environ), TraceRequest(last_seconds=last or 0.0, group=group, local_only=local))
+    target = find(worker, os.environ)
+    account = ask(target, TraceRequest(last_seconds=last or 0.0, group=group, local_only=local))
+    if group and not account.groups:
+        known = ask(target, TraceRequest(local_only=local, most_bytes=_ENOUGH_FOR_NAMES)).groups
+        raise click.UsageError(
+            f"nothing is recorded of a group {group!r}{' in that time' if last else ''}; expected one of: "
+            f"{', '.join(sorted(known)) or 'none, for no group is known'}"
+        )
     made = picture(account)
     _write(output, lines(made))
     about = made["otherData"]

@@ -51,6 +51,11 @@ class Account:
     warnings: list[str] = field(default_factory=list)
 
     @property
+    def groups(self) -> set[str]:
+        """Names of those of which anybody has told."""
+        return {lane.group for worker in self.workers.values() for lane in worker.lanes}
+
+    @property
     def error(self) -> float:
         """By how many seconds times of different workers may be wrong at most, one to another."""
         errors = sorted(worker.clock.error_seconds for worker in self.workers.values())
