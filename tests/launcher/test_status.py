@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import click
 import grpc
@@ -309,6 +310,29 @@ def test_a_name_that_is_not_there_is_refused_with_those_that_are(chosen: dict[st
     assert str(caught.value) == said
 
 
+@pytest.mark.parametrize("name", ["a[/b]c", "[red]x", ":smile:"])
+def test_names_are_no_markup(
+    worker: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = reply()
+    answer.groups[0].name, answer.groups[0].members[1].label = f"j/{name}", name
+    monkeypatch.setattr(Worker, "answer", answer)
+    monkeypatch.setenv("COLUMNS", "400")
+    assert run(["status", "--wide", "--worker", worker]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if name in line]
+    assert sum(row.count(name) for row in rows if "CPU:1" in row and "WAITING" not in row) == 2
+    assert len(rows) > 4
+
+
+def test_names_do_not_steer_the_terminal(worker: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    answer = reply()
+    answer.groups[0].name = "j/\x1b[2J\x9b31m\u202ex"
+    monkeypatch.setattr(Worker, "answer", answer)
+    assert run(["status", "--wide", "--worker", worker]) == 0
+    told = capsys.readouterr().out
+    assert not set("\x1b\x9b\u202e") & set(told) and "\ufffd[2J\ufffd31m\ufffdx" in told
+
+
 def test_devices_are_told_in_short() -> None:
     assert devices(["x/device:CPU:0", "x/device:GPU:0", "x/device:CPU:2"]) == "CPU:0,2 GPU:0"
 
@@ -382,8 +406,10 @@ def test_where_all_workers_are_silent_three_are_asked_beside_each_other(
 class Worker(worker_pb2_grpc.WorkerServicer):
     """Answers for its job."""
 
+    answer = reply()
+
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
-        return reply()
+        return self.answer
 
 
 @pytest.fixture

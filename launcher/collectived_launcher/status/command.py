@@ -61,7 +61,7 @@ def _print(parts: Iterable[Any], clear: bool) -> None:
     from rich.console import Console
 
     told = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(width=None if told else _WIDTH_OF_FILES)
+    console = Console(width=None if told else _WIDTH_OF_FILES, markup=False, emoji=False, highlight=False)
     if clear:
         console.clear()
     for part in parts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from dataclasses import dataclass, replace
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -14,6 +13,7 @@ from collectived_launcher.top.state import KEYS, VIEWS, State, within
 from collectived_launcher.top.views import BAD, GOOD, PLAIN, WARN, Listing, Row, counts, listing
 from collectived_proto.hurts import Finding, Severity, findings, span
 from collectived_proto.v1 import status_pb2 as pb
+from collectived_proto.wording import clean
 
 _ABOVE, _BELOW = 4, 1  # lines over the rows: how it is, views, an empty one, names of columns; and under them
 
@@ -173,12 +173,3 @@ def _help() -> Table:
     for key, meaning in KEYS:
         table.add_row(key, meaning)
     return table
-
-
-def clean(text: str) -> str:
-    """Without what would steer the terminal: names and messages are made by others."""
-    return "".join("\N{REPLACEMENT CHARACTER}" if _steers(character) else character for character in text)
-
-
-def _steers(character: str) -> bool:
-    return character != "\n" and unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp")

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from collectived_launcher.status.tables import devices, short_device
 from collectived_launcher.top.state import View
 from collectived_proto.hurts import (
-    SLOW_SECONDS,
-    STALLED_SECONDS,
     Finding,
     Severity,
     Trouble,
@@ -18,6 +16,7 @@ from collectived_proto.hurts import (
     size,
     span,
 )
+from collectived_proto.shown import SLOW_SECONDS, STALLED_SECONDS
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.wording import ranks_text
