@@ -327,10 +327,11 @@ class Worker(worker_pb2_grpc.WorkerServicer):
 
     def __init__(self) -> None:
         self.asked: list[pb.TraceRequest] = []
+        self.replies = replies()
 
     def Trace(self, request: pb.TraceRequest, context: grpc.ServicerContext) -> Iterator[pb.TraceReply]:
         self.asked.append(request)
-        yield from replies() if request.group in ("", "world") else replies()[:1]
+        yield from self.replies if request.group in ("", "world") else self.replies[:1]
 
 
 @pytest.fixture
@@ -402,6 +403,19 @@ def _until_its_end(pipe: int) -> bytes:
     while not found.endswith(b"END"):
         found += os.read(pipe, 1 << 16)
     return found.removesuffix(b"END")
+
+
+def test_names_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    served = Worker()
+    for reply in (told := replies()):
+        for one in reply.worker.lanes:
+            one.group = "evil\x1b[2J"
+    served.replies = told
+    with serving(served) as address:
+        assert run(["trace", "--worker", address, "-o", str(tmp_path / "t.json")]) == 0
+        assert run(["trace", "--worker", address, "-o", str(tmp_path / "t.json"), "--group", "none"]) == 2
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err and said.out.count("evil\N{REPLACEMENT CHARACTER}[2J") == 1
 
 
 def test_a_group_that_nobody_knows_leaves_the_file_alone(

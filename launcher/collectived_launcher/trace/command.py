@@ -47,16 +47,18 @@ def trace(last: float | None, group: str, output: str, worker: str | None, local
     from collectived_launcher.status.find import find  # gRPC: `launch` must start without it
     from collectived_launcher.trace.gather import ask
     from collectived_launcher.trace.picture import lines, picture, span
+    from collectived_proto.wording import clean
     from collectived_proto.v1.trace_pb2 import TraceRequest
 
     target = find(worker, os.environ)
     account = ask(target, TraceRequest(last_seconds=last or 0.0, group=group, local_only=local))
     if group and not account.groups:
         known = ask(target, TraceRequest(local_only=local, most_bytes=_ENOUGH_FOR_NAMES)).groups
-        raise click.UsageError(
+        text = (
             f"nothing is recorded of a group {group!r}{' in that time' if last else ''}; expected one of: "
             f"{', '.join(sorted(known)) or 'none, for no group is known'}"
         )
+        raise click.UsageError(clean(text))
     made = picture(account)
     _write(output, lines(made))
     about = made["otherData"]
@@ -66,7 +68,7 @@ def trace(last: float | None, group: str, output: str, worker: str | None, local
         click.echo(json.dumps(told | about, indent=2), err=output == "-")
         return
     for line in _summary(told, about):
-        click.echo(line, err=output == "-")
+        click.echo(clean(line), err=output == "-")
 
 
 def _key(args: dict[str, Any]) -> tuple[str, str, int]:
