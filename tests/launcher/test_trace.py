@@ -26,7 +26,7 @@ from collectived_launcher.trace import gather
 from collectived_launcher.trace.command import _summary
 from collectived_launcher.trace.gather import ask, collect
 from collectived_launcher.trace.merge import absences
-from collectived_launcher.trace.picture import lines, picture
+from collectived_launcher.trace.picture import Picture
 from collectived_launcher.trace.tracks import Process, Slice
 from collectived_proto.errors import Code
 from collectived_proto.v1 import trace_pb2 as pb
@@ -151,7 +151,7 @@ def replies(offset: float = 0.0, error: float = 0.0) -> list[pb.TraceReply]:
 
 def made(*parts: pb.TraceReply) -> dict[str, Any]:
     """The trace, as it is written and read again."""
-    return parsed("".join(lines(picture(collect(parts)))))
+    return parsed("".join(Picture(collect(parts)).lines()))
 
 
 def of(trace: dict[str, Any], category: str) -> list[dict[str, Any]]:

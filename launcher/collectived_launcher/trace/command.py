@@ -46,9 +46,9 @@ def trace(last: float | None, group: str, output: str, worker: str | None, local
     """
     from collectived_launcher.status.find import find  # gRPC: `launch` must start without it
     from collectived_launcher.trace.gather import ask
-    from collectived_launcher.trace.picture import lines, picture, span
-    from collectived_proto.wording import clean
+    from collectived_launcher.trace.picture import Picture
     from collectived_proto.v1.trace_pb2 import TraceRequest
+    from collectived_proto.wording import clean
 
     target = find(worker, os.environ)
     account = ask(target, TraceRequest(last_seconds=last or 0.0, group=group, local_only=local))
@@ -59,20 +59,20 @@ def trace(last: float | None, group: str, output: str, worker: str | None, local
             f"{', '.join(sorted(known)) or 'none, for no group is known'}"
         )
         raise click.UsageError(clean(text))
-    made = picture(account)
-    _write(output, lines(made))
-    about = made["otherData"]
-    count = len({_key(event["args"]) for event in made["traceEvents"] if event.get("cat") == "collective"})
-    told = {"file": output, "collectives": count, "seconds": round(span(made), 6), "events": len(made["traceEvents"])}
+    made = Picture(account)
+    _write(output, made.lines())
+    about = made.about
+    told = {
+        "file": output,
+        "collectives": made.collectives,
+        "seconds": round(made.seconds, 6),
+        "events": made.events,
+    }
     if as_json:
         click.echo(json.dumps(told | about, indent=2), err=output == "-")
         return
     for line in _summary(told, about):
         click.echo(clean(line), err=output == "-")
-
-
-def _key(args: dict[str, Any]) -> tuple[str, str, int]:
-    return args["key"], args["generation"], args["instance"]
 
 
 def _summary(told: dict[str, Any], about: dict[str, Any]) -> Iterable[str]:
