@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import grpc
@@ -22,7 +23,7 @@ from tests.launcher.trace_format import check, first_and_last, parsed
 from collectived_launcher.__main__ import run
 from collectived_launcher.quantities import time_span
 from collectived_launcher.status.find import Target
-from collectived_launcher.trace import gather
+from collectived_launcher.trace import gather, picture
 from collectived_launcher.trace.command import _summary
 from collectived_launcher.trace.gather import ask, collect
 from collectived_launcher.trace.merge import absences
@@ -346,9 +347,9 @@ def test_the_file_is_written_and_the_absent_are_named(
 ) -> None:
     served, address = worker
     file = tmp_path / "t.json.gz"
-    arguments = ["--worker", address, "-o", str(file), "--last", "30s", "--group", "world", "--local"]
+    arguments = ["--worker", address, "-o", str(file), "--last", "30s", "--group", "world", "--local", "--most", "2MiB"]
     assert run(["trace", *arguments]) == 0
-    assert served.asked == [pb.TraceRequest(last_seconds=30.0, group="world", local_only=True)]
+    assert served.asked == [pb.TraceRequest(last_seconds=30.0, group="world", local_only=True, most_bytes=2 << 20)]
     parsed(gzip.decompress(file.read_bytes()).decode())
     assert capsys.readouterr().out.splitlines() == [
         f"{file}: 2 collectives of 2 workers in 10.000 s, one clock; open it in https://ui.perfetto.dev",
@@ -362,6 +363,7 @@ def test_the_trace_on_standard_output_and_what_was_written_as_json(
     worker: tuple[Worker, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["trace", "--worker", worker[1], "-o", "-", "--json"]) == 0
+    assert worker[0].asked == [pb.TraceRequest(most_bytes=8 << 20)]
     said = capsys.readouterr()
     trace, told = parsed(said.out), json.loads(said.err)
     assert (told["file"], told["collectives"], told["seconds"]) == ("-", 2, 10.0)
@@ -485,6 +487,21 @@ def test_of_an_answer_that_stops_what_came_is_kept(monkeypatch: pytest.MonkeyPat
             halting.over.set()
     assert list(account.workers) == [0] and len(account.workers[0].collectives) == 2
     assert f"{address} stopped amid its answer" in account.warnings[0]
+
+
+def test_what_is_told_of_a_slice_is_made_when_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_ranks = Mock(wraps=picture._args_of_rank)
+    monkeypatch.setattr(picture, "_args_of_rank", of_ranks)
+    lines = Picture(collect(replies())).lines()
+    next(line for line in lines if '"cat":"collective"' in line)
+    assert of_ranks.call_count == 1
+    assert sum('"cat":"collective"' in line for line in lines) + 1 == of_ranks.call_count == 7
+
+
+@pytest.mark.parametrize("text", ["0", "much", "-1"])
+def test_what_is_no_size_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["trace", "--most", text]) == 2
+    assert "expected" in capsys.readouterr().err
 
 
 def test_nobody_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,9 +13,10 @@ from typing import IO, Any, cast
 
 import click
 
-from collectived_launcher.quantities import time_span
+from collectived_launcher.quantities import size, time_span
 
 _VIEWER = "https://ui.perfetto.dev"
+_LARGEST = (1 << 32) - 1  # that can be asked for
 _MOST_ABSENT = 10  # named on the screen
 _ENOUGH_FOR_NAMES = 256 << 10  # bytes of each worker, to say which groups there are
 
@@ -25,6 +26,14 @@ _ENOUGH_FOR_NAMES = 256 << 10  # bytes of each worker, to say which groups there
     "--last", callback=time_span, metavar="TIME", help="Only the last 30s, 5m, 1h; default: all that is kept."
 )
 @click.option("--group", metavar="NAME", default="", help="Only this group.")
+@click.option(
+    "--most",
+    callback=size,
+    metavar="SIZE",
+    default="8MiB",
+    show_default=True,
+    help="Of each worker's answer, newest first; workers give 16MiB at most.",
+)
 @click.option(
     "-o",
     "--output",
@@ -38,7 +47,9 @@ _ENOUGH_FOR_NAMES = 256 << 10  # bytes of each worker, to say which groups there
 )
 @click.option("--local", is_flag=True, help="What this one worker has recorded; nobody else is asked.")
 @click.option("--json", "as_json", is_flag=True, help="Say what was written as JSON.")
-def trace(last: float | None, group: str, output: str, worker: str | None, local: bool, as_json: bool) -> None:
+def trace(
+    last: float | None, group: str, most: int, output: str, worker: str | None, local: bool, as_json: bool
+) -> None:
     """Write what every collective did, and who was waited for, as a trace that Perfetto shows.
 
     Asks one worker of the running job, which asks all through the coordinator, also while collectives hang. Exit status
@@ -51,7 +62,9 @@ def trace(last: float | None, group: str, output: str, worker: str | None, local
     from collectived_proto.wording import clean
 
     target = find(worker, os.environ)
-    account = ask(target, TraceRequest(last_seconds=last or 0.0, group=group, local_only=local))
+    account = ask(
+        target, TraceRequest(last_seconds=last or 0.0, group=group, local_only=local, most_bytes=min(most, _LARGEST))
+    )
     if group and not account.groups:
         known = ask(target, TraceRequest(local_only=local, most_bytes=_ENOUGH_FOR_NAMES)).groups
         text = (
@@ -93,7 +106,7 @@ def _summary(told: dict[str, Any], about: dict[str, Any]) -> Iterable[str]:
         yield f"ABSENT   and {len(absences) - _MOST_ABSENT} more"
     for worker in workers:
         if worker["collectives_left_out"]:
-            more = "ask for less with --last or --group"
+            more = "ask for less with --last or --group, or for up to --most 16MiB"
             yield f"WARNING  worker {worker['task']} has {worker['collectives_left_out']} collectives more: {more}"
     for warning in about["warnings"]:
         yield f"WARNING  {warning}"

@@ -43,7 +43,7 @@ class Absence:
 
 
 # What verdicts say of the ranks that they name; those of other codes do not say that anybody was waited for.
-_FATES = {
+_FATES: dict[int, str] = {
     Code.DEADLINE_EXCEEDED: "had not arrived",
     Code.UNAVAILABLE: "was lost",
     Code.ABORTED: "has aborted or left",

@@ -7,10 +7,10 @@ per direction and peer.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from collectived_launcher.trace.gather import Account, Worker
@@ -126,7 +126,7 @@ def _absence(absence: Absence) -> Slice:
         "absence",
         absence.since,
         absence.until,
-        partial(absence_args, absence),
+        functools.partial(absence_args, absence),
         colour=_BAD,
     )
 
@@ -198,7 +198,7 @@ def _draw(
         process.add(_of_rank(lane, collective, arrival, shift, ended))
     if collective.started and not collective.HasField("peer"):
         started = collective.started + shift
-        args = partial(_args_of_lane, lane, collective)
+        args = functools.partial(_args_of_lane, lane, collective)
         whole = Slice(_lane_track(lane.group), collective.op, "lane", started, ended, args)
         if not collective.marks and collective.algorithm == "local":
             whole.inner = [Slice(whole.track, "fold and answer", "fold", started, ended)]
@@ -214,7 +214,7 @@ def _of_rank(
     ended: float,
 ) -> Slice:
     arrived = arrival.at + shift
-    args = partial(_args_of_rank, lane, collective, arrival)
+    args = functools.partial(_args_of_rank, lane, collective, arrival)
     piece = Slice(_rank_track(lane.group, arrival.rank), collective.op, "collective", arrived, ended, args)
     if collective.HasField("peer"):
         piece.category = "post"
@@ -222,7 +222,7 @@ def _of_rank(
     started = collective.started + shift if collective.started else ended
     inner = []
     if started > arrived:
-        last = partial(_last, collective)
+        last = functools.partial(_last, collective)
         inner.append(Slice(piece.track, "wait", "wait", arrived, started, last, colour=_WAITING))
     if collective.started:
         inner.append(Slice(piece.track, "run", "run", started, ended))
@@ -316,16 +316,23 @@ def _draw_marks(
 def _interval(
     lane: TraceLane, collective: TraceCollective, mark: TraceMark, shift: float, name: str, category: str
 ) -> Slice:
-    args = partial(_args_of_mark, collective, mark)
+    args = functools.partial(_args_of_mark, collective, mark)
     return Slice(f"{lane.group}: packs", name, category, mark.begin + shift, mark.end + shift, args)
 
 
 def _move(lane: TraceLane, collective: TraceCollective, mark: TraceMark, shift: float) -> Slice:
     out = mark.kind == TraceMark.SEND
-    track = f"{lane.group}: {'to' if out else 'from'} worker {mark.task}"
-    name = f"{'send to' if out else 'receive from'} worker {mark.task}"
-    args = partial(_args_of_move, collective, mark)
+    track, name = _names_of_move(lane.group, out, mark.task)
+    args = functools.partial(_args_of_move, collective, mark)
     return Slice(track, name, "move", mark.begin + shift, mark.end + shift, args)
+
+
+@functools.cache
+def _names_of_move(group: str, out: bool, task: int) -> tuple[str, str]:
+    """Of its track, and its own."""
+    if out:
+        return f"{group}: to worker {task}", f"send to worker {task}"
+    return f"{group}: from worker {task}", f"receive from worker {task}"
 
 
 def _args_of_mark(collective: TraceCollective, mark: TraceMark) -> dict[str, Any]:
@@ -336,9 +343,11 @@ def _args_of_move(collective: TraceCollective, mark: TraceMark) -> dict[str, Any
     return _args_of_mark(collective, mark) | {"round": mark.round}
 
 
+@functools.cache
 def _rank_track(group: str, rank: int) -> str:
     return f"{group}: rank {rank}"
 
 
+@functools.cache
 def _lane_track(group: str) -> str:
     return f"{group}: lane"
