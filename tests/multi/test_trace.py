@@ -158,6 +158,31 @@ def test_a_stopped_worker_is_named_as_missing_and_a_stopped_coordinator_leaves_w
     assert sorted(event["args"]["rank"] for event in collectives(trace, 5)) == [0, 1]
 
 
+@pytest.mark.timeout(120)
+def test_ranks_whose_worker_was_killed_are_lost_whether_they_had_come_or_not(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = make_cluster(2)
+    ranks = Hanging(cluster)  # of those of worker 1, rank 3 has come and rank 2 has not
+    try:
+        cluster.workers[1].process.kill()
+        cluster.workers[1].process.wait(PATIENCE)
+        asked = ("--group", ranks.group)
+        said = until(lambda: _with_losses(traced(cluster, tmp_path, *asked)[1]))
+    finally:
+        ranks.close()
+        for socket in cluster.folder.glob("*-1.sock"):  # who is killed cannot tidy up
+            socket.unlink()
+    assert [(one["text"], one["worker"]) for one in said["absences"]] == [
+        ("rank 2 was lost", 1),
+        ("rank 3 was lost", 1),
+    ]
+
+
+def _with_losses(said: dict[str, Any]) -> dict[str, Any] | None:
+    return said if any(one["outcome"] == "lost" for one in said["absences"]) else None
+
+
 def test_an_answer_travels_in_parts_and_says_what_it_left_out(two_workers: Cluster) -> None:
     two_workers.run(4, lambda group: [group.barrier() for _ in range(1000)], name=(name := f"group-{next(_groups)}"))
 
