@@ -9,11 +9,20 @@ import click
 from collectived_proto import viewing
 from collectived_proto.configuration.quantities import bytes_of, seconds_of
 
+LEAST_PACE = 0.2  # seconds
+
 
 def seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     """Accepts a finite number of seconds that is not negative."""
     if value is not None and not 0 <= value < math.inf:
         raise click.BadParameter(f"{value!r} is not a number of seconds: expected 0 or more, such as 2.5")
+    return value
+
+
+def pace(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Accepts the seconds between questions: not so few that asking is all that happens."""
+    if value is not None and not LEAST_PACE <= value < math.inf:
+        raise click.BadParameter(f"{value!r} is not a pace: expected {LEAST_PACE} seconds or more, such as 1")
     return value
 
 

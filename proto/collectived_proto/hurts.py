@@ -93,7 +93,7 @@ def short_name(reply: pb.StatusReply, name: str) -> str:
 
 def code_name(code: int) -> str:
     """`DEADLINE_EXCEEDED`"""
-    return Code(code).name if code in iter(Code) else f"code {code}"
+    return Code(code).name if code in set(Code) else f"code {code}"
 
 
 def span(seconds: float) -> str:

@@ -14,12 +14,13 @@ from rich.text import Text
 
 from collectived_proto.codec import tiers_from_proto
 from collectived_proto.hurts import Finding, Severity, Trouble, code_name, short_name, size, span
-from collectived_proto.v1 import common_pb2 as common
+from collectived_proto.shown import WorkerState, finished, rank_count, size_text, worker_state
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.wording import clean, ranks_text
 
 MOST_FAILURES = 3  # among what hurts, unless all is wanted
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "yellow"}
+_STATES = {WorkerState.CONNECTED: "", WorkerState.DRAINING: "yellow"}
 _PARTIAL = "seen from here"
 
 
@@ -81,13 +82,11 @@ def _counts(reply: pb.StatusReply) -> Text:
     workers, hosts = len(reply.workers), len({worker.host for worker in reply.workers})
     states = Counter(_state(group) for group in reply.groups)
     told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    alive = [group for group in reply.groups if group.state not in ("failed", "ended")]
-    ranks = sum(len(group.members) - len(group.left) for group in alive)
     flights = sum(len(group.in_flight) + len(group.posts) for group in reply.groups)
     used, limit = (sum(numbers) for numbers in zip(*map(_arenas, reply.workers), strict=True)) if workers else (0, 0)
     return _text(
         f"{counted(workers, 'worker')} on {counted(hosts, 'host')}, {counted(len(reply.groups), 'group')}"
-        f"{f' ({told})' if told else ''}, {counted(ranks, 'rank')}, {flights} in flight, "
+        f"{f' ({told})' if told else ''}, {counted(rank_count(reply), 'rank')}, {flights} in flight, "
         f"arenas {size(used)} of {size(limit)}"
     )
 
@@ -105,7 +104,7 @@ def _groups(reply: pb.StatusReply) -> Table:
             str(group.key or "-"),
             str(group.generation or "-"),
             _text(_state(group), style="red" if group.state == "failed" else ""),
-            _size_of(group),
+            size_text(group),
             str(group.collectives_done),
             str(group.collectives_failed),
             size(group.bytes_reduced),
@@ -116,11 +115,6 @@ def _groups(reply: pb.StatusReply) -> Table:
 
 def _state(group: pb.GroupStatus) -> str:
     return _PARTIAL if group.state == "partial" else group.state
-
-
-def _size_of(group: pb.GroupStatus) -> str:
-    least = f"{group.min_size} to " if group.min_size else ""
-    return f"{len(group.members)} of {least}{group.size}" if group.state == "forming" else str(group.size)
 
 
 def _rates(reply: pb.StatusReply) -> Table:
@@ -214,13 +208,10 @@ def _workers(workers: Sequence[pb.WorkerStatus]) -> Table:
     return table
 
 
-def _connected(worker: pb.WorkerStatus) -> str | Text:
-    if not worker.connected:  # a worker that speaks for itself gives no age
-        age = worker.last_heartbeat_seconds
-        return _text(f"lost {span(age)} ago" if age else "not connected", style="red")
-    if worker.draining:
-        return _text("draining", style="yellow")
-    return _text("silent", style="red") if worker.silent else "connected"
+def _connected(worker: pb.WorkerStatus) -> Text:
+    state = worker_state(worker)
+    age = f" {span(worker.last_heartbeat_seconds)} ago" if state is WorkerState.LOST else ""
+    return _text(f"{state}{age}", style=_STATES.get(state, "red"))
 
 
 def _ranks(reply: pb.StatusReply) -> Table:
@@ -237,16 +228,12 @@ def _ranks(reply: pb.StatusReply) -> Table:
                 short_device(member.device),
                 str(member.pid),
                 member.label or "-",
-                _finished(member),
+                finished(member),
                 member.last_op or "-",
                 member.last_site or "-",
                 span(member.idle_seconds),
             )
     return table
-
-
-def _finished(member: common.Member) -> str:
-    return f"#{member.last_instance}" if member.last_instance >= 0 else "nothing yet"
 
 
 def _failures(reply: pb.StatusReply) -> Table:

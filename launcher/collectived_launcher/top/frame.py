@@ -12,6 +12,7 @@ from rich.text import Text
 from collectived_launcher.top.state import KEYS, VIEWS, State, within
 from collectived_launcher.top.views import BAD, GOOD, PLAIN, WARN, Listing, Row, counts, listing
 from collectived_proto.hurts import Finding, Severity, findings, span
+from collectived_proto.shown import WorkerState, rank_count, worker_state
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.wording import clean
 
@@ -132,13 +133,12 @@ def frame(known: Known, state: State, now: float, width: int, height: int) -> Fr
 
 def _summary(reply: pb.StatusReply) -> str:
     coordinator = reply.coordinator
-    here = sum(worker.connected for worker in reply.workers)
-    ranks = sum(len(group.members) for group in reply.groups)
+    here = sum(worker_state(worker) is not WorkerState.LOST for worker in reply.workers)
     job = f"job {coordinator.job}  up {span(coordinator.uptime_seconds)}" if coordinator.address else "no coordinator"
     workers = _count(len(reply.workers), "worker")
     if here < len(reply.workers):
         workers = f"{here} of {workers}"
-    return f"{job}  {workers}  {_count(len(reply.groups), 'group')}  {_count(ranks, 'rank')}"
+    return f"{job}  {workers}  {_count(len(reply.groups), 'group')}  {_count(rank_count(reply), 'rank')}"
 
 
 def _count(number: int, noun: str) -> str:
