@@ -7,7 +7,7 @@ import math
 import click
 
 from collectived_proto import viewing
-from collectived_proto.configuration.quantities import seconds_of
+from collectived_proto.configuration.quantities import bytes_of, seconds_of
 
 LEAST_PACE = 0.2  # seconds
 
@@ -32,6 +32,17 @@ def time(context: click.Context, parameter: click.Parameter, value: str | None) 
         return None if value is None else seconds_of(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Accepts `8MiB` or a bare number of bytes; at least 1."""
+    try:
+        found = None if value is None else bytes_of(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if found == 0:
+        raise click.BadParameter(f"{value!r} is nothing: expected at least 1")
+    return found
 
 
 def http_address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

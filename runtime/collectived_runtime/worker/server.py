@@ -341,15 +341,18 @@ class _Worker:
             begun = False
             try:
                 async for reply in self.membership.trace(request, STATUS_SECONDS):
-                    begun = True
+                    begun = begun or reply.HasField("worker")
                     yield reply
                 return
             except grpc.aio.AioRpcError as error:
+                reason = f"the coordinator at {self.membership.address} does not answer ({error.details()})"
                 if begun:
-                    raise
-                reason = f"the coordinator at {self.membership.address} does not answer ({error.details()}): "
-                reason += "this is what one worker has recorded"
-        yield trace_pb2.TraceReply(time=trace_pb2.TraceTime(unix=time.time(), monotonic=time.monotonic()))
+                    yield trace_pb2.TraceReply(
+                        last=True, warnings=[f"{reason}: the rest of what it gathered is missing"]
+                    )
+                    return
+        now = trace_pb2.TraceTime(unix=time.time(), monotonic=time.monotonic())
+        yield trace_pb2.TraceReply(time=now, answered_by=self.name)
         for part in worker_trace(self.identity, self.groups.lanes, self.groups.recorder, request):
             part.clock.how = "same clock"
             yield trace_pb2.TraceReply(worker=part)
