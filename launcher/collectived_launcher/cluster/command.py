@@ -116,6 +116,7 @@ def _up(cluster: Cluster, hosts: Sequence[ClusterHost], open_hosts: Reach) -> It
             cluster.worker,
             cluster.restarts,
             cluster.source,
+            host.slots,
         )
         for host in hosts
     }
