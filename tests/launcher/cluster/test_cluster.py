@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -163,3 +164,48 @@ def test_what_is_wrong_is_said_before_anything_starts(lab: Lab) -> None:
     assert "cluster 'lab' does not run; collectived up" in lab.do(
         "run", "--cluster", "lab.toml", "--", sys.executable, "-c", "pass", status=3
     )
+
+
+@pytest.mark.parametrize(
+    ("verb", "ssh", "status", "said"),
+    [
+        ("up", "/no/such/ssh", 2, "--ssh '/no/such/ssh': no such program"),
+        ("down", "ssh 'x", 2, "is no command: No closing quotation"),
+        ("run", "", 2, "--ssh '': no such program"),
+        ("up", "no-interpreter", 3, "a cannot be used: "),
+        ("run", "no-interpreter", 3, "a cannot be used: "),
+        ("down", "false", 3, "a cannot be used (ssh): "),
+    ],
+)
+def test_an_ssh_that_is_not_to_be_used_is_named(lab: Lab, verb: str, ssh: str, status: int, said: str) -> None:
+    lab.file.write_text(f"hosts = ['a', 'b']\n{WORKER}")
+    broken = lab.folder / "no-interpreter"
+    broken.write_text("#!/no/such/interpreter\n")
+    broken.chmod(0o700)
+    words = ("--cluster", "lab.toml", "--", "true") if verb == "run" else ("lab.toml",)
+    out = lab.do(verb, "--ssh", str(broken) if ssh == broken.name else ssh, *words, status=status)
+    assert said in out and "Traceback" not in out, out
+
+
+def test_a_host_that_does_not_answer_is_waited_for_aloud_and_ctrl_c_says_what_stays(lab: Lab) -> None:
+    lab.file.write_text(f"hosts = ['a', 'b']\n{WORKER}")
+    lab.ssh.write_text("#!/bin/sh\n[ \"$1\" = -G ] || exec sleep 1000\n")
+    command = [sys.executable, "-m", "collectived_launcher", "up", "--ssh", str(lab.ssh), str(lab.file)]
+    waiting = lab.place.run_in_background(command)
+    lab.place.error_with(waiting, r"^collectived: waiting for a \(ssh\), b \(ssh\)$")
+    waiting.send_signal(signal.SIGINT)
+    _, err = waiting.communicate(timeout=PATIENCE)
+    assert waiting.returncode == 130
+    assert "collectived: interrupted: what was started stays; `collectived down` ends it" in err
+
+
+def test_daemons_that_cannot_start_are_told_with_the_ends_of_their_logs(lab: Lab) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        lab.file.write_text(f"hosts = ['localhost']\n[coordinator]\nhttp = '{at}'\n")
+        out = lab.do("up", "lab.toml", status=1)
+    assert re.search(r"^localhost: coordinator failed 3 times; the end of its log:\n    .*in use", out), out
+    assert "within" not in out and "worker" not in out
+    assert lab.nothing_is_left()
