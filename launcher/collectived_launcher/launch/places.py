@@ -89,8 +89,9 @@ def choose(wish: Wish, environment: Mapping[str, str], program: Sequence[str]) -
         return Places(tuple(listed.values()), tuple(listed), _over_ssh(wish, listed))
     if wish.workers is None and (allocation := slurm.allocation(environment)):
         nodes = slurm.nodes(allocation.nodes)
-        clients = wish.clients or allocation.tasks_per_node or 1
-        return Places((clients,) * len(nodes), nodes, lambda node: slurm.carrier(node, _python(wish)))
+        tasks = (wish.clients,) if wish.clients else allocation.tasks or (1,)
+        clients = tasks if len(tasks) == len(nodes) else tasks[:1] * len(nodes)
+        return Places(clients, nodes, lambda node: slurm.carrier(node, _python(wish)))
     if wish.workers is None and (step := slurm.step(environment, program)):
         return _of_step(step, wish)
     workers = wish.workers or 1
