@@ -33,7 +33,9 @@ def up(file: Path, only: tuple[str, ...], ssh_command: str) -> int:
 
     What runs already is left as it is, and said. `collectived down` ends them.
     """
-    return _carry_out(file, only, ssh_command, _up, "what was started stays; `collectived down` ends it", with_leader=True)
+    return _carry_out(
+        file, only, ssh_command, _up, "what was started stays; `collectived down` ends it", with_leader=True
+    )
 
 
 @click.command()

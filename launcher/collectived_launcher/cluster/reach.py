@@ -11,7 +11,7 @@ from typing import Any
 from collectived_launcher.cluster.file import Cluster, ClusterHost
 from collectived_launcher.launch import ssh
 from collectived_launcher.launch.elsewhere import Carrier
-from collectived_launcher.launch.ground import Ground, Surveyor, Unreachable
+from collectived_launcher.launch.ground import Ground, Surveyor
 from collectived_launcher.launch.here import Here
 from collectived_launcher.launch.host import Host, Program
 from collectived_launcher.launch.job import LOCALHOST, new_name

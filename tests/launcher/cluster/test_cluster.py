@@ -189,7 +189,7 @@ def test_an_ssh_that_is_not_to_be_used_is_named(lab: Lab, verb: str, ssh: str, s
 
 def test_a_host_that_does_not_answer_is_waited_for_aloud_and_ctrl_c_says_what_stays(lab: Lab) -> None:
     lab.file.write_text(f"hosts = ['a', 'b']\n{WORKER}")
-    lab.ssh.write_text("#!/bin/sh\n[ \"$1\" = -G ] || exec sleep 1000\n")
+    lab.ssh.write_text('#!/bin/sh\n[ "$1" = -G ] || exec sleep 1000\n')
     command = [sys.executable, "-m", "collectived_launcher", "up", "--ssh", str(lab.ssh), str(lab.file)]
     waiting = lab.place.run_in_background(command)
     lab.place.error_with(waiting, r"^collectived: waiting for a \(ssh\), b \(ssh\)$")
