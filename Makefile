@@ -1,7 +1,7 @@
 # Verbs of this repository. `make` alone lists them. Each sets up what it needs: Python >= 3.11, make and pip are enough.
 
 PYTHON ?= python3
-PYTEST_OPTIONS ?= -n 2 --dist loadfile
+PYTEST_OPTIONS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 VENV := .venv
 BIN := $(VENV)/bin
