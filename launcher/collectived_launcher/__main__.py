@@ -5,6 +5,7 @@ Exit status: 0 done, 1 something failed, 2 wrong usage, 3 nobody to talk to, 130
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -56,6 +57,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what its encoding has not is shown as `?`, and is no reason to end
+            stream.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -7,7 +7,9 @@ import math
 import click
 
 from collectived_proto import viewing
-from collectived_proto.configuration.quantities import seconds_of
+from collectived_proto.configuration.quantities import bytes_of, seconds_of
+
+LEAST_PACE = 0.2  # seconds
 
 
 def seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -17,12 +19,30 @@ def seconds(context: click.Context, parameter: click.Parameter, value: float | N
     return value
 
 
+def pace(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Accepts the seconds between questions: not so few that asking is all that happens."""
+    if value is not None and not LEAST_PACE <= value < math.inf:
+        raise click.BadParameter(f"{value!r} is not a pace: expected {LEAST_PACE} seconds or more, such as 1")
+    return value
+
+
 def time(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
     """Accepts `250ms`, `30s`, `2min` or a bare number of seconds."""
     try:
         return None if value is None else seconds_of(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Accepts `8MiB` or a bare number of bytes; at least 1."""
+    try:
+        found = None if value is None else bytes_of(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if found == 0:
+        raise click.BadParameter(f"{value!r} is nothing: expected at least 1")
+    return found
 
 
 def http_address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

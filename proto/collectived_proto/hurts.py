@@ -11,25 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from collectived_proto.codec import member_from_proto
+from collectived_proto.errors import Code
+from collectived_proto.shown import SLOW_SECONDS, STALLED_SECONDS, WorkerState, worker_state
 from collectived_proto.types import Member, shown_name
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.wording import NAMED, ranks_text
 
-SLOW_SECONDS = 1.0  # in flight: what waits for longer is worth a word
-STALLED_SECONDS = 5.0  # running: what takes longer although all ranks have come
 RECENT_SECONDS = 600.0  # a failure is news for so long
 FULL = 0.9  # of its limit: memory that is nearly used up
-_CODES = {
-    1: "CANCELLED",
-    3: "INVALID_ARGUMENT",
-    4: "DEADLINE_EXCEEDED",
-    8: "RESOURCE_EXHAUSTED",
-    9: "FAILED_PRECONDITION",
-    10: "ABORTED",
-    12: "UNIMPLEMENTED",
-    13: "INTERNAL",
-    14: "UNAVAILABLE",
-}
 
 
 class Trouble(enum.Enum):
@@ -104,7 +93,7 @@ def short_name(reply: pb.StatusReply, name: str) -> str:
 
 def code_name(code: int) -> str:
     """`DEADLINE_EXCEEDED`"""
-    return _CODES.get(code, f"code {code}")
+    return Code(code).name if code in set(Code) else f"code {code}"
 
 
 def span(seconds: float) -> str:
@@ -220,11 +209,12 @@ def _last_call(member: Member, instance: int | None) -> str:
 
 def _worker_state(reply: pb.StatusReply, task: int) -> str:
     worker = next((worker for worker in reply.workers if worker.task == task), None)
-    if worker is None or not reply.coordinator.address:
-        return ""
-    if not worker.connected:
-        return f" (worker {task} is lost)"
-    return f" (worker {task} does not answer: this is old)" if worker.silent else ""
+    match worker and worker_state(worker):
+        case WorkerState.LOST:
+            return f" (worker {task} is lost)"
+        case WorkerState.SILENT:
+            return f" (worker {task} does not answer: this is old)"
+    return ""
 
 
 # Workers
@@ -232,8 +222,8 @@ def _worker_state(reply: pb.StatusReply, task: int) -> str:
 
 def _lost(reply: pb.StatusReply) -> Iterator[Finding]:
     """Only the coordinator knows: a worker that answers for itself without it is there."""
-    for worker in reply.workers if reply.coordinator.address else ():
-        if not worker.connected:
+    for worker in reply.workers:
+        if worker_state(worker) is WorkerState.LOST:
             age = worker.last_heartbeat_seconds
             sentence = f"worker {worker.task} (host {worker.host}, pid {worker.pid}) was last heard {span(age)} ago"
             yield Finding(Trouble.LOST, Severity.ERROR, sentence, worker=worker.task, since=age)

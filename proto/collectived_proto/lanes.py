@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from collectived_proto.v1 import status_pb2 as pb
 
+UNHEARD = "the coordinator was started again and has not heard all workers yet"
+
 
 def flights(
     lanes: Sequence[pb.LaneStatus], ranks: Iterable[int], pending: Iterable[pb.InFlight] = ()
@@ -67,32 +69,58 @@ def _rate(of_op: list[pb.Rate]) -> pb.Rate:
 
 
 def together(parts: Sequence[pb.StatusReply]) -> pb.StatusReply:
-    """Answers of workers that each know their own part, as one: what is missing then is what nobody has told.
+    """Answers that each know a part, as one: what is missing then is what nobody has told.
 
     Args:
-        parts: one or more; the first one's warnings are said.
+        parts: one or more, that of a coordinator first where there is one; the first one's warnings are said.
     """
     whole = pb.StatusReply()
     whole.CopyFrom(parts[0])
     whole.answered_by = ", ".join(part.answered_by for part in parts)
     del whole.workers[:], whole.groups[:]
-    whole.workers.extend(sorted((worker for part in parts for worker in part.workers), key=lambda worker: worker.task))
+    whole.workers.extend(_accounts(parts))
     lanes: dict[int, list[pb.LaneStatus]] = {}
     for lane in (lane for worker in whole.workers for lane in worker.lanes):
         lanes.setdefault(lane.generation, []).append(lane)
-    for group in {group.generation: group for part in parts for group in part.groups}.values():
-        whole.groups.append(_with_lanes(group, lanes.get(group.generation, [])))
+    groups: dict[tuple[str, int], pb.GroupStatus] = {}
+    for group in (group for part in parts for group in part.groups):
+        groups.setdefault((group.name, group.generation), group)
+    whole.groups.extend(_with_lanes(group, lanes.get(group.generation, [])) for group in groups.values())
+    return whole
+
+
+def _accounts(parts: Iterable[pb.StatusReply]) -> list[pb.WorkerStatus]:
+    """One of each worker: its own where it gives one, with what the coordinator knows of the same incarnation."""
+    found: dict[int, pb.WorkerStatus] = {}
+    for worker in (worker for part in parts for worker in part.workers):
+        before = found.get(worker.task)
+        found[worker.task] = account = pb.WorkerStatus()
+        account.CopyFrom(worker)
+        if before is not None and before.incarnation == worker.incarnation:
+            account.connected = before.connected
+            account.last_heartbeat_seconds = before.last_heartbeat_seconds
+    return [found[task] for task in sorted(found)]
+
+
+def with_own(reply: pb.StatusReply, own: pb.StatusReply) -> pb.StatusReply:
+    """The answer of a coordinator that does not list the worker whose own part this is: it has not heard it yet."""
+    whole = together([reply, own])
+    if UNHEARD not in whole.warnings:
+        whole.warnings.append(UNHEARD)
     return whole
 
 
 def _with_lanes(seen: pb.GroupStatus, lanes: Sequence[pb.LaneStatus]) -> pb.GroupStatus:
     group = pb.GroupStatus()
     group.CopyFrom(seen)
+    if not lanes and seen.state != "partial":  # what the coordinator alone knows of
+        return group
     for member in (member for lane in lanes for member in lane.members):
         if member.rank < len(group.members):
             group.members[member.rank].CopyFrom(member)
+    pending = [] if seen.state == "partial" else seen.in_flight
     del group.in_flight[:], group.posts[:], group.notes[:], group.rates[:]
-    group.in_flight.extend(flights(lanes, {rank for lane in lanes for rank in lane.ranks}))
+    group.in_flight.extend(flights(lanes, {rank for lane in lanes for rank in lane.ranks}, pending))
     group.posts.extend(post for lane in lanes for post in lane.posts)
     group.notes.extend(dict.fromkeys(note for lane in lanes for note in lane.notes))
     group.rates.extend(rates(lanes))

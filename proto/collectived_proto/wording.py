@@ -5,6 +5,7 @@ The coordinator speaks so in its verdicts, and a worker in those that it must ma
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
 from collectived_proto.types import Member, RankPosition, shown_name
@@ -115,3 +116,13 @@ def expired_text(what: str, timeout_seconds: float, absent: Sequence[str], sites
             *([waiting] * bool(waiting)),
         ]
     )
+
+
+def clean(text: str) -> str:
+    """Without what would steer a terminal: names and messages are made by others. Line breaks stay."""
+    return text if text.isascii() and text.isprintable() else "".join(map(_still, text))
+
+
+def _still(character: str) -> str:
+    steers = character != "\n" and unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return "\N{REPLACEMENT CHARACTER}" if steers else character

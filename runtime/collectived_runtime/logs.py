@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -15,8 +16,10 @@ from typing import Any
 
 from collectived_proto.errors import Code
 from collectived_proto.types import Verdict, shown_name
+from collectived_proto.wording import clean
 
 FORMATS = ("text", "json")
+_STEERING = re.compile("[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")  # a terminal
 
 
 def configure(level: str, form: str) -> None:
@@ -62,6 +65,10 @@ def _code(verdict: Verdict) -> str:
         return str(verdict.code)
 
 
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
+
+
 class TextLines(logging.Formatter):
     """`2026-11-22 13:09:17,332 WARNING collectived.lane: …`; a line break in a message is written as `\\n`."""
 
@@ -69,7 +76,10 @@ class TextLines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return super().formatMessage(record).replace("\n", "\\n")
+        return clean(super().formatMessage(record)).replace("\n", "\\n")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return clean(super().format(record))  # a traceback too, whose lines stay
 
 
 class JsonLines(logging.Formatter):
@@ -88,4 +98,4 @@ class JsonLines(logging.Formatter):
             line |= told
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return _STEERING.sub(_escaped, json.dumps(line, default=str, ensure_ascii=False))

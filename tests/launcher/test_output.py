@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectived_launcher.launch.output import MAX_LINE, Lines
+from collectived_launcher.launch.child import Client, Daemon
+from collectived_launcher.launch.output import MAX_LINE, Lines, Terminal
 
 
 def cut(*pieces: bytes) -> list[bytes]:
@@ -36,3 +37,21 @@ def test_a_line_without_end_is_shown_in_pieces_and_not_kept() -> None:
 @given(st.lists(st.binary(max_size=8).map(lambda data: data.replace(b"\r", b"."))))
 def test_how_the_stream_is_cut_does_not_matter(pieces: list[bytes]) -> None:
     assert cut(*pieces) == cut(b"".join(pieces))
+
+
+class Shown(Terminal):
+    """Keeps what is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[bytes] = []
+
+    def show(self, stream: int, who: str, line: bytes, colour: int | None = None) -> None:
+        self.lines.append(line)
+
+
+def test_what_daemons_tell_does_not_steer_the_terminal_and_ranks_may_colour_theirs() -> None:
+    shown = Shown()
+    Daemon("worker 0", shown, None).heard(2, "group \x1b[31m\x9b2Jx".encode())
+    Client(0, shown, None).heard(1, b"\x1b[31mred")
+    assert shown.lines == ["group \ufffd[31m\ufffd2Jx".encode(), b"\x1b[31mred"]

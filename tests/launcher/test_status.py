@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import click
 import grpc
@@ -309,6 +313,36 @@ def test_a_name_that_is_not_there_is_refused_with_those_that_are(chosen: dict[st
     assert str(caught.value) == said
 
 
+@pytest.mark.parametrize("name", ["a[/b]c", "[red]x", ":smile:"])
+def test_names_are_no_markup(
+    worker: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = reply()
+    answer.groups[0].name, answer.groups[0].members[1].label = f"j/{name}", name
+    monkeypatch.setattr(Worker, "answer", answer)
+    monkeypatch.setenv("COLUMNS", "400")
+    assert run(["status", "--wide", "--worker", worker]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if name in line]
+    assert sum(row.count(name) for row in rows if "CPU:1" in row and "WAITING" not in row) == 2
+    assert len(rows) > 4
+
+
+def test_names_do_not_steer_the_terminal(worker: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    answer = reply()
+    answer.groups[0].name = "j/\x1b[2J\x9b31m\u202ex"
+    monkeypatch.setattr(Worker, "answer", answer)
+    assert run(["status", "--wide", "--worker", worker]) == 0
+    told = capsys.readouterr().out
+    assert not set("\x1b\x9b\u202e") & set(told) and "\ufffd[2J\ufffd31m\ufffdx" in told
+
+
+def test_what_the_encoding_of_the_output_has_not_is_shown_as_well_as_it_can(worker: str) -> None:
+    command = [sys.executable, "-m", "collectived_launcher", "status", "--wide", "--worker", worker]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "400"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "CPU:0?7" in done.stdout, done
+
+
 def test_devices_are_told_in_short() -> None:
     assert devices(["x/device:CPU:0", "x/device:GPU:0", "x/device:CPU:2"]) == "CPU:0,2 GPU:0"
 
@@ -382,15 +416,20 @@ def test_where_all_workers_are_silent_three_are_asked_beside_each_other(
 class Worker(worker_pb2_grpc.WorkerServicer):
     """Answers for its job."""
 
+    answer = reply()
+    hangs: threading.Event | None = None  # where it is asked for the whole
+
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
-        return reply()
+        if self.hangs and not request.local_only:
+            self.hangs.wait(60)
+        return self.answer
 
 
 @pytest.fixture
 def worker(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a worker that serves; it is given all the time that a busy machine may take."""
     monkeypatch.setattr("collectived_launcher.status.find.PATIENCE", 30.0)
-    server = grpc.server(ThreadPoolExecutor(1))
+    server = grpc.server(ThreadPoolExecutor(2))
     worker_pb2_grpc.add_WorkerServicer_to_server(Worker(), server)
     address = f"unix:{runtime}/w.sock"
     server.add_insecure_port(address)
@@ -413,6 +452,36 @@ def test_a_worker_that_is_silent_keeps_nobody_from_the_answer_of_another(
     publish("j", silent, worker)
     assert run(["status"]) == 0
     assert "has waited 2.5 s for rank 1" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_workers_know_is_taken_where_the_whole_takes_too_long(
+    worker: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(Worker, "hangs", over)
+    try:
+        assert run(["status", "--worker", worker]) == 0  # while the question for the whole still waits
+    finally:
+        over.set()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "no answer for the whole job within 0.4 s" in told and "has waited 2.5 s for rank 1" in told
+
+
+def test_a_process_that_is_stopped_is_not_waited_for(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("collectived_launcher.status.find.PATIENCE", 3600.0)
+    program = (
+        "import signal, socket, os; s = socket.socket(socket.AF_UNIX); s.bind('w.sock'); s.listen(); print(flush=True)"
+    )
+    program += "; os.kill(os.getpid(), signal.SIGSTOP)"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=runtime, stdout=subprocess.PIPE) as process:
+        try:
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+            assert run(["status", "--worker", f"unix:{runtime}/w.sock"]) == 3
+        finally:
+            process.kill()
+    assert f"process {process.pid} is stopped" in capsys.readouterr().err
 
 
 def test_json_has_the_keys_of_the_proto_even_where_nothing_happened(

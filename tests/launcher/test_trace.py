@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import grpc
@@ -17,9 +21,12 @@ from tests.launcher.trace_format import check, first_and_last, parsed
 
 from collectived_launcher.__main__ import run
 from collectived_launcher.quantities import time_span
+from collectived_launcher.trace import picture
+from collectived_launcher.trace.command import _summary
 from collectived_launcher.trace.gather import collect
-from collectived_launcher.trace.picture import lines, picture
+from collectived_launcher.trace.picture import Picture
 from collectived_launcher.trace.tracks import Process, Slice
+from collectived_proto.errors import Code
 from collectived_proto.v1 import trace_pb2 as pb
 from collectived_proto.v1 import worker_pb2_grpc
 
@@ -142,7 +149,7 @@ def replies(offset: float = 0.0, error: float = 0.0) -> list[pb.TraceReply]:
 
 def made(*parts: pb.TraceReply) -> dict[str, Any]:
     """The trace, as it is written and read again."""
-    return parsed("".join(lines(picture(collect(parts)))))
+    return parsed("".join(Picture(collect(parts)).lines()))
 
 
 def of(trace: dict[str, Any], category: str) -> list[dict[str, Any]]:
@@ -224,6 +231,36 @@ def test_whom_a_verdict_names_is_absent_until_the_failure() -> None:
     assert len(failed) == 3 and failed[0]["args"]["message"] == "rank 2 was missing"
 
 
+def lost(code: Code) -> list[pb.TraceReply]:
+    """A failure that names ranks 2 and 3, by their worker gone: what worker 0 tells, whose lane has ended too."""
+    parts = [*replies()[:2], pb.TraceReply(last=True)]
+    told = parts[1].worker
+    ended = told.collectives[0]
+    ended.ended, ended.code = 15.0, code
+    ended.missing.extend([2, 3])
+    told.lanes[0].living = False
+    del told.lanes[0].standings[:]
+    return parts
+
+
+def test_whom_a_worker_took_along_is_lost_and_not_accused_of_having_been_late() -> None:
+    trace = made(*lost(Code.UNAVAILABLE))
+    assert [event["name"] for event in of(trace, "absence")] == ["rank 2 was lost", "rank 3 was lost"]
+    assert {event["pid"] for event in of(trace, "absence")} == {1}
+    told = trace["otherData"]["absences"]
+    assert [(one["rank"], one["worker"], one["outcome"]) for one in told] == [(2, 1, "lost"), (3, 1, "lost")]
+    assert of(made(*lost(Code.RESOURCE_EXHAUSTED)), "absence") == []
+
+
+def test_a_rank_of_which_nobody_says_where_it_was_has_no_worker() -> None:
+    parts = lost(Code.UNAVAILABLE)
+    del parts[1].worker.lanes[0].places[:]
+    trace = made(*parts)
+    assert of(trace, "absence") == []
+    assert [one["worker"] for one in trace["otherData"]["absences"]] == [None, None]
+    assert not any("-1" in line for line in _summary({"file": "f", "collectives": 1, "seconds": 1}, trace["otherData"]))
+
+
 def test_a_rank_that_is_through_with_it_is_not_absent() -> None:
     parts = replies()
     parts[2].worker.lanes[0].standings[0].submitted = 5  # a root that only sends
@@ -288,21 +325,18 @@ class Worker(worker_pb2_grpc.WorkerServicer):
 
     def __init__(self) -> None:
         self.asked: list[pb.TraceRequest] = []
+        self.replies = replies()
 
     def Trace(self, request: pb.TraceRequest, context: grpc.ServicerContext) -> Iterator[pb.TraceReply]:
         self.asked.append(request)
-        yield from replies()
+        yield from self.replies if request.group in ("", "world") else self.replies[:1]
 
 
 @pytest.fixture
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, str]]:
     served = Worker()
-    server = grpc.server(ThreadPoolExecutor(1))
-    worker_pb2_grpc.add_WorkerServicer_to_server(served, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield served, f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    with serving(served) as address:
+        yield served, address
 
 
 def test_the_file_is_written_and_the_absent_are_named(
@@ -310,9 +344,9 @@ def test_the_file_is_written_and_the_absent_are_named(
 ) -> None:
     served, address = worker
     file = tmp_path / "t.json.gz"
-    arguments = ["--worker", address, "-o", str(file), "--last", "30s", "--group", "world", "--local"]
+    arguments = ["--worker", address, "-o", str(file), "--last", "30s", "--group", "world", "--local", "--most", "2MiB"]
     assert run(["trace", *arguments]) == 0
-    assert served.asked == [pb.TraceRequest(last_seconds=30.0, group="world", local_only=True)]
+    assert served.asked == [pb.TraceRequest(last_seconds=30.0, group="world", local_only=True, most_bytes=2 << 20)]
     parsed(gzip.decompress(file.read_bytes()).decode())
     assert capsys.readouterr().out.splitlines() == [
         f"{file}: 2 collectives of 2 workers in 10.000 s, one clock; open it in https://ui.perfetto.dev",
@@ -326,6 +360,7 @@ def test_the_trace_on_standard_output_and_what_was_written_as_json(
     worker: tuple[Worker, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["trace", "--worker", worker[1], "-o", "-", "--json"]) == 0
+    assert worker[0].asked == [pb.TraceRequest(most_bytes=8 << 20)]
     said = capsys.readouterr()
     trace, told = parsed(said.out), json.loads(said.err)
     assert (told["file"], told["collectives"], told["seconds"]) == ("-", 2, 10.0)
@@ -337,6 +372,86 @@ def test_a_file_that_cannot_be_written_is_said(
 ) -> None:
     assert run(["trace", "--worker", worker[1], "-o", str(tmp_path / "no" / "t.json")]) == 1
     assert "cannot be written: No such file or directory; give another file with -o" in capsys.readouterr().err
+
+
+def test_a_link_stays_and_what_it_leads_to_is_written(worker: tuple[Worker, str], tmp_path: Path) -> None:
+    (tmp_path / "link.gz").symlink_to("real.json")
+    assert run(["trace", "--worker", worker[1], "-o", str(tmp_path / "link.gz")]) == 0
+    assert (tmp_path / "link.gz").is_symlink()
+    parsed(gzip.decompress((tmp_path / "real.json").read_bytes()).decode())
+
+
+def test_a_pipe_stays_a_pipe_and_carries_the_trace(worker: tuple[Worker, str], tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as reader:
+        held = os.open(pipe, os.O_RDWR)  # so that nobody waits for the other side for ever
+        try:
+            read = reader.submit(_until_its_end, held)
+            assert run(["trace", "--worker", worker[1], "-o", str(pipe)]) == 0
+            assert stat.S_ISFIFO(pipe.stat().st_mode)
+        finally:
+            os.write(held, b"END")
+            written = read.result(20)
+            os.close(held)
+    parsed(written.decode())
+
+
+def _until_its_end(pipe: int) -> bytes:
+    found = b""
+    while not found.endswith(b"END"):
+        found += os.read(pipe, 1 << 16)
+    return found.removesuffix(b"END")
+
+
+def test_names_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    served = Worker()
+    for reply in (told := replies()):
+        for one in reply.worker.lanes:
+            one.group = "evil\x1b[2J"
+    served.replies = told
+    with serving(served) as address:
+        assert run(["trace", "--worker", address, "-o", str(tmp_path / "t.json")]) == 0
+        assert run(["trace", "--worker", address, "-o", str(tmp_path / "t.json"), "--group", "none"]) == 2
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err and said.out.count("evil\N{REPLACEMENT CHARACTER}[2J") == 1
+
+
+def test_a_group_that_nobody_knows_leaves_the_file_alone(
+    worker: tuple[Worker, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trace.json"
+    file.write_text("yesterday's")
+    assert run(["trace", "--worker", worker[1], "-o", str(file), "--group", "nosuch"]) == 2
+    assert "nothing is recorded of a group 'nosuch'; expected one of: world" in capsys.readouterr().err
+    assert file.read_text() == "yesterday's"
+
+
+@contextlib.contextmanager
+def serving(servicer: worker_pb2_grpc.WorkerServicer) -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(1))
+    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+def test_what_is_told_of_a_slice_is_made_when_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_ranks = Mock(wraps=picture._args_of_rank)
+    monkeypatch.setattr(picture, "_args_of_rank", of_ranks)
+    lines = Picture(collect(replies())).lines()
+    next(line for line in lines if '"cat":"collective"' in line)
+    assert of_ranks.call_count == 1
+    assert sum('"cat":"collective"' in line for line in lines) + 1 == of_ranks.call_count == 7
+
+
+@pytest.mark.parametrize("text", ["0", "much", "-1"])
+def test_what_is_no_size_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["trace", "--most", text]) == 2
+    assert "expected" in capsys.readouterr().err
 
 
 def test_nobody_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

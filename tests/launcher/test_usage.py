@@ -45,7 +45,9 @@ from collectived_launcher.__main__ import run
         (["launch", "--host-timeout", "0.5", "--", "true"], "0.5 is not in the range"),
         (["launch", "--no-such-option", "--", "true"], "--no-such-option"),
         (["no-such-command"], "no-such-command"),
-        (["status", "--watch", "-1"], "-1.0 is not a number of seconds"),
+        (["status", "--watch", "-1"], "-1.0 is not a pace: expected 0.2 seconds or more"),
+        (["status", "--watch", "0"], "0.0 is not a pace: expected 0.2 seconds or more"),
+        (["top", "--interval", "0.1"], "0.1 is not a pace: expected 0.2 seconds or more"),
     ],
 )
 def test_wrong_use(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

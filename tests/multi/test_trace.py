@@ -153,8 +153,34 @@ def test_a_stopped_worker_is_named_as_missing_and_a_stopped_coordinator_leaves_w
     finally:
         coordinator.send_signal(signal.SIGCONT)
     assert [worker["task"] for worker in said["workers"]] == [0]
-    assert "this is what one worker has recorded" in said["warnings"][0]
+    assert "the coordinator at" in said["warnings"][0]
+    assert said["warnings"][-1] == "this is what one worker has recorded"
     assert sorted(event["args"]["rank"] for event in collectives(trace, 5)) == [0, 1]
+
+
+@pytest.mark.timeout(120)
+def test_ranks_whose_worker_was_killed_are_lost_whether_they_had_come_or_not(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = make_cluster(2)
+    ranks = Hanging(cluster)  # of those of worker 1, rank 3 has come and rank 2 has not
+    try:
+        cluster.workers[1].process.kill()
+        cluster.workers[1].process.wait(PATIENCE)
+        asked = ("--group", ranks.group)
+        said = until(lambda: _with_losses(traced(cluster, tmp_path, *asked)[1]))
+    finally:
+        ranks.close()
+        for socket in cluster.folder.glob("*-1.sock"):  # who is killed cannot tidy up
+            socket.unlink()
+    assert [(one["text"], one["worker"]) for one in said["absences"]] == [
+        ("rank 2 was lost", 1),
+        ("rank 3 was lost", 1),
+    ]
+
+
+def _with_losses(said: dict[str, Any]) -> dict[str, Any] | None:
+    return said if any(one["outcome"] == "lost" for one in said["absences"]) else None
 
 
 def test_an_answer_travels_in_parts_and_says_what_it_left_out(two_workers: Cluster) -> None:
@@ -170,6 +196,8 @@ def test_an_answer_travels_in_parts_and_says_what_it_left_out(two_workers: Clust
     assert replies[-1].last and not replies[-1].silent
     parts = [reply.worker for reply in replies if reply.HasField("worker")]
     assert sorted(part.task for part in parts if part.last) == [0, 1]
+    ended = [[(place.task, list(place.ranks)) for place in lane.places] for part in parts for lane in part.lanes]
+    assert ended == [[(0, [0, 1]), (1, [2, 3])]] * 2, "the group has ended, and where its ranks were is known"
     few = ask(most_bytes=10_000)
     assert all(0 < count < 200 for count in _told(few))
     left = [reply.worker.left_out for reply in few if reply.worker.last]

@@ -206,7 +206,7 @@ def test_kinds_come_in_their_order_and_what_lasts_longest_first() -> None:
     reply.warnings.append("worker 1 did not answer")
     reply.groups[0].notes.append(HINT)
     reply.failures.append(failure(3, 990))
-    reply.workers[1].connected = False
+    reply.workers[1].connected, reply.workers[1].last_heartbeat_seconds = False, 12
     reply.workers[1].release = "0.2.0"
     older = reply.groups.add()
     older.CopyFrom(reply.groups[0])

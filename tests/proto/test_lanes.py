@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collectived_proto.lanes import flights, rates, together
+from collectived_proto.lanes import UNHEARD, flights, rates, together, with_own
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
 
@@ -95,3 +95,25 @@ def test_workers_without_a_coordinator_tell_together_who_is_missing() -> None:
     assert [worker.task for worker in whole.workers] == [0, 1]
     assert whole.answered_by == "/job:worker/task:0, /job:worker/task:1"
     assert list(whole.warnings) == ["the coordinator does not answer"]
+
+
+def test_what_a_coordinator_that_was_started_again_has_not_heard_is_added_by_the_worker_that_is_asked() -> None:
+    forming = [pb.GroupStatus(name=name, state="forming", size=2) for name in ("j/a", "j/b")]
+    reply = pb.StatusReply(coordinator=pb.CoordinatorStatus(address="c"), groups=forming, answered_by="coordinator")
+    account = pb.WorkerStatus(task=0, incarnation="i", lanes=[lane(0, flight([0]))])
+    group = pb.GroupStatus(name="j/world", generation=5, state="partial", size=2, members=account.lanes[0].members)
+    own = pb.StatusReply(workers=[account], groups=[group], answered_by="/job:worker/task:0")
+    whole = with_own(reply, own)
+    assert [group.name for group in whole.groups] == ["j/a", "j/b", "j/world"]
+    assert list(whole.groups[2].in_flight[0].missing) == [1] and [worker.task for worker in whole.workers] == [0]
+    assert list(whole.warnings) == [UNHEARD] and whole.coordinator.address == "c"
+    assert list(with_own(whole, own).warnings) == [UNHEARD]  # said once
+
+
+def test_a_worker_that_two_tell_of_is_there_once_by_its_own_account() -> None:
+    heard = pb.WorkerStatus(task=0, incarnation="i", connected=True, last_heartbeat_seconds=3, silent=True)
+    whole = together(
+        [pb.StatusReply(workers=[heard]), pb.StatusReply(workers=[pb.WorkerStatus(incarnation="i", pid=7)])]
+    )
+    (worker,) = whole.workers
+    assert (worker.pid, worker.connected, worker.last_heartbeat_seconds, worker.silent) == (7, True, 3, False)

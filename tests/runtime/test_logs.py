@@ -74,3 +74,15 @@ def test_a_traceback_is_part_of_the_object(record: Callable[..., logging.LogReco
 def test_text_is_one_line(record: Callable[..., logging.LogRecord]) -> None:
     line = TextLines().format(record("two\nlines", **facts(event="x")))
     assert line.endswith(" WARNING collectived.test: two\\nlines")
+
+
+def test_names_do_not_steer_the_terminal_that_shows_a_log(record: Callable[..., logging.LogRecord]) -> None:
+    one = record("label %s joined", "\x1b[2J\x9b31m\u202ex")
+    try:
+        raise ValueError("\x1b]0;title\x07")
+    except ValueError:
+        one.exc_info = sys.exc_info()
+    text, line = TextLines().format(one), JsonLines().format(one)
+    assert not set("\x1b\x07\x9b\u202e") & set(text + line)
+    assert "\ufffd[2J\ufffd31m\ufffdx" in text and "\nValueError" in text
+    assert json.loads(line)["message"] == one.getMessage()

@@ -233,7 +233,7 @@ def _print_table(record: Any) -> None:
     from collectived_launcher.bench.tables import table
 
     told = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(width=None if told else _WIDTH_OF_FILES, highlight=False)
+    console = Console(width=None if told else _WIDTH_OF_FILES, markup=False, emoji=False, highlight=False)
     found = table(record)
     needed = Console(width=_WIDEST).measure(found).maximum
     console.width = max(console.width, needed)  # lines that the terminal breaks are better than figures cut off

@@ -72,9 +72,10 @@ def _given(daemon: str, arguments: tuple[str, ...]) -> dict[str, Any]:
 def _print_table(found: dict[str, Told]) -> None:
     """Nothing is cut off, however wide: paths are to be read."""
     from collectived_launcher.config import show
+    from collectived_proto.wording import clean
 
     rows = [("key", "value", "from"), *(row for daemon, what in found.items() for row in show.rows(daemon, what))]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     for row in rows:
-        line = f"{row[0]:{first}}  {row[1]:{second}}  {row[2]}"
+        line = clean(f"{row[0]:{first}}  {row[1]:{second}}  {row[2]}")
         click.echo(click.style(line, dim=True) if row[2] == DEFAULT else line)

@@ -64,7 +64,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes. `limit`: of the narrowest control group around us; `seen_limit`: of the one that a worker looks at."""
+    """Bytes. `limit`: of the narrowest control group around us; `seen_limit`: of those that a worker looks at."""
 
     total: int
     available: int
@@ -155,18 +155,20 @@ class Clock:
 @dataclass(frozen=True, slots=True)
 class RunningJob:
     """A job that was asked. `releases`: of its daemons and clients, by name. `ahead`: seconds that its clock is ahead
-    of ours, known to half of `round_trip`. `trouble`: why it did not answer."""
+    of ours, known to half of `round_trip`. `missing`: what its answer lacks. `trouble`: why it did not answer."""
 
     name: str
     releases: Mapping[str, str] = field(default_factory=dict)
     ahead: float = 0.0
     round_trip: float = 0.0
+    missing: tuple[str, ...] = ()
     trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """`variables`: those of ours and of torchrun that are set. `worker_is_there`: whether the socket that
+    """`variables`: those of ours and of torchrun that are set; values only of those that hold no secret, of others
+    "(set)". `worker_is_there`: whether the socket that
     COLLECTIVED_WORKER names exists; None where it names none."""
 
     variables: Mapping[str, str]

@@ -11,6 +11,7 @@ import click
 
 from collectived_launcher.doctor.checks import MEASURED
 from collectived_launcher.doctor.finding import Finding, Grade, worst
+from collectived_proto.wording import clean
 
 _COLOURS = {Grade.OK: "green", Grade.WARNING: "yellow", Grade.FAILURE: "red"}
 _WIDTH = {"grade": 7, "check": 13}
@@ -25,9 +26,9 @@ def lines(findings: Sequence[Finding], several: bool = False) -> Iterator[str]:
     for finding in _folded(findings) if several else findings:
         grade = click.style(f"{finding.grade.name:{_WIDTH['grade']}}", fg=_COLOURS[finding.grade])
         place = f"{finding.host or 'this host'}: " if several else ""
-        yield f"{grade}  {finding.check:{_WIDTH['check']}}  {place}{finding.text}"
+        yield f"{grade}  {finding.check:{_WIDTH['check']}}  {clean(place + finding.text)}"
         if finding.remedy:
-            yield f"{'':{_WIDTH['grade']}}  {'':{_WIDTH['check']}}  → {finding.remedy}"
+            yield f"{'':{_WIDTH['grade']}}  {'':{_WIDTH['check']}}  → {clean(finding.remedy)}"
 
 
 def _folded(findings: Sequence[Finding]) -> Iterator[Finding]:

@@ -37,6 +37,7 @@ def drain(worker: str | None, host: str | None, group: str | None, timeout: floa
     from collectived_launcher.drain.ask import drained  # gRPC: other commands must start without it
     from collectived_launcher.drain.show import document, lines
     from collectived_proto.v1.status_pb2 import DrainRequest
+    from collectived_proto.wording import clean
 
     request = DrainRequest(host=host or "", group=group or "", timeout_seconds=timeout, stay=stay)
     reply = drained(worker, request, os.environ)
@@ -44,5 +45,5 @@ def drain(worker: str | None, host: str | None, group: str | None, timeout: floa
         click.echo(document(reply))
     else:
         for line in lines(reply, timeout, stay):
-            click.echo(line)
+            click.echo(clean(line))
     return FAILED if reply.cut or reply.uncertain else 0

@@ -11,6 +11,7 @@ from typing import IO, Any
 from collectived_launcher.launch.host import NOT_RUN, Host, Process, Program
 from collectived_launcher.launch.output import Terminal
 from collectived_launcher.launch.summary import describe
+from collectived_proto.wording import clean
 
 _LAST_WORDS = 12  # lines of standard error that are kept for the summary
 
@@ -80,7 +81,11 @@ class Child:
         if self._log:
             self._log.write(line + b"\n")
             self._log.flush()
-        self._terminal.show(stream, self.name, line, self._colour)
+        self._terminal.show(stream, self.name, self._shown(line), self._colour)
+
+    def _shown(self, line: bytes) -> bytes:
+        """As it goes to our terminal."""
+        return line
 
     def ended(self) -> None:
         if self._log:
@@ -131,6 +136,10 @@ class Daemon(Child):
 
     def start(self, host: Host, command: Sequence[str], secret: str, variables: Mapping[str, str]) -> None:
         self.run(host, Program(tuple(command), variables, secret=secret))
+
+    def _shown(self, line: bytes) -> bytes:
+        """Daemons tell what others have named; ranks may colour what they say."""
+        return clean(line.decode(errors="replace")).encode()
 
     def end_in_order(self) -> None:
         if self._process is not None and self.alive:

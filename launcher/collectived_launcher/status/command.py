@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from collectived_launcher.quantities import seconds
+from collectived_launcher.quantities import pace
 
 _WIDTH_OF_FILES = 160  # columns where the output is not a terminal
 
@@ -23,7 +23,9 @@ _WIDTH_OF_FILES = 160  # columns where the output is not a terminal
 @click.option("--group", metavar="NAME", help="All about this group.")
 @click.option("--host", metavar="NAME", help="All about this host: its workers, and the ranks that they have.")
 @click.option("--json", "as_json", is_flag=True, help="The answer as JSON; every field is described in docs/status.md.")
-@click.option("--watch", type=float, callback=seconds, metavar="SECONDS", help="Show it again every so many seconds.")
+@click.option(
+    "--watch", type=float, callback=pace, metavar="SECONDS", help="Show it again every so many seconds, 0.2 or more."
+)
 def status(
     worker: str | None, wide: bool, group: str | None, host: str | None, as_json: bool, watch: float | None
 ) -> None:
@@ -61,7 +63,7 @@ def _print(parts: Iterable[Any], clear: bool) -> None:
     from rich.console import Console
 
     told = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(width=None if told else _WIDTH_OF_FILES)
+    console = Console(width=None if told else _WIDTH_OF_FILES, markup=False, emoji=False, highlight=False)
     if clear:
         console.clear()
     for part in parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +13,17 @@ from typing import Any
 import click
 import grpc
 
+from collectived_launcher.status.stopped import stopped
 from collectived_proto.lanes import together
 from collectived_proto.local import jobs
 from collectived_proto.v1.coordinator_pb2_grpc import CoordinatorStub
 from collectived_proto.v1.status_pb2 import StatusReply, StatusRequest
 from collectived_proto.v1.worker_pb2_grpc import WorkerStub
 
-PATIENCE = 2.0  # seconds for an answer: workers that hear nothing from the coordinator speak for themselves after 0.6
-HEAD_START = 0.1  # seconds before the next one is asked too
-PARTS_PATIENCE = 0.2  # seconds for what other workers know by themselves, where there is no coordinator
+PATIENCE = 2.0  # seconds for an answer, where the machine is busy; what is stopped is not waited for
+WHOLE_SECONDS = 0.4  # after so many, what workers know by themselves is taken instead of the whole
+HEAD_START = 0.05  # seconds before the next one is asked too
+PARTS_PATIENCE = 0.2  # seconds for what workers know by themselves
 _MOST_ASKED = 3  # workers
 _MOST_PARTS = 32
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN)
@@ -79,71 +82,123 @@ def find(worker: str | None, environment: Mapping[str, str]) -> Target:
 def ask(target: Target) -> StatusReply:
     """The first answer for the whole job; the next is asked when one has refused or takes its time.
 
-    Where workers must do without their coordinator, what each of them knows by itself is put together.
+    Beside that, workers are asked what each knows by itself: that is put together where they must do without their
+    coordinator, or where the whole takes too long.
 
     Raises:
         Unreachable: none answered in time.
         click.ClickException: one refused.
     """
     with contextlib.ExitStack() as channels:
-        reply = _first_answer(target, channels)
-        others = [worker for worker in target.workers if worker != reply.answered_at]
-        if reply.status.answered_by in ("", "coordinator") or not others:
-            return reply.status
-        parts, silent = _parts(others[:_MOST_PARTS], channels)
-        whole = together([reply.status, *parts])
+        begun = time.monotonic()
+        parts = _Parts(target.workers[:_MOST_PARTS], channels)
+        reply = _first_answer(target, channels, parts, begun)
+        if reply is not None and reply.answered_by in ("", "coordinator"):
+            return reply
+        told, silent = parts.told(begun + PARTS_PATIENCE)
+        if reply is None:
+            reply, *told = told
+            reply.warnings.append(
+                f"no answer for the whole job within {WHOLE_SECONDS} s: this is what workers know by themselves"
+            )
+        known = set(reply.answered_by.split(", "))
+        others = [part for part in told if part.answered_by not in known]
+        whole = together([reply, *others]) if others else reply
         whole.warnings.extend(f"the worker at {worker} does not answer: what it knows is missing" for worker in silent)
         return whole
 
 
+class _Parts:
+    """What these workers know by themselves: all are asked at once. `news` has an entry for each that has ended."""
+
+    def __init__(self, workers: Sequence[str], channels: contextlib.ExitStack) -> None:
+        self.news: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        request = StatusRequest(local_only=True)
+        self._asked = {
+            worker: WorkerStub(_channel(worker, channels)).Status.future(request, timeout=PATIENCE)
+            for worker in workers
+        }
+        for worker, answer in self._asked.items():
+            answer.add_done_callback(lambda answer, worker=worker: self.news.put(_Answer(worker, answer, part=True)))
+
+    @property
+    def some(self) -> bool:
+        return any(answer.done() and answer.code() is grpc.StatusCode.OK for answer in self._asked.values())
+
+    def told(self, until: float) -> tuple[list[StatusReply], list[str]]:
+        """What was told until then, and by whom nothing."""
+        parts, silent = [], []
+        for worker, answer in self._asked.items():
+            try:
+                parts.append(answer.result(max(0.0, until - time.monotonic())))
+            except (grpc.RpcError, grpc.FutureTimeoutError):
+                silent.append(worker)
+        return parts, silent
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    status: StatusReply
-    answered_at: str
+    address: str
+    reply: grpc.Future[StatusReply]
+    part: bool = False
 
 
-def _first_answer(target: Target, channels: contextlib.ExitStack) -> _Answer:
-    failures = []
+def _first_answer(target: Target, channels: contextlib.ExitStack, parts: _Parts, begun: float) -> StatusReply | None:
+    """None: it takes too long, and some worker has told its part."""
+    failures: list[str] = []
     asked: list[tuple[str, Callable[[grpc.Channel], Any]]] = [(one, WorkerStub) for one in target.workers[:_MOST_ASKED]]
     if target.coordinator:
         asked.insert(1, (target.coordinator, CoordinatorStub))
     candidates = deque(asked)
-    answers: queue.SimpleQueue[tuple[str, grpc.Future[StatusReply]]] = queue.SimpleQueue()
-    waiting = 0
+    waiting, judged, due = 0, False, begun + WHOLE_SECONDS
     while candidates or waiting:
         if candidates:
             address, stub = candidates.popleft()
-            answer = stub(_channel(address, channels)).Status.future(StatusRequest(), timeout=PATIENCE)
-            answer.add_done_callback(lambda answer, address=address: answers.put((address, answer)))
+            question = stub(_channel(address, channels)).Status.future(StatusRequest(), timeout=PATIENCE)
+            question.add_done_callback(lambda done, address=address: parts.news.put(_Answer(address, done)))
             waiting += 1
         try:
-            address, answer = answers.get(timeout=HEAD_START if candidates else None)
+            answer = parts.news.get(timeout=_pause(bool(candidates), due - time.monotonic()))
         except queue.Empty:
-            continue
-        waiting -= 1
-        try:
-            return _Answer(answer.result(), address)
-        except grpc.RpcError as error:
-            code, details = error.code(), error.details()
-            if code not in _SILENT and address != target.coordinator:
-                raise click.ClickException(f"{address} answered {code.name}: {details}") from error
-            failures.append(f"    {address}: {details or code.name}")
+            answer = None
+        if answer is not None and not answer.part:
+            waiting -= 1
+            try:
+                return answer.reply.result()
+            except grpc.RpcError as error:
+                failures.append(_refusal(answer.address, error, target))
+        if time.monotonic() >= due:
+            if parts.some:
+                return None
+            if not judged and not candidates:
+                judged = True
+                _check_stopped([address for address, _ in asked], target)
     raise Unreachable("\n".join([f"no worker answered (known from {target.origin}):", *failures]))
 
 
-def _parts(workers: Sequence[str], channels: contextlib.ExitStack) -> tuple[list[StatusReply], list[str]]:
-    """What these workers know by themselves, and which do not tell at once."""
-    request = StatusRequest(local_only=True)
-    asked = [
-        WorkerStub(_channel(worker, channels)).Status.future(request, timeout=PARTS_PATIENCE) for worker in workers
-    ]
-    parts, silent = [], []
-    for worker, answer in zip(workers, asked, strict=True):
-        try:
-            parts.append(answer.result())
-        except grpc.RpcError:
-            silent.append(worker)
-    return parts, silent
+def _pause(more: bool, left: float) -> float | None:
+    """Seconds to wait for news: until the next is asked, or until the whole is late; then as long as it takes."""
+    if more:
+        return HEAD_START
+    return left if left > 0 else None
+
+
+def _refusal(address: str, error: grpc.RpcError, target: Target) -> str:
+    code, details = error.code(), error.details()
+    if code not in _SILENT and address != target.coordinator:
+        raise click.ClickException(f"{address} answered {code.name}: {details}") from error
+    return f"    {address}: {details or code.name}"
+
+
+def _check_stopped(addresses: Sequence[str], target: Target) -> None:
+    """Nobody waits for those who cannot answer."""
+    pids = {address: stopped(address) for address in addresses}
+    if all(pids.values()):
+        lines = [
+            f"    {address}: process {pid} is stopped; `kill -CONT {pid}` lets it go on"
+            for address, pid in pids.items()
+        ]
+        raise Unreachable("\n".join([f"no worker answered (known from {target.origin}):", *lines]))
 
 
 def _channel(address: str, channels: contextlib.ExitStack) -> grpc.Channel:

@@ -14,12 +14,13 @@ from rich.text import Text
 
 from collectived_proto.codec import tiers_from_proto
 from collectived_proto.hurts import Finding, Severity, Trouble, code_name, short_name, size, span
-from collectived_proto.v1 import common_pb2 as common
+from collectived_proto.shown import WorkerState, finished, has_counts, has_told, rank_count, size_text, worker_state
 from collectived_proto.v1 import status_pb2 as pb
-from collectived_proto.wording import ranks_text
+from collectived_proto.wording import clean, ranks_text
 
 MOST_FAILURES = 3  # among what hurts, unless all is wanted
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "yellow"}
+_STATES = {WorkerState.CONNECTED: "", WorkerState.DRAINING: "yellow"}
 _PARTIAL = "seen from here"
 
 
@@ -56,11 +57,11 @@ def _findings(found: Sequence[Finding], wide: bool) -> Iterator[Text]:
     left_out = [] if wide else failures[MOST_FAILURES:]
     for finding in found:
         if not any(finding is one for one in left_out):
-            yield Text(f"{finding.kind.value.upper():8} {finding.sentence}", style=_COLOURS[finding.severity])
+            yield _text(f"{finding.kind.value.upper():8} {finding.sentence}", style=_COLOURS[finding.severity])
         if left_out and finding is failures[-1]:
-            yield Text(f"{'':8} and {len(left_out)} more failures: --wide shows them", style="yellow")
+            yield _text(f"{'':8} and {len(left_out)} more failures: --wide shows them", style="yellow")
     if not found:
-        yield Text("OK       nothing waits, and nothing has failed lately", style="green")
+        yield _text("OK       nothing waits, and nothing has failed lately", style="green")
 
 
 # Counts
@@ -70,8 +71,8 @@ def _coordinator(reply: pb.StatusReply) -> Text:
     coordinator = reply.coordinator
     if not coordinator.address:
         answered = f"  answered by {reply.answered_by}" if reply.answered_by else ""
-        return Text(f"coordinator  not reachable{answered}", style="yellow")
-    return Text(
+        return _text(f"coordinator  not reachable{answered}", style="yellow")
+    return _text(
         f"coordinator  {coordinator.address}  job {coordinator.job}  pid {coordinator.pid}  epoch {coordinator.epoch}  "
         f"up {span(coordinator.uptime_seconds)}  release {coordinator.release}"
     )
@@ -81,13 +82,11 @@ def _counts(reply: pb.StatusReply) -> Text:
     workers, hosts = len(reply.workers), len({worker.host for worker in reply.workers})
     states = Counter(_state(group) for group in reply.groups)
     told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    alive = [group for group in reply.groups if group.state not in ("failed", "ended")]
-    ranks = sum(len(group.members) - len(group.left) for group in alive)
     flights = sum(len(group.in_flight) + len(group.posts) for group in reply.groups)
     used, limit = (sum(numbers) for numbers in zip(*map(_arenas, reply.workers), strict=True)) if workers else (0, 0)
-    return Text(
+    return _text(
         f"{counted(workers, 'worker')} on {counted(hosts, 'host')}, {counted(len(reply.groups), 'group')}"
-        f"{f' ({told})' if told else ''}, {counted(ranks, 'rank')}, {flights} in flight, "
+        f"{f' ({told})' if told else ''}, {counted(rank_count(reply), 'rank')}, {flights} in flight, "
         f"arenas {size(used)} of {size(limit)}"
     )
 
@@ -99,15 +98,14 @@ def _arenas(worker: pb.WorkerStatus) -> tuple[int, int]:
 def _groups(reply: pb.StatusReply) -> Table:
     table = _table("groups", "group", "key", "generation", "state", "size", "done", "failed", "bytes", "in flight")
     for group in reply.groups:
-        table.add_row(
+        _add(
+            table,
             short_name(reply, group.name),
             str(group.key or "-"),
             str(group.generation or "-"),
-            Text(_state(group), style="red" if group.state == "failed" else ""),
-            _size_of(group),
-            str(group.collectives_done),
-            str(group.collectives_failed),
-            size(group.bytes_reduced),
+            _text(_state(group), style="red" if group.state == "failed" else ""),
+            size_text(group),
+            *_counted_of(reply, group),
             str(len(group.in_flight) + len(group.posts)),
         )
     return table
@@ -117,9 +115,10 @@ def _state(group: pb.GroupStatus) -> str:
     return _PARTIAL if group.state == "partial" else group.state
 
 
-def _size_of(group: pb.GroupStatus) -> str:
-    least = f"{group.min_size} to " if group.min_size else ""
-    return f"{len(group.members)} of {least}{group.size}" if group.state == "forming" else str(group.size)
+def _counted_of(reply: pb.StatusReply, group: pb.GroupStatus) -> tuple[str, str, str]:
+    if not has_counts(reply, group):
+        return "-", "-", "-"
+    return str(group.collectives_done), str(group.collectives_failed), size(group.bytes_reduced)
 
 
 def _rates(reply: pb.StatusReply) -> Table:
@@ -127,7 +126,8 @@ def _rates(reply: pb.StatusReply) -> Table:
     table = _table("last minute", "group", "operation", "collectives", *columns)
     for group in reply.groups:
         for rate in sorted(group.rates, key=lambda rate: -rate.busy_seconds):
-            table.add_row(
+            _add(
+                table,
                 short_name(reply, group.name),
                 rate.op,
                 str(rate.collectives),
@@ -159,7 +159,7 @@ def _choices(reply: pb.StatusReply) -> Iterator[Text]:
             rows = "; ".join(map(str, tiers_from_proto(group.table)))
             pack = group.table[0].bytes_per_pack
             packs = f"; packs of {size(pack)}" if pack else ""
-            yield from (Text(), Text(f"AUTO in {short_name(reply, group.name)}: {rows}{packs}"))
+            yield from (Text(), _text(f"AUTO in {short_name(reply, group.name)}: {rows}{packs}"))
 
 
 def _in_flight(reply: pb.StatusReply) -> Table:
@@ -168,7 +168,8 @@ def _in_flight(reply: pb.StatusReply) -> Table:
     for group in reply.groups:
         name = short_name(reply, group.name)
         for flight in group.in_flight:
-            table.add_row(
+            _add(
+                table,
                 name,
                 f"{flight.op} #{flight.instance}",
                 flight.state or "-",
@@ -183,7 +184,7 @@ def _in_flight(reply: pb.StatusReply) -> Table:
             )
         for post in group.posts:
             row = (size(post.bytes) if post.bytes else "-", span(post.seconds), str(post.rank), str(post.peer))
-            table.add_row(name, post.op, "waiting", *row, post.site or "-", "-", "-", "-")
+            _add(table, name, post.op, "waiting", *row, post.site or "-", "-", "-", "-")
     return table
 
 
@@ -192,31 +193,32 @@ def _workers(workers: Sequence[pb.WorkerStatus]) -> Table:
     table = _table("workers", "task", "host", "pid", "incarnation", *columns)
     for worker in sorted(workers, key=lambda worker: worker.task):
         limit = f" of {size(worker.arena_limit_bytes)}" if worker.arena_limit_bytes else ""
-        table.add_row(
-            str(worker.task),
-            worker.host,
-            str(worker.pid),
-            worker.incarnation or "-",
-            devices(worker.devices),
+        told = (
             str(worker.sessions),
             f"{size(worker.arena_bytes)}{limit}",
             size(worker.resident_bytes),
             str(worker.threads),
             str(worker.descriptors),
             span(worker.uptime_seconds),
+        )
+        _add(
+            table,
+            str(worker.task),
+            worker.host,
+            str(worker.pid),
+            worker.incarnation or "-",
+            devices(worker.devices),
+            *(told if has_told(worker) else ("-",) * len(told)),
             worker.release or "-",
             _connected(worker),
         )
     return table
 
 
-def _connected(worker: pb.WorkerStatus) -> str | Text:
-    if not worker.connected:  # a worker that speaks for itself gives no age
-        age = worker.last_heartbeat_seconds
-        return Text(f"lost {span(age)} ago" if age else "not connected", style="red")
-    if worker.draining:
-        return Text("draining", style="yellow")
-    return Text("silent", style="red") if worker.silent else "connected"
+def _connected(worker: pb.WorkerStatus) -> Text:
+    state = worker_state(worker)
+    age = f" {span(worker.last_heartbeat_seconds)} ago" if state is WorkerState.LOST else ""
+    return _text(f"{state}{age}", style=_STATES.get(state, "red"))
 
 
 def _ranks(reply: pb.StatusReply) -> Table:
@@ -225,14 +227,15 @@ def _ranks(reply: pb.StatusReply) -> Table:
     for group in reply.groups:
         gone = {member.rank for member in group.left}
         for member in group.members:
-            table.add_row(
+            _add(
+                table,
                 short_name(reply, group.name),
                 f"{member.rank}{' (left)' if member.rank in gone else ''}",
                 f"{member.worker} ({member.host})",
                 short_device(member.device),
                 str(member.pid),
                 member.label or "-",
-                _finished(member),
+                finished(member),
                 member.last_op or "-",
                 member.last_site or "-",
                 span(member.idle_seconds),
@@ -240,26 +243,32 @@ def _ranks(reply: pb.StatusReply) -> Table:
     return table
 
 
-def _finished(member: common.Member) -> str:
-    return f"#{member.last_instance}" if member.last_instance >= 0 else "nothing yet"
-
-
 def _failures(reply: pb.StatusReply) -> Table:
     table = _table("failures", "ago", "group", "generation", "from", "verdict", "decided by")
     for failure in reply.failures:
         verdict = failure.verdict
-        table.add_row(
+        _add(
+            table,
             span(max(0.0, reply.unix_time - failure.unix_time)),
             short_name(reply, verdict.group),
             str(verdict.generation),
             f"#{verdict.from_instance}",
-            Text(f"{code_name(verdict.code)}: {verdict.message}"),
+            _text(f"{code_name(verdict.code)}: {verdict.message}"),
             verdict.decided_by or "-",
         )
     return table
 
 
 # Words
+
+
+def _text(told: str, style: str = "") -> Text:
+    """What others have named is no markup, and does not steer the terminal."""
+    return Text(clean(told), style=style)
+
+
+def _add(table: Table, *cells: str | Text) -> None:
+    table.add_row(*(cell if isinstance(cell, Text) else _text(cell) for cell in cells))
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -7,7 +7,7 @@ import signal
 
 import click
 
-from collectived_launcher.quantities import seconds
+from collectived_launcher.quantities import pace
 
 
 @click.command()
@@ -17,11 +17,11 @@ from collectived_launcher.quantities import seconds
 @click.option(
     "--interval",
     type=float,
-    callback=seconds,
+    callback=pace,
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Between questions; + and - change it.",
+    help="Between questions, 0.2 or more; + and - change it.",
 )
 def top(worker: str | None, interval: float) -> None:
     """Watch the running job live, what hurts first.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from dataclasses import dataclass, replace
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -13,7 +12,9 @@ from rich.text import Text
 from collectived_launcher.top.state import KEYS, VIEWS, State, within
 from collectived_launcher.top.views import BAD, GOOD, PLAIN, WARN, Listing, Row, counts, listing
 from collectived_proto.hurts import Finding, Severity, findings, span
+from collectived_proto.shown import WorkerState, rank_count, worker_state
 from collectived_proto.v1 import status_pb2 as pb
+from collectived_proto.wording import clean
 
 _ABOVE, _BELOW = 4, 1  # lines over the rows: how it is, views, an empty one, names of columns; and under them
 
@@ -132,13 +133,12 @@ def frame(known: Known, state: State, now: float, width: int, height: int) -> Fr
 
 def _summary(reply: pb.StatusReply) -> str:
     coordinator = reply.coordinator
-    here = sum(worker.connected for worker in reply.workers)
-    ranks = sum(len(group.members) for group in reply.groups)
+    here = sum(worker_state(worker) is not WorkerState.LOST for worker in reply.workers)
     job = f"job {coordinator.job}  up {span(coordinator.uptime_seconds)}" if coordinator.address else "no coordinator"
     workers = _count(len(reply.workers), "worker")
     if here < len(reply.workers):
         workers = f"{here} of {workers}"
-    return f"{job}  {workers}  {_count(len(reply.groups), 'group')}  {_count(ranks, 'rank')}"
+    return f"{job}  {workers}  {_count(len(reply.groups), 'group')}  {_count(rank_count(reply), 'rank')}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -173,12 +173,3 @@ def _help() -> Table:
     for key, meaning in KEYS:
         table.add_row(key, meaning)
     return table
-
-
-def clean(text: str) -> str:
-    """Without what would steer the terminal: names and messages are made by others."""
-    return "".join("\N{REPLACEMENT CHARACTER}" if _steers(character) else character for character in text)
-
-
-def _steers(character: str) -> bool:
-    return character != "\n" and unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp")

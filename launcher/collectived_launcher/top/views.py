@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from collectived_launcher.status.tables import devices, short_device
 from collectived_launcher.top.state import View
 from collectived_proto.hurts import (
-    SLOW_SECONDS,
-    STALLED_SECONDS,
     Finding,
     Severity,
     Trouble,
@@ -18,11 +16,22 @@ from collectived_proto.hurts import (
     size,
     span,
 )
+from collectived_proto.shown import (
+    WorkerState,
+    finished,
+    has_counts,
+    has_told,
+    is_late,
+    is_late_post,
+    size_text,
+    worker_state,
+)
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.wording import ranks_text
 
 BAD, WARN, GOOD, PLAIN = "red", "yellow", "green", ""
+_STATES = tuple(WorkerState)  # the worst first
 _COLOURS = {Severity.ERROR: BAD, Severity.WARNING: WARN, Severity.NOTE: "cyan"}
 
 
@@ -93,39 +102,43 @@ def _groups(reply: pb.StatusReply, found: Sequence[Finding]) -> Listing:
         Column("in flight", right=True),
     )
     worst = _worst(found)
-    ordered = sorted(reply.groups, key=lambda group: (worst.get(group.generation, len(worst)), group.name))
-    return Listing(columns, tuple(_group(reply, group, worst) for group in ordered), "No groups yet.")
+    least = len(found)
+    ordered = sorted(reply.groups, key=lambda group: (worst.get(_key(reply, group), least), group.name))
+    return Listing(columns, tuple(_group(reply, group, found, worst) for group in ordered), "No groups yet.")
 
 
-def _worst(found: Sequence[Finding]) -> dict[int, int]:
-    """By generation: the place of its first finding among all, of those that say that something is wrong."""
-    places: dict[int, int] = {}
+def _key(reply: pb.StatusReply, group: pb.GroupStatus) -> tuple[str, int]:
+    return short_name(reply, group.name), group.generation  # which all have that form is 0
+
+
+def _worst(found: Sequence[Finding]) -> dict[tuple[str, int], int]:
+    """By group: the place of its first finding among all, of those that say that something is wrong."""
+    places: dict[tuple[str, int], int] = {}
     for place, finding in enumerate(found):
-        if finding.generation and finding.severity is not Severity.NOTE:
-            places.setdefault(finding.generation, place)
+        if finding.group and finding.severity is not Severity.NOTE:
+            places.setdefault((finding.group, finding.generation), place)
     return places
 
 
-def _group(reply: pb.StatusReply, group: pb.GroupStatus, worst: dict[int, int]) -> Row:
-    here = str(group.size)
-    if group.state in ("forming", "partial"):
-        here = f"{len(group.members)} of {group.size}" if group.size else f"{len(group.members)} here"
+def _group(
+    reply: pb.StatusReply, group: pb.GroupStatus, found: Sequence[Finding], worst: dict[tuple[str, int], int]
+) -> Row:
     per_second = sum(rate.collectives / max(rate.seconds, 1.0) for rate in group.rates)
     busiest = max(group.rates, key=lambda rate: rate.bytes, default=pb.Rate())
+    told = (f"{group.collectives_done:,}", f"{group.collectives_failed:,}", size(group.bytes_reduced))
     cells = (
         short_name(reply, group.name),
         str(group.generation or "-"),
         group.state,
-        here,
-        f"{group.collectives_done:,}",
-        f"{group.collectives_failed:,}",
-        size(group.bytes_reduced),
+        size_text(group),
+        *(told if has_counts(reply, group) else ("-",) * len(told)),
         f"{per_second:.1f}" if group.rates else "-",
         f"{busiest.bus_bandwidth / 1e9:.2f} GB/s {busiest.op}" if busiest.bus_bandwidth else "-",
         str(len(group.in_flight) + len(group.posts)),
     )
     colour = {"failed": BAD, "forming": WARN}.get(group.state, PLAIN)
-    return Row(cells, BAD if group.generation in worst else colour)
+    place = worst.get(_key(reply, group))
+    return Row(cells, colour if place is None else _COLOURS[found[place].severity])
 
 
 def _ranks(reply: pb.StatusReply, found: Sequence[Finding]) -> Listing:
@@ -136,7 +149,8 @@ def _ranks(reply: pb.StatusReply, found: Sequence[Finding]) -> Listing:
         Column("device", least=90),
         Column("pid", right=True),
         Column("label", least=130),
-        Column("last done", share=2),
+        Column("finished", right=True, least=100),
+        Column("last call", share=2),
         Column("at", share=2),
         Column("idle", right=True),
     )
@@ -151,7 +165,6 @@ def _ranks(reply: pb.StatusReply, found: Sequence[Finding]) -> Listing:
 
 
 def _rank(reply: pb.StatusReply, group: pb.GroupStatus, member: common.Member, bad: bool) -> Row:
-    last = f"{member.last_op} #{member.last_instance}" if member.last_instance >= 0 else "nothing yet"
     cells = (
         short_name(reply, group.name),
         str(member.rank),
@@ -159,7 +172,8 @@ def _rank(reply: pb.StatusReply, group: pb.GroupStatus, member: common.Member, b
         short_device(member.device),
         str(member.pid),
         member.label or "-",
-        last,
+        finished(member),
+        member.last_op or "-",
         member.last_site or "-",
         span(member.idle_seconds),
     )
@@ -183,10 +197,10 @@ def _in_flight(reply: pb.StatusReply, found: Sequence[Finding]) -> Listing:
     for group in reply.groups:
         name = short_name(reply, group.name)
         for flight in group.in_flight:
-            late = flight.seconds > (SLOW_SECONDS if flight.missing else STALLED_SECONDS) and not group.idle
+            late = is_late(group, flight)
             rows.append((not late, -flight.seconds, _flight(name, flight, late)))
         for post in group.posts:
-            late = post.seconds > SLOW_SECONDS and not group.idle
+            late = is_late_post(group, post)
             rows.append((not late, -post.seconds, _post(name, post, late)))
     return Listing(columns, tuple(row[-1] for row in sorted(rows, key=lambda row: row[:2])), "Nothing is in flight.")
 
@@ -233,16 +247,19 @@ def _workers(reply: pb.StatusReply, found: Sequence[Finding]) -> Listing:
         Column("up", right=True),
         Column("release", least=110),
     )
-    ordered = sorted(reply.workers, key=lambda worker: (worker.connected, not worker.silent, worker.task))
+    ordered = sorted(reply.workers, key=lambda worker: (_STATES.index(worker_state(worker)), worker.task))
     return Listing(columns, tuple(map(_worker, ordered)), "No workers.")
 
 
 def _worker(worker: pb.WorkerStatus) -> Row:
-    state, colour = ("silent", WARN) if worker.silent else ("connected", PLAIN)
-    if worker.draining:
-        state, colour = "draining", WARN
-    if not worker.connected:
-        state, colour = "lost", BAD
+    state = worker_state(worker)
+    told = (
+        str(worker.sessions),
+        size(worker.arena_bytes),
+        size(worker.arena_limit_bytes) if worker.arena_limit_bytes else "-",
+        size(worker.resident_bytes),
+        span(worker.uptime_seconds),
+    )
     cells = (
         str(worker.task),
         worker.host,
@@ -250,14 +267,10 @@ def _worker(worker: pb.WorkerStatus) -> Row:
         f"{span(worker.last_heartbeat_seconds)} ago" if worker.connected or worker.last_heartbeat_seconds else "-",
         str(worker.pid),
         devices(worker.devices),
-        str(worker.sessions),
-        size(worker.arena_bytes),
-        size(worker.arena_limit_bytes) if worker.arena_limit_bytes else "-",
-        size(worker.resident_bytes),
-        span(worker.uptime_seconds),
+        *(told if has_told(worker) else ("-",) * len(told)),
         worker.release or "-",
     )
-    return Row(cells, colour)
+    return Row(cells, {WorkerState.LOST: BAD, WorkerState.CONNECTED: PLAIN}.get(state, WARN))
 
 
 def _failures(reply: pb.StatusReply, found: Sequence[Finding]) -> Listing:

@@ -13,10 +13,12 @@ from typing import IO, Any, cast
 
 import click
 
-from collectived_launcher.quantities import time_span
+from collectived_launcher.quantities import size, time_span
 
 _VIEWER = "https://ui.perfetto.dev"
+_LARGEST = (1 << 32) - 1  # that can be asked for
 _MOST_ABSENT = 10  # named on the screen
+_ENOUGH_FOR_NAMES = 256 << 10  # bytes of each worker, to say which groups there are
 
 
 @click.command()
@@ -24,6 +26,14 @@ _MOST_ABSENT = 10  # named on the screen
     "--last", callback=time_span, metavar="TIME", help="Only the last 30s, 5m, 1h; default: all that is kept."
 )
 @click.option("--group", metavar="NAME", default="", help="Only this group.")
+@click.option(
+    "--most",
+    callback=size,
+    metavar="SIZE",
+    default="8MiB",
+    show_default=True,
+    help="Of each worker's answer, newest first; workers give 16MiB at most.",
+)
 @click.option(
     "-o",
     "--output",
@@ -37,32 +47,45 @@ _MOST_ABSENT = 10  # named on the screen
 )
 @click.option("--local", is_flag=True, help="What this one worker has recorded; nobody else is asked.")
 @click.option("--json", "as_json", is_flag=True, help="Say what was written as JSON.")
-def trace(last: float | None, group: str, output: str, worker: str | None, local: bool, as_json: bool) -> None:
+def trace(
+    last: float | None, group: str, most: int, output: str, worker: str | None, local: bool, as_json: bool
+) -> None:
     """Write what every collective did, and who was waited for, as a trace that Perfetto shows.
 
     Asks one worker of the running job, which asks all through the coordinator, also while collectives hang. Exit status
-    3 if nothing runs or nobody answers.
+    2 if nothing is recorded of the group, 3 if nothing runs or nobody answers.
     """
     from collectived_launcher.status.find import find  # gRPC: `launch` must start without it
     from collectived_launcher.trace.gather import ask
-    from collectived_launcher.trace.picture import lines, picture, span
+    from collectived_launcher.trace.picture import Picture
     from collectived_proto.v1.trace_pb2 import TraceRequest
+    from collectived_proto.wording import clean
 
-    account = ask(find(worker, os.environ), TraceRequest(last_seconds=last or 0.0, group=group, local_only=local))
-    made = picture(account)
-    _write(output, lines(made))
-    about = made["otherData"]
-    count = len({_key(event["args"]) for event in made["traceEvents"] if event.get("cat") == "collective"})
-    told = {"file": output, "collectives": count, "seconds": round(span(made), 6), "events": len(made["traceEvents"])}
+    target = find(worker, os.environ)
+    account = ask(
+        target, TraceRequest(last_seconds=last or 0.0, group=group, local_only=local, most_bytes=min(most, _LARGEST))
+    )
+    if group and not account.groups:
+        known = ask(target, TraceRequest(local_only=local, most_bytes=_ENOUGH_FOR_NAMES)).groups
+        text = (
+            f"nothing is recorded of a group {group!r}{' in that time' if last else ''}; expected one of: "
+            f"{', '.join(sorted(known)) or 'none, for no group is known'}"
+        )
+        raise click.UsageError(clean(text))
+    made = Picture(account)
+    _write(output, made.lines())
+    about = made.about
+    told = {
+        "file": output,
+        "collectives": made.collectives,
+        "seconds": round(made.seconds, 6),
+        "events": made.events,
+    }
     if as_json:
         click.echo(json.dumps(told | about, indent=2), err=output == "-")
         return
     for line in _summary(told, about):
-        click.echo(line, err=output == "-")
-
-
-def _key(args: dict[str, Any]) -> tuple[str, str, int]:
-    return args["key"], args["generation"], args["instance"]
+        click.echo(clean(line), err=output == "-")
 
 
 def _summary(told: dict[str, Any], about: dict[str, Any]) -> Iterable[str]:
@@ -73,17 +96,17 @@ def _summary(told: dict[str, Any], about: dict[str, Any]) -> Iterable[str]:
     )
     absences = about["absences"]
     for absence in absences[:_MOST_ABSENT]:
-        had = "had" if absence["outcome"] == "failed" else "has"
         at = f" at {absence['site']}" if absence["site"] else ""
+        head = "LOST     " if absence["outcome"] == "lost" else "ABSENT   "
         yield (
-            f"ABSENT   {absence['group']} #{absence['instance']} {absence['op']}{at}: rank {absence['rank']} {had} not "
-            f"arrived for {absence['waited_seconds']:.1f} s{_who(absence)}"
+            f"{head}{absence['group']} #{absence['instance']} {absence['op']}{at}: {absence['text']} "
+            f"{'after' if absence['outcome'] == 'lost' else 'for'} {absence['waited_seconds']:.1f} s{_who(absence)}"
         )
     if len(absences) > _MOST_ABSENT:
         yield f"ABSENT   and {len(absences) - _MOST_ABSENT} more"
     for worker in workers:
         if worker["collectives_left_out"]:
-            more = "ask for less with --last or --group"
+            more = "ask for less with --last or --group, or for up to --most 16MiB"
             yield f"WARNING  worker {worker['task']} has {worker['collectives_left_out']} collectives more: {more}"
     for warning in about["warnings"]:
         yield f"WARNING  {warning}"
@@ -101,22 +124,28 @@ def _clocks(workers: list[dict[str, Any]], error: float) -> str:
 
 def _who(absence: dict[str, Any]) -> str:
     if "pid" not in absence:
-        return f" (worker {absence['worker']})"
+        return f" (worker {absence['worker']})" if absence["worker"] is not None else ""
     last = f"last did {absence['last_op']}" if absence["last_op"] else "has done nothing yet"
     at = f" at {absence['last_site']}" if absence["last_site"] else ""
     return f" (host {absence['host']}, pid {absence['pid']}; {last}{at})"
 
 
 def _write(output: str, lines: Iterable[str]) -> None:
-    """Whole or not at all."""
+    """Into a file whole or not at all; a link stays, and what it leads to is written."""
     if output == "-":
         sys.stdout.writelines(lines)
         return
     path = Path(output)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    compressed = path.suffix == ".gz"
     try:
+        if path.exists() and not path.is_file():  # a pipe or device stays what it is
+            with _opened(path, compressed) as file:
+                file.writelines(lines)
+            return
+        path = Path(os.path.realpath(path))
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            with _opened(draft, path.suffix == ".gz") as file:
+            with _opened(draft, compressed) as file:
                 file.writelines(lines)
             os.replace(draft, path)
         finally:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import click
 import grpc
@@ -13,11 +15,9 @@ from collectived_launcher.status.find import Target, Unreachable
 from collectived_proto.v1.trace_pb2 import TraceCollective, TraceLane, TraceReply, TraceRequest, WorkerClock
 from collectived_proto.v1.worker_pb2_grpc import WorkerStub
 
-PATIENCE = (
-    1.5  # seconds for the first word: workers that hear nothing from the coordinator speak for themselves after 0.8
-)
-WHOLE = 60.0  # and for all of it
+PATIENCE = 2.5  # seconds for each part; a worker waits 2 s for one of the coordinator, which waits 1.5 s for a worker's
 _MOST_ASKED = 3
+_MOST_PARTS = 32
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN)
 
 
@@ -42,13 +42,20 @@ class Worker:
 
 @dataclass(slots=True)
 class Account:
-    """What all workers told. `unix` is the time of day when the common clock showed `monotonic`."""
+    """What all workers told. `unix` is the time of day when the common clock showed `monotonic`. `told_by`: the worker
+    that spoke for itself, as the coordinator does not answer; '' where the coordinator told."""
 
     unix: float = 0.0
     monotonic: float = 0.0
+    told_by: str = ""
     workers: dict[int, Worker] = field(default_factory=dict)
     silent: dict[int, str] = field(default_factory=dict)  # task -> host: asked, and not heard
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def groups(self) -> set[str]:
+        """Names of those of which anybody has told."""
+        return {lane.group for worker in self.workers.values() for lane in worker.lanes}
 
     @property
     def error(self) -> float:
@@ -61,24 +68,31 @@ def collect(replies: Iterable[TraceReply]) -> Account:
     """The parts of an answer, put together."""
     account = Account()
     for reply in replies:
-        if reply.HasField("time"):
-            account.unix, account.monotonic = reply.time.unix, reply.time.monotonic
-        if reply.HasField("worker"):
-            part = reply.worker
-            worker = account.workers.setdefault(part.task, Worker(part.task))
-            if part.now:
-                worker.host, worker.pid, worker.now, worker.clock = part.host, part.pid, part.now, part.clock
-            worker.lanes.extend(part.lanes)
-            worker.collectives.extend(part.collectives)
-            worker.left_out += part.left_out
-            worker.whole = part.last
-        account.silent |= {one.task: one.host for one in reply.silent}
-        account.warnings.extend(reply.warnings)
+        _take(account, reply)
     return account
+
+
+def _take(account: Account, reply: TraceReply) -> None:
+    if reply.HasField("time"):
+        account.unix, account.monotonic = reply.time.unix, reply.time.monotonic
+    account.told_by = account.told_by or reply.answered_by
+    if reply.HasField("worker"):
+        part = reply.worker
+        worker = account.workers.setdefault(part.task, Worker(part.task))
+        if part.now:
+            worker.host, worker.pid, worker.now, worker.clock = part.host, part.pid, part.now, part.clock
+        worker.lanes.extend(part.lanes)
+        worker.collectives.extend(part.collectives)
+        worker.left_out += part.left_out
+        worker.whole = part.last
+    account.silent |= {one.task: one.host for one in reply.silent}
+    account.warnings.extend(reply.warnings)
 
 
 def ask(target: Target, request: TraceRequest) -> Account:
     """The account of the first worker that gives one, asked one after another.
+
+    Where it must do without the coordinator, what the host's other workers know is put to it: they have the same clock.
 
     Raises:
         Unreachable: none answered in time.
@@ -87,27 +101,62 @@ def ask(target: Target, request: TraceRequest) -> Account:
     failures = []
     for address in target.workers[:_MOST_ASKED]:
         try:
-            return _ask_one(address, request)
+            account = _ask_one(address, request)
         except grpc.RpcError as error:
             if error.code() not in (*_SILENT, grpc.StatusCode.CANCELLED):
                 raise click.ClickException(f"{address} answered {error.code().name}: {error.details()}") from error
             failures.append(f"    {address}: {error.details() or error.code().name}")
+            continue
+        if account.told_by and not request.local_only:
+            _put_together(account, [other for other in target.workers if other != address][:_MOST_PARTS], request)
+        return account
     raise Unreachable("\n".join([f"no worker answered (known from {target.origin}):", *failures]))
 
 
+def _put_together(account: Account, others: Sequence[str], request: TraceRequest) -> None:
+    alone = TraceRequest()
+    alone.CopyFrom(request)
+    alone.local_only = True
+    with ThreadPoolExecutor(max(1, len(others))) as pool:
+        asked = [pool.submit(_ask_one, other, alone) for other in others]
+    for other, answer in zip(others, asked, strict=True):
+        try:
+            part = answer.result()
+        except grpc.RpcError:
+            account.warnings.append(f"the worker at {other} does not answer: what it has recorded is missing")
+            continue
+        account.workers = part.workers | account.workers
+        account.warnings += part.warnings
+    count = len(account.workers)
+    who = "one worker has" if count == 1 else f"{count} workers of one host have"
+    account.warnings.append(f"this is what {who} recorded")
+
+
 def _ask_one(address: str, request: TraceRequest) -> Account:
+    account = Account()
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        call = WorkerStub(channel).Trace(request, timeout=WHOLE)
+        try:
+            for reply in _in_time(WorkerStub(channel).Trace(request)):
+                _take(account, reply)
+        except grpc.RpcError as error:
+            if not account.workers:
+                raise
+            account.warnings.append(
+                f"{address} stopped amid its answer ({error.details() or error.code().name}): the rest is missing"
+            )
+    return account
+
+
+def _in_time(call: Any) -> Iterator[TraceReply]:
+    """Each of which has come within `PATIENCE`."""
+    while True:
         patience = threading.Timer(PATIENCE, call.cancel)
         patience.start()
         try:
-            return collect(_until_begun(call, patience))
+            reply = next(call, None)
         finally:
             patience.cancel()
             patience.join()
-
-
-def _until_begun(replies: Iterable[TraceReply], patience: threading.Timer) -> Iterator[TraceReply]:
-    for reply in replies:
-        patience.cancel()
+        if reply is None:
+            return
         yield reply

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from collectived_launcher.trace.gather import Account, Worker
+from collectived_proto.errors import Code
 from collectived_proto.v1.trace_pb2 import TraceLane, TraceRank
 
 Key = tuple[int, int, int]  # of the group, generation, instance
@@ -15,8 +16,8 @@ Key = tuple[int, int, int]  # of the group, generation, instance
 class Absence:
     """A rank that somebody has waited for, or still waits for. Times are the trace's, in seconds.
 
-    over: the collective has failed meanwhile; else it still waits. known: what the rank did last, where its worker
-    told it.
+    task: of its worker; None where nobody says it. code: with which the collective has failed; 0 while it waits. known:
+    what the rank did last, where its worker told it.
     """
 
     group: str
@@ -24,16 +25,29 @@ class Absence:
     op: str
     site: str
     rank: int
-    task: int
+    task: int | None
     since: float
     until: float
-    over: bool
+    code: int
     waiting: tuple[int, ...]  # ranks that have arrived
     known: TraceRank | None = None
 
     @property
     def text(self) -> str:
-        return f"rank {self.rank} {'had' if self.over else 'has'} not arrived"
+        return f"rank {self.rank} {_FATES.get(self.code, 'has not arrived')}"
+
+    @property
+    def lost(self) -> bool:
+        """Whether it had come or not is not known."""
+        return self.code in (Code.UNAVAILABLE, Code.ABORTED)
+
+
+# What verdicts say of the ranks that they name; those of other codes do not say that anybody was waited for.
+_FATES: dict[int, str] = {
+    Code.DEADLINE_EXCEEDED: "had not arrived",
+    Code.UNAVAILABLE: "was lost",
+    Code.ABORTED: "has aborted or left",
+}
 
 
 @dataclass(slots=True)
@@ -46,7 +60,7 @@ class _Together:
     site: str = ""
     arrived: dict[int, float] = field(default_factory=dict)
     open: bool = False
-    missing: set[int] = field(default_factory=set)  # as a verdict says
+    missing: dict[int, int] = field(default_factory=dict)  # rank -> code of the verdict that names it
     ended: float = 0.0
     here: set[int] = field(default_factory=set)  # ranks of workers where it has succeeded
 
@@ -55,7 +69,7 @@ def absences(account: Account) -> list[Absence]:
     """Ranks that were waited for in vain, and those that are waited for now; first who is waited for longest."""
     told = _together(account)
     found = [absence for key, one in told.items() for absence in _of(account, key, one)]
-    return sorted(found, key=lambda absence: (absence.over, absence.since, absence.rank))
+    return sorted(found, key=lambda absence: (absence.code != 0, absence.since, absence.rank))
 
 
 def _together(account: Account) -> dict[Key, _Together]:
@@ -74,7 +88,8 @@ def _together(account: Account) -> dict[Key, _Together]:
             if not collective.ended:
                 one.open = True
             elif collective.code:
-                one.missing.update(collective.missing)
+                if collective.code in _FATES:
+                    one.missing.update(dict.fromkeys(collective.missing, collective.code))
                 one.ended = max(one.ended, collective.ended + worker.shift)
             else:
                 one.here.update(lane.ranks)
@@ -93,12 +108,12 @@ def _of(account: Account, key: Key, one: _Together) -> Iterator[Absence]:
         if not one.open:
             if rank in one.missing:
                 task = worker.task if worker is not None else _task_of(account, key, rank)
-                ended = one.ended
-                yield Absence(one.group, key, one.op, one.site, rank, task, since, ended, True, waiting, known)
+                ended, code = one.ended, one.missing[rank]
+                yield Absence(one.group, key, one.op, one.site, rank, task, since, ended, code, waiting, known)
         elif worker is not None and _has_not_come(lane, known, key):
             now = worker.now + worker.shift
             until = max(now, since)
-            yield Absence(one.group, key, one.op, one.site, rank, worker.task, since, until, False, waiting, known)
+            yield Absence(one.group, key, one.op, one.site, rank, worker.task, since, until, 0, waiting, known)
 
 
 def _has_not_come(lane: TraceLane | None, known: TraceRank | None, key: Key) -> bool:
@@ -116,8 +131,8 @@ def _worker_of(account: Account, key: Key, rank: int) -> tuple[Worker | None, Tr
     return None, None
 
 
-def _task_of(account: Account, key: Key, rank: int) -> int:
-    """The number of its worker by what others say; -1 where nobody does."""
+def _task_of(account: Account, key: Key, rank: int) -> int | None:
+    """The number of its worker by what others say; None where nobody does."""
     for worker in account.workers.values():
         for lane in worker.lanes:
             if lane.key == key[0]:
@@ -126,7 +141,7 @@ def _task_of(account: Account, key: Key, rank: int) -> int:
                 for place in lane.places:
                     if rank in place.ranks:
                         return place.task
-    return -1
+    return None
 
 
 def _standing(lane: TraceLane | None, rank: int) -> TraceRank | None:

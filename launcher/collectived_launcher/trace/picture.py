@@ -7,34 +7,131 @@ per direction and peer.
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from collectived_launcher.trace.gather import Account, Worker
 from collectived_launcher.trace.merge import Absence, absences
-from collectived_launcher.trace.tracks import Event, Process, Slice, arrow
+from collectived_launcher.trace.tracks import End, Event, Process, Slice, arrow
 from collectived_proto.errors import Code
 from collectived_proto.v1.trace_pb2 import TraceArrival, TraceCollective, TraceLane, TraceMark
 
 _Flow = tuple[int, ...]  # group key, generation, instance, pack, shard, round, from, to
+_Flows = dict[_Flow, list[End | Slice]]
 _BAD, _WAITING = "terrible", "bad"
 
 
-def picture(account: Account) -> dict[str, Any]:
-    """The whole trace, ready for `json`."""
-    processes, flows = _processes(account)
-    zero = _zero(processes)
-    events: list[Event] = []
-    for process in processes.values():
-        events.extend(process.events(zero))
-    for number, (key, ends) in enumerate(sorted(flows.items()), 1):
-        if len(ends) == 2:
-            events.extend(arrow(number, f"{key[-2]} to {key[-1]}", ends[0], ends[1]))
-    return {"displayTimeUnit": "ms", "otherData": about(account, zero), "traceEvents": events}
+class Picture:
+    """A trace, worker by worker, so that no more than one worker's slices are in memory. Its parts are made once.
+
+    Attributes:
+        about: `otherData`: what a reader must know of the whole.
+        events, seconds: how many have been written, and from the first of them to the end of the last.
+    """
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._absences = absences(account)
+        self._zero = min((_first(worker) for worker in account.workers.values()), default=0.0)
+        self._zero = 0.0 if self._zero == math.inf else self._zero
+        self.about = _about(account, self._absences, self._zero)
+        self.events = 0
+        self.seconds = 0.0
+
+    @property
+    def collectives(self) -> int:
+        """How many are told of, each counted once, without sends and recvs."""
+        return len(
+            {
+                (worker.lanes[one.lane].key, one.generation, one.instance)
+                for worker in self._account.workers.values()
+                for one in worker.collectives
+                if one.arrivals and not one.HasField("peer")
+            }
+        )
+
+    def lines(self) -> Iterator[str]:
+        """As JSON, one event a line, so that a trace can be searched by line."""
+        head = json.dumps({"displayTimeUnit": "ms", "otherData": self.about}, separators=(",", ":"))
+        yield head[:-1] + ',"traceEvents":['
+        for event in self._events():
+            yield (",\n" if self.events else "\n") + json.dumps(event, separators=(",", ":"))
+            self.events += 1
+            if event["ph"] == "X":
+                self.seconds = max(self.seconds, (event["ts"] + event["dur"]) / 1e6)
+        yield "\n]}\n"
+
+    def _events(self) -> Iterator[Event]:
+        flows: _Flows = {}
+        for process in self._processes(flows):
+            yield from process.events(self._zero)
+            for ends in flows.values():
+                ends[:] = [
+                    End(process.pid, one.tid, one.first, one.last) if isinstance(one, Slice) else one for one in ends
+                ]
+        for number, (key, ends) in enumerate(sorted(flows.items()), 1):
+            if len(ends) == 2:
+                source, target = ends
+                assert isinstance(source, End) and isinstance(target, End)
+                yield from arrow(number, f"{key[-2]} to {key[-1]}", source, target)
+
+    def _processes(self, flows: _Flows) -> Iterator[Process]:
+        workers, silent = self._account.workers, self._account.silent
+        elsewhere = {absence.task for absence in self._absences if absence.task is not None}
+        for task in sorted(workers.keys() | silent.keys() | elsewhere):
+            process = _process(workers[task], flows) if task in workers else _unheard(task, silent.get(task))
+            for absence in self._absences:
+                if absence.task == task:
+                    process.add(_absence(absence))
+            yield process
 
 
-def about(account: Account, zero: float) -> dict[str, Any]:
+def _first(worker: Worker) -> float:
+    """When the first of what it tells began, by the common clock; infinity where it tells nothing."""
+    begun = (
+        at
+        for one in worker.collectives
+        for at in (
+            *(arrival.at for arrival in one.arrivals),
+            *(mark.begin for mark in one.marks),
+            one.started or math.inf,
+        )
+    )
+    return min(begun, default=math.inf) + worker.shift
+
+
+def _process(worker: Worker, flows: _Flows) -> Process:
+    told = "" if worker.whole else "what it told is not all"
+    process = Process(worker.task, f"worker {worker.task}, {worker.host}, pid {worker.pid}", told)
+    for lane in worker.lanes:
+        for rank in lane.ranks:
+            process.track(_rank_track(lane.group, rank))
+        process.track(_lane_track(lane.group))
+    for collective in worker.collectives:
+        _draw(process, worker, worker.lanes[collective.lane], collective, flows)
+    return process
+
+
+def _unheard(task: int, host: str | None) -> Process:
+    return Process(task, f"worker {task}" if host is None else f"worker {task}, {host}: did not answer")
+
+
+def _absence(absence: Absence) -> Slice:
+    return Slice(
+        _rank_track(absence.group, absence.rank),
+        absence.text,
+        "absence",
+        absence.since,
+        absence.until,
+        functools.partial(absence_args, absence),
+        colour=_BAD,
+    )
+
+
+def _about(account: Account, absent: list[Absence], zero: float) -> dict[str, Any]:
     """What a reader must know of the whole; `zero` is the time of the common clock that the trace calls 0."""
     return {
         "format": "collectived trace 1",
@@ -55,7 +152,7 @@ def about(account: Account, zero: float) -> dict[str, Any]:
             for _, worker in sorted(account.workers.items())
         ],
         "missing_workers": [{"task": task, "host": host} for task, host in sorted(account.silent.items())],
-        "absences": [absence_args(absence) for absence in absences(account)],
+        "absences": [absence_args(absence) for absence in absent],
         "warnings": list(account.warnings),
     }
 
@@ -70,10 +167,11 @@ def absence_args(absence: Absence) -> dict[str, Any]:
         "op": absence.op,
         "site": absence.site,
         "rank": absence.rank,
+        "text": absence.text,
         "worker": absence.task,
         "waiting_ranks": list(absence.waiting),
         "waited_seconds": round(absence.until - absence.since, 6),
-        "outcome": "failed" if absence.over else "in flight",
+        "outcome": "lost" if absence.lost else "failed" if absence.code else "in flight",
     }
     if absence.known is not None:
         args |= {
@@ -87,58 +185,23 @@ def absence_args(absence: Absence) -> dict[str, Any]:
     return args
 
 
-def _zero(processes: dict[int, Process]) -> float:
-    return min((piece.begin for process in processes.values() for piece in process.slices), default=0.0)
-
-
-def _processes(account: Account) -> tuple[dict[int, Process], dict[_Flow, list[tuple[int, Slice]]]]:
-    flows: dict[_Flow, list[tuple[int, Slice]]] = {}
-    processes: dict[int, Process] = {}
-    for task, worker in sorted(account.workers.items()):
-        told = "" if worker.whole else "what it told is not all"
-        processes[task] = process = Process(task, f"worker {task}, {worker.host}, pid {worker.pid}", told)
-        for lane in worker.lanes:
-            for rank in lane.ranks:
-                process.track(_rank_track(lane.group, rank))
-            process.track(_lane_track(lane.group))
-        for collective in worker.collectives:
-            _draw(process, worker, worker.lanes[collective.lane], collective, flows)
-    for task, host in account.silent.items():
-        processes.setdefault(task, Process(task, f"worker {task}, {host}: did not answer"))
-    for absence in absences(account):
-        process = processes.setdefault(absence.task, Process(absence.task, f"worker {absence.task}"))
-        process.add(
-            Slice(
-                _rank_track(absence.group, absence.rank),
-                absence.text,
-                "absence",
-                absence.since,
-                absence.until,
-                absence_args(absence),
-                colour=_BAD,
-            )
-        )
-    return processes, flows
-
-
 def _draw(
     process: Process,
     worker: Worker,
     lane: TraceLane,
     collective: TraceCollective,
-    flows: dict[_Flow, list[tuple[int, Slice]]],
+    flows: _Flows,
 ) -> None:
     shift = worker.shift
     ended = (collective.ended or worker.now) + shift
-    args = _args(lane, collective)
     for arrival in collective.arrivals:
-        process.add(_of_rank(lane, collective, arrival, args, shift, ended))
+        process.add(_of_rank(lane, collective, arrival, shift, ended))
     if collective.started and not collective.HasField("peer"):
         started = collective.started + shift
-        how = {"arrivals": [one.rank for one in collective.arrivals], "moved": _moved(collective)}
-        whole = Slice(_lane_track(lane.group), collective.op, "lane", started, ended, args | how)
+        args = functools.partial(_args_of_lane, lane, collective)
+        whole = Slice(_lane_track(lane.group), collective.op, "lane", started, ended, args)
         if not collective.marks and collective.algorithm == "local":
-            whole.inner.append(Slice(whole.track, "fold and answer", "fold", started, ended))
+            whole.inner = [Slice(whole.track, "fold and answer", "fold", started, ended)]
         process.add(whole)
     _draw_marks(process, worker, lane, collective, flows)
 
@@ -147,23 +210,33 @@ def _of_rank(
     lane: TraceLane,
     collective: TraceCollective,
     arrival: TraceArrival,
-    args: dict[str, Any],
     shift: float,
     ended: float,
 ) -> Slice:
     arrived = arrival.at + shift
-    own = args | {"rank": arrival.rank, "site": arrival.site}
-    piece = Slice(_rank_track(lane.group, arrival.rank), collective.op, "collective", arrived, ended, own)
+    args = functools.partial(_args_of_rank, lane, collective, arrival)
+    piece = Slice(_rank_track(lane.group, arrival.rank), collective.op, "collective", arrived, ended, args)
     if collective.HasField("peer"):
         piece.category = "post"
         return piece
     started = collective.started + shift if collective.started else ended
+    inner = []
     if started > arrived:
-        waits = Slice(piece.track, "wait", "wait", arrived, started, _last(collective), colour=_WAITING)
-        piece.inner.append(waits)
+        last = functools.partial(_last, collective)
+        inner.append(Slice(piece.track, "wait", "wait", arrived, started, last, colour=_WAITING))
     if collective.started:
-        piece.inner.append(Slice(piece.track, "run", "run", started, ended))
+        inner.append(Slice(piece.track, "run", "run", started, ended))
+    piece.inner = inner
     return piece
+
+
+def _args_of_rank(lane: TraceLane, collective: TraceCollective, arrival: TraceArrival) -> dict[str, Any]:
+    return _args(lane, collective) | {"rank": arrival.rank, "site": arrival.site}
+
+
+def _args_of_lane(lane: TraceLane, collective: TraceCollective) -> dict[str, Any]:
+    how = {"arrivals": [one.rank for one in collective.arrivals], "moved": _moved(collective)}
+    return _args(lane, collective) | how
 
 
 def _last(collective: TraceCollective) -> dict[str, Any]:
@@ -211,7 +284,7 @@ def _draw_marks(
     worker: Worker,
     lane: TraceLane,
     collective: TraceCollective,
-    flows: dict[_Flow, list[tuple[int, Slice]]],
+    flows: _Flows,
 ) -> None:
     strands: dict[tuple[int, int], Slice] = {}
     folds: list[TraceMark] = []
@@ -222,7 +295,7 @@ def _draw_marks(
             out = mark.kind == TraceMark.SEND
             ends = (worker.task, mark.task) if out else (mark.task, worker.task)
             key = (lane.key, collective.generation, collective.instance, mark.pack, mark.shard, mark.round, *ends)
-            flows.setdefault(key, []).insert(0 if out else 1, (worker.task, piece))
+            flows.setdefault(key, []).insert(0 if out else 1, piece)
         elif mark.kind == TraceMark.FOLD:
             folds.append(mark)
         else:
@@ -237,43 +310,44 @@ def _draw_marks(
         if around is None:
             process.add(piece)
         else:
-            around.inner.append(piece)
+            around.inner = [*around.inner, piece]
 
 
 def _interval(
     lane: TraceLane, collective: TraceCollective, mark: TraceMark, shift: float, name: str, category: str
 ) -> Slice:
-    args = {"instance": collective.instance, "pack": mark.pack, "shard": mark.shard}
+    args = functools.partial(_args_of_mark, collective, mark)
     return Slice(f"{lane.group}: packs", name, category, mark.begin + shift, mark.end + shift, args)
 
 
 def _move(lane: TraceLane, collective: TraceCollective, mark: TraceMark, shift: float) -> Slice:
     out = mark.kind == TraceMark.SEND
-    track = f"{lane.group}: {'to' if out else 'from'} worker {mark.task}"
-    name = f"{'send to' if out else 'receive from'} worker {mark.task}"
-    args = {"instance": collective.instance, "pack": mark.pack, "shard": mark.shard, "round": mark.round}
+    track, name = _names_of_move(lane.group, out, mark.task)
+    args = functools.partial(_args_of_move, collective, mark)
     return Slice(track, name, "move", mark.begin + shift, mark.end + shift, args)
 
 
+@functools.cache
+def _names_of_move(group: str, out: bool, task: int) -> tuple[str, str]:
+    """Of its track, and its own."""
+    if out:
+        return f"{group}: to worker {task}", f"send to worker {task}"
+    return f"{group}: from worker {task}", f"receive from worker {task}"
+
+
+def _args_of_mark(collective: TraceCollective, mark: TraceMark) -> dict[str, Any]:
+    return {"instance": collective.instance, "pack": mark.pack, "shard": mark.shard}
+
+
+def _args_of_move(collective: TraceCollective, mark: TraceMark) -> dict[str, Any]:
+    return _args_of_mark(collective, mark) | {"round": mark.round}
+
+
+@functools.cache
 def _rank_track(group: str, rank: int) -> str:
     return f"{group}: rank {rank}"
 
 
+@functools.cache
 def _lane_track(group: str) -> str:
     return f"{group}: lane"
-
-
-def span(trace: dict[str, Any]) -> float:
-    """Seconds from the first to the last of what is shown."""
-    ends = (event["ts"] + event["dur"] for event in trace["traceEvents"] if event["ph"] == "X")
-    return max(ends, default=0.0) / 1e6
-
-
-def lines(trace: dict[str, Any]) -> Iterator[str]:
-    """As JSON, one event a line, so that a trace can be searched by line."""
-    head = {key: value for key, value in trace.items() if key != "traceEvents"}
-    yield json.dumps(head, separators=(",", ":"))[:-1] + ',"traceEvents":[\n'
-    events = trace["traceEvents"]
-    for number, event in enumerate(events):
-        yield json.dumps(event, separators=(",", ":")) + (",\n" if number + 1 < len(events) else "\n")
-    yield "]}\n"

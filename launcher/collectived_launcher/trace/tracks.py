@@ -6,24 +6,27 @@ collectives of one rank that are under way at once, are put on further *rows* of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 Event = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Slice:
-    """`begin` and `end` are seconds of the trace's clock; `inner` are cut to lie within, and follow one another."""
+    """`begin` and `end` are seconds of the trace's clock; `inner` are cut to lie within, and follow one another.
+
+    args: makes what is told of it when it is written, and not before: there are very many.
+    """
 
     track: str
     name: str
     category: str
     begin: float
     end: float
-    args: dict[str, Any] = field(default_factory=dict)
-    inner: list[Slice] = field(default_factory=list)
+    args: Callable[[], dict[str, Any]] = dict
+    inner: Sequence[Slice] = ()
     colour: str = ""
     tid: int = 0  # where it was put
     first: int = 0  # nanoseconds since the trace's beginning
@@ -77,7 +80,7 @@ class Process:
             "dur": (last - first) / 1000,
             "name": piece.name,
             "cat": piece.category,
-            "args": piece.args,
+            "args": piece.args(),
         }
         if piece.colour:
             event["cname"] = piece.colour
@@ -90,17 +93,25 @@ class Process:
             yield from self._complete(inner, begin, at, tid, zero)
 
 
-def arrow(number: int, name: str, start: tuple[int, Slice], end: tuple[int, Slice]) -> Iterable[Event]:
-    """From the beginning of one slice to the end of another, each with the process where it was put.
+class End(NamedTuple):
+    """Where a slice was put: all that an arrow needs of it."""
+
+    pid: int
+    tid: int
+    first: int
+    last: int
+
+
+def arrow(number: int, name: str, source: End, target: End) -> Iterator[Event]:
+    """From the beginning of one slice to the end of another.
 
     None where the clocks say that it ended before it began.
     """
-    (pid, source), (other, target) = start, end
     if target.last - 1 < max(source.first, target.first):
         return
     common = {"cat": "flow", "name": name, "id": number}
-    yield {"ph": "s", "pid": pid, "tid": source.tid, "ts": source.first / 1000, **common}
-    yield {"ph": "f", "bp": "e", "pid": other, "tid": target.tid, "ts": (target.last - 1) / 1000, **common}
+    yield {"ph": "s", "pid": source.pid, "tid": source.tid, "ts": source.first / 1000, **common}
+    yield {"ph": "f", "bp": "e", "pid": target.pid, "tid": target.tid, "ts": (target.last - 1) / 1000, **common}
 
 
 def _about(pid: int, tid: int, what: str, **args: Any) -> Event:

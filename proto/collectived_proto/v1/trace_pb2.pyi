@@ -20,18 +20,20 @@ class TraceRequest(_message.Message):
     def __init__(self, last_seconds: _Optional[float] = ..., group: _Optional[str] = ..., local_only: bool = ..., most_bytes: _Optional[int] = ...) -> None: ...
 
 class TraceReply(_message.Message):
-    __slots__ = ("time", "worker", "silent", "warnings", "last")
+    __slots__ = ("time", "worker", "silent", "warnings", "last", "answered_by")
     TIME_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_BY_FIELD_NUMBER: _ClassVar[int]
     time: TraceTime
     worker: WorkerTrace
     silent: _containers.RepeatedCompositeFieldContainer[SilentWorker]
     warnings: _containers.RepeatedScalarFieldContainer[str]
     last: bool
-    def __init__(self, time: _Optional[_Union[TraceTime, _Mapping]] = ..., worker: _Optional[_Union[WorkerTrace, _Mapping]] = ..., silent: _Optional[_Iterable[_Union[SilentWorker, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., last: bool = ...) -> None: ...
+    answered_by: str
+    def __init__(self, time: _Optional[_Union[TraceTime, _Mapping]] = ..., worker: _Optional[_Union[WorkerTrace, _Mapping]] = ..., silent: _Optional[_Iterable[_Union[SilentWorker, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., last: bool = ..., answered_by: _Optional[str] = ...) -> None: ...
 
 class TraceTime(_message.Message):
     __slots__ = ("unix", "monotonic")

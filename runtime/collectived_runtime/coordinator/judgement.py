@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from collectived_proto import wording
 from collectived_proto.errors import Code
+from collectived_proto.hurts import span
 from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, shown_name
 from collectived_proto.wording import expired_text, history, not_come, seconds, subject
 from collectived_runtime.coordinator.registry import Generation, Inquiry
@@ -159,7 +160,7 @@ def unclaimed(generation: Generation, report: Report, now: float) -> Verdict:
 def unanswered(generation: Generation, report: Report, now: float) -> str:
     """The warning that a send or recv waits for its other end."""
     what = f"group {shown_name(generation.info.name)!r}: {report.text} on {generation.member(report.rank, now)}"
-    return f"{what} has waited for {seconds(report.timeout_seconds)}: {_other_end(generation, report, now)}"
+    return f"{what} has waited for {span(report.timeout_seconds)}: {_other_end(generation, report, now)}"
 
 
 def _other_end(generation: Generation, report: Report, now: float) -> str:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from collectived_proto import codec
 from collectived_proto.lanes import flights, rates
+from collectived_proto.shown import OVER
 from collectived_proto.types import RELEASE, Verdict
 from collectived_proto.v1 import status_pb2
 from collectived_runtime.coordinator.snapshot import GroupView, PendingView, Snapshot, WorkerView
@@ -48,6 +49,13 @@ def status_reply(
         warnings=warnings,
         answered_by="coordinator",
     )
+
+
+def everybody_is_back(view: Snapshot) -> bool:
+    """Whether every worker of a group that is not over is attached; after a restart that takes a moment."""
+    here = {worker.hello.task for worker in view.workers if worker.connected}
+    needed = {member.worker for group in view.groups if group.state not in OVER for member in group.members}
+    return bool(here) and needed <= here
 
 
 def _in_short(verdict: Verdict) -> Verdict:

@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 
 from collectived_proto.errors import Code, InvalidArgumentError
+from collectived_proto.lanes import UNHEARD
 from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE, Tier
 from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2, trace_pb2
 from collectived_runtime.coordinator.census import Census
@@ -39,13 +40,14 @@ from collectived_runtime.coordinator.events import (
     WorkerGone,
 )
 from collectived_runtime.coordinator.messages import Encoder, cut_to_proto, event_from_proto, hello_from_proto
-from collectived_runtime.coordinator.overview import coordinator_status, status_reply
+from collectived_runtime.coordinator.overview import coordinator_status, everybody_is_back, status_reply
+from collectived_runtime.coordinator.recollection import Recollection
 from collectived_runtime.coordinator.roll import Roll
 from collectived_runtime.coordinator.state import Coordinator
 from collectived_runtime.coordinator.traces import Correspondent, Traces
 from collectived_runtime.logs import facts_of, text_of
 
-INSPECTION_SECONDS = 0.35
+INSPECTION_SECONDS = 0.3
 TURNS = 64  # workers to which a group is being sent at the same time
 TURN_SECONDS = 0.1  # for so long one that does not read may keep others waiting
 
@@ -104,6 +106,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._timer: asyncio.TimerHandle | None = None
         self._inspections: dict[int, dict[int, asyncio.Future[status_pb2.WorkerStatus]]] = {}
         self._inspected = 0
+        self._recollection = Recollection()
         self._drains: dict[int, asyncio.Future[DrainDone]] = {}
         self._drains_asked = 0
         self._traces = Traces()
@@ -212,6 +215,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             case "goodbye":
                 line.goodbye = True
             case "inspection":
+                self._recollection.hear(task, message.inspection.status)  # one that comes late too
                 answer = self._inspections.get(message.inspection.inspect, {}).get(task)
                 if answer and not answer.done():
                     answer.set_result(message.inspection.status)
@@ -315,10 +319,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Status(self, request: status_pb2.StatusRequest, context: Any) -> status_pb2.StatusReply:
         told, silent = ({}, []) if request.local_only else await self._inspect()
         warnings = [
-            f"worker {task} did not answer within {INSPECTION_SECONDS} s: what is shown of it is old" for task in silent
+            f"worker {task} did not answer within {INSPECTION_SECONDS} s: shown is what it told before, - if nothing"
+            for task in silent
         ]
-        reply = status_reply(self._mind.snapshot(self._now()), told, time.time(), warnings, silent)
+        view = self._mind.snapshot(self._now())
         uptime = time.monotonic() - self._started
+        if uptime < self._mind.heartbeat_seconds and not everybody_is_back(view):
+            warnings.append(UNHEARD)
+        reply = status_reply(view, told, time.time(), warnings, silent)
+        self._recollection.fill(reply)
         reply.coordinator.CopyFrom(coordinator_status(self.address, self._mind.epoch, os.getpid(), uptime, self.job))
         return reply
 

@@ -71,6 +71,10 @@ class Coordinator:
         return self._book.epoch
 
     @property
+    def heartbeat_seconds(self) -> float:
+        return self._book.heartbeat_seconds
+
+    @property
     def hosts(self) -> dict[int, str]:
         """Of the workers that are here, or may come back, by their numbers."""
         return {task: worker.hello.host for task, worker in self._book.workers.items()}

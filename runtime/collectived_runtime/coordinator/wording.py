@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 
+from collectived_proto.hurts import span
 from collectived_proto.types import Member, RankPosition
 from collectived_proto.wording import NAMED, members_text, ranks_text, seconds, waiting_text
 from collectived_runtime.coordinator.differences import describe, difference
@@ -33,7 +34,7 @@ def pending_text(what: str, waited: float, absent: Sequence[str], sites: Mapping
     named = "; ".join(absent[:NAMED])
     more = f"; {len(absent) - NAMED} more ranks have not come" if len(absent) > NAMED else ""
     waiting = waiting_text(sites)
-    return f"{what} has waited for {seconds(waited)}: {named}{more}{f'; {waiting}' if waiting else ''}"
+    return f"{what} has waited for {span(waited)}: {named}{more}{f'; {waiting}' if waiting else ''}"
 
 
 def majority(arrived: Mapping[int, RankPosition]) -> tuple[list[int], list[list[int]]]:

@@ -59,7 +59,8 @@ class Lane:
         help = Help(surroundings.crew, lambda: self._watch.ask(_look))
         tools = Tools(Workspace(self._grown), help, Counters())
         group, tasks = topology.group, tuple(peer.task for peer in topology.peers)
-        label = Label(self.name, group.key, group.size, topology.ranks, tasks)
+        places = tuple(tuple(peer.ranks) for peer in topology.peers)
+        label = Label(self.name, group.key, group.size, topology.ranks, tasks, places)
         tape = Tape(surroundings.recorder, label)
         self._shop = Workshop(topology, self.name, surroundings, self._watch, self._bells, self._results, tools, tape)
         self._past: dict[int, Verdict] = {}  # how earlier generations of this lane ended

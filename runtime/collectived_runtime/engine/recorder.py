@@ -14,7 +14,7 @@ import enum
 import itertools
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ STRAND, FOLD, SEND, RECEIVE, PRELUDE = map(int, MarkKind)  # for lanes: to look 
 class Label:
     """A group as one lane of it knows it, in the few words that outlive the lane.
 
-    name: as its users call it. ranks: the local ones. tasks: of the group's workers.
+    name: as its users call it. ranks: the local ones. tasks: of the group's workers. places: the ranks of each of them.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Label:
     size: int
     ranks: tuple[int, ...]
     tasks: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...] = field(default=(), compare=False)  # the key says which group it is
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ AWAY = (
     grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.INTERNAL,  # what gRPC says here where a stream ends under a write: why it ended, the next one tells
 )
+PART_SECONDS = 2.0  # for the next part of a trace: the coordinator waits 1.5 s for each of a worker
 DRAIN_SECONDS = 0.002  # between looks whether what was to be said has been
 WAITING_MESSAGES = 10_000  # kept while the coordinator is away; older ones are dropped first
 
@@ -134,13 +135,14 @@ class Membership:
 
     async def trace(self, request: trace_pb2.TraceRequest, patience: float) -> AsyncIterator[trace_pb2.TraceReply]:
         """Asks the coordinator; raises grpc.aio.AioRpcError where it does not begin to answer within `patience`
-        seconds, or ends amid its answer."""
+        seconds, or stops amid its answer."""
         call = self._stub.Trace(request, metadata=self._metadata)
         try:
-            first = await asyncio.wait_for(call.read(), patience)
-            while first is not grpc.aio.EOF:
-                yield first
-                first = await call.read()
+            reply = await asyncio.wait_for(call.read(), patience)
+            patience = PART_SECONDS
+            while reply is not grpc.aio.EOF:
+                yield reply
+                reply = await asyncio.wait_for(call.read(), patience)
         except TimeoutError:
             raise silent(f"not within {patience:g} s") from None
         finally:

@@ -21,6 +21,7 @@ import grpc.aio
 from collectived_proto.configuration.daemons import WorkerSettings
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import CollectiveError, UnavailableError
+from collectived_proto.lanes import with_own
 from collectived_proto.local.jobs import check_socket_path
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2_grpc
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from collectived_runtime.http.server import HttpServer
 
 SERVICE = "collectived.v1.Worker"
-STATUS_SECONDS = 0.6  # for the coordinator's answer, which itself waits 0.35 s for workers
+STATUS_SECONDS = 0.45  # for the coordinator's answer, which itself waits 0.3 s for workers
 SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
 CPU_DEVICES = 8
 # A session over gRPC lives by its stream: a client whose host has vanished is noticed within the sum of the first two.
@@ -302,13 +303,18 @@ class _Worker:
         return await worker_status(self.identity, self.groups.lanes, standing)
 
     async def _status(self, request: status_pb2.StatusRequest) -> status_pb2.StatusReply:
-        reason = ""
-        if not request.local_only:
-            try:
-                return await self.membership.status(request, STATUS_SECONDS)
-            except grpc.aio.AioRpcError as error:
-                reason = f"the coordinator at {self.membership.address} does not answer ({error.details()}): "
-                reason += "this is what workers know by themselves"
+        if request.local_only:
+            return await self._own_part()
+        try:
+            reply = await self.membership.status(request, STATUS_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            reason = f"the coordinator at {self.membership.address} does not answer ({error.details()}): "
+            return await self._own_part(f"{reason}this is what workers know by themselves")
+        if any(worker.incarnation == self.identity.incarnation for worker in reply.workers):
+            return reply
+        return with_own(reply, await self._own_part())
+
+    async def _own_part(self, *warnings: str) -> status_pb2.StatusReply:
         own = await self._own_status()
         known = {(lane.topology.group.key, lane.ledger.generation): lane.group for lane in self.groups.lanes}
         seen = [(lane, known.get((lane.key, lane.generation))) for lane in own.lanes]
@@ -316,7 +322,7 @@ class _Worker:
             unix_time=time.time(),
             workers=[own],
             groups=[group_seen_from(lane, group) for lane, group in seen if group is not None],
-            warnings=[reason] if reason else [],
+            warnings=warnings,
             answered_by=self.name,
         )
 
@@ -336,15 +342,18 @@ class _Worker:
             begun = False
             try:
                 async for reply in self.membership.trace(request, STATUS_SECONDS):
-                    begun = True
+                    begun = begun or reply.HasField("worker")
                     yield reply
                 return
             except grpc.aio.AioRpcError as error:
+                reason = f"the coordinator at {self.membership.address} does not answer ({error.details()})"
                 if begun:
-                    raise
-                reason = f"the coordinator at {self.membership.address} does not answer ({error.details()}): "
-                reason += "this is what one worker has recorded"
-        yield trace_pb2.TraceReply(time=trace_pb2.TraceTime(unix=time.time(), monotonic=time.monotonic()))
+                    yield trace_pb2.TraceReply(
+                        last=True, warnings=[f"{reason}: the rest of what it gathered is missing"]
+                    )
+                    return
+        now = trace_pb2.TraceTime(unix=time.time(), monotonic=time.monotonic())
+        yield trace_pb2.TraceReply(time=now, answered_by=self.name)
         for part in worker_trace(self.identity, self.groups.lanes, self.groups.recorder, request):
             part.clock.how = "same clock"
             yield trace_pb2.TraceReply(worker=part)

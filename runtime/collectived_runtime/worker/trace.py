@@ -92,7 +92,10 @@ def _parts(
 
 
 def _lane(label: Label) -> pb.TraceLane:
-    return pb.TraceLane(group=label.name, key=label.key, size=label.size, ranks=label.ranks, tasks=label.tasks)
+    places = [pb.TracePlace(task=task, ranks=ranks) for task, ranks in zip(label.tasks, label.places, strict=False)]
+    return pb.TraceLane(
+        group=label.name, key=label.key, size=label.size, ranks=label.ranks, tasks=label.tasks, places=places
+    )
 
 
 def _living(lane: Lane) -> pb.TraceLane:
@@ -114,8 +117,6 @@ def _living(lane: Lane) -> pb.TraceLane:
             pid=member.pid,
             label=member.label,
         )
-    for peer in lane.topology.peers:
-        told.places.add(task=peer.task, ranks=peer.ranks)
     return told
 
 

@@ -203,6 +203,13 @@ CASES = [
         "coordinator 0.3.0",
         "which collectived",
     ),
+    (
+        "running job",
+        {"jobs": (replace(sound.JOB, missing=("the coordinator at h:1 does not answer",)),)},
+        WARNING,
+        "user-1-ab answers in part: the coordinator at h:1 does not answer",
+        "collectived status",
+    ),
     ("clock skew", {"jobs": (replace(sound.JOB, ahead=-0.5),)}, WARNING, "500.0 ms behind ours", "chrony"),
 ]
 
@@ -213,6 +220,12 @@ def test_what_is_said(check: str, parts: dict[str, Any], grade: Grade, text: str
     assert any(finding.grade is grade and text in finding.text and remedy in finding.remedy for finding in findings), (
         findings
     )
+
+
+@pytest.mark.parametrize("spoilt_by", [{"missing": ("the coordinator",)}, {"round_trip": 0.7}])
+def test_no_skew_is_told_from_an_answer_that_was_kept_back(spoilt_by: dict[str, Any]) -> None:
+    jobs = (replace(sound.JOB, ahead=-0.6, **spoilt_by),)
+    assert judged("clock skew", jobs=jobs) == []
 
 
 def test_every_check_that_can_fail_or_warn_does_so_in_a_case() -> None:

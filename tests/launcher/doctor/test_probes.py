@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,9 @@ from collectived_launcher.doctor.gather import gather, together
 from collectived_launcher.doctor.judgements import software as judge_software
 from collectived_launcher.doctor.judgements import system as judge_system
 from collectived_launcher.doctor.probes import gpus, network, running, software, system
+from collectived_launcher.status import find
+from collectived_proto.v1 import status_pb2
+from collectived_runtime.worker.server import default_memory_limit
 
 PATIENCE = 30.0
 
@@ -128,8 +132,10 @@ def test_a_worker_that_has_ended_is_noticed_in_the_environment(tmp_path: Path) -
     assert running.environment({"COLLECTIVED_WORKER": "host:7451"}).worker_is_there is None
 
 
-def test_secrets_are_no_facts() -> None:
-    assert not running.environment({"COLLECTIVED_SECRET": "s", "COLLECTIVED_JOB_SECRET": "s"}).variables
+@pytest.mark.parametrize("name", ["SECRET", "JOB_SECRET", "DOCTOR_TOKEN", "PASSWORD_OF_TOMORROW"])
+def test_of_a_variable_that_may_be_secret_it_is_told_only_that_it_is_set(name: str) -> None:
+    found = running.environment({f"COLLECTIVED_{name}": "value", "COLLECTIVED_TIMEOUT": "5"})
+    assert found.variables == {f"COLLECTIVED_{name}": "(set)", "COLLECTIVED_TIMEOUT": "5"}
 
 
 def test_without_a_folder_no_job_runs(tmp_path: Path) -> None:
@@ -139,6 +145,28 @@ def test_without_a_folder_no_job_runs(tmp_path: Path) -> None:
 def test_a_worker_that_nobody_serves_is_a_job_with_trouble(tmp_path: Path) -> None:
     (job,) = running.running_jobs(str(tmp_path / "none"), {"COLLECTIVED_WORKER": f"unix:{tmp_path}/w.sock"})
     assert "no worker answered" in job.trouble
+
+
+@pytest.mark.parametrize("limits", [{"unit/memory.max": 4 << 30}, {"memory.max": 2 << 30}, {"unit/memory.max": "max"}])
+def test_doctor_and_worker_agree_on_what_a_worker_takes(tmp_path: Path, limits: dict[str, Any]) -> None:
+    cgroups, own = tmp_path / "cgroup", tmp_path / "own"
+    (cgroups / "unit").mkdir(parents=True)
+    own.write_text("0::/unit\n")
+    for file, limit in limits.items():
+        (cgroups / file).write_text(f"{limit}\n")
+    found = system.memory(cgroups, own)
+    seen = found.total if found.seen_limit is None else min(found.total, found.seen_limit)
+    assert abs(seen // 2 - default_memory_limit(cgroups, own)) < 1 << 20
+
+
+@pytest.mark.parametrize("warnings", [["the coordinator at h:1 does not answer"], []])
+def test_what_an_answer_without_a_coordinator_lacks_is_a_fact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
+) -> None:
+    reply = status_pb2.StatusReply(answered_by="worker 0", warnings=warnings)
+    monkeypatch.setattr(find, "ask", lambda target: reply)
+    (job,) = running.running_jobs(str(tmp_path / "none"), {"COLLECTIVED_WORKER": "h:1"})
+    assert len(job.missing) == 1 and "coordinator" in job.missing[0]
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,13 @@ import pytest
 from rich.console import Console
 from rich.segment import Segment
 
-from collectived_launcher.top.frame import Known, clean, frame, heard, not_heard
+from collectived_launcher.top.frame import Known, frame, heard, not_heard
 from collectived_launcher.top.state import VIEWS, State, View
 from collectived_launcher.top.views import listing
 from collectived_proto.hurts import findings
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
+from collectived_proto.wording import clean
 
 
 def reply() -> pb.StatusReply:
@@ -151,3 +152,26 @@ def test_names_cannot_steer_the_terminal() -> None:
         text = "\n".join(shown(heard(answer, 0.0), State(view)))
         assert not any(character in text for character in "\x1b\x07\x9b\u2028")
     assert "[bold]x" in "\n".join(shown(heard(answer, 0.0), State(View.GROUPS))), "names are no markup"
+
+
+def test_what_was_finished_and_what_was_called_last_are_two_facts() -> None:
+    answer = reply()
+    member = answer.groups[1].members[0]
+    member.last_instance, member.last_op, member.last_site = 2, "barrier()", "x.py:7"
+    (row,) = [row for row in rows(View.RANKS, answer) if row[:2] == ("world", "0")]
+    assert row[6:9] == ("#2", "barrier()", "x.py:7")
+
+
+def test_a_group_that_forms_and_hurts_is_first_and_says_from_which_size_on_it_may_start() -> None:
+    answer = reply()
+    del answer.groups[1].in_flight[:]
+    for name in ("zeta", "alpha"):  # both of generation 0; only one waits for somebody
+        answer.groups.add(name=f"j/{name}", state="forming", size=8, min_size=4)
+    answer.groups[2].waiting_for = "waiting for 4 more"
+    first, *others = rows(View.GROUPS, answer)
+    assert first[:4] == ("zeta", "-", "forming", "0 of 4 to 8") and others[0][0] == "alpha"
+
+
+def test_a_worker_that_answers_for_itself_is_not_lost() -> None:
+    alone = pb.StatusReply(workers=[pb.WorkerStatus(task=0, host="a", connected=False)])
+    assert rows(View.WORKERS, alone)[0][2] == "not connected" and "1 worker" in shown(heard(alone, 0.0))[0]

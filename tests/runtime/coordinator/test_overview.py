@@ -8,8 +8,9 @@ from collectived_proto.errors import Code
 from collectived_proto.types import RELEASE, Member, Verdict
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_runtime.coordinator.events import Hello
-from collectived_runtime.coordinator.overview import MOST_MEMBERS, status_reply
+from collectived_runtime.coordinator.overview import MOST_MEMBERS, everybody_is_back, status_reply
 from collectived_runtime.coordinator.snapshot import FailureView, GroupView, PendingView, Snapshot, WorkerView
+from collectived_runtime.coordinator.wording import pending_text
 
 MEMBERS = tuple(Member(rank, "CPU:0", rank, "h", 70 + rank) for rank in range(2))
 
@@ -51,3 +52,17 @@ def test_failures_of_large_groups_are_told_without_every_rank(size: int, told: i
     (failure,) = status_reply(view(failures=(FailureView(60.0, verdict),)), {}, 100.0, ()).failures
     assert (len(failure.verdict.members), len(failure.verdict.missing)) == (told, MOST_MEMBERS)
     assert failure.unix_time == 40.0
+
+
+def test_a_coordinator_that_was_started_again_knows_whether_it_has_heard_the_workers_of_its_groups() -> None:
+    group = GroupView("job/train", 1, 2, "ready", 2, MEMBERS)
+    assert everybody_is_back(view(group)) and everybody_is_back(view())
+    half = Snapshot(1, view().workers[:1], (group,), ())
+    assert not everybody_is_back(half) and not everybody_is_back(Snapshot(1, (), (), ()))
+    ended = Snapshot(1, view().workers[:1], (GroupView("job/train", 1, 2, "ended", 2, MEMBERS),), ())
+    assert everybody_is_back(ended)
+
+
+def test_how_long_something_has_waited_is_logged_as_status_says_it() -> None:
+    said = pending_text("barrier() #1 of group 'w'", 200.0031, ["rank 1 has not come"], {})
+    assert said == "barrier() #1 of group 'w' has waited for 3 min 20 s: rank 1 has not come"

@@ -9,6 +9,8 @@ from collectived_launcher.doctor.finding import Finding, failure, ok, warning
 from collectived_launcher.doctor.judgements.network import skew
 from collectived_launcher.doctor.versions import apart
 
+SLOW_ANSWER = 0.1  # seconds
+
 
 def running(jobs: tuple[RunningJob, ...], software: Software) -> Iterator[Finding]:
     if not jobs:
@@ -22,11 +24,20 @@ def running(jobs: tuple[RunningJob, ...], software: Software) -> Iterator[Findin
             )
             continue
         yield from _releases(job, software)
-        yield from skew(f"{job.name}'s", job.ahead, job.round_trip)
+        if job.missing:
+            yield warning(
+                "running job",
+                f"{job.name} answers in part: {'; '.join(job.missing)}",
+                "look at the output of whoever is silent; `collectived status` tells what is known",
+            )
+        elif job.round_trip <= SLOW_ANSWER:  # a time that was kept back somewhere says nothing of clocks
+            yield from skew(f"{job.name}'s", job.ahead, job.round_trip)
 
 
 def _releases(job: RunningJob, software: Software) -> Iterator[Finding]:
     others = {who: release for who, release in job.releases.items() if apart(release, software.release)}
+    if not others and job.missing:
+        return
     if not others:
         yield ok("running job", f"{job.name} answers; all of it runs collectived {software.release}")
         return

@@ -12,6 +12,11 @@ from collectived_launcher.doctor.facts import Environment, RunningJob
 from collectived_proto.local import jobs
 
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# Anything else of ours may be a secret, also one that does not exist yet: of it, only that it is set.
+_HARMLESS = frozenset(
+    f"COLLECTIVED_{name}"
+    for name in ("CONFIG", "COORDINATOR", "GROUP", "JOB", "LABEL", "NCCL", "RESTART", "TIMEOUT", "TRANSPORT", "WORKER")
+).union(_OF_TORCHRUN)
 _UNIX = "unix:"
 
 
@@ -19,7 +24,7 @@ def environment(variables: Mapping[str, str]) -> Environment:
     ours = {name: value for name, value in variables.items() if name.startswith("COLLECTIVED_") or name in _OF_TORCHRUN}
     worker = ours.get("COLLECTIVED_WORKER", "")
     there = os.path.exists(worker.removeprefix(_UNIX)) if worker.startswith(_UNIX) else None
-    return Environment({name: value for name, value in ours.items() if "SECRET" not in name}, there)
+    return Environment({name: value if name in _HARMLESS else "(set)" for name, value in ours.items()}, there)
 
 
 def running_jobs(folder: str, variables: Mapping[str, str]) -> tuple[RunningJob, ...]:
@@ -54,4 +59,7 @@ def _ask(name: str, target: object) -> RunningJob:
     for worker in reply.workers:
         releases |= {f"a client of worker {worker.task} ({release})": release for release in worker.client_releases}
     known = {who: release for who, release in releases.items() if release}
-    return RunningJob(name, known, reply.unix_time - (asked + answered) / 2, answered - asked)
+    missing = list(reply.warnings)
+    if reply.answered_by not in ("", "coordinator") and not missing:
+        missing.append(f"the coordinator does not answer: this is what {reply.answered_by} knows")
+    return RunningJob(name, known, reply.unix_time - (asked + answered) / 2, answered - asked, tuple(missing))

@@ -19,6 +19,7 @@ from collectived_proto.local import arena
 
 _SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
 _TIME_ERROR = 5  # of adjtimex: nobody keeps this clock
+_CGROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _ROOM_FOR_TIMEX = 512  # bytes, more than the structure has anywhere
 
 
@@ -86,32 +87,33 @@ def _tasks_left() -> int | None:
     return max(0, min(left)) if left else None
 
 
-def memory() -> Memory:
+def memory(cgroups: Path = _CGROUPS, own: Path = _OWN) -> Memory:
     said = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (int(said[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
     limits, left = [], [free]
-    for folder in _control_groups("memory"):
+    for folder in _control_groups("memory", cgroups, own):
         limit = _first_number(folder / "memory.max", folder / "memory.limit_in_bytes")
         if limit is None or limit >= total:
             continue
         limits.append(limit)
         left.append(limit - (_first_number(folder / "memory.current", folder / "memory.usage_in_bytes") or 0))
-    root = Path("/sys/fs/cgroup")
-    seen = _first_number(root / "memory.max", root / "memory" / "memory.limit_in_bytes")
-    return Memory(total, max(0, min(left)), min(limits, default=None), seen)
+    # As `default_memory_limit` of workers looks.
+    files = [folder / "memory.max" for folder in _control_groups("memory", cgroups, own)]
+    seen = [_number(file) for file in (*files, cgroups / "memory" / "memory.limit_in_bytes")]
+    seen_limit = min((limit for limit in seen if limit is not None), default=None)
+    return Memory(total, max(0, min(left)), min(limits, default=None), seen_limit)
 
 
-def _control_groups(controller: str) -> list[Path]:
+def _control_groups(controller: str, root: Path = _CGROUPS, own: Path = _OWN) -> list[Path]:
     """The folders of the control groups that this process is in, from its own up to the root; of either version."""
     found: list[Path] = []
-    root = Path("/sys/fs/cgroup")
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in own.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         top = root / controller if controllers else root
-        own = top / path.lstrip("/")
-        found += [folder for folder in (own, *own.parents) if folder == top or top in folder.parents]
+        mine = top / path.lstrip("/")
+        found += [folder for folder in (mine, *mine.parents) if folder == top or top in folder.parents]
     return found
 
 

@@ -11,10 +11,21 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from google.protobuf.json_format import MessageToJson
 
-from collectived_proto.hurts import findings
+from collectived_proto.hurts import code_name, findings
+from collectived_proto.shown import (
+    finished,
+    has_counts,
+    has_told,
+    is_late,
+    is_late_post,
+    rank_count,
+    size_text,
+    worker_state,
+)
 from collectived_proto.v1.status_pb2 import StatusReply
 
 FRESH_SECONDS = 0.9  # a page that looks every second sees a new picture each time
@@ -65,7 +76,7 @@ def documents(reply: StatusReply) -> dict[str, Document]:
     status = MessageToJson(
         reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None
     )
-    page = f'{{"hurts": {json.dumps(hurts(reply))}, "status": {status}}}'
+    page = f'{{"hurts": {json.dumps(hurts(reply))}, "told": {json.dumps(told(reply))}, "status": {status}}}'
     texts = {"/status.json": status.encode(), "/page.json": page.encode()}
     return {path: Document(text, gzip.compress(text, 1)) for path, text in texts.items()}
 
@@ -76,3 +87,23 @@ def hurts(reply: StatusReply) -> list[dict[str, str]]:
         {"word": finding.kind.value, "severity": finding.severity.name.lower(), "sentence": finding.sentence}
         for finding in findings(reply)
     ]
+
+
+def told(reply: StatusReply) -> dict[str, Any]:
+    """What the page does not judge by itself; lists are in the order of those in `status`."""
+    return {
+        "ranks": rank_count(reply),
+        "workers": [worker_state(worker).value for worker in reply.workers],
+        "accounts": [has_told(worker) for worker in reply.workers],
+        "groups": [
+            {
+                "counted": has_counts(reply, group),
+                "size": size_text(group),
+                "late": [is_late(group, flight) for flight in group.in_flight],
+                "late_posts": [is_late_post(group, post) for post in group.posts],
+                "finished": [finished(member) for member in group.members],
+            }
+            for group in reply.groups
+        ],
+        "failures": [code_name(failure.verdict.code) for failure in reply.failures],
+    }

@@ -14,8 +14,9 @@ from importlib.resources import files
 from google.protobuf.json_format import Parse
 from tests.runtime.http.serving import ADMITTED, SECRET, get, serve, status
 
+from collectived_proto.v1 import common_pb2
 from collectived_proto.v1 import status_pb2 as pb
-from collectived_runtime.coordinator.page.picture import Picture
+from collectived_runtime.coordinator.page.picture import Picture, told
 from collectived_runtime.coordinator.page.routes import DATA, page, page_server, policy
 from collectived_runtime.credentials import Gate
 from collectived_runtime.http.server import HttpServer
@@ -58,11 +59,11 @@ def test_the_data_are_the_status_and_what_hurts() -> None:
         assert Parse(body, pb.StatusReply()) == REPLY
         assert set(json.loads(body)) == {field.name for field in pb.StatusReply.DESCRIPTOR.fields}
         _, body = await get(server, "/page.json", ADMITTED)
-        told = json.loads(body)
-        assert told["status"]["warnings"] == ["<b>slow</b>"]
-        assert told["hurts"] == [{"word": "warning", "severity": "warning", "sentence": "<b>slow</b>"}]
+        document = json.loads(body)
+        assert document["status"]["warnings"] == ["<b>slow</b>"]
+        assert document["hurts"] == [{"word": "warning", "severity": "warning", "sentence": "<b>slow</b>"}]
         head, body = await get(server, "/page.json", ADMITTED, "Accept-Encoding: gzip, br")
-        assert b"content-encoding: gzip" in head and json.loads(gzip.decompress(body)) == told
+        assert b"content-encoding: gzip" in head and json.loads(gzip.decompress(body)) == document
 
     tell(story)
 
@@ -118,3 +119,24 @@ def test_the_page_takes_nothing_from_elsewhere_and_makes_no_markup_of_data() -> 
         assert not re.search(word, SOURCE), word
     assert not re.search(rb"\b(eval|Function|style)\s*[(=]", SOURCE), "the policy would not let it"
     assert not re.search(rb"\son[a-z]+\s*=", SOURCE)
+
+
+def test_the_page_is_told_what_the_other_faces_say_of_the_same() -> None:
+    member = common_pb2.Member(rank=0, last_instance=2, last_op="barrier()")
+    group = pb.GroupStatus(name="j/w", state="ready", size=1, members=[member], in_flight=[pb.InFlight(seconds=9)])
+    workers = [
+        pb.WorkerStatus(connected=True, draining=True, release="0.1.0"),
+        pb.WorkerStatus(last_heartbeat_seconds=9),
+    ]
+    over = pb.GroupStatus(state="ended", members=[member])
+    failure = pb.Failure(verdict=common_pb2.Verdict(code=9))
+    assert told(pb.StatusReply(workers=workers, groups=[group, over], failures=[failure])) == {
+        "ranks": 1,
+        "workers": ["draining", "lost"],
+        "accounts": [True, False],
+        "groups": [
+            {"counted": True, "size": "1", "late": [True], "late_posts": [], "finished": ["#2"]},
+            {"counted": False, "size": "0", "late": [], "late_posts": [], "finished": ["#2"]},
+        ],
+        "failures": ["FAILED_PRECONDITION"],
+    }

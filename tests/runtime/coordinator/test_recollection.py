@@ -1,0 +1,50 @@
+"""What a coordinator still knows of workers that do not answer, and of groups that are over."""
+
+from __future__ import annotations
+
+from collectived_proto.v1 import status_pb2 as pb
+from collectived_runtime.coordinator.recollection import Recollection
+
+ACCOUNT = pb.WorkerStatus(
+    task=0,
+    incarnation="i",
+    release="0.1.0",
+    resident_bytes=9,
+    connected=True,
+    devices=["CPU:0"],
+    lanes=[pb.LaneStatus()],
+)
+
+
+def reply(worker: pb.WorkerStatus, **group: object) -> pb.StatusReply:
+    return pb.StatusReply(workers=[worker], groups=[pb.GroupStatus(generation=5, **group)])  # type: ignore[arg-type]
+
+
+def test_a_silent_worker_is_shown_with_what_it_told_before_and_a_group_with_its_counts() -> None:
+    kept = Recollection()
+    kept.hear(0, ACCOUNT)
+    kept.fill(reply(ACCOUNT, collectives_done=7, collectives_failed=1, bytes_reduced=64))
+    hello = pb.WorkerStatus(task=0, incarnation="i", silent=True, last_heartbeat_seconds=3, devices=["CPU:0"])
+    later = reply(hello, state="ended")
+    kept.fill(later)
+    (worker,), (group,) = later.workers, later.groups
+    assert (worker.resident_bytes, worker.silent, worker.connected, worker.last_heartbeat_seconds) == (
+        9,
+        True,
+        False,
+        3,
+    )
+    assert list(worker.devices) == ["CPU:0"] and not worker.lanes
+    assert (group.collectives_done, group.collectives_failed, group.bytes_reduced) == (7, 1, 64)
+
+
+def test_of_a_worker_that_came_anew_nothing_old_is_told_and_what_is_gone_is_forgotten() -> None:
+    kept = Recollection()
+    kept.hear(0, ACCOUNT)
+    anew = reply(pb.WorkerStatus(task=0, incarnation="other"))
+    kept.fill(anew)
+    assert not anew.workers[0].resident_bytes
+    kept.fill(pb.StatusReply())
+    again = reply(pb.WorkerStatus(task=0, incarnation="i"))
+    kept.fill(again)
+    assert not again.workers[0].resident_bytes
