@@ -23,6 +23,7 @@ import click
 import pytest
 
 from collectived_launcher.launch import meeting, slurm
+from collectived_launcher.launch.places import Wish, choose
 
 from .slurm_cluster import Cluster, Missing
 
@@ -43,13 +44,29 @@ OPENING = "2 workers × 2 clients = 4 ranks on n1, n2 (worker = daemon of a host
 
 def test_an_allocation_is_where_slurm_gave_nodes_and_srun_did_not_start_us() -> None:
     given = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
-    assert slurm.allocation(given) == slurm.Allocation("7", "n[1-2]", 0)
-    assert slurm.allocation({**given, "SLURM_NTASKS_PER_NODE": "4"}) == slurm.Allocation("7", "n[1-2]", 4)
+    assert slurm.allocation(given) == slurm.Allocation("7", "n[1-2]", ())
     for interactive in ("4294967290", "4294967291"):  # a shell of salloc, a batch script
         assert slurm.allocation({**given, "SLURM_STEP_ID": interactive}) is not None
     assert slurm.allocation({**given, "SLURM_STEP_ID": "0"}) is None
     assert slurm.allocation({}) is None
     assert slurm.step({}, ()) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "tasks"),
+    [
+        ({"SLURM_NTASKS_PER_NODE": "4"}, (4,)),
+        ({"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}, (2, 2)),
+        ({"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1", "SLURM_NTASKS_PER_NODE": "2"}, (2, 1)),
+        ({"SLURM_TASKS_PER_NODE": "16(x2)"}, ()),  # nobody asked: those are processors
+        ({"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "16(x2)"}, ()),
+    ],
+)
+def test_tasks_that_were_asked_for_are_clients(said: dict[str, str], tasks: tuple[int, ...]) -> None:
+    found = slurm.allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", **said})
+    assert found is not None and found.tasks == tasks
+    places = choose(Wish(), {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", **said}, ("true",))
+    assert (places.clients, places.hosts) == ((tasks or (1,))[:1], ("n1",))
 
 
 def test_several_tasks_on_a_node_are_an_error_that_shows_the_line_that_was_meant() -> None:

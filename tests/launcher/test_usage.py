@@ -32,6 +32,16 @@ from collectived_launcher.__main__ import run
         (["launch", "--hosts", "a", "--ssh", "/no/ssh", "--", "true"], "--ssh '/no/ssh': no such program"),
         (["launch", "--hosts", "a", "--ssh", "'", "--", "true"], "is no command"),
         (["launch", "--env", "NO_SUCH_VARIABLE", "--", "true"], "--env 'NO_SUCH_VARIABLE': expected NAME=VALUE"),
+        *(
+            (["launch", option, value, "--", "true"], f"{option} is for other hosts: name them with --hosts")
+            for option, value in [
+                ("--interface", "eth0"),
+                ("--coordinator", "here"),
+                ("--python", "python"),
+                ("--ssh", "ssh"),
+                ("--host-timeout", "30"),
+            ]
+        ),
         (["launch", "--host-timeout", "0.5", "--", "true"], "0.5 is not in the range"),
         (["launch", "--no-such-option", "--", "true"], "--no-such-option"),
         (["no-such-command"], "no-such-command"),

@@ -33,7 +33,9 @@ def up(file: Path, only: tuple[str, ...], ssh_command: str) -> int:
 
     What runs already is left as it is, and said. `collectived down` ends them.
     """
-    return _carry_out(file, only, ssh_command, _up, with_leader=True)
+    return _carry_out(
+        file, only, ssh_command, _up, "what was started stays; `collectived down` ends it", with_leader=True
+    )
 
 
 @click.command()
@@ -51,10 +53,12 @@ def down(file: Path, only: tuple[str, ...], ssh_command: str, now: bool) -> int:
     def end(cluster: Cluster, hosts: Sequence[ClusterHost], open_hosts: Reach) -> Iterator[tuple[str, bool]]:
         return _down(cluster, hosts, open_hosts, now)
 
-    return _carry_out(file, only, ssh_command, end)
+    return _carry_out(file, only, ssh_command, end, "what has not ended yet may stay; say `collectived down` again")
 
 
-def _carry_out(file: Path, only: tuple[str, ...], ssh_command: str, act: Any, with_leader: bool = False) -> int:
+def _carry_out(
+    file: Path, only: tuple[str, ...], ssh_command: str, act: Any, if_interrupted: str, with_leader: bool = False
+) -> int:
     """`with_leader`: the coordinator's host is asked too, whatever `only` says."""
     try:
         cluster = read(file)
@@ -72,6 +76,7 @@ def _carry_out(file: Path, only: tuple[str, ...], ssh_command: str, act: Any, wi
         click.echo(f"collectived: {error}", err=True)
         return UNREACHABLE
     except Interrupted:
+        click.echo(f"collectived: interrupted: {if_interrupted}", err=True)
         return INTERRUPTED
     return 0 if well else FAILED
 
@@ -117,6 +122,7 @@ def _up(cluster: Cluster, hosts: Sequence[ClusterHost], open_hosts: Reach) -> It
             cluster.worker,
             cluster.restarts,
             cluster.source,
+            host.slots,
         )
         for host in hosts
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,17 +11,18 @@ from typing import Any
 from collectived_launcher.cluster.file import LONGEST_DRAIN, Cluster, ClusterHost
 from collectived_launcher.launch import ssh
 from collectived_launcher.launch.elsewhere import Carrier
-from collectived_launcher.launch.ground import Ground, Surveyor, Unreachable
+from collectived_launcher.launch.ground import Ground, Surveyor
 from collectived_launcher.launch.here import Here
 from collectived_launcher.launch.host import Host, Program
 from collectived_launcher.launch.job import LOCALHOST, new_name
 from collectived_launcher.launch.loop import Loop
 from collectived_launcher.launch.output import Terminal
-from collectived_launcher.launch.places import Places
+from collectived_launcher.launch.places import Places, ssh_words
 from collectived_proto.local import jobs
 
 THERE = "collectived_launcher.cluster.there"
 SILENCE = 30.0  # seconds without a sign of life after which a host is given up
+_OPEN_WITHIN = 60.0  # seconds for all hosts to answer
 _PATIENCE = LONGEST_DRAIN + 100.0  # seconds for an answer; draining is the longest
 
 
@@ -31,9 +31,13 @@ class Interrupted(Exception):
 
 
 def carrier_of(cluster: Cluster, ssh_command: str) -> Places:
-    """How the hosts of a cluster are reached; one worker of each, as far as places know."""
+    """How the hosts of a cluster are reached; one worker of each, as far as places know.
+
+    Raises:
+        click.UsageError: the ssh command is none.
+    """
     by_name = {host.name: host for host in cluster.hosts}
-    command = shlex.split(ssh_command)
+    command = ssh_words(ssh_command, by_name)
 
     def carrier(name: str) -> Carrier:
         host = by_name[name]
@@ -114,10 +118,14 @@ def reach(cluster: Cluster, hosts: Sequence[ClusterHost], ssh_command: str, term
     """Opens hosts, and leaves nothing there but what is to stay.
 
     Raises:
-        Unreachable: one cannot be used. Interrupted: a signal came.
+        click.UsageError: the ssh command is none. Unreachable: one cannot be used. Interrupted: a signal came.
     """
     name = new_name()
     places = carrier_of(cluster, ssh_command)
+
+    def say(text: str) -> None:
+        terminal.say(f"collectived: {text}")
+
     wanted = {host.name for host in hosts}
     with Loop() as loop:
         here = Here(loop, jobs.runtime_folder() / name)
@@ -128,13 +136,9 @@ def reach(cluster: Cluster, hosts: Sequence[ClusterHost], ssh_command: str, term
             if one in wanted
         }
         try:
-            for host in others.values():
-                host.open(lambda: None)
-            if not loop.until(lambda: all(host.facts or host.trouble for host in others.values()), 2 * SILENCE):
+            if not Surveyor(loop, list(others.values()), "", say, spread=False).open(_OPEN_WITHIN):
                 raise Interrupted
-            if troubles := [f"{host.name} {host.trouble}" for host in others.values() if host.trouble]:
-                raise Unreachable("\n    ".join(troubles))
-            yield Reach(loop, {LOCALHOST: here, **others}, lambda text: terminal.say(f"collectived: {text}"))
+            yield Reach(loop, {LOCALHOST: here, **others}, say)
         finally:
             for host in others.values():
                 host.close()

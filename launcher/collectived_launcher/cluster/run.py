@@ -11,12 +11,14 @@ from typing import Any
 
 import click
 
+from collectived_launcher.cluster import state
 from collectived_launcher.cluster.command import INTERRUPTED, UNREACHABLE, chosen
 from collectived_launcher.cluster.file import BadCluster, Cluster, ClusterHost, read
 from collectived_launcher.cluster.reach import SILENCE, Interrupted, carrier_of, reach
+from collectived_launcher.cluster.spec import Spec
 from collectived_launcher.launch.command import check_program, make_log_dir
 from collectived_launcher.launch.ground import Unreachable
-from collectived_launcher.launch.job import LOCALHOST, Addresses, Job, new_name
+from collectived_launcher.launch.job import COORDINATOR, LOCALHOST, Addresses, Job, new_name
 from collectived_launcher.launch.output import Terminal
 from collectived_launcher.launch.places import forwarded, wished_variables
 from collectived_launcher.launch.run import Run
@@ -87,7 +89,7 @@ def run(
         raise click.UsageError("--hosts chooses among the hosts of a cluster: name its file with --cluster")
     terminal = Terminal()
     if file is None:
-        cluster, found = None, running_here(clients or 1)
+        cluster, found = None, running_here(clients)
     else:
         try:
             cluster = read(file)
@@ -122,11 +124,11 @@ def run(
     ).run()
 
 
-def running_here(clients: int) -> Found:
+def running_here(clients: int | None) -> Found:
     """The workers of the one job of this user that runs on this host.
 
     Raises:
-        click.ClickException: none does, or several do.
+        click.ClickException: none does, or several do, or a worker of it does not serve.
     """
     running = [job for job in jobs.running() if job.workers or job.away]
     if not running:
@@ -138,10 +140,15 @@ def running_here(clients: int) -> Found:
         lines = "\n".join(f"    {job.job}: {job.command}" for job in running)
         raise click.UsageError(f"daemons of {len(running)} jobs of yours run here; name one with --cluster:\n{lines}")
     job = running[0]
+    slots, known = 1, state.read(jobs.runtime_folder() / job.job)
+    if known is not None:  # of a cluster, not of `launch`
+        spec = Spec.from_json(known["spec"])
+        slots = spec.slots
+        _all_serve({LOCALHOST: known["daemons"]}, f"collectived up {spec.source}")
     if not job.workers:
         raise _Nothing(f"no worker of {job.job} serves: {', '.join(job.away)}; {job.command}")
     count = len(job.workers)
-    return Found(job.coordinator, job.workers, (LOCALHOST,) * count, (clients,) * count)
+    return Found(job.coordinator, job.workers, (LOCALHOST,) * count, (clients or slots,) * count)
 
 
 def running_there(
@@ -150,25 +157,41 @@ def running_there(
     """The workers of a cluster.
 
     Raises:
-        click.ClickException: they do not run. Unreachable, Interrupted: as `reach`.
+        click.ClickException: they do not run, or one does not serve. Unreachable, Interrupted: as `reach`.
     """
     with reach(cluster, hosts, ssh_command, terminal) as open_hosts:
         answers = open_hosts.ask("state", cluster.name, {host.name: "" for host in hosts})
     missing = [f"    {name}: {_why_not(answer)}" for name, answer in answers.items() if not answer.get("running")]
     if missing:
         raise _Nothing("\n".join([f"cluster {cluster.name!r} does not run; collectived up {cluster.source}", *missing]))
-    workers: list[tuple[str, str, int]] = []
-    for host in hosts:
-        workers += [(at, host.name, clients or host.slots) for at in _serving(answers[host.name]["daemons"])]
+    daemons = {host.name: answers[host.name]["daemons"] for host in hosts}
+    _all_serve(daemons, f"collectived up {cluster.source}")
+    workers = [
+        (one["address"], host.name, clients or host.slots)
+        for host in hosts
+        for name, one in daemons[host.name].items()
+        if name != COORDINATOR
+    ]
     if not workers:
-        raise _Nothing(f"no worker of cluster {cluster.name!r} serves; collectived up {cluster.source}")
+        raise _Nothing(f"cluster {cluster.name!r} has no worker on {', '.join(daemons)}")
     addresses, names, counts = zip(*workers, strict=True)
     return Found("", addresses, names, counts)
 
 
-def _serving(daemons: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Addresses of the workers that serve."""
-    return [one["address"] for name, one in daemons.items() if name != "coordinator" and one["state"] == "serving"]
+def _all_serve(hosts: Mapping[str, Mapping[str, Mapping[str, Any]]], remedy: str) -> None:
+    """A job is never smaller than its user takes it to be.
+
+    Raises:
+        click.ClickException: a daemon of one of these hosts does not serve.
+    """
+    lines = [
+        f"{name} on {host} is {one['state']}"
+        for host, daemons in hosts.items()
+        for name, one in daemons.items()
+        if one["state"] != "serving"
+    ]
+    if lines:
+        raise _Nothing("\n    ".join([*lines, f"{remedy} starts again what is drained or failed"]))
 
 
 def _why_not(answer: Mapping[str, Any]) -> str:

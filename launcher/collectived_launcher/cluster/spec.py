@@ -19,7 +19,7 @@ class Spec:
     name: of the cluster. host: as its file names it. tasks: numbers of its workers. leads: it runs the coordinator.
     coordinator_at: `host:port` at which other hosts reach that; '' where there are none. address: by which other hosts
     reach this one; '' where there are none. coordinator, worker: flags of those daemons. restarts: how often each may
-    be started again within five minutes. source: the cluster file.
+    be started again within five minutes. source: the cluster file. slots: clients that `run` starts per worker.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Spec:
     worker: tuple[str, ...] = ()
     restarts: int = 5
     source: str = ""
+    slots: int = 1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -52,6 +52,7 @@ class Supervisor:
         self._watched = {name: Watched() for name in self._words}
         self._states = dict.fromkeys(self._words, "starting")
         self._counts = dict.fromkeys(self._words, 0)
+        self._failures = dict.fromkeys(self._words, 0)  # since it served last
         self._published = False
         self._revive = False
         signal.signal(signal.SIGUSR1, self._revived)  # wakes the loop
@@ -87,12 +88,14 @@ class Supervisor:
         self._revive = False
         for name in [name for name, how in self._states.items() if how in AWAY]:
             self._watched[name] = restarts.started(Watched(), READY_WITHIN, time.monotonic())
+            self._failures[name] = 0
             self._states[name] = "starting"
             self._start(name)
         self._tell()
 
     def _ready(self, name: str) -> None:
         self._watched[name] = restarts.ready(self._watched[name])
+        self._failures[name] = 0
         self._change(name, "serving")
         workers = [daemon for name, daemon in self._daemons.items() if name != COORDINATOR]
         if workers and all(daemon.ready for daemon in workers) and not self._published:
@@ -118,6 +121,7 @@ class Supervisor:
             self._say(f"{daemon.describe()} was drained, and has ended")
             self._change(name, "drained")
             return
+        self._failures[name] += 1
         again = restarts.ended(self._watched[name], self._spec.restarts, random.random(), time.monotonic())
         if again is None:
             self._watched[name] = Watched()
@@ -191,6 +195,7 @@ class Supervisor:
                 "pid": daemon.pid if daemon.alive else 0,
                 "address": daemon.address if daemon.ready else "",
                 "restarts": self._counts[name],
+                "failures": self._failures[name],
                 "said": daemon.last_words[-1] if daemon.last_words else "",
             }
             for name, daemon in self._daemons.items()

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ from collectived_launcher.cluster.supervisor import AWAY, DRAINED_WITHIN, ENDED_
 from collectived_launcher.launch.keeper import PATIENCE, remove_traces
 
 _LOOK = 0.03  # seconds between looks at what a supervisor has written
-_SETTLED = {"serving", "failed", "drained"}
+_SETTLED = {"serving", "drained"}
+_ENOUGH_FAILURES = 3  # ends in a row without serving, after which `up` waits no longer
+_LOG_LINES = 6
 
 Answer = dict[str, Any]
 
@@ -94,25 +96,41 @@ def _await(folder: Path, supervisor: subprocess.Popen[str] | None = None) -> Ans
     deadline = time.monotonic() + READY_WITHIN
     while time.monotonic() < deadline:
         if supervisor is not None and supervisor.poll() is not None:
-            return {"trouble": f"the supervisor ended at once ({supervisor.returncode}){_last(folder)}"}
+            why = _end_of(folder, "supervisor")
+            return {"trouble": f"the supervisor ended at once ({supervisor.returncode}){why}"}
         known = state.read(folder)
-        if known is not None and all(one["state"] in _SETTLED for one in known["daemons"].values()):
-            break
+        if known is not None:
+            if failed := [name for name, one in known["daemons"].items() if _hopeless(one)]:
+                return {"trouble": _failed(folder, known, failed)}
+            if all(one["state"] in _SETTLED for one in known["daemons"].values()):
+                break
         time.sleep(_LOOK)
     known = state.read(folder) or {"daemons": {}}
-    bad = [
-        f"{name}: {one['said'] or one['state']}" for name, one in known["daemons"].items() if one["state"] != "serving"
-    ]
+    bad = [f"{name} is {one['state']}" for name, one in known["daemons"].items() if one["state"] != "serving"]
     if bad or not known["daemons"]:
         return {"trouble": f"not all daemons serve within {READY_WITHIN:g} s: {'; '.join(bad) or 'none was started'}"}
     return {"already": False, "same": True, "daemons": known["daemons"]}
 
 
-def _last(folder: Path) -> str:
+def _hopeless(one: Mapping[str, Any]) -> bool:
+    """Whether a daemon that is to start will not come to serve, as far as anybody can tell."""
+    return bool(one["state"] == "failed" or one["failures"] >= _ENOUGH_FAILURES)
+
+
+def _failed(folder: Path, known: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Why: the ends of their logs, which go with all else."""
+    counts = {name: known["daemons"][name]["failures"] for name in names}
+    return "\n".join(
+        f"{name} failed {count} time{'s' if count > 1 else ''}{_end_of(folder, name)}" for name, count in counts.items()
+    )
+
+
+def _end_of(folder: Path, name: str) -> str:
+    """The last lines of a log."""
     with contextlib.suppress(OSError):
-        lines = (folder / state.LOGS / "supervisor.log").read_text(errors="replace").splitlines()
+        lines = (folder / state.LOGS / f"{name.replace(' ', '-')}.log").read_text(errors="replace").splitlines()
         if lines:
-            return f": {lines[-1]}"
+            return "".join(["; the end of its log:", *(f"\n    {line}" for line in lines[-_LOG_LINES:])])
     return ""
 
 

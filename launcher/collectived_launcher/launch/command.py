@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from collectived_launcher.launch import restarts
 from collectived_launcher.launch.daemons import DaemonCommand
@@ -133,6 +134,10 @@ def launch(
     """
     wish = Wish(workers, clients, hosts, hostfile, ssh_command, python, host_timeout)
     places = choose(wish, os.environ, program)
+    if places.carrier is None:
+        _refuse("interface", "coordinator", "python", "host_timeout")
+    if not (hosts or hostfile):
+        _refuse("ssh_command")
     told = forwarded(os.environ, variables) if places.spread else wished_variables(os.environ, variables)
     if places.here in places.hosts:
         check_program(program[0])
@@ -163,6 +168,14 @@ def launch(
         command=command,
         terminal=terminal,
     ).run()
+
+
+def _refuse(*names: str) -> None:
+    """Says of options that are for other hosts, and were given, that there are none."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        if option.name in names and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option.opts[0]} is for other hosts: name them with --hosts or --hostfile")
 
 
 def _options(name: str, value: str | None) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Surveyor:
         Raises:
             Unreachable: a host is not to be had.
         """
-        if not self._open():
+        if not self.open():
             return None
         first = self._hosts[0]
         addresses = self._addresses() if self._spread else {host.name: LOOPBACK for host in self._hosts}
@@ -59,7 +60,12 @@ class Surveyor:
             return None
         return Ground(addresses, int(ports[first]["port"]))
 
-    def _open(self) -> bool:
+    def open(self, within: float = math.inf) -> bool:
+        """Opens all hosts, and says for whom we wait; whether there was time for it before a signal came.
+
+        Raises:
+            Unreachable: a host is not to be had, or not within so many seconds.
+        """
         for host in self._hosts:
             if host.gone:
                 try:
@@ -76,6 +82,8 @@ class Surveyor:
                     return False
                 if failed:
                     break
+                if time.monotonic() - begun > within:
+                    raise Unreachable("\n    ".join(f"{_how(host)}: no answer within {within:g} s" for host in waiting))
                 self._say(f"waiting for {', '.join(_how(host) for host in waiting)}")
         if troubles := [f"{host.name} {host.trouble}" for host in self._hosts if host.trouble]:
             raise Unreachable("\n    ".join(troubles))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -89,8 +89,9 @@ def choose(wish: Wish, environment: Mapping[str, str], program: Sequence[str]) -
         return Places(tuple(listed.values()), tuple(listed), _over_ssh(wish, listed))
     if wish.workers is None and (allocation := slurm.allocation(environment)):
         nodes = slurm.nodes(allocation.nodes)
-        clients = wish.clients or allocation.tasks_per_node or 1
-        return Places((clients,) * len(nodes), nodes, lambda node: slurm.carrier(node, _python(wish)))
+        tasks = (wish.clients,) if wish.clients else allocation.tasks or (1,)
+        clients = tasks if len(tasks) == len(nodes) else tasks[:1] * len(nodes)
+        return Places(clients, nodes, lambda node: slurm.carrier(node, _python(wish)))
     if wish.workers is None and (step := slurm.step(environment, program)):
         return _of_step(step, wish)
     workers = wish.workers or 1
@@ -121,13 +122,23 @@ def _listed(wish: Wish) -> Listed:
 
 
 def _over_ssh(wish: Wish, listed: Listed) -> Callable[[str], Carrier]:
-    try:
-        command = shlex.split(wish.ssh)
-    except ValueError as error:
-        raise click.UsageError(f"--ssh {wish.ssh!r} is no command: {error}") from None
-    if any(host != LOCALHOST for host in listed) and not (command and shutil.which(command[0])):
-        raise click.UsageError(f"--ssh {wish.ssh!r}: no such program; other hosts are reached by OpenSSH's client")
+    command = ssh_words(wish.ssh, listed)
     return lambda host: ssh.carrier(host, _python(wish), command, wish.silence)
+
+
+def ssh_words(written: str, hosts: Collection[str]) -> list[str]:
+    """What `--ssh` says, as words.
+
+    Raises:
+        click.UsageError: it is no command, and one of the hosts is not this one.
+    """
+    try:
+        command = shlex.split(written)
+    except ValueError as error:
+        raise click.UsageError(f"--ssh {written!r} is no command: {error}") from None
+    if any(host != LOCALHOST for host in hosts) and not (command and shutil.which(command[0])):
+        raise click.UsageError(f"--ssh {written!r}: no such program; other hosts are reached by OpenSSH's client")
+    return command
 
 
 def _python(wish: Wish) -> str:

@@ -28,11 +28,12 @@ _FIRST_RESERVED_STEP = 0xFFFFFFF0  # batch scripts, interactive shells and such:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The nodes that a job of Slurm has. `tasks_per_node`: as the user asked for them; 0 where nothing is said."""
+    """The nodes that a job of Slurm has. `tasks`: how many the user asked for on each, or on all if it is one number;
+    empty where nothing is said."""
 
     job: str
     nodes: str  # as Slurm writes them: n[1-3,7]
-    tasks_per_node: int
+    tasks: tuple[int, ...]
 
 
 def allocation(environment: Mapping[str, str]) -> Allocation | None:
@@ -40,7 +41,7 @@ def allocation(environment: Mapping[str, str]) -> Allocation | None:
     job, nodes = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_NODELIST", "")
     if not job or not nodes or under_srun(environment):
         return None
-    return Allocation(job, nodes, _tasks(environment.get("SLURM_NTASKS_PER_NODE", "")))
+    return Allocation(job, nodes, _tasks(environment))
 
 
 def under_srun(environment: Mapping[str, str]) -> bool:
@@ -92,8 +93,14 @@ def step(environment: Mapping[str, str], program: Sequence[str]) -> Step | None:
     )
 
 
-def _tasks(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+def _tasks(environment: Mapping[str, str]) -> tuple[int, ...]:
+    """As `--ntasks` or `--ntasks-per-node` has them; SLURM_TASKS_PER_NODE alone may tell processors."""
+    spread = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_TASKS_PER_NODE", ""))
+    each = tuple(int(tasks) for tasks, count in spread for _ in range(int(count or 1)))
+    if environment.get("SLURM_NTASKS") == str(sum(each)):
+        return each
+    most = environment.get("SLURM_NTASKS_PER_NODE", "")
+    return (int(most),) if most.isdigit() else ()
 
 
 def nodes(written: str) -> tuple[str, ...]:

@@ -168,9 +168,9 @@ def decide(state: State, event: Event, now: float) -> tuple[State, tuple[Action,
 
 
 def exit_status(state: State) -> int:
-    """What the launcher exits with once the job is over: 130 after Ctrl-C, 1 after a failure or another signal."""
+    """What the launcher exits with once the job is over: 130 if it was told to end, 1 after a failure."""
     if state.interrupted_by is not None:
-        return 130 if state.interrupted_by == signal.SIGINT else 1
+        return 1 if state.interrupted_by == signal.SIGPIPE else 130
     return 1 if state.first_failure is not None else 0
 
 

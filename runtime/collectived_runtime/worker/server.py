@@ -20,7 +20,7 @@ import grpc.aio
 
 from collectived_proto.configuration.daemons import WorkerSettings
 from collectived_proto.devices import DeviceName
-from collectived_proto.errors import CollectiveError
+from collectived_proto.errors import CollectiveError, UnavailableError
 from collectived_proto.lanes import with_own
 from collectived_proto.local.jobs import check_socket_path
 from collectived_proto.v1 import coordinator_pb2 as pb
@@ -75,13 +75,14 @@ KEEPALIVE = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),  # clients may ask as often whether we live
 )
+UNREACHABLE = 3  # exit status
 
 
 async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = None) -> None:
     """Runs a worker until SIGTERM, SIGINT, or the lifeline ends.
 
     Raises:
-        SystemExit: it cannot start; the reason has been printed.
+        SystemExit: it cannot start; the reason has been printed. Status 3 where no coordinator takes it, else 1.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
     with signals() as signalled:
@@ -99,7 +100,7 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             who = "worker" if number is None else f"worker {number}"
             print(f"collectived {who}: {why}", file=sys.stderr, flush=True)
-            raise SystemExit(1) from None
+            raise SystemExit(UNREACHABLE if isinstance(error, UnavailableError) else 1) from None
         ready(worker.announcement())
         held = [asyncio.ensure_future(lifeline)] if lifeline is not None else []
         ends = [worker.drainage.over, *held]

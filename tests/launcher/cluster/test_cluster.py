@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -131,7 +132,7 @@ def test_daemons_stay_come_back_and_are_used_by_one_job_after_another(lab: Lab) 
     assert lab.do("up", "lab.toml") == first.replace("started", "runs already:")
     # Any shell of this user finds them.
     assert json.loads(lab.do("status", "--json"))["coordinator"]["job"] == "lab"
-    out = lab.do("run", "--clients", "2", "--", sys.executable, "-c", MEAN)
+    out = lab.do("run", "--", sys.executable, "-c", MEAN)  # as many clients as the host has slots
     assert out.splitlines()[0].startswith("1 worker × 2 clients = 2 ranks on localhost")
     assert sorted(out.splitlines()[1:]) == ["[rank 0] 0 2 2.0", "[rank 1] 1 2 2.0"]
     # A worker that is killed comes back, and serves the next job.
@@ -144,6 +145,9 @@ def test_daemons_stay_come_back_and_are_used_by_one_job_after_another(lab: Lab) 
     # A drained worker stays away until `up` is said again.
     assert "all that ran has finished" in lab.do("drain")
     until(lambda: lab.known()["daemons"]["worker 0"]["state"] == "drained")
+    for words in ((), ("--cluster", "lab.toml")):  # no job is smaller than it seems
+        out = lab.do("run", *words, "--", "true", status=3)
+        assert re.search(r"worker 0 on localhost is drained\n +collectived up \S*lab.toml starts again", out), out
     assert "worker 0 (pid " in lab.do("up", "lab.toml") and lab.known()["daemons"]["worker 0"]["state"] == "serving"
     # A file that says something else is not taken for what runs.
     lab.file.write_text(lab.file.read_text().replace("64MiB", "32MiB"))
@@ -189,13 +193,13 @@ def test_two_workers_in_the_midst_of_work_are_drained(lab: Lab) -> None:
     until(lambda: not lab.published()["workers"])
     assert lab.published()["away"] == ["worker 0 (drained)", "worker 1 (drained)"]
     nothing = lab.do("run", "--", sys.executable, "-c", "pass", status=3)
-    assert "no worker of lab serves: worker 0 (drained), worker 1 (drained); collectived up " in nothing
+    assert "worker 0 on localhost is drained\n    worker 1 on localhost is drained\n" in nothing
     assert "worker 1 (drained)" in lab.do("drain", status=3)
     lab.do("up", "lab.toml")
     [first, _] = lab.published()["workers"]
     assert "all that ran has finished" in lab.do("drain", "--worker", first)
     until(lambda: len(lab.published()["workers"]) == 1)
-    assert "1 worker × 1 client = 1 rank" in lab.do("run", "--", sys.executable, "-c", "pass")
+    assert "worker 0 on localhost is drained" in lab.do("run", "--", sys.executable, "-c", "pass", status=3)
     assert "worker 0 (drained) is away, and was skipped\n" in lab.do("drain")
     assert lab.do("down", "lab.toml") == "localhost: ended\n"
     assert lab.nothing_is_left()
@@ -235,3 +239,48 @@ def test_what_is_wrong_is_said_before_anything_starts(lab: Lab) -> None:
     assert "cluster 'lab' does not run; collectived up" in lab.do(
         "run", "--cluster", "lab.toml", "--", sys.executable, "-c", "pass", status=3
     )
+
+
+@pytest.mark.parametrize(
+    ("verb", "ssh", "status", "said"),
+    [
+        ("up", "/no/such/ssh", 2, "--ssh '/no/such/ssh': no such program"),
+        ("down", "ssh 'x", 2, "is no command: No closing quotation"),
+        ("run", "", 2, "--ssh '': no such program"),
+        ("up", "no-interpreter", 3, "a cannot be used: "),
+        ("run", "no-interpreter", 3, "a cannot be used: "),
+        ("down", "false", 3, "a cannot be used (ssh): "),
+    ],
+)
+def test_an_ssh_that_is_not_to_be_used_is_named(lab: Lab, verb: str, ssh: str, status: int, said: str) -> None:
+    lab.file.write_text(f"hosts = ['a', 'b']\n{WORKER}")
+    broken = lab.folder / "no-interpreter"
+    broken.write_text("#!/no/such/interpreter\n")
+    broken.chmod(0o700)
+    words = ("--cluster", "lab.toml", "--", "true") if verb == "run" else ("lab.toml",)
+    out = lab.do(verb, "--ssh", str(broken) if ssh == broken.name else ssh, *words, status=status)
+    assert said in out and "Traceback" not in out, out
+
+
+def test_a_host_that_does_not_answer_is_waited_for_aloud_and_ctrl_c_says_what_stays(lab: Lab) -> None:
+    lab.file.write_text(f"hosts = ['a', 'b']\n{WORKER}")
+    lab.ssh.write_text('#!/bin/sh\n[ "$1" = -G ] || exec sleep 1000\n')
+    command = [sys.executable, "-m", "collectived_launcher", "up", "--ssh", str(lab.ssh), str(lab.file)]
+    waiting = lab.place.run_in_background(command)
+    lab.place.error_with(waiting, r"^collectived: waiting for a \(ssh\), b \(ssh\)$")
+    waiting.send_signal(signal.SIGINT)
+    _, err = waiting.communicate(timeout=PATIENCE)
+    assert waiting.returncode == 130
+    assert "collectived: interrupted: what was started stays; `collectived down` ends it" in err
+
+
+def test_daemons_that_cannot_start_are_told_with_the_ends_of_their_logs(lab: Lab) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        lab.file.write_text(f"hosts = ['localhost']\n[coordinator]\nhttp = '{at}'\n")
+        out = lab.do("up", "lab.toml", status=1)
+    assert re.search(r"^localhost: coordinator failed 3 times; the end of its log:\n    .*in use", out), out
+    assert "within" not in out and "worker" not in out
+    assert lab.nothing_is_left()

@@ -57,23 +57,23 @@ def ready(daemon: subprocess.Popen[str]) -> str:
     return daemon.stdout.readline()
 
 
-def refusal(daemon: subprocess.Popen[str]) -> str:
+def refusal(daemon: subprocess.Popen[str], status: int = 1) -> str:
     """The one line with which it ended."""
     out, err = daemon.communicate(timeout=20)
-    assert (daemon.returncode, out) == (1, "")
+    assert (daemon.returncode, out) == (status, "")
     assert err.count("\n") == 1, err
     return err
 
 
 def test_a_coordinator_that_is_not_there_is_named(folder: Path, start: Start) -> None:
-    said = refusal(start(*worker(folder, f"unix:{folder}/nobody.sock")))
+    said = refusal(start(*worker(folder, f"unix:{folder}/nobody.sock")), status=3)
     assert f"the coordinator at unix:{folder}/nobody.sock did not answer within 2 s" in said
 
 
 def test_a_coordinator_that_refuses_is_quoted(folder: Path, start: Start) -> None:
     coordinator = start("coordinator", "--listen", "127.0.0.1:0")
     address = ready(coordinator).split('"address": "')[1].split('"')[0]
-    said = refusal(start(*worker(folder, address), secret="not ours"))
+    said = refusal(start(*worker(folder, address), secret="not ours"), status=3)
     assert f"the coordinator at {address} refuses this worker" in said and "secret" in said
 
 
@@ -215,11 +215,11 @@ def test_a_worker_that_brings_no_number_is_given_its_hosts(folder: Path, start: 
 
 def test_a_worker_without_number_names_a_coordinator_that_is_not_there_or_refuses(folder: Path, start: Start) -> None:
     there = ("worker", "--folder", str(folder), "--patience", "0.5", "--coordinator")
-    said = refusal(start(*there, f"unix:{folder}/nobody.sock"))
+    said = refusal(start(*there, f"unix:{folder}/nobody.sock"), status=3)
     assert f"collectived worker: the coordinator at unix:{folder}/nobody.sock did not answer within 0.5 s" in said
     coordinator = start("coordinator", "--listen", "127.0.0.1:0")
     address = ready(coordinator).split('"address": "')[1].split('"')[0]
-    said = refusal(start(*there, address, "--patience", "20", secret="not ours"))
+    said = refusal(start(*there, address, "--patience", "20", secret="not ours"), status=3)
     assert f"the coordinator at {address} refuses this worker" in said and "secret" in said
 
 
