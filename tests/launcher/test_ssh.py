@@ -176,7 +176,7 @@ def cut(launches: Launches, host: str) -> None:
     """The connection to a host is lost."""
     for pid in launches.network.connections(host):
         with contextlib.suppress(ProcessLookupError):
-            if b"sshd" in launches.place.command_of(pid)[0]:
+            if any(b"sshd" in word for word in launches.place.command_of(pid)[:1]):  # it may be over
                 os.kill(pid, signal.SIGKILL)
 
 
