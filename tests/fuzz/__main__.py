@@ -14,13 +14,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import grpc
 from tests.fuzz.feeding import fuzz
 from tests.fuzz.parsers import PARSERS
-from tests.fuzz.siege import Attacker, GoodJob, knock
+from tests.fuzz.siege import Attacker, GoodJob, knock, status_of
 
 import collectived as cd
-from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 
 MOST_GROWTH = 32 << 20  # bytes that a worker may grow by in a siege, after its first quarter
 
@@ -94,11 +92,9 @@ def _siege(count: int, seed: int) -> list[str]:
                 for part, more in ((first, 0), (count - first, 1)):
                     attacker.call_all(part, seed + more)
                     attacker.ring_all(part, seed + more)
-                    status = _status(job)
-                    door = Path(job.workers[0].removeprefix("unix:")).with_name("door-0.sock")
-                    host, _, port = status.link_address.rpartition(":")
-                    knock(str(door), (host, int(port)), part // 4, seed + more)
-                    sizes.append((_status(job).resident_bytes, _status(job).threads))
+                    knock(job, part // 4, seed + more)
+                    status = status_of(job)
+                    sizes.append((status.resident_bytes, status.threads))
         except Exception as error:
             return [f"siege: {type(error).__name__}: {error}\n{job.log[-4000:]}"]
         finally:
@@ -113,13 +109,6 @@ def _siege(count: int, seed: int) -> list[str]:
         if grown > MOST_GROWTH:
             found.append(f"siege: the worker grew by {grown >> 20} MiB")
         return found
-
-
-def _status(job: cd.testing.LocalJob) -> status_pb2.WorkerStatus:
-    with grpc.insecure_channel(job.workers[0], [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        reply = worker_pb2_grpc.WorkerStub(channel).Status(status_pb2.StatusRequest(local_only=True), timeout=10)
-    found: status_pb2.WorkerStatus = reply.workers[0]
-    return found
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -217,8 +218,20 @@ _TOO_MUCH = wire.arena(wire.Kind.ARENA_ASK, 0, 1 << 62)
 _PROTOCOL = common_pb2.Protocol(lowest=1, highest=1)
 
 
-def knock(door: str, link: tuple[str, int], count: int, seed: int) -> None:
-    """Strangers at the door and at the port for links, with that many first messages that are none of theirs."""
+def status_of(job: LocalJob) -> status_pb2.WorkerStatus:
+    """What the first worker tells of itself."""
+    with grpc.insecure_channel(job.workers[0], [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        request = status_pb2.StatusRequest(local_only=True)
+        reply = worker_pb2_grpc.WorkerStub(channel).Status(request, timeout=_PATIENCE)
+    found: status_pb2.WorkerStatus = reply.workers[0]
+    return found
+
+
+def knock(job: LocalJob, count: int, seed: int) -> None:
+    """Strangers at the first worker's door and at its port for links, with that many first messages that are none."""
+    door = str(Path(job.workers[0].removeprefix("unix:")).with_name("door-0.sock"))
+    host, _, port = status_of(job).link_address.rpartition(":")
+    link = host, int(port)
     for one in inputs([wire.hello(os.urandom(wire.TOKEN_BYTES))], count, seed):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(door)

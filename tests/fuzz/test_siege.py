@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 
-import grpc
 import pytest
-from tests.fuzz.siege import Attacker, GoodJob, knock
+from tests.fuzz.siege import Attacker, GoodJob, knock, status_of
 
 import collectived as cd
 from collectived.testing import LocalJob
-from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 
 COUNT = 350
 
@@ -30,13 +27,6 @@ def attacker(job: LocalJob) -> Iterator[Attacker]:
     made.close()
 
 
-def worker(job: LocalJob) -> status_pb2.WorkerStatus:
-    with grpc.insecure_channel(job.workers[0], [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        reply = worker_pb2_grpc.WorkerStub(channel).Status(status_pb2.StatusRequest(local_only=True), timeout=10)
-    found: status_pb2.WorkerStatus = reply.workers[0]
-    return found
-
-
 def test_every_rpc_is_answered_and_the_good_job_goes_on(job: LocalJob, attacker: Attacker) -> None:
     with GoodJob(job) as good:
         attacker.call_all(COUNT, seed=1)
@@ -52,13 +42,11 @@ def test_doorbells_are_read_or_hung_up_and_the_good_job_goes_on(job: LocalJob, a
 
 
 def test_strangers_are_not_let_in_and_leave_nothing(job: LocalJob) -> None:
-    before = worker(job)
-    door = os.path.join(os.path.dirname(job.workers[0].removeprefix("unix:")), "door-0.sock")
-    host, _, port = before.link_address.rpartition(":")
+    before = status_of(job)
     with GoodJob(job) as good:
-        knock(door, (host, int(port)), COUNT, seed=1)
+        knock(job, COUNT, seed=1)
     assert good.sums and "Traceback" not in job.log
     end = time.monotonic() + 30  # those who said too little are shown out after ten seconds
-    while worker(job).descriptors > before.descriptors + 2:
-        assert time.monotonic() < end, f"{worker(job).descriptors} descriptors, {before.descriptors} before"
+    while status_of(job).descriptors > before.descriptors + 2:
+        assert time.monotonic() < end, f"{status_of(job).descriptors} descriptors, {before.descriptors} before"
         time.sleep(0.1)
