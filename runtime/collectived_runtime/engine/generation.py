@@ -272,14 +272,14 @@ class Generation:
         counters.done += 1
         counters.result_bytes += program.nbytes
         operation, first = instance.collective.operation, instance.first.at
-        counters.tally(operation, program.algorithm, program.nbytes, now - first)
+        counters.tally(operation, program.gist.algorithm, program.nbytes, now - first)
         counters.waited(operation, instance.last.at - first)
         if slot is not None:
             for rank in program.receivers:
                 if shop.bells.seats[rank].gone:
                     shop.results.release(slot.number, rank)
         self.ledger.finish(instance, now)
-        shop.minute.add(program.load, instance.first.at, instance.started_at, now)
+        shop.minute.add(program.load, first, instance.started_at, now)
         shop.tape.done(self.number, instance, program.gist, now)
         self.reports.completed(instance.number)
         self.links.look()
