@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from collectived_proto.local.spin import cores
 
 SPREAD_BYTES = 1 << 20  # what is folded by one thread is over before another one has woken
 PIECE_BYTES = 512 << 10
+STEP_SECONDS = 0.0005  # between two looks of the lane at the world, each of which costs half as much as a piece
 MOST_HELPERS = 3  # memory is shared by all cores: more of them add little
 
 
@@ -101,13 +103,16 @@ class Job:
         return len(self._done) == self._pieces
 
     def step(self) -> bool:
-        """The lane does one piece; False where all have been taken."""
-        try:
-            start = self._starts.popleft()
-        except IndexError:
-            return False
-        self._do(start)
-        return True
+        """The lane does pieces for `STEP_SECONDS`; False where all have been taken."""
+        until = time.monotonic() + STEP_SECONDS
+        while True:
+            try:
+                start = self._starts.popleft()
+            except IndexError:
+                return False
+            self._do(start)
+            if time.monotonic() >= until:
+                return True
 
     def help(self) -> None:
         """A helper does pieces until all have been taken."""

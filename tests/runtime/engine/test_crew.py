@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 
@@ -10,7 +11,7 @@ import pytest
 
 from collectived_proto.types import DType, ReduceOp, ReportKind
 from collectived_runtime.device.arithmetic import Arithmetic
-from collectived_runtime.engine.crew import PIECE_BYTES, SPREAD_BYTES, Crew, Help
+from collectived_runtime.engine.crew import PIECE_BYTES, SPREAD_BYTES, Crew, Help, Job
 
 from .conftest import World
 
@@ -38,6 +39,18 @@ def test_every_piece_is_worked_on_once_and_the_last_one_wakes_the_lane(crew: Cre
         pass
     assert woken.wait(10) and job.done
     assert (counts == 1).all()
+
+
+def test_a_lane_looks_at_the_world_between_pieces_that_take_long_and_not_between_short_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr("collectived_runtime.engine.crew.time.monotonic", lambda: next(clock) * 1.0)
+    done: list[int] = []
+    job = Job(5, 1, lambda start, stop: done.append(start), lambda: None)
+    assert job.step() and done == [0]
+    monkeypatch.setattr("collectived_runtime.engine.crew.time.monotonic", lambda: 0.0)
+    assert not job.step() and done == [0, 1, 2, 3, 4]
 
 
 def test_after_stop_nobody_works_on_it(crew: Crew) -> None:
