@@ -2,8 +2,8 @@
 
     python -m tests.proto.compatibility RELEASED CURRENT
 
-Both are FileDescriptorSets, as `protoc --descriptor_set_out` writes them. Names count beside numbers: JSON and generated
-code go by them.
+Both are FileDescriptorSets, as `protoc --descriptor_set_out` writes them. Names count beside numbers: JSON and
+generated code go by them.
 """
 
 from __future__ import annotations
