@@ -23,9 +23,13 @@ class Versions:
     highest: int
     release: str = ""
 
+    @property
+    def protocol(self) -> str:
+        """`1`, or `1 to 3`"""
+        return f"{self.lowest} to {self.highest}" if self.highest != self.lowest else str(self.lowest)
+
     def __str__(self) -> str:
-        until = f" to {self.highest}" if self.highest != self.lowest else ""
-        return f"release {self.release or 'unknown'}, protocol {self.lowest}{until}"
+        return f"release {self.release or 'unknown'}, protocol {self.protocol}"
 
 
 FIRST = Versions(1, 1)  # what a side speaks that says nothing
