@@ -19,7 +19,7 @@ import struct
 from dataclasses import dataclass
 
 from collectived_proto.errors import FailedPreconditionError
-from collectived_proto.protocol import LONGEST_RELEASE, OURS, Versions, agree, told
+from collectived_proto.protocol import OURS, Versions, agree, told
 
 NONCE_BYTES = 16
 PROOF_BYTES = 32
@@ -84,9 +84,9 @@ def parse(data: bytes) -> Hello:
 
 
 def apart(versions: Versions = OURS) -> bytes:
-    """The answer to a dialler that speaks other versions than these."""
-    release = versions.release.encode()[:LONGEST_RELEASE]
-    return (_RANGE.pack(_APART, versions.lowest, versions.highest) + release).ljust(ANSWER_BYTES, b"\0")[:ANSWER_BYTES]
+    """The answer to a dialler that speaks other versions than these; of the release as much as there is room for."""
+    said = _RANGE.pack(_APART, versions.lowest, versions.highest) + versions.release.encode()
+    return said[:ANSWER_BYTES].ljust(ANSWER_BYTES, b"\0")
 
 
 def apart_from(answer: bytes) -> Versions | None:
