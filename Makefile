@@ -15,11 +15,12 @@ PROTO_STAMP := $(PROTO_VENV)/$(PROTO_TOOLS)
 PROTOC := $(PROTO_VENV)/bin/python -m grpc_tools.protoc
 PROTO_FILES := $(wildcard proto/collectived_proto/v1/*.proto)
 PROTO_OUT := proto
+RELEASED := proto/released
 
 TORCH_VENV := .venv-torch
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-torch test-kill test-slurm drills bench fuzz mutants docs check format lint types layers proto proto-check clean
+.PHONY: help setup demo test test-torch test-kill test-slurm drills bench fuzz mutants docs check format lint types layers proto proto-check proto-release clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -82,12 +83,20 @@ layers: $(VENV)/installed-dev ## who may import whom
 proto: $(PROTO_STAMP) ## generate code from the .proto files
 	$(PROTOC) -I proto --python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) --grpc_python_out=$(PROTO_OUT) $(PROTO_FILES)
 
-proto-check: $(PROTO_STAMP) ## whether the generated code is what the .proto files say
+proto-check: $(PROTO_STAMP) $(VENV)/installed-dev ## whether generated code is what the .proto files say, and they what was released
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
 	$(MAKE) --no-print-directory --silent proto PROTO_OUT="$$fresh" && \
 	diff -r --brief --exclude='*.proto' --exclude='__init__.py' --exclude='__pycache__' \
 	    "$$fresh/collectived_proto/v1" proto/collectived_proto/v1 || \
 	{ echo 'generated code differs from the .proto files: run `make proto` and commit the result' >&2; exit 1; }
+	@sets=$$(mktemp -d) && trap 'rm -rf "$$sets"' EXIT && \
+	$(PROTOC) -I $(RELEASED) --descriptor_set_out="$$sets/released" $(RELEASED)/collectived_proto/v1/*.proto && \
+	$(PROTOC) -I proto --descriptor_set_out="$$sets/current" $(PROTO_FILES) && \
+	{ $(BIN)/python -m tests.proto.compatibility "$$sets/released" "$$sets/current" || \
+	{ echo 'within v1 fields are only added (CONTRIBUTING.md, Protocol): undo what is named above' >&2; exit 1; }; }
+
+proto-release: ## keep the .proto files as those of a release, with which later ones are compared
+	cp $(PROTO_FILES) $(RELEASED)/collectived_proto/v1/
 
 clean: ## remove what was built or installed here
 	rm -rf $(VENV) $(PROTO_VENV) $(TORCH_VENV) .venv-bench-* dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage

@@ -35,7 +35,7 @@ class Rank:
         self._metadata = metadata
         # The session lasts as long as this stream is open.
         request = worker_pb2.OpenSessionRequest(
-            protocol=common_pb2.Protocol(lowest=1, highest=1, release="grpc_only"),
+            protocol=common_pb2.Protocol(lowest=1, highest=1),
             host=socket.gethostname(),
             pid=os.getpid(),
             job=os.environ.get("COLLECTIVED_JOB", "default"),

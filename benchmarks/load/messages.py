@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collectived_proto.announcements import formed_from_bytes
-from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE
+from collectived_proto.codec import versions_to_proto
+from collectived_proto.protocol import OURS
 from collectived_proto.v1 import coordinator_pb2 as pb
 
 GROUP = "load/world"
@@ -11,6 +12,7 @@ GROUP = "load/world"
 
 def hello(task: int) -> bytes:
     message = pb.Hello(
+        protocol=versions_to_proto(OURS),
         task=task,
         incarnation=f"simulated-{task}",
         host=f"node-{task:04}",
@@ -19,9 +21,6 @@ def hello(task: int) -> bytes:
         address=f"node-{task:04}:7451",
         link_address=f"node-{task:04}:7452",
     )
-    message.protocol.lowest = PROTOCOL_LOWEST
-    message.protocol.highest = PROTOCOL_HIGHEST
-    message.protocol.release = RELEASE
     return pb.WorkerMessage(hello=message).SerializeToString()
 
 

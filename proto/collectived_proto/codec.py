@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from collectived_proto.errors import InvalidArgumentError
+from collectived_proto.protocol import Versions, told
 from collectived_proto.spec import parse
 from collectived_proto.types import (
     AllGather,
@@ -291,6 +292,15 @@ def peer_to_proto(peer: Peer) -> coordinator.Peer:
 
 def peer_from_proto(message: coordinator.Peer) -> Peer:
     return Peer(message.task, message.incarnation, message.host, message.link_address, tuple(message.ranks))
+
+
+def versions_to_proto(versions: Versions) -> common.Protocol:
+    return common.Protocol(lowest=versions.lowest, highest=versions.highest, release=versions.release)
+
+
+def versions_from_proto(message: common.Protocol) -> Versions:
+    """What another side says that it speaks; of one that says nothing, the first version."""
+    return told(message.lowest, message.highest, message.release)
 
 
 def verdict_to_proto(verdict: Verdict) -> common.Verdict:

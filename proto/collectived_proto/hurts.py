@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from collectived_proto.codec import member_from_proto
+from collectived_proto.codec import member_from_proto, versions_from_proto
 from collectived_proto.errors import Code
-from collectived_proto.shown import SLOW_SECONDS, STALLED_SECONDS, WorkerState, worker_state
+from collectived_proto.protocol import Versions
+from collectived_proto.shown import SLOW_SECONDS, STALLED_SECONDS, WorkerState, clients_of, worker_state
 from collectived_proto.types import Member, shown_name
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.wording import NAMED, ranks_text
@@ -241,27 +242,46 @@ def _memory(workers: Iterable[pb.WorkerStatus]) -> Iterator[Finding]:
 
 
 def _versions(reply: pb.StatusReply) -> Iterator[Finding]:
-    who: dict[str, list[str]] = {}
+    who: dict[Versions, list[str]] = {}
     if reply.coordinator.release:
-        who.setdefault(reply.coordinator.release, []).append("the coordinator")
-    by_release: dict[str, list[int]] = {}
-    clients: dict[str, list[int]] = {}
+        who[_spoken(reply.coordinator)] = ["the coordinator"]
+    workers: dict[Versions, list[int]] = {}
+    clients: dict[Versions, list[int]] = {}
     for worker in reply.workers:
         if worker.release:
-            by_release.setdefault(worker.release, []).append(worker.task)
-        for release in worker.client_releases:
-            clients.setdefault(release, []).append(worker.task)
-    _name(who, by_release, "worker")
+            workers.setdefault(_spoken(worker), []).append(worker.task)
+        for versions in clients_of(worker):
+            if versions.release:  # of a client in another language there is none
+                clients.setdefault(versions, []).append(worker.task)
+    _name(who, workers, "worker")
     _name(who, clients, "clients of worker")
     if len(who) > 1:
-        told = "; ".join(f"{release}: {', '.join(names)}" for release, names in sorted(who.items()))
+        protocols = len({(versions.lowest, versions.highest) for versions in who}) > 1
+        told = "; ".join(
+            f"{_version(versions, protocols)}: {', '.join(names)}"
+            for versions, names in sorted(who.items(), key=_age_of)
+        )
         yield Finding(Trouble.VERSIONS, Severity.WARNING, f"releases differ: {told}")
 
 
-def _name(who: dict[str, list[str]], tasks: Mapping[str, Sequence[int]], what: str) -> None:
-    for release, those in tasks.items():
+def _spoken(daemon: pb.CoordinatorStatus | pb.WorkerStatus) -> Versions:
+    """Of one that tells no more than its release, the first version of the protocol."""
+    return replace(versions_from_proto(daemon.protocol), release=daemon.release)
+
+
+def _version(versions: Versions, protocols: bool) -> str:
+    """The release alone, where all speak the same protocol."""
+    return f"{versions.release} (protocol {versions.protocol})" if protocols else versions.release
+
+
+def _age_of(one: tuple[Versions, object]) -> tuple[str, Versions]:
+    return one[0].release, one[0]
+
+
+def _name(who: dict[Versions, list[str]], tasks: Mapping[Versions, Sequence[int]], what: str) -> None:
+    for versions, those in tasks.items():
         numbers = ranks_text(those).partition(" ")[2]
-        who.setdefault(release, []).append(f"{what}{'s' if len(those) > 1 else ''} {numbers}")
+        who.setdefault(versions, []).append(f"{what}{'s' if len(those) > 1 else ''} {numbers}")
 
 
 # What is over, and what is not as asked

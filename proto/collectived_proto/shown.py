@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import replace
 
+from collectived_proto.codec import versions_from_proto
+from collectived_proto.protocol import FIRST, Versions
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
 
@@ -41,6 +44,13 @@ def has_counts(reply: pb.StatusReply, group: pb.GroupStatus) -> bool:
         return True
     answering = {worker.task for worker in reply.workers if has_told(worker) and not worker.silent}
     return group.state not in OVER and any(member.worker in answering for member in group.members)
+
+
+def clients_of(worker: pb.WorkerStatus) -> list[Versions]:
+    """What its clients speak; of a worker that tells no more than their releases, the first version of the protocol."""
+    if worker.clients:
+        return [versions_from_proto(client) for client in worker.clients]
+    return [replace(FIRST, release=release) for release in worker.client_releases]
 
 
 def rank_count(reply: pb.StatusReply) -> int:

@@ -12,8 +12,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-PROTOCOL_LOWEST = 1
-PROTOCOL_HIGHEST = 1
 RELEASE = "0.1.0"
 
 

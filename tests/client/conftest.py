@@ -54,7 +54,7 @@ from collectived_proto.types import (
     Send,
     Verdict,
 )
-from collectived_proto.v1 import worker_pb2, worker_pb2_grpc
+from collectived_proto.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 
 KEY = 7
 GENERATION = 100
@@ -377,6 +377,8 @@ class FarWorker(worker_pb2_grpc.WorkerServicer):
         self.never = False  # whether joins stay incomplete
         self.late = 0.0  # seconds after which it answers who opens a session
         self.attaches = True  # whether it says that a session socket has come
+        self.greeting = wire.bare(wire.Kind.PONG)  # what it says then
+        self.speaks: common_pb2.Protocol | None = None  # what it says of its versions
         self.streams_ended = threading.Semaphore(0)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(f"{folder}/d")
@@ -403,10 +405,10 @@ class FarWorker(worker_pb2_grpc.WorkerServicer):
                 sock, _ = self.listener.accept()
             except OSError:
                 break
-            if wire.parse_hello(sock.recv(100)) == b"s" * 16:
+            if wire.parse_hello(sock.recv(100))[0] == b"s" * 16:
                 found.append(sock)
                 if self.attaches:
-                    sock.send(wire.bare(wire.Kind.PONG))
+                    sock.send(self.greeting)
             else:
                 self.far = FarEnd(self.joins[-1].max_size, self.joins[-1].rank, sock, found.pop())
                 self.seated.set()
@@ -428,6 +430,7 @@ class FarWorker(worker_pb2_grpc.WorkerServicer):
             devices=[f"/job:worker/replica:0/task:3/device:{name}" for name in ("CPU:0", "CPU:1", "GPU:0")],
             door=f"{self.path[:-1]}d",
             token=b"s" * 16,
+            protocol=self.speaks,
         )
         yield worker_pb2.SessionEvent(opened=opened)
         ended.wait()

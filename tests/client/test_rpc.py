@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 import collectived as cd
+from collectived_proto.local import wire
+from collectived_proto.v1 import common_pb2
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +77,21 @@ def test_a_worker_that_does_not_take_the_session_socket_is_given_up_in_time(work
     worker.attaches = False
     with pytest.raises(cd.errors.UnavailableError, match="has not answered its session socket within 0.3 s"):
         cd.connect(worker.address, timeout=0.3)
+
+
+def test_a_worker_of_no_version_that_the_client_speaks_is_named_with_who_is_to_be_upgraded(worker: Any) -> None:
+    worker.speaks = common_pb2.Protocol(lowest=7, highest=9, release="9.9.9")
+    with pytest.raises(cd.errors.FailedPreconditionError) as error:
+        cd.connect(worker.address)
+    assert "/job:worker/task:3" in str(error.value) and "(release 9.9.9, protocol 7 to 9)" in str(error.value)
+    assert str(error.value).endswith("upgrade this client to a release that speaks protocol 7")
+    assert worker.streams_ended.acquire(timeout=10)
+
+
+def test_a_session_socket_that_is_refused_is_refused_in_the_words_of_the_worker(worker: Any) -> None:
+    worker.greeting = wire.refused(cd.errors.Code.FAILED_PRECONDITION, "upgrade the client")
+    with pytest.raises(cd.errors.FailedPreconditionError, match="^upgrade the client$"):
+        cd.connect(worker.address)
 
 
 def test_what_is_no_address_at_all_is_refused() -> None:

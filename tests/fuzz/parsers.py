@@ -106,6 +106,10 @@ def _hello(data: bytes) -> object:
     return hello.parse(data[: hello.HELLO_BYTES].ljust(hello.HELLO_BYTES, b"\0"))
 
 
+def _answer(data: bytes) -> object:
+    return hello.apart_from(data[: hello.ANSWER_BYTES].ljust(hello.ANSWER_BYTES, b"\0"))
+
+
 def _described(data: bytes) -> object:
     """As a worker thinks about a collective that a client or another worker describes."""
     return prepare(codec.collective_from_proto(common_pb2.Collective.FromString(data)), 0, TOPOLOGY)
@@ -132,7 +136,12 @@ _ASK = coordinator_pb2.WorkerMessage(
 _BEAT = coordinator_pb2.WorkerMessage(heartbeat=coordinator_pb2.Heartbeat())
 
 PARSERS = (
-    Parser("token", wire.parse_hello, (wire.hello(b"t" * wire.TOKEN_BYTES),), (wire.Malformed,)),
+    Parser(
+        "token",
+        wire.parse_hello,
+        (wire.hello(b"t" * wire.TOKEN_BYTES), b"CDL1" + b"t" * wire.TOKEN_BYTES),
+        (wire.Malformed,),
+    ),
     Parser(
         "doorbell, from clients",
         _doorbell_of_clients,
@@ -165,6 +174,7 @@ PARSERS = (
         (frame.BadFrame,),
     ),
     Parser("hello of a link", _hello, (hello.Hello(0, 1, 2, 3, 4, b"n" * 16).encode(),), (hello.Refused,)),
+    Parser("answer on a link", _answer, (hello.apart(), bytes(hello.ANSWER_BYTES)), (hello.Refused,)),
     Parser(
         "outline",
         outline.parse,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -201,6 +202,17 @@ def test_workers_ranks_and_flights_are_shown_where_all_is_wanted() -> None:
 )
 def test_tables_have_a_row_for_everybody(words: tuple[str, ...]) -> None:
     assert any(all(word in line for word in words) for line in shown(reply())), shown(reply())
+
+
+def test_what_daemons_and_clients_speak_is_told_beside_their_releases() -> None:
+    answer = reply()
+    answer.coordinator.release = "0.2.0"
+    answer.coordinator.protocol.CopyFrom(common.Protocol(lowest=1, highest=2, release="0.2.0"))
+    answer.workers[0].clients.append(common.Protocol(lowest=2, highest=3, release="0.3.0"))
+    lines = shown(answer)
+    assert any("release 0.2.0  protocol 1 to 2" in line for line in lines), lines
+    (row,) = [line for line in lines if "a-1" in line]
+    assert re.search(r" 0\.1\.0 +1 +0\.3\.0 \(2 to 3\) ", row), row
 
 
 def test_rates_are_among_the_counts() -> None:

@@ -194,6 +194,27 @@ def test_releases_that_differ_are_told_with_who_has_them() -> None:
     )
 
 
+def test_protocols_that_differ_are_told_beside_the_releases_oldest_first() -> None:
+    reply = job()
+    reply.workers[1].release = "0.2.0"
+    reply.workers[1].protocol.CopyFrom(common.Protocol(lowest=1, highest=2, release="0.2.0"))
+    reply.workers[1].clients.append(common.Protocol(lowest=1, highest=2, release="0.2.0"))
+    reply.workers[1].clients.append(common.Protocol(release="0.0.9"))
+    assert only(reply).sentence == (
+        "releases differ: 0.0.9 (protocol 1): clients of worker 1; 0.1.0 (protocol 1): the coordinator, worker 0; "
+        "0.2.0 (protocol 1 to 2): worker 1, clients of worker 1"
+    )
+
+
+def test_one_release_that_is_everywhere_is_no_trouble_whoever_tells_its_protocol() -> None:
+    reply = job()
+    reply.coordinator.protocol.CopyFrom(common.Protocol(lowest=1, highest=1, release="0.1.0"))
+    reply.workers[0].clients.append(common.Protocol(lowest=1, highest=1, release="0.1.0"))
+    reply.workers[0].clients.append(common.Protocol(lowest=1, highest=1))  # in another language
+    reply.workers[1].client_releases.append("0.1.0")
+    assert findings(reply) == []
+
+
 @pytest.mark.parametrize(("used", "told"), [(89, False), (90, True)])
 def test_memory_that_is_nearly_used_up_is_told(used: int, told: bool) -> None:
     reply = job()

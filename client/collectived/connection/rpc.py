@@ -37,8 +37,9 @@ from collectived.errors import (
 )
 from collectived_proto import codec
 from collectived_proto.deadline import Deadline
+from collectived_proto.protocol import OURS, agree
 from collectived_proto.status import from_rpc_error
-from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE, Collective, GroupInfo, Layout
+from collectived_proto.types import Collective, GroupInfo, Layout
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
 
 PROGRESS_EVERY = 10.0  # seconds
@@ -116,10 +117,11 @@ class Worker:
         Raises:
             UnavailableError: no answer in time.
             UnauthenticatedError: the worker asks for the job's secret.
+            FailedPreconditionError: it speaks no version of the protocol that we speak.
             CollectiveError: the worker refuses.
         """
         request = worker_pb2.OpenSessionRequest(
-            protocol=common_pb2.Protocol(lowest=PROTOCOL_LOWEST, highest=PROTOCOL_HIGHEST, release=RELEASE),
+            protocol=codec.versions_to_proto(OURS),
             host=sendable(socket.gethostname()),
             pid=os.getpid(),
             label=environment.label(),
@@ -140,6 +142,7 @@ class Worker:
             raise InternalError(f"{self.name} began a session with something else than its opening")
         opened = event.opened
         self._called = opened.worker
+        agree(codec.versions_from_proto(opened.protocol), self.name, "this client")
         return Opened(opened.session, opened.worker, tuple(opened.devices), opened.door, opened.token)
 
     @property

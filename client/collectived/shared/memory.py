@@ -115,10 +115,13 @@ class SessionSocket:
 
         Raises:
             UnavailableError: it does not come in time, or the worker hangs up.
+            CollectiveError: as the worker refuses it.
         """
-        kind, _, descriptor = self._receive(limit, "its session socket")
+        kind, message, descriptor = self._receive(limit, "its session socket")
         if descriptor >= 0:
             os.close(descriptor)
+        if kind is wire.Kind.REFUSED:
+            raise self._refusal(message)
         if kind is not wire.Kind.PONG:
             raise InternalError(f"{self._worker} began a session socket with {kind.name}")
 
@@ -126,8 +129,7 @@ class SessionSocket:
         kind, message, descriptor = self._receive(limit, "a request for memory")
         try:
             if kind is wire.Kind.REFUSED:
-                code, text = wire.parse_refused(message)
-                raise error_class(code)(text)
+                raise self._refusal(message)
             if kind is not wire.Kind.ARENA or descriptor < 0:
                 raise InternalError(f"{self._worker} answered a request for memory with {kind.name}")
             number, size = wire.parse_arena(message)
@@ -136,6 +138,13 @@ class SessionSocket:
             raise
         except (wire.Malformed, ValueError) as error:
             raise self._nonsense(error) from error
+
+    def _refusal(self, message: bytes) -> CollectiveError:
+        try:
+            code, text = wire.parse_refused(message)
+        except wire.Malformed as error:
+            return self._nonsense(error)
+        return error_class(code)(text)
 
     def _receive(self, limit: Limit, question: str) -> tuple[wire.Kind, bytes, int]:
         waiting = select.poll()

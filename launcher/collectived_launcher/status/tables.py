@@ -12,9 +12,18 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from collectived_proto.codec import tiers_from_proto
+from collectived_proto.codec import tiers_from_proto, versions_from_proto
 from collectived_proto.hurts import Finding, Severity, Trouble, code_name, short_name, size, span
-from collectived_proto.shown import WorkerState, finished, has_counts, has_told, rank_count, size_text, worker_state
+from collectived_proto.shown import (
+    WorkerState,
+    clients_of,
+    finished,
+    has_counts,
+    has_told,
+    rank_count,
+    size_text,
+    worker_state,
+)
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.wording import clean, ranks_text
 
@@ -72,9 +81,11 @@ def _coordinator(reply: pb.StatusReply) -> Text:
     if not coordinator.address:
         answered = f"  answered by {reply.answered_by}" if reply.answered_by else ""
         return _text(f"coordinator  not reachable{answered}", style="yellow")
+    speaks = versions_from_proto(coordinator.protocol).protocol if coordinator.HasField("protocol") else ""
     return _text(
         f"coordinator  {coordinator.address}  job {coordinator.job}  pid {coordinator.pid}  epoch {coordinator.epoch}  "
         f"up {span(coordinator.uptime_seconds)}  release {coordinator.release}"
+        f"{f'  protocol {speaks}' if speaks else ''}"
     )
 
 
@@ -189,7 +200,19 @@ def _in_flight(reply: pb.StatusReply) -> Table:
 
 
 def _workers(workers: Sequence[pb.WorkerStatus]) -> Table:
-    columns = ("devices", "sessions", "arenas", "resident", "threads", "descriptors", "up", "release", "coordinator")
+    columns = (
+        "devices",
+        "sessions",
+        "arenas",
+        "resident",
+        "threads",
+        "descriptors",
+        "up",
+        "release",
+        "protocol",
+        "clients",
+        "coordinator",
+    )
     table = _table("workers", "task", "host", "pid", "incarnation", *columns)
     for worker in sorted(workers, key=lambda worker: worker.task):
         limit = f" of {size(worker.arena_limit_bytes)}" if worker.arena_limit_bytes else ""
@@ -210,6 +233,8 @@ def _workers(workers: Sequence[pb.WorkerStatus]) -> Table:
             devices(worker.devices),
             *(told if has_told(worker) else ("-",) * len(told)),
             worker.release or "-",
+            versions_from_proto(worker.protocol).protocol,
+            ", ".join(f"{client.release or 'unknown'} ({client.protocol})" for client in clients_of(worker)) or "-",
             _connected(worker),
         )
     return table

@@ -5,7 +5,9 @@ Two kinds of socket, each admitted by a one-time token in its first message:
 - the *session socket*, one per session: input arenas are asked for and handed over as descriptors;
 - a *doorbell*, one per joined rank, straight into its group's lane: submissions one way, completions the other.
 
-One message is one packet; integers are little-endian. Whatever arrives is checked here; `Malformed` says why.
+One message is one packet; integers are little-endian. Whatever arrives is checked here; `Malformed` says why. In the
+first message the versions of the protocol that the client speaks follow the token; what may one day stand behind them
+is passed over.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from __future__ import annotations
 import enum
 import struct
 from typing import NamedTuple
+
+from collectived_proto.protocol import FIRST, OURS, Versions, told
 
 TOKEN_BYTES = 16
 MAX_MESSAGE = 128 << 10  # well below the kernel's default send buffer, so that one message always fits
@@ -22,6 +26,7 @@ MAX_PACKS = 4096  # of one collective
 POST = 1 << 62  # sends and recvs of a rank are numbered from here, apart from the group's instances
 
 _HELLO = struct.Struct("<4s16s")
+_VERSIONS = struct.Struct("<HH")
 _MAGIC = b"CDL1"
 _RING = struct.Struct("<BBHHHQQQdd")
 _SLOT = struct.Struct("<Q")
@@ -62,16 +67,18 @@ LAST = 1  # flag of DONE: the last pack of its instance
 RESULT = 2  # flag of DONE: this rank receives a result
 
 
-def hello(token: bytes) -> bytes:
+def hello(token: bytes, versions: Versions = OURS) -> bytes:
     """The first message on either socket."""
-    return _HELLO.pack(_MAGIC, token)
+    return _HELLO.pack(_MAGIC, token) + _VERSIONS.pack(versions.lowest, versions.highest)
 
 
-def parse_hello(data: bytes) -> bytes:
-    """The token of a first message."""
-    if len(data) != _HELLO.size or not data.startswith(_MAGIC):
+def parse_hello(data: bytes) -> tuple[bytes, Versions]:
+    """The token of a first message, and what its sender speaks: the first version where it does not say."""
+    told_all = len(data) >= _HELLO.size + _VERSIONS.size
+    if not data.startswith(_MAGIC) or not (told_all or len(data) == _HELLO.size):
         raise Malformed("the first message is not a hello of this protocol")
-    return bytes(data[4:])
+    token = bytes(data[4 : _HELLO.size])
+    return token, told(*_VERSIONS.unpack_from(data, _HELLO.size)) if told_all else FIRST
 
 
 class Ring(NamedTuple):

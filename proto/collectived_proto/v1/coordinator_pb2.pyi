@@ -109,14 +109,16 @@ class Attached(_message.Message):
     def __init__(self, group: _Optional[_Union[_common_pb2.Group, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., verdicts: _Optional[_Iterable[_Union[_common_pb2.Verdict, _Mapping]]] = ..., idle: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "heartbeat_seconds", "stall_seconds")
+    __slots__ = ("epoch", "heartbeat_seconds", "stall_seconds", "protocol")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     heartbeat_seconds: float
     stall_seconds: float
-    def __init__(self, epoch: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., stall_seconds: _Optional[float] = ...) -> None: ...
+    protocol: _common_pb2.Protocol
+    def __init__(self, epoch: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., stall_seconds: _Optional[float] = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("standings", "more", "sent_at", "clock")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from collectived_proto.errors import Code
+from collectived_proto.protocol import FIRST, Versions
 from collectived_proto.types import GroupInfo, Peer, RankPosition, Report, Tier, Verdict
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -41,6 +42,7 @@ class Hello:
     highest_epoch: int = 0
     groups: tuple[Attached, ...] = ()
     draining: bool = False
+    versions: Versions = FIRST
 
     def __str__(self) -> str:
         return f"worker /job:worker/task:{self.task} (host {self.host}, pid {self.pid}, incarnation {self.incarnation})"

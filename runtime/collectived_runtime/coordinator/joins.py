@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator
 
 from collectived_proto.devices import DeviceName
-from collectived_proto.errors import Code
+from collectived_proto.errors import Code, FailedPreconditionError
+from collectived_proto.protocol import agree
 from collectived_proto.types import GroupInfo, Member, Peer, shown_name
 from collectived_proto.wording import members_text, ranks_text
 from collectived_runtime.coordinator import completion, draining, faults, newcomers
@@ -60,11 +61,17 @@ def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effec
         yield Send(task, JoinRefused(ask.request, Code.INVALID_ARGUMENT, refusal))
         yield Log("info", f"join of group {shown_name(ask.name)!r} refused: {refusal}")
         return
+    if apart := _apart(book, task, forming):
+        book.counts.refused += 1
+        yield Send(task, JoinRefused(ask.request, Code.FAILED_PRECONDITION, apart))
+        yield Log("warning", f"join of group {shown_name(ask.name)!r} refused: {apart}")
+        return
     if forming is None:
         forming = _open(book, ask, now)
     book.arrivals += 1
     waiting = Waiting(task, ask, book.arrivals)
     forming.waiting[task, ask.request] = waiting
+    forming.spoken.setdefault(book.workers[task].hello.versions, task)
     if ask.rank is not None:
         forming.taken[ask.rank] = waiting
     forming.elsewhere.pop(waiting.identity, None)
@@ -169,6 +176,17 @@ def _refusal(ask: JoinAsk, task: int, forming: Forming | None) -> str:
     return ""
 
 
+def _apart(book: Registry, task: int, forming: Forming | None) -> str:
+    """Why this worker cannot have links to those of a group that forms, by their versions; '' where it can."""
+    theirs = book.workers[task].hello.versions
+    for versions, other in forming.spoken.items() if forming else ():
+        try:
+            agree(theirs, f"worker {task}", f"worker {other}", versions)
+        except FailedPreconditionError as error:
+            return str(error)
+    return ""
+
+
 def _size(low: int, high: int) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
@@ -193,6 +211,8 @@ def _remove(book: Registry, forming: Forming, requests: list[tuple[int, str]], n
         gone = forming.waiting.pop(request)
         if gone.ask.rank is not None:
             del forming.taken[gone.ask.rank]
+    here = {waiting.task for waiting in forming.waiting.values()}
+    forming.spoken = {book.workers[task].hello.versions: task for task in here if task in book.workers}
     if len(forming.waiting) < forming.min_size:
         forming.complete_at = None
     if forming.waiting:

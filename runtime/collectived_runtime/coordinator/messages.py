@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from collectived_proto import announcements, codec
+from collectived_proto.protocol import OURS
 from collectived_proto.types import Verdict
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2
@@ -58,6 +59,7 @@ def hello_from_proto(message: pb.Hello) -> Hello:
             for item in message.groups
         ),
         message.draining,
+        codec.versions_from_proto(message.protocol),
     )
 
 
@@ -159,7 +161,12 @@ class Encoder:
     def encode(self, message: Message) -> pb.CoordinatorMessage:
         match message:
             case Welcome(epoch, heartbeat, stall):
-                welcome = pb.Welcome(epoch=epoch, heartbeat_seconds=heartbeat, stall_seconds=stall)
+                welcome = pb.Welcome(
+                    epoch=epoch,
+                    heartbeat_seconds=heartbeat,
+                    stall_seconds=stall,
+                    protocol=codec.versions_to_proto(OURS),
+                )
                 return pb.CoordinatorMessage(welcome=welcome)
             case JoinUpdate(request, present, expected, text):
                 update = pb.JoinUpdate(request=request, present=present, expected=expected, text=text)

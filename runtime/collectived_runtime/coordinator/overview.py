@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from collectived_proto import codec
 from collectived_proto.lanes import flights, rates
+from collectived_proto.protocol import OURS
 from collectived_proto.shown import OVER
-from collectived_proto.types import RELEASE, Verdict
+from collectived_proto.types import Verdict
 from collectived_proto.v1 import status_pb2
 from collectived_runtime.coordinator.snapshot import GroupView, PendingView, Snapshot, WorkerView
 
@@ -72,7 +73,13 @@ def coordinator_status(
     address: str, epoch: int, pid: int, uptime_seconds: float, job: str
 ) -> status_pb2.CoordinatorStatus:
     return status_pb2.CoordinatorStatus(
-        address=address, epoch=epoch, pid=pid, uptime_seconds=uptime_seconds, release=RELEASE, job=job
+        address=address,
+        epoch=epoch,
+        pid=pid,
+        uptime_seconds=uptime_seconds,
+        release=OURS.release,
+        job=job,
+        protocol=codec.versions_to_proto(OURS),
     )
 
 
@@ -89,6 +96,8 @@ def worker_status(
     status.address, status.link_address = status.address or hello.address, status.link_address or hello.link_address
     if not status.devices:
         status.devices.extend(hello.devices)
+    if not status.HasField("protocol"):
+        status.protocol.CopyFrom(codec.versions_to_proto(hello.versions))
     status.connected, status.last_heartbeat_seconds = worker.connected, worker.silent_seconds
     status.silent = silent
     return status

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from collectived_proto.protocol import Versions
 from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, ReportKind, Submission, Tier, Verdict
 from collectived_runtime.coordinator.events import Cut, Hello, JoinAsk, Measured, Reported
 
@@ -67,6 +68,7 @@ class Forming:
     waiting: dict[tuple[int, str], Waiting] = field(default_factory=dict)
     taken: dict[int, Waiting] = field(default_factory=dict)  # by the rank asked for
     elsewhere: dict[Identity, int] = field(default_factory=dict)  # ranks of the previous generation not here yet
+    spoken: dict[Versions, int] = field(default_factory=dict)  # by the workers of those that wait; one for each
     complete_at: float | None = None  # elastic: when the settling ends
     told_at: float | None = None
     telling: bool = False  # a timer for the next progress is armed

@@ -17,10 +17,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from collectived_proto.errors import Code, InvalidArgumentError
+from collectived_proto.errors import Code, FailedPreconditionError, InvalidArgumentError
 from collectived_proto.lanes import UNHEARD
-from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE, Tier
-from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2, trace_pb2
+from collectived_proto.protocol import agree
+from collectived_proto.types import Tier
+from collectived_proto.v1 import coordinator_pb2, coordinator_pb2_grpc, status_pb2, trace_pb2
 from collectived_runtime.coordinator.census import Census
 from collectived_runtime.coordinator.events import (
     DrainAsked,
@@ -146,11 +147,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, f"a worker's first message must be its hello, got {kind}"
             )
-        mismatch = protocol_mismatch(message.hello.protocol)
-        if mismatch:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, mismatch)
         try:
             hello = hello_from_proto(message.hello)
+            agree(hello.versions, f"worker {hello.task}", "this coordinator")
+        except FailedPreconditionError as error:
+            _log.warning("a worker is refused: %s", error)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except InvalidArgumentError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"hello: {error}")
         effects = self._mind.step(WorkerAttached(hello), self._now())
@@ -383,14 +385,3 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             self._timer.cancel()
         for line in self._lines.values():
             line.break_off(Code.UNAVAILABLE, "the coordinator is stopping")
-
-
-def protocol_mismatch(theirs: common_pb2.Protocol) -> str:
-    """Why the two sides have no protocol version in common; '' where they have."""
-    if theirs.lowest <= PROTOCOL_HIGHEST and theirs.highest >= PROTOCOL_LOWEST:
-        return ""
-    return (
-        f"no common protocol version: the worker (release {theirs.release or 'unknown'}) speaks {theirs.lowest} to "
-        f"{theirs.highest}, this coordinator (release {RELEASE}) speaks {PROTOCOL_LOWEST} to {PROTOCOL_HIGHEST}: "
-        "install the same release on both"
-    )

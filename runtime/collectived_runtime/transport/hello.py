@@ -6,6 +6,9 @@
 
 Both nonces are in both proofs, so that neither side can replay what it has heard. All three have a fixed size: nobody
 reads a byte beyond them, and frames may follow the last at once. The secret itself never travels.
+
+The first says which versions of the protocol the dialler speaks. Where the acceptor speaks none of them its answer has
+the same size, begins with `_APART` and says what it speaks itself; then it hangs up.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ import hmac
 import struct
 from dataclasses import dataclass
 
+from collectived_proto.errors import FailedPreconditionError
+from collectived_proto.protocol import OURS, Versions, agree, told
+
 NONCE_BYTES = 16
 PROOF_BYTES = 32
 ANSWER_BYTES = NONCE_BYTES + PROOF_BYTES
@@ -22,11 +28,20 @@ _HELLO = struct.Struct("<4sHHIIQQHxx16s")
 HELLO_BYTES = _HELLO.size
 PROBE_CHANNEL = 0xFFFF  # of key 0, generation 0: no group uses this link, it is to be measured
 _MAGIC = b"CDL\x01"
-_LOWEST = _HIGHEST = 1
+_APART = b"no version alike"  # in the place of a nonce, which has as many bytes and is never this
+_RANGE = struct.Struct(f"<{NONCE_BYTES}sHH")
 
 
 class Refused(Exception):
-    """The other side is not who it should be, or speaks another protocol."""
+    """The other side is not who it should be, or speaks another protocol.
+
+    Attributes:
+        answer: what it is to be told before the connection is closed; empty: nothing.
+    """
+
+    def __init__(self, why: str, answer: bytes = b"") -> None:
+        super().__init__(why)
+        self.answer = answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +57,11 @@ class Hello:
     def probe(self) -> bool:
         return (self.key, self.generation, self.channel) == (0, 0, PROBE_CHANNEL)
 
-    def encode(self) -> bytes:
+    def encode(self, versions: Versions = OURS) -> bytes:
         return _HELLO.pack(
             _MAGIC,
-            _LOWEST,
-            _HIGHEST,
+            versions.lowest,
+            versions.highest,
             self.dialler,
             self.acceptor,
             self.key,
@@ -57,16 +72,47 @@ class Hello:
 
 
 def parse(data: bytes) -> Hello:
-    """Raises Refused where this is no hello, or of versions that we do not speak."""
+    """Raises Refused where this is no hello, or of versions of which we speak none; then with an answer."""
     magic, lowest, highest, dialler, acceptor, key, generation, channel, nonce = _HELLO.unpack(data)
     if magic != _MAGIC:
         raise Refused("the first bytes are not those of a collectived link")
-    if lowest > _HIGHEST or highest < _LOWEST:
-        raise Refused(
-            f"the peer speaks link protocol {lowest} to {highest}, this worker {_LOWEST} to {_HIGHEST}; "
-            "upgrade the older"
-        )
+    try:
+        agree(told(lowest, highest), f"worker {dialler}", "this worker")
+    except FailedPreconditionError as error:
+        raise Refused(str(error), apart()) from None
     return Hello(dialler, acceptor, key, generation, channel, nonce)
+
+
+def apart(versions: Versions = OURS) -> bytes:
+    """The answer to a dialler that speaks other versions than these; of the release as much as there is room for."""
+    said = _RANGE.pack(_APART, versions.lowest, versions.highest) + versions.release.encode()
+    return said[:ANSWER_BYTES].ljust(ANSWER_BYTES, b"\0")
+
+
+def apart_from(answer: bytes) -> Versions | None:
+    """What an acceptor speaks that says so because it is none of ours; None of an answer that goes on.
+
+    Raises:
+        Refused: it names no versions.
+    """
+    if not answer.startswith(_APART):
+        return None
+    _, lowest, highest = _RANGE.unpack_from(answer)
+    if not 1 <= lowest <= highest:
+        raise Refused(f"the peer says that it speaks versions {lowest} to {highest} of the protocol, which are none")
+    return told(lowest, highest, answer[_RANGE.size :].rstrip(b"\0").decode(errors="replace"))
+
+
+def check_versions(answer: bytes, acceptor: int) -> None:
+    """Raises Refused where an answer says that the acceptor speaks other versions than we."""
+    theirs = apart_from(answer)
+    if theirs is None:
+        return
+    try:
+        agree(theirs, f"worker {acceptor}", "this worker")
+    except FailedPreconditionError as error:
+        raise Refused(str(error)) from None
+    raise Refused(f"worker {acceptor} ({theirs}) says that it speaks other versions of the protocol than this worker")
 
 
 def proof(secret: str, side: str, hello: bytes, nonce: bytes) -> bytes:

@@ -20,7 +20,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
+from collectived_proto.errors import FailedPreconditionError
 from collectived_proto.local import wire
+from collectived_proto.protocol import agree
 from collectived_runtime.transport import hello as hello_
 from collectived_runtime.transport.hello import Hello, Refused
 from collectived_runtime.transport.link import Link, TcpStream
@@ -253,16 +255,25 @@ class Reception:
 
     def _accept_client(self, connection: socket.socket) -> Handshake:
         yield select.POLLIN
-        token = wire.parse_hello(connection.recv(256))
+        token, versions = wire.parse_hello(connection.recv(256))
         known = self._tokens.pop(token, None)
         if known is None:
             raise Refused("a client showed a token that is unknown, used or older than 10 s")
+        try:
+            agree(versions, "the client", "this worker")
+        except FailedPreconditionError as error:
+            connection.send(wire.refused(error.code, str(error)))
+            raise Refused(str(error)) from None
         self._dismiss(self._guests[connection.fileno()])
         known[1](connection)
 
     def _accept_link(self, connection: socket.socket) -> Handshake:
         said = yield from _read(connection, hello_.HELLO_BYTES)
-        hello = hello_.parse(said)
+        try:
+            hello = hello_.parse(said)
+        except Refused as refused:
+            yield from _write(connection, refused.answer)
+            raise
         if hello.acceptor != self._task:
             raise Refused(f"worker {hello.dialler} dialled worker {hello.acceptor}, this is worker {self._task}")
         nonce = os.urandom(hello_.NONCE_BYTES)
@@ -302,6 +313,7 @@ class Reception:
             said = call.hello.encode()
             yield from _write(connection, said)
             answer = yield from _read(connection, hello_.ANSWER_BYTES)
+            hello_.check_versions(answer, call.hello.acceptor)
             nonce, shown = answer[: hello_.NONCE_BYTES], answer[hello_.NONCE_BYTES :]
             hello_.check(self._secret, "accept", said, nonce, shown)
             yield from _write(connection, hello_.proof(self._secret, "dial", said, nonce))

@@ -16,7 +16,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 import grpc
 import grpc.aio
 
-from collectived_proto.errors import UnavailableError
+from collectived_proto.codec import versions_from_proto
+from collectived_proto.errors import CollectiveError, FailedPreconditionError, UnavailableError
+from collectived_proto.protocol import agree
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import coordinator_pb2_grpc as rpc
 from collectived_proto.v1 import status_pb2, trace_pb2
@@ -102,6 +104,7 @@ class Membership:
 
         Raises:
             UnavailableError: it has not within `timeout` seconds, or has refused.
+            FailedPreconditionError: it speaks no version of the protocol that we speak.
         """
         waiter = asyncio.ensure_future(self.connected.wait())
         done, _ = await asyncio.wait({waiter, self._task}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -162,7 +165,7 @@ class Membership:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._task), 1.0)
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, UnavailableError):
+        with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, CollectiveError):
             await self._task
         await self._channel.close()
 
@@ -173,10 +176,14 @@ class Membership:
                 await self._stream()
             except grpc.aio.AioRpcError as error:
                 if error.code() not in AWAY and not _cut_off(error) and not self._welcome_once:
-                    raise UnavailableError(
-                        f"the coordinator at {self.address} refuses this worker: {error.details()}"
-                    ) from error
-                self._warn(error)
+                    refused = f"the coordinator at {self.address} refuses this worker: {error.details()}"
+                    apart = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+                    raise (FailedPreconditionError if apart else UnavailableError)(refused) from error
+                self._warn(f"{error.code().name}: {error.details()}")
+            except FailedPreconditionError as error:
+                if not self._welcome_once:
+                    raise
+                self._warn(str(error))
             pause = FIRST_PAUSE_SECONDS if self.connected.is_set() else min(2 * pause, LONGEST_PAUSE_SECONDS)
             if self.connected.is_set():
                 self.connected.clear()
@@ -184,9 +191,8 @@ class Membership:
             if not self._closing:
                 await asyncio.sleep(pause)
 
-    def _warn(self, error: grpc.aio.AioRpcError) -> None:
+    def _warn(self, reason: str) -> None:
         """Once for each reason: the coordinator is away, or will not have this worker back (yet)."""
-        reason = f"{error.code().name}: {error.details()}"
         if self.connected.is_set() or reason != self._warned:
             level = logging.WARNING if self._welcome_once else logging.DEBUG
             log.log(level, "the coordinator at %s is away: %s", self.address, reason)
@@ -197,6 +203,8 @@ class Membership:
         call = self._stub.Attach(self._outgoing(self._streams), metadata=self._metadata)
         async for message in call:
             if message.HasField("welcome"):
+                theirs = versions_from_proto(message.welcome.protocol)
+                agree(theirs, f"the coordinator at {self.address}", "this worker")
                 self._welcomed(message.welcome)
             elif message.HasField("echo"):
                 self._pulse.echo(message.echo.sent_at, message.echo.at, time.monotonic())

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
+from collectived_proto.codec import versions_to_proto
 from collectived_proto.configuration.daemons import WorkerSettings
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import CollectiveError, UnavailableError
 from collectived_proto.lanes import with_own
 from collectived_proto.local.jobs import check_socket_path
+from collectived_proto.protocol import OURS
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2_grpc
 from collectived_runtime import clocks
@@ -51,7 +53,7 @@ from collectived_runtime.worker.enlist import enlist
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.metrics import WorkerMetrics
-from collectived_runtime.worker.service import PROTOCOL, WorkerService
+from collectived_runtime.worker.service import WorkerService
 from collectived_runtime.worker.sessions import Sessions
 from collectived_runtime.worker.status import Identity, Standing, group_seen_from, worker_status
 from collectived_runtime.worker.trace import worker_trace
@@ -264,7 +266,7 @@ class _Worker:
     def _hello(self, epoch: int) -> pb.Hello:
         identity = self.identity
         return pb.Hello(
-            protocol=PROTOCOL,
+            protocol=versions_to_proto(OURS),
             task=identity.task,
             incarnation=identity.incarnation,
             host=identity.host,
@@ -308,7 +310,7 @@ class _Worker:
         standing = Standing(
             self.membership.connected.is_set(),
             len(self.sessions),
-            self.sessions.releases,
+            self.sessions.versions,
             self.budget.used,
             self.budget.limit,
             bool(self.drainage.refusal),

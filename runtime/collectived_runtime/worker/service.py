@@ -13,10 +13,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from collectived_proto.codec import layout_to_proto, verdict_to_proto
-from collectived_proto.errors import CollectiveError, FailedPreconditionError
+from collectived_proto.codec import layout_to_proto, verdict_to_proto, versions_from_proto, versions_to_proto
+from collectived_proto.errors import CollectiveError
 from collectived_proto.local.wire import TOKEN_BYTES
-from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST, RELEASE
+from collectived_proto.protocol import OURS, agree
 from collectived_proto.v1 import common_pb2, status_pb2, trace_pb2, worker_pb2, worker_pb2_grpc
 from collectived_runtime.admission import is_local
 from collectived_runtime.engine.ledger import Prepared
@@ -29,9 +29,6 @@ from collectived_runtime.worker.statuses import status_of
 from collectived_runtime.worker.submit import Place, submit
 
 LONGEST_NAME = 128  # characters of a label or host that others are shown
-LONGEST_RELEASE = 32
-
-PROTOCOL = common_pb2.Protocol(lowest=PROTOCOL_LOWEST, highest=PROTOCOL_HIGHEST, release=RELEASE)
 
 
 def _translated(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,12 +89,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def OpenSession(
         self, request: worker_pb2.OpenSessionRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[worker_pb2.SessionEvent]:
-        _check_protocol(request.protocol)
+        agree(versions_from_proto(request.protocol), "the client", "this worker")
         local = request.local and is_local(context.peer())
         session = self._sessions.open(_client(request), remote=not local)
         try:
             opened = worker_pb2.SessionOpened(
-                session=session.identity, protocol=PROTOCOL, worker=self._name, devices=self._devices
+                session=session.identity, protocol=versions_to_proto(OURS), worker=self._name, devices=self._devices
             )
             if local:
                 opened.door = self._door
@@ -191,7 +188,7 @@ def _client(request: worker_pb2.OpenSessionRequest) -> Client:
         request.pid,
         request.label[:LONGEST_NAME],
         request.job or "default",
-        request.protocol.release[:LONGEST_RELEASE],
+        versions_from_proto(request.protocol),
     )
 
 
@@ -201,11 +198,3 @@ def _hand_over(loop: asyncio.AbstractEventLoop, attach: Callable[[Any], None], c
         loop.call_soon_threadsafe(attach, connected)
     except RuntimeError:
         connected.close()
-
-
-def _check_protocol(theirs: common_pb2.Protocol) -> None:
-    if theirs.lowest > PROTOCOL_HIGHEST or theirs.highest < PROTOCOL_LOWEST:
-        raise FailedPreconditionError(
-            f"the client (release {theirs.release}) speaks protocol {theirs.lowest} to {theirs.highest}, this worker "
-            f"(release {RELEASE}) {PROTOCOL_LOWEST} to {PROTOCOL_HIGHEST}; upgrade the older of the two"
-        )

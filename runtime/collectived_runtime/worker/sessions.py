@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from collectived_proto.errors import Code, FailedPreconditionError, NotFoundError, UnavailableError
 from collectived_proto.local import wire
 from collectived_proto.local.arena import Arena
+from collectived_proto.protocol import FIRST, Versions
 from collectived_runtime.engine.bells import LAST_WORDS_SECONDS
 from collectived_runtime.engine.lane import Lane
 from collectived_runtime.engine.results import Budget, Exhausted, new_arena
@@ -35,7 +36,7 @@ SESSION_BYTES = 16
 _SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
 _CREDENTIALS = struct.Struct("3i")
 _MOST_REMEMBERED = 1024  # sessions that have ended, and why
-MOST_RELEASES = 16  # of clients that are told
+MOST_VERSIONS = 16  # of clients that are told
 MOST_ASKED = 64  # arenas of one session that it waits for
 _AT_ONCE = 1 << 20  # bytes of an arena that take less than a millisecond
 _COMMITTING = ThreadPoolExecutor(2, "collectived-arenas")  # its threads start when they are first needed
@@ -49,7 +50,7 @@ class Client:
     pid: int
     label: str
     job: str
-    release: str = ""
+    versions: Versions = FIRST
 
 
 @dataclass(slots=True)
@@ -326,9 +327,9 @@ class Sessions:
         return len(self._sessions)
 
     @property
-    def releases(self) -> list[str]:
-        """Of the clients, each once; of clients that make them up, not all."""
-        return sorted({session.client.release for session in self._sessions.values()} - {""})[:MOST_RELEASES]
+    def versions(self) -> list[Versions]:
+        """What the clients speak, each once; of clients that make them up, not all."""
+        return sorted({session.client.versions for session in self._sessions.values()})[:MOST_VERSIONS]
 
     @property
     def arena_bytes(self) -> int:

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collectived_proto.codec import member_to_proto, tiers_to_proto
-from collectived_proto.types import RELEASE, GroupInfo
+from collectived_proto.codec import member_to_proto, tiers_to_proto, versions_to_proto
+from collectived_proto.protocol import OURS, Versions
+from collectived_proto.types import GroupInfo
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_runtime.engine.lane import Lane
 from collectived_runtime.engine.ledger import Instance, Ledger
@@ -39,11 +40,11 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What does change, beside its lanes. `releases` are those of its clients."""
+    """What does change, beside its lanes. `clients` is what its clients speak."""
 
     connected: bool
     sessions: int
-    releases: Sequence[str]
+    clients: Sequence[Versions]
     arena_bytes: int
     arena_limit: int
     draining: bool = False
@@ -56,7 +57,8 @@ async def worker_status(identity: Identity, lanes: Iterable[Lane], standing: Sta
         host=identity.host,
         pid=os.getpid(),
         incarnation=identity.incarnation,
-        release=RELEASE,
+        release=OURS.release,
+        protocol=versions_to_proto(OURS),
         uptime_seconds=time.monotonic() - identity.started,
         devices=identity.devices,
         address=identity.address,
@@ -65,7 +67,8 @@ async def worker_status(identity: Identity, lanes: Iterable[Lane], standing: Sta
         sessions=standing.sessions,
         arena_bytes=standing.arena_bytes,
         arena_limit_bytes=standing.arena_limit,
-        client_releases=standing.releases,
+        client_releases=sorted({client.release for client in standing.clients} - {""}),
+        clients=map(versions_to_proto, standing.clients),
         draining=standing.draining,
         resident_bytes=resident_bytes(),
         threads=threading.active_count(),

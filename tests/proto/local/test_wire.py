@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from collectived_proto.deadline import Deadline
 from collectived_proto.local import wire
+from collectived_proto.protocol import FIRST, Versions
 
 u32 = st.integers(0, 2**32 - 1)
 u63 = st.integers(0, 2**63 - 1)
@@ -96,8 +97,19 @@ def test_a_timeout_of_next_to_nothing_is_no_shorter_than_what_is_left_of_it() ->
     assert ring.remaining == ring.timeout == remaining
 
 
+def test_a_hello_of_the_first_protocol_says_no_versions_and_one_of_a_later_may_say_more() -> None:
+    assert wire.parse_hello(b"CDL1" + b"t" * 16) == (b"t" * 16, FIRST)
+    assert wire.parse_hello(wire.hello(b"t" * 16, Versions(2, 9)) + b"more") == (b"t" * 16, Versions(2, 9))
+
+
+@pytest.mark.parametrize("data", [b"", b"CDL1", b"CDL1" + b"t" * 15, b"CDL1" + b"t" * 17, b"CDL2" + b"t" * 20])
+def test_what_is_no_hello_is_refused(data: bytes) -> None:
+    with pytest.raises(wire.Malformed):
+        wire.parse_hello(data)
+
+
 def test_other_messages_survive_the_trip() -> None:
-    assert wire.parse_hello(wire.hello(b"t" * 16)) == b"t" * 16
+    assert wire.parse_hello(wire.hello(b"t" * 16, Versions(2, 4))) == (b"t" * 16, Versions(2, 4))
     assert wire.parse_release(wire.release((1, 2**63))) == (1, 2**63)
     assert wire.parse_failed(wire.failed(-1, b"verdict")) == (-1, b"verdict")
     assert wire.parse_arena(wire.arena(wire.Kind.ARENA_ASK, 7, 2**40)) == (7, 2**40)

@@ -8,7 +8,7 @@
 A command may begin with a time; until then the clock goes from one wake-up to the next, as the shell would, and what
 happens on the way is shown under `@time`. Generations are called g1, g2, … and queries q1, q2, … as they appear.
 
-    attach TASK HOST [inc=X] [epoch=N] [group=gN:RANKS[:vN+vM]]… [idle=yes]
+    attach TASK HOST [inc=X] [epoch=N] [group=gN:RANKS[:vN+vM]]… [idle=yes] [speaks=N-M]
                                       a worker says hello; vN: verdicts as they appeared; idle: of all these groups
     gone TASK [inc=X] [orderly]       beat TASK [gN POSITION… [more]]       wait
     join TASK REQUEST NAME SIZE [rank=N] [pid=N] [device=CPU:0] [settle=S] [label=X]       SIZE: 4 or 2-4
@@ -38,6 +38,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from collectived_proto.errors import Code
+from collectived_proto.protocol import Versions
 from collectived_proto.types import (
     AllGather,
     AllReduce,
@@ -199,7 +200,8 @@ class Player:
         groups = tuple(replace(group, idle=given.get("idle") == "yes") for group in brought)
         epoch = int(given.get("epoch", 0))
         incarnation = given.get("inc", f"i{task}")
-        return Hello(task, incarnation, words[1], 100 + task, (), "", f"{words[1]}:7452", epoch, groups)
+        hello = Hello(task, incarnation, words[1], 100 + task, (), "", f"{words[1]}:7452", epoch, groups)
+        return replace(hello, versions=_versions(given.get("speaks", "1-1")))
 
     def _attached(self, text: str) -> Attached:
         name, ranks, *verdicts = text.split(":")
@@ -415,6 +417,11 @@ def _tier(text: str) -> Tier:
 
 def _table(table: tuple[Tier, ...]) -> str:
     return f"{'; '.join(map(str, table))}; packs of {table[0].bytes_per_pack >> 20} MiB"
+
+
+def _versions(text: str) -> Versions:
+    lowest, highest = map(int, text.split("-"))
+    return Versions(lowest, highest)
 
 
 def _operation(text: str) -> Operation:

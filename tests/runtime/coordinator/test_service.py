@@ -18,6 +18,7 @@ import pytest
 from collectived_proto.announcements import formed_from_bytes, ruling_from_proto
 from collectived_proto.codec import group_from_proto
 from collectived_proto.errors import Code
+from collectived_proto.protocol import OURS
 from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2, trace_pb2
 from collectived_runtime.coordinator.service import TURNS, CoordinatorService
 from collectived_runtime.coordinator.state import Coordinator
@@ -301,7 +302,31 @@ def test_another_protocol_is_refused_naming_both(play: Play) -> None:
         await worker.send(hello=coordinator_pb2.Hello(protocol=future, task=0, incarnation="i"))
         code, details = await worker.refused()
         assert code is grpc.StatusCode.FAILED_PRECONDITION
-        assert "release 9.9) speaks 7 to 9" in details and "speaks 1 to 1" in details
+        assert details == (
+            f"worker 0 (release 9.9, protocol 7 to 9) and this coordinator ({OURS}) have no version of the protocol in "
+            "common: upgrade this coordinator to a release that speaks protocol 7"
+        )
+
+    play(story)
+
+
+# The hellos of workers of the first protocol, as one has sent it, and one that says no versions.
+RECORDED = bytes.fromhex(
+    "0a520a0b080110011a05302e312e301a026930220168286432292f6a6f623a776f726b65722f7265706c6963613a302f7461736b3a302f646576"
+    "6963653a4350553a303a07756e69783a2f774203683a315a0163"
+)
+SILENT = coordinator_pb2.WorkerMessage(hello=coordinator_pb2.Hello(task=0, incarnation="i0")).SerializeToString()
+
+
+@pytest.mark.parametrize("said", [RECORDED, SILENT], ids=["recorded", "silent"])
+def test_a_worker_of_the_first_protocol_is_welcome(play: Play, said: bytes) -> None:
+    async def story(stage: Stage) -> None:
+        worker = stage.worker(0)
+        await worker.call.write(coordinator_pb2.WorkerMessage.FromString(said))
+        welcome = await worker.hear("welcome")
+        assert (welcome.protocol.lowest, welcome.protocol.highest) == (OURS.lowest, OURS.highest)
+        (told,) = (await stage.status(True)).workers
+        assert (told.protocol.lowest, told.protocol.highest) == (1, 1)
 
     play(story)
 

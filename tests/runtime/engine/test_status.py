@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from collectived_proto.protocol import Versions
 from collectived_proto.types import (
     AllReduce,
     Collective,
@@ -24,7 +25,7 @@ from collectived_proto.types import (
     Send,
     Tier,
 )
-from collectived_proto.v1 import status_pb2
+from collectived_proto.v1 import common_pb2, status_pb2
 from collectived_runtime.coordinator.overview import status_reply
 from collectived_runtime.coordinator.snapshot import GroupView, Snapshot
 from collectived_runtime.engine.program import Topology, compose
@@ -187,10 +188,12 @@ def test_a_worker_of_many_groups_tells_of_them_in_slices(world: Any, monkeypatch
 
         beside = asyncio.create_task(other())
         identity = Identity(0, "h", "i", (), "unix:/w", "h:1")
-        told = await worker_status(identity, lanes, Standing(True, 0, ["0.1.0"], 1, 2))
+        told = await worker_status(identity, lanes, Standing(True, 0, [Versions(1, 2, "0.1.0")], 1, 2))
         beside.cancel()
         return told
 
     told = asyncio.run(asked())
     assert len(told.lanes) == 3 and turns >= 3
     assert (told.arena_bytes, told.arena_limit_bytes, list(told.client_releases)) == (1, 2, ["0.1.0"])
+    assert told.protocol.release == told.release
+    assert list(told.clients) == [common_pb2.Protocol(lowest=1, highest=2, release="0.1.0")]

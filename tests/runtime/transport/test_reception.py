@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from collectived_proto.errors import Code
 from collectived_proto.local import wire
+from collectived_proto.protocol import OURS, Versions
 from collectived_runtime.transport import reception as reception_
-from collectived_runtime.transport.hello import ANSWER_BYTES, NONCE_BYTES, Hello, proof
+from collectived_runtime.transport.hello import ANSWER_BYTES, HELLO_BYTES, NONCE_BYTES, Hello, apart, proof
 from collectived_runtime.transport.link import Link, LinkBroken
 from collectived_runtime.transport.reception import Call, Reception
 
@@ -43,11 +45,11 @@ class Place:
             lambda peer, why: self.arrived.put(("failed", (peer, why))),
         )
 
-    def enter(self, token: bytes, worker: int = 0) -> socket.socket:
+    def enter(self, token: bytes, worker: int = 0, versions: Versions = OURS) -> socket.socket:
         guest = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         guest.settimeout(10)
         guest.connect(str(self.folder / f"door-{worker}"))
-        guest.send(wire.hello(token))
+        guest.send(wire.hello(token, versions))
         return guest
 
     def next(self) -> Any:
@@ -167,6 +169,64 @@ def test_a_token_admits_one_connection_once(place: Place) -> None:
         connection.close()
     with place.enter(token) as guest:
         assert guest.recv(1) == b""
+
+
+OLDEST = bytes.fromhex("43444c3101010101010101010101010101010101")  # a client's hello that says no versions
+OLDEST_LINK = bytes.fromhex(  # worker 0 to worker 1, key 7, generation 100, channel 3
+    "43444c010100010000000000010000000700000000000000640000000000000003000000" + 16 * "09"
+)
+LATER = Versions(7, 9, "9.9.9")
+
+
+def test_a_client_of_the_first_protocol_comes_in(place: Place) -> None:
+    place.workers[0].admit(OLDEST[4:], lambda connection: place.arrived.put(("client", connection)))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
+        guest.connect(str(place.folder / "door-0"))
+        guest.send(OLDEST)
+        kind, connection = place.next()
+        assert kind == "client"
+        connection.close()
+
+
+def test_a_client_of_no_version_that_we_speak_is_told_so_and_shown_out(place: Place) -> None:
+    token = os.urandom(wire.TOKEN_BYTES)
+    place.workers[0].admit(token, lambda connection: place.arrived.put(("client", connection)))
+    with place.enter(token, versions=LATER) as guest:
+        code, text = wire.parse_refused(guest.recv(4096))
+        assert code == Code.FAILED_PRECONDITION
+        assert "the client (release unknown, protocol 7 to 9)" in text and "upgrade this worker" in text
+        assert guest.recv(1) == b""
+    assert place.arrived.empty()
+
+
+def test_a_link_of_a_worker_of_the_first_protocol_arrives(place: Place) -> None:
+    place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    with socket.create_connection(("127.0.0.1", place.workers[1].link_port), timeout=10) as guest:
+        guest.sendall(OLDEST_LINK)
+        answer = guest.recv(ANSWER_BYTES, socket.MSG_WAITALL)
+        guest.sendall(proof(SECRET, "dial", OLDEST_LINK, answer[:NONCE_BYTES]))
+        kind, link = place.next()
+        assert (kind, link.peer) == ("accepted", 0)
+        link.close()
+
+
+def test_a_link_of_no_version_that_we_speak_is_told_what_we_speak(place: Place) -> None:
+    with socket.create_connection(("127.0.0.1", place.workers[1].link_port), timeout=10) as guest:
+        guest.sendall(Hello(0, 1, 7, 100, 3, bytes(NONCE_BYTES)).encode(LATER))
+        assert guest.recv(ANSWER_BYTES, socket.MSG_WAITALL) == apart(OURS)
+        assert guest.recv(1) == b""
+
+
+def test_who_dials_a_worker_of_other_versions_hears_which_of_the_two_is_to_be_upgraded(place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place.workers[0].dial(place.call(port=listener.getsockname()[1]))
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(HELLO_BYTES, socket.MSG_WAITALL)
+            connection.sendall(apart(LATER))
+            kind, (peer, why) = place.next()
+    assert (kind, peer) == ("failed", 1)
+    assert "worker 1 (release 9.9.9, protocol 7 to 9)" in why and why.endswith("speaks protocol 7")
 
 
 def test_an_unknown_token_is_shown_out(place: Place) -> None:

@@ -10,10 +10,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
+from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc
 from collectived_runtime.daemon import follow_folder
 from collectived_runtime.worker.server import default_memory_limit
 
@@ -75,6 +79,43 @@ def test_a_coordinator_that_refuses_is_quoted(folder: Path, start: Start) -> Non
     address = ready(coordinator).split('"address": "')[1].split('"')[0]
     said = refusal(start(*worker(folder, address), secret="not ours"), status=3)
     assert f"the coordinator at {address} refuses this worker" in said and "secret" in said
+
+
+class Stranger(coordinator_pb2_grpc.CoordinatorServicer):
+    """A coordinator that speaks other versions: it turns workers away, or welcomes them and says so."""
+
+    def __init__(self, welcoming: bool) -> None:
+        self.welcoming = welcoming
+
+    def Attach(self, requests: Any, context: grpc.ServicerContext) -> Iterator[coordinator_pb2.CoordinatorMessage]:
+        next(requests)
+        if not self.welcoming:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "upgrade worker 0")
+        protocol = common_pb2.Protocol(lowest=7, highest=9, release="9.9.9")
+        yield coordinator_pb2.CoordinatorMessage(welcome=coordinator_pb2.Welcome(epoch=1, protocol=protocol))
+        for _ in requests:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("welcoming", "told"),
+    [
+        (False, "the coordinator at {} refuses this worker: upgrade worker 0\n"),
+        (True, "the coordinator at {} (release 9.9.9, protocol 7 to 9) and this worker ("),
+    ],
+)
+def test_a_coordinator_of_no_version_that_the_worker_speaks_ends_its_start_and_says_why(
+    tmp_path: Path, folder: Path, start: Start, welcoming: bool, told: str
+) -> None:
+    server = grpc.server(ThreadPoolExecutor(2))
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Stranger(welcoming), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        said = refusal(start(*worker(folder, address)))
+        assert said.startswith(f"collectived worker 0: {told.format(address)}")
+    finally:
+        server.stop(None).wait()
 
 
 def test_a_proxy_for_the_world_outside_is_not_asked_for_the_coordinator(

@@ -1,0 +1,92 @@
+"""docs/security.md and SECURITY.md: what people are told to write and to type is understood, and what is said is so."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.docs.contents import ROOT
+
+from collectived_launcher.cluster.file import COORDINATOR_PORT
+from collectived_proto.configuration.daemons import DAEMONS
+from collectived_proto.configuration.effective import effective
+from collectived_proto.configuration.files import load
+from collectived_proto.configuration.keys import keys_of
+from collectived_proto.local.wire import TOKEN_BYTES
+from collectived_runtime.admission import check_exposed
+from collectived_runtime.credentials import read_token
+from collectived_runtime.metrics import catalogue
+from collectived_runtime.transport.reception import HANDSHAKE_SECONDS
+from collectived_runtime.worker.sessions import SESSION_BYTES
+
+PAGE = (ROOT / "docs/security.md").read_text()
+MODEL = (ROOT / "SECURITY.md").read_text()
+SETTINGS = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+FOLDER = "/etc/collectived"
+AS_ROOT = ("groupadd", "useradd", "usermod", "install", "chgrp", "ss")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the page, with the files that its commands make there; those that need root are left out."""
+    there = tmp_path_factory.mktemp("etc")
+    for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+        lines = [line for line in block.splitlines() if not line.startswith(AS_ROOT)]
+        subprocess.run(
+            ["sh", "-e"], input="\n".join(lines).replace(FOLDER, str(there)), text=True, check=True, timeout=30
+        )
+    return there
+
+
+def written(text: str, folder: Path) -> Path:
+    path = folder / "collectived.toml"
+    path.write_text(text.replace(FOLDER, str(folder)))
+    return path
+
+
+@pytest.mark.parametrize("text", SETTINGS)
+def test_every_file_of_settings_has_keys_that_there_are_with_values_that_they_can_have(text: str, folder: Path) -> None:
+    file = load(written(text, folder))
+    for settings in DAEMONS.values():
+        effective(settings, {"listen": ("unix:/a",), "coordinator": "unix:/c", "folder": "/f"}, {}, file)
+
+
+def test_with_the_file_for_several_hosts_daemons_are_reached_by_others_and_know_the_secret(folder: Path) -> None:
+    (text,) = [text for text in SETTINGS if "link_listen" in text]
+    file = load(written(text, folder))
+    coordinator = effective(DAEMONS["coordinator"], {}, {}, file)
+    assert len(coordinator.secret) == 64 and not coordinator.insecure
+    check_exposed(file.entries["coordinator"]["listen"], coordinator.secret, False)
+    with pytest.raises(ValueError, match="can be reached from other hosts, and this job has no secret"):
+        check_exposed(file.entries["coordinator"]["listen"], "", False)
+
+
+def test_the_viewing_token_that_the_page_makes_is_one(folder: Path) -> None:
+    assert len(read_token(folder / "viewing-token")) == 32
+
+
+def test_ports_are_those_of_the_configuration() -> None:
+    ports = re.findall(r"^\| (\d+(?:, \d+)*) \|", PAGE, re.MULTILINE)
+    alone = [key.alone for settings in DAEMONS.values() for key in keys_of(settings) if key.name == "metrics"]
+    assert ports == [str(COORDINATOR_PORT), "7451", "7452", ", ".join(map(str, alone))]
+    manifest = (ROOT / "deploy/kubernetes/base/networkpolicy.yaml").read_text()
+    assert all(f"port: {port}" in manifest for row in ports for port in row.split(", "))
+
+
+def test_numbers_of_the_threat_model_are_those_of_the_code() -> None:
+    assert {int(bits) for bits in re.findall(r"(\d+) (?:random )?bits", MODEL)} == {8 * SESSION_BYTES, 8 * TOKEN_BYTES}
+    assert re.findall(r"after (\d+) s", MODEL) == [f"{HANDSHAKE_SECONDS:g}"]
+
+
+def test_metrics_that_are_to_be_watched_exist() -> None:
+    known = {*catalogue.WORKER, *catalogue.COORDINATOR}
+    assert set(re.findall(r"`(collectived_\w+_(?:total|seconds|bytes))`", PAGE)) <= known
+
+
+@pytest.mark.parametrize("page", ["SECURITY.md", "docs/security.md"])
+def test_every_page_that_is_named_is_there(page: str) -> None:
+    here = (ROOT / page).parent
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
+        assert (here / target).exists(), target
