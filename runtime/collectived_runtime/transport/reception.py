@@ -2,7 +2,8 @@
 
 It listens on the worker's TCP port for links of other workers and on a Unix socket for session sockets and doorbells,
 and dials links to others. Each handshake is a generator that yields the poll events it waits for and ends with what it
-hands on; a slow or silent guest therefore holds no thread, and after `HANDSHAKE_SECONDS` it is shown out.
+hands on; a slow or silent guest therefore holds no thread, and after `HANDSHAKE_SECONDS` it is shown out. Where too
+many wait, the oldest of those that came in the same way has to go: who is expected needs milliseconds.
 """
 
 from __future__ import annotations
@@ -19,10 +20,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 
 from collectived_proto.errors import FailedPreconditionError
 from collectived_proto.local import wire
 from collectived_proto.protocol import agree
+from collectived_runtime.limits.descriptors import WANTED, room
+from collectived_runtime.limits.logins import Logins
+from collectived_runtime.limits.pace import Pace, Rate
+from collectived_runtime.limits.refusals import Limit, Refusals, Where
 from collectived_runtime.transport import hello as hello_
 from collectived_runtime.transport.hello import Hello, Refused
 from collectived_runtime.transport.link import Link, TcpStream
@@ -34,6 +40,10 @@ TOKEN_SECONDS = 10.0
 DIAL_SECONDS = 5.0
 DIAL_PAUSE_SECONDS = 0.1
 LINK_BUFFER_BYTES = 4 << 20
+MOST_GUESTS = 1024
+MOST_EARLY = 4096  # links that have come before anybody expects them
+ACCEPTED = Rate(400, 512)  # connections of each kind; the kernel keeps others waiting
+PAUSE_SECONDS = 0.1  # in which nobody is accepted, where there are no descriptors
 
 Handshake = Generator[int, None, None]
 LinkKey = tuple[int, int, int, int]  # group key, generation, peer, channel
@@ -44,6 +54,19 @@ class _Guest:
     connection: socket.socket
     handshake: Handshake
     expires: float
+    room: dict[int, _Guest]  # where it waits, by descriptor
+
+
+@dataclass(slots=True, eq=False)
+class _Entrance:
+    """A listener, and those who came in there and have not said who they are; the oldest first."""
+
+    listener: socket.socket
+    greet: Callable[[socket.socket, str], Handshake]
+    what: Where
+    guests: dict[int, _Guest] = field(default_factory=dict)
+    pace: Pace = field(default_factory=lambda: Pace(ACCEPTED))
+    closed_until: float = 0.0
 
 
 @dataclass(slots=True)
@@ -66,12 +89,29 @@ class Reception:
         secret: the job's secret.
         door: path of the Unix socket for clients; a file that a killed worker left there is taken over.
         link_address: (host, port) to listen on for links; port 0 is chosen by the system.
+        refusals: counts who is turned away. logins: who has shown a wrong proof too often.
+        most_guests: that have not said who they are, of each of the two kinds.
+        descriptors: how many this process may have.
 
     Raises:
         OSError: an address is in use or not ours.
     """
 
-    def __init__(self, task: int, secret: str, door: str, link_address: tuple[str, int]) -> None:
+    def __init__(
+        self,
+        task: int,
+        secret: str,
+        door: str,
+        link_address: tuple[str, int],
+        refusals: Refusals | None = None,
+        logins: Logins | None = None,
+        most_guests: int = MOST_GUESTS,
+        descriptors: int = WANTED,
+    ) -> None:
+        self._refusals = refusals or Refusals()
+        self._logins = logins or Logins(0)
+        self._most_guests = max(1, most_guests)
+        self._descriptors = descriptors
         self._task = task
         self._secret = secret
         self._door_path = door
@@ -101,7 +141,12 @@ class Reception:
         self._living: set[tuple[int, int]] = set()  # keys and generations of which somebody expects links
         self._calls: list[Call] = []
         self._probed: Callable[[Link], None] = Link.close
-        self._guests: dict[int, _Guest] = {}
+        self._entrances = {
+            self._links.fileno(): _Entrance(self._links, self._accept_link, Where.HANDSHAKE),
+            self._door.fileno(): _Entrance(self._door, self._accept_client, Where.DOOR),
+        }
+        self._dialled: dict[int, _Guest] = {}  # those to whom we go
+        self._guests: dict[int, _Guest] = {}  # all of them
         self._poll = select.poll()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="reception", daemon=True)
@@ -180,10 +225,8 @@ class Reception:
             for descriptor, _ in self._poll.poll(self._patience()):
                 if descriptor == self._wake:
                     os.eventfd_read(self._wake)
-                elif descriptor == self._links.fileno():
-                    self._accept(self._links, self._accept_link)
-                elif descriptor == self._door.fileno():
-                    self._accept(self._door, self._accept_client)
+                elif descriptor in self._entrances:
+                    self._accept(self._entrances[descriptor])
                 elif descriptor in self._guests:
                     self._step(self._guests[descriptor])
             while self._asked:
@@ -202,37 +245,76 @@ class Reception:
 
     def _patience(self) -> float | None:
         """Milliseconds until something expires."""
-        times = [guest.expires for guest in self._guests.values()]
-        times += [expires for expires, _ in self._tokens.values()]
-        times += [expires for expires, _ in self._early.values()]
+        now = time.monotonic()
+        times = [guest.expires for guest in self._dialled.values()]
         times += [call.not_before for call in self._calls]
+        # Of these all have the same time, so that the oldest is the first to go.
+        times += [next(iter(one.guests.values())).expires for one in self._entrances.values() if one.guests]
+        times += [expires for expires, _ in islice(self._tokens.values(), 1)]
+        times += [expires for expires, _ in self._early.values()]
+        times += [one.closed_until for one in self._entrances.values() if one.closed_until > now]
         first = min(times, default=math.inf)
-        return None if first == math.inf else max(0.0, (first - time.monotonic()) * 1000 + 1)
+        return None if first == math.inf else max(0.0, (first - now) * 1000 + 1)
 
     def _show_out(self) -> None:
         now = time.monotonic()
-        for guest in [guest for guest in self._guests.values() if guest.expires <= now]:
-            guest.handshake.close()
-            self._dismiss(guest)
-            guest.connection.close()
-        for token in [token for token, (expires, _) in self._tokens.items() if expires <= now]:
+        for one in self._entrances.values():
+            for guest in list(takewhile(lambda guest: guest.expires <= now, one.guests.values())):
+                self._refusals.limit(Limit.HANDSHAKES)
+                self._turn_away(guest)
+        for guest in [guest for guest in self._dialled.values() if guest.expires <= now]:
+            self._turn_away(guest)
+        for token in list(takewhile(lambda token: self._tokens[token][0] <= now, self._tokens)):
             del self._tokens[token]
         for key in [key for key, (expires, _) in self._early.items() if expires <= now]:
             self._early.pop(key)[1].close()
+        for one in self._entrances.values():
+            if one.closed_until and one.closed_until <= now:
+                one.closed_until = 0.0
+                self._poll.modify(one.listener.fileno(), select.POLLIN)
 
-    def _accept(self, listener: socket.socket, greet: Callable[[socket.socket], Handshake]) -> None:
+    def _accept(self, entrance: _Entrance) -> None:
         try:
-            connection, _ = listener.accept()
+            connection, address = entrance.listener.accept()
         except OSError as error:  # the guest has gone again, or we are out of descriptors: the next may fare better
             if error.errno not in (errno.EAGAIN, errno.ECONNABORTED):
                 log.warning("a connection could not be accepted: %s", error)
+                self._refusals.limit(Limit.DESCRIPTORS)
+                self._pause(entrance, PAUSE_SECONDS)
             return
-        self._receive(connection, greet(connection), HANDSHAKE_SECONDS)
+        if delay := entrance.pace.delay(None, time.monotonic()):
+            self._pause(entrance, delay)
+        host = address[0] if isinstance(address, tuple) else ""
+        if not room(self._descriptors, connection.fileno()):
+            log.warning("a connection was closed at once: nearly all of %d descriptors are in use", self._descriptors)
+            self._refusals.limit(Limit.DESCRIPTORS)
+            connection.close()
+            return
+        if self._logins.shut_out(host):
+            self._refusals.limit(Limit.LOGINS)
+            connection.close()
+            return
+        if len(entrance.guests) >= self._most_guests:
+            log.warning("%d connections wait that have not said who they are: the oldest is closed", self._most_guests)
+            self._refusals.limit(Limit.HANDSHAKES)
+            self._turn_away(next(iter(entrance.guests.values())))
+        self._receive(connection, entrance.greet(connection, host), HANDSHAKE_SECONDS, entrance.guests)
 
-    def _receive(self, connection: socket.socket, handshake: Handshake, patience: float) -> None:
+    def _pause(self, entrance: _Entrance, seconds: float) -> None:
+        entrance.closed_until = time.monotonic() + seconds
+        self._poll.modify(entrance.listener.fileno(), 0)
+
+    def _turn_away(self, guest: _Guest) -> None:
+        guest.handshake.close()
+        self._dismiss(guest)
+        guest.connection.close()
+
+    def _receive(
+        self, connection: socket.socket, handshake: Handshake, patience: float, room_: dict[int, _Guest]
+    ) -> None:
         connection.setblocking(False)
-        guest = _Guest(connection, handshake, time.monotonic() + patience)
-        self._guests[connection.fileno()] = guest
+        guest = _Guest(connection, handshake, time.monotonic() + patience, room_)
+        self._guests[connection.fileno()] = room_[connection.fileno()] = guest
         self._poll.register(connection.fileno(), 0)
         self._step(guest)
 
@@ -246,14 +328,18 @@ class Reception:
         except (OSError, Refused, wire.Malformed) as error:
             self._dismiss(guest, descriptor)
             guest.connection.close()
+            for one in self._entrances.values():
+                if one.guests is guest.room and not isinstance(error, OSError):
+                    self._refusals.bad(one.what)
             log.warning("a connection was refused: %s", error)
 
     def _dismiss(self, guest: _Guest, descriptor: int | None = None) -> None:
         descriptor = guest.connection.fileno() if descriptor is None else descriptor
         if self._guests.pop(descriptor, None) is not None:
             self._poll.unregister(descriptor)
+            guest.room.pop(descriptor, None)
 
-    def _accept_client(self, connection: socket.socket) -> Handshake:
+    def _accept_client(self, connection: socket.socket, _: str) -> Handshake:
         yield select.POLLIN
         token, versions = wire.parse_hello(connection.recv(256))
         known = self._tokens.pop(token, None)
@@ -267,7 +353,7 @@ class Reception:
         self._dismiss(self._guests[connection.fileno()])
         known[1](connection)
 
-    def _accept_link(self, connection: socket.socket) -> Handshake:
+    def _accept_link(self, connection: socket.socket, host: str) -> Handshake:
         said = yield from _read(connection, hello_.HELLO_BYTES)
         try:
             hello = hello_.parse(said)
@@ -279,13 +365,21 @@ class Reception:
         nonce = os.urandom(hello_.NONCE_BYTES)
         yield from _write(connection, nonce + hello_.proof(self._secret, "accept", said, nonce))
         shown = yield from _read(connection, hello_.PROOF_BYTES)
-        hello_.check(self._secret, "dial", said, nonce, shown)
+        try:
+            hello_.check(self._secret, "dial", said, nonce, shown)
+        except Refused:
+            self._logins.failed(host)
+            raise
         self._dismiss(self._guests[connection.fileno()])
         key = (hello.key, hello.generation, hello.dialler, hello.channel)
         link = Link(hello.dialler, hello.channel, TcpStream(connection))
         arrived = self._probed if hello.probe else self._expected.pop(key, None)
         if arrived is not None:
             arrived(link)
+        elif len(self._early) >= MOST_EARLY:
+            log.warning("a link was closed: %d have come already that nobody expects yet", MOST_EARLY)
+            self._refusals.limit(Limit.LINKS)
+            link.close()
         else:
             expires = math.inf if key[:2] in self._living else time.monotonic() + HANDSHAKE_SECONDS
             self._early[key] = (expires, link)
@@ -297,7 +391,7 @@ class Reception:
         for call in due:
             family = socket.AF_INET6 if ":" in call.address[0] else socket.AF_INET
             connection = socket.socket(family, socket.SOCK_STREAM)
-            self._receive(connection, self._dial(connection, call), max(0.1, call.give_up - now))
+            self._receive(connection, self._dial(connection, call), max(0.1, call.give_up - now), self._dialled)
 
     def _dial(self, connection: socket.socket, call: Call) -> Handshake:
         """Dials, proves, hands the link on; tries again after a pause until `give_up`."""
