@@ -46,7 +46,7 @@ class Gate:
 
     def __init__(self, secret: str = "", insecure: bool = False, token: str = "", logins: Logins | None = None) -> None:
         self.insecure = insecure
-        self.logins = logins or Logins(0)
+        self.logins = Logins(0) if logins is None else logins
         self.refused: Counter[tuple[Door, Why]] = Counter()
         """How many were turned away: where, and whether they showed nothing, something wrong, or a viewing token for
         what it is not good for."""

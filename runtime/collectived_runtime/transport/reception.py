@@ -109,7 +109,7 @@ class Reception:
         descriptors: int = WANTED,
     ) -> None:
         self._refusals = refusals or Refusals()
-        self._logins = logins or Logins(0)
+        self._logins = Logins(0) if logins is None else logins
         self._most_guests = max(1, most_guests)
         self._descriptors = descriptors
         self._task = task
