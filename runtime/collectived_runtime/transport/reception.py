@@ -25,11 +25,11 @@ from itertools import islice, takewhile
 from collectived_proto.errors import FailedPreconditionError
 from collectived_proto.local import wire
 from collectived_proto.protocol import agree
-from collectived_runtime.limits.descriptors import WANTED, room
+from collectived_runtime.limits.descriptors import WANTED
 from collectived_runtime.limits.logins import Logins
-from collectived_runtime.limits.pace import Pace, Rate
 from collectived_runtime.limits.refusals import Limit, Refusals, Where
 from collectived_runtime.transport import hello as hello_
+from collectived_runtime.transport.entrance import Entrance, House
 from collectived_runtime.transport.hello import Hello, Refused
 from collectived_runtime.transport.link import Link, TcpStream
 
@@ -42,8 +42,6 @@ DIAL_PAUSE_SECONDS = 0.1
 LINK_BUFFER_BYTES = 4 << 20
 MOST_GUESTS = 1024
 MOST_EARLY = 4096  # links that have come before anybody expects them
-ACCEPTED = Rate(400, 512)  # connections of each kind; the kernel keeps others waiting
-PAUSE_SECONDS = 0.1  # in which nobody is accepted, where there are no descriptors
 
 Handshake = Generator[int, None, None]
 LinkKey = tuple[int, int, int, int]  # group key, generation, peer, channel
@@ -55,18 +53,6 @@ class _Guest:
     handshake: Handshake
     expires: float
     room: dict[int, _Guest]  # where it waits, by descriptor
-
-
-@dataclass(slots=True, eq=False)
-class _Entrance:
-    """A listener, and those who came in there and have not said who they are; the oldest first."""
-
-    listener: socket.socket
-    greet: Callable[[socket.socket, str], Handshake]
-    what: Where
-    guests: dict[int, _Guest] = field(default_factory=dict)
-    pace: Pace = field(default_factory=lambda: Pace(ACCEPTED))
-    closed_until: float = 0.0
 
 
 @dataclass(slots=True)
@@ -110,8 +96,7 @@ class Reception:
     ) -> None:
         self._refusals = refusals or Refusals()
         self._logins = Logins(0) if logins is None else logins
-        self._most_guests = max(1, most_guests)
-        self._descriptors = descriptors
+        house = House(self._refusals, self._logins, max(1, most_guests), descriptors)
         self._task = task
         self._secret = secret
         self._door_path = door
@@ -141,9 +126,9 @@ class Reception:
         self._living: set[tuple[int, int]] = set()  # keys and generations of which somebody expects links
         self._calls: list[Call] = []
         self._probed: Callable[[Link], None] = Link.close
-        self._entrances = {
-            self._links.fileno(): _Entrance(self._links, self._accept_link, Where.HANDSHAKE),
-            self._door.fileno(): _Entrance(self._door, self._accept_client, Where.DOOR),
+        self._entrances: dict[int, Entrance[_Guest]] = {
+            self._links.fileno(): Entrance(self._links, Where.HANDSHAKE, house),
+            self._door.fileno(): Entrance(self._door, Where.DOOR, house),
         }
         self._dialled: dict[int, _Guest] = {}  # those to whom we go
         self._guests: dict[int, _Guest] = {}  # all of them
@@ -248,61 +233,33 @@ class Reception:
         now = time.monotonic()
         times = [guest.expires for guest in self._dialled.values()]
         times += [call.not_before for call in self._calls]
-        # Of these all have the same time, so that the oldest is the first to go.
-        times += [next(iter(one.guests.values())).expires for one in self._entrances.values() if one.guests]
-        times += [expires for expires, _ in islice(self._tokens.values(), 1)]
+        times += [expires for expires, _ in islice(self._tokens.values(), 1)]  # the oldest is the first to go
         times += [expires for expires, _ in self._early.values()]
-        times += [one.closed_until for one in self._entrances.values() if one.closed_until > now]
+        times += [at for one in self._entrances.values() for at in one.times(now)]
         first = min(times, default=math.inf)
         return None if first == math.inf else max(0.0, (first - now) * 1000 + 1)
 
     def _show_out(self) -> None:
         now = time.monotonic()
         for one in self._entrances.values():
-            for guest in list(takewhile(lambda guest: guest.expires <= now, one.guests.values())):
-                self._refusals.limit(Limit.HANDSHAKES)
+            for guest in one.late(now):
                 self._turn_away(guest)
+            if one.opens(now):
+                self._poll.modify(one.listener.fileno(), select.POLLIN)
         for guest in [guest for guest in self._dialled.values() if guest.expires <= now]:
             self._turn_away(guest)
         for token in list(takewhile(lambda token: self._tokens[token][0] <= now, self._tokens)):
             del self._tokens[token]
         for key in [key for key, (expires, _) in self._early.items() if expires <= now]:
             self._early.pop(key)[1].close()
-        for one in self._entrances.values():
-            if one.closed_until and one.closed_until <= now:
-                one.closed_until = 0.0
-                self._poll.modify(one.listener.fileno(), select.POLLIN)
 
-    def _accept(self, entrance: _Entrance) -> None:
-        try:
-            connection, address = entrance.listener.accept()
-        except OSError as error:  # the guest has gone again, or we are out of descriptors: the next may fare better
-            if error.errno not in (errno.EAGAIN, errno.ECONNABORTED):
-                log.warning("a connection could not be accepted: %s", error)
-                self._refusals.limit(Limit.DESCRIPTORS)
-                self._pause(entrance, PAUSE_SECONDS)
-            return
-        if delay := entrance.pace.delay(None, time.monotonic()):
-            self._pause(entrance, delay)
-        host = address[0] if isinstance(address, tuple) else ""
-        if not room(self._descriptors, connection.fileno()):
-            log.warning("a connection was closed at once: nearly all of %d descriptors are in use", self._descriptors)
-            self._refusals.limit(Limit.DESCRIPTORS)
-            connection.close()
-            return
-        if self._logins.shut_out(host):
-            self._refusals.limit(Limit.LOGINS)
-            connection.close()
-            return
-        if len(entrance.guests) >= self._most_guests:
-            log.warning("%d connections wait that have not said who they are: the oldest is closed", self._most_guests)
-            self._refusals.limit(Limit.HANDSHAKES)
-            self._turn_away(next(iter(entrance.guests.values())))
-        self._receive(connection, entrance.greet(connection, host), HANDSHAKE_SECONDS, entrance.guests)
-
-    def _pause(self, entrance: _Entrance, seconds: float) -> None:
-        entrance.closed_until = time.monotonic() + seconds
-        self._poll.modify(entrance.listener.fileno(), 0)
+    def _accept(self, entrance: Entrance[_Guest]) -> None:
+        came = entrance.accept(self._turn_away)
+        if entrance.closed_until:
+            self._poll.modify(entrance.listener.fileno(), 0)
+        if came is not None:
+            greet = self._accept_link if entrance.listener is self._links else self._accept_client
+            self._receive(came[0], greet(*came), HANDSHAKE_SECONDS, entrance.guests)
 
     def _turn_away(self, guest: _Guest) -> None:
         guest.handshake.close()
@@ -327,10 +284,10 @@ class Reception:
             self._dismiss(guest, descriptor)
         except (OSError, Refused, wire.Malformed) as error:
             self._dismiss(guest, descriptor)
-            guest.connection.close()
             for one in self._entrances.values():
                 if one.guests is guest.room and not isinstance(error, OSError):
                     self._refusals.bad(one.what)
+            guest.connection.close()
             log.warning("a connection was refused: %s", error)
 
     def _dismiss(self, guest: _Guest, descriptor: int | None = None) -> None:
@@ -340,8 +297,12 @@ class Reception:
             guest.room.pop(descriptor, None)
 
     def _accept_client(self, connection: socket.socket, _: str) -> Handshake:
-        yield select.POLLIN
-        token, versions = wire.parse_hello(connection.recv(256))
+        said = None
+        while said is None:
+            yield select.POLLIN
+            with contextlib.suppress(BlockingIOError):  # the event was of another, who had the same descriptor
+                said = connection.recv(256)
+        token, versions = wire.parse_hello(said)
         known = self._tokens.pop(token, None)
         if known is None:
             raise Refused("a client showed a token that is unknown, used or older than 10 s")
@@ -452,7 +413,10 @@ def _read(connection: socket.socket, count: int) -> Generator[int, None, bytes]:
     data = b""
     while len(data) < count:
         yield select.POLLIN
-        piece = connection.recv(count - len(data))
+        try:
+            piece = connection.recv(count - len(data))
+        except BlockingIOError:
+            continue
         if not piece:
             raise Refused("the connection ended within the handshake")
         data += piece

@@ -16,6 +16,7 @@ from collectived_proto.local import wire
 from collectived_runtime.limits.logins import Logins
 from collectived_runtime.limits.pace import Rate
 from collectived_runtime.limits.refusals import Limit, Refusals, Where
+from collectived_runtime.transport import entrance
 from collectived_runtime.transport import reception as reception_
 from collectived_runtime.transport.hello import ANSWER_BYTES, HELLO_BYTES, NONCE_BYTES, Hello, proof
 from collectived_runtime.transport.reception import Reception
@@ -125,7 +126,7 @@ def test_a_reserve_of_descriptors_stays(make: Callable[..., Place]) -> None:
 def test_who_comes_faster_than_the_rate_waits_outside(
     make: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reception_, "ACCEPTED", Rate(20, 5))
+    monkeypatch.setattr(entrance, "ACCEPTED", Rate(20, 5))
     place = make(most_guests=1)
     begin = time.monotonic()
     guests = [place.knock() for _ in range(15)]
