@@ -22,7 +22,7 @@ from collectived_runtime.limits.refusals import Limit, Refusals, Where
 
 log = logging.getLogger("collectived.reception")
 
-ACCEPTED = Rate(400, 512)  # connections of each kind; the kernel keeps others waiting
+ACCEPTED = Rate(200, 512)  # connections of each kind; the kernel keeps others waiting
 PAUSE_SECONDS = 0.1  # in which nobody is accepted, where there are no descriptors
 
 

@@ -132,7 +132,7 @@ class Reception:
         }
         self._dialled: dict[int, _Guest] = {}  # those to whom we go
         self._guests: dict[int, _Guest] = {}  # all of them
-        self._poll = select.poll()
+        self._poll = select.epoll()  # what waits here may be many: poll would look at all of them each time
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="reception", daemon=True)
         self._thread.start()
@@ -225,11 +225,12 @@ class Reception:
             link.close()
         self._links.close()
         self._door.close()
+        self._poll.close()
         with contextlib.suppress(OSError):
             os.unlink(self._door_path)
 
     def _patience(self) -> float | None:
-        """Milliseconds until something expires."""
+        """Seconds until something expires."""
         now = time.monotonic()
         times = [guest.expires for guest in self._dialled.values()]
         times += [call.not_before for call in self._calls]
@@ -237,7 +238,7 @@ class Reception:
         times += [expires for expires, _ in self._early.values()]
         times += [at for one in self._entrances.values() for at in one.times(now)]
         first = min(times, default=math.inf)
-        return None if first == math.inf else max(0.0, (first - now) * 1000 + 1)
+        return None if first == math.inf else max(0.0, first - now + 0.001)
 
     def _show_out(self) -> None:
         now = time.monotonic()
