@@ -18,7 +18,6 @@ from tests.multi.raw import SUM, described, failure
 
 import collectived as cd
 from collectived_proto.local import wire
-from collectived_proto.types import PROTOCOL_HIGHEST, PROTOCOL_LOWEST
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
 from collectived_runtime.transport.hello import ANSWER_BYTES, HELLO_BYTES, NONCE_BYTES, PROOF_BYTES, Hello, proof
 
@@ -78,7 +77,7 @@ def test_at_the_door(cluster: Cluster, words: bytes) -> None:
 def opened(cluster: Cluster) -> Iterator[worker_pb2.SessionOpened]:
     with grpc.insecure_channel(cluster.addresses[0], [("grpc.use_local_subchannel_pool", 1)]) as channel:
         request = worker_pb2.OpenSessionRequest(
-            protocol=common_pb2.Protocol(lowest=PROTOCOL_LOWEST, highest=PROTOCOL_HIGHEST),
+            protocol=common_pb2.Protocol(lowest=1, highest=1),
             pid=os.getpid(),
             job="test",
             local=True,
