@@ -8,8 +8,10 @@ balancers) cannot show one.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import ipaddress
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, TypeAlias
@@ -18,10 +20,14 @@ import grpc
 import grpc.aio
 
 from collectived_runtime.credentials import Gate, Right
+from collectived_runtime.limits.logins import WINDOW_SECONDS, address_of_peer
+from collectived_runtime.limits.pace import Pace, Rate
+from collectived_runtime.limits.refusals import Limit, Refusals
 
 _KEY = "authorization"
 _SCHEME = "Bearer "
 _OPEN = "/grpc.health.v1.Health/"
+_STRANGERS = Rate(20, 40)  # refusals of one address; those beyond are told late
 # The calls that change nothing: all that a viewing token is good for.
 VIEWING = frozenset(
     {
@@ -87,8 +93,10 @@ def _is_loopback(address: str) -> bool:
 class Admission(grpc.aio.ServerInterceptor):
     """Refuses callers that have not shown what their call needs."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, refusals: Refusals | None = None) -> None:
         self._gate = gate
+        self._refusals = refusals or Refusals()
+        self._strangers = Pace(_STRANGERS)
 
     async def intercept_service(
         self,
@@ -100,15 +108,28 @@ class Admission(grpc.aio.ServerInterceptor):
         shown = _shown(handler_call_details.invocation_metadata)
         right = self._gate.right(shown)
         needed = Right.LOOK if method in VIEWING else Right.ALL
-        if handler is None or method.startswith(_OPEN) or right >= needed:
+        welcome = right >= needed
+        if handler is None or method.startswith(_OPEN) or (welcome and not self._gate.logins):
             return handler
         # Only the call itself knows from where it comes.
-        return _guarded(handler, partial(self._admit_local, shown, right))
+        return guarded(handler, partial(self._admit, shown, right, welcome))
 
-    async def _admit_local(self, shown: str, right: Right, context: Context) -> None:
+    async def _admit(self, shown: str, right: Right, welcome: bool, context: Context) -> None:
         if is_local(context.peer()):
             return
-        self._gate.turned_away("grpc", shown)
+        address = address_of_peer(context.peer())
+        if self._gate.logins.shut_out(address):
+            self._refusals.limit(Limit.LOGINS)
+            await asyncio.sleep(self._strangers.delay(address, time.monotonic()))
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"too many wrong credentials came from this address: wait {WINDOW_SECONDS:g} s, or raise "
+                "max_login_failures of the daemon",
+            )
+        if welcome:
+            return
+        self._gate.turned_away("grpc", shown, address)
+        await asyncio.sleep(self._strangers.delay(address, time.monotonic()))
         if right:
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,
@@ -127,7 +148,8 @@ def _shown(metadata: Any) -> str:
     return values[0] if values and isinstance(values[0], str) else ""
 
 
-def _guarded(handler: Handler, admit: Callable[[Context], Awaitable[None]]) -> Handler:
+def guarded(handler: Handler, admit: Callable[[Context], Awaitable[None]]) -> Handler:
+    """The same, where `admit` returns first instead of raising."""
     kind = kind_of(handler)
     behavior = getattr(handler, kind)
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 from collectived_proto.viewing import viewing_token
 from collectived_runtime.daemon import CannotStart
+from collectived_runtime.limits.logins import Logins
 
 SHORTEST_TOKEN = 16  # characters
 
@@ -40,10 +41,12 @@ class Gate:
         secret: the job's; empty: nobody knows it.
         insecure: everybody may do everything.
         token: a viewing token beside the one that is made from the secret; empty: there is none.
+        logins: who has shown something wrong too often.
     """
 
-    def __init__(self, secret: str = "", insecure: bool = False, token: str = "") -> None:
+    def __init__(self, secret: str = "", insecure: bool = False, token: str = "", logins: Logins | None = None) -> None:
         self.insecure = insecure
+        self.logins = Logins(0) if logins is None else logins
         self.refused: Counter[tuple[Door, Why]] = Counter()
         """How many were turned away: where, and whether they showed nothing, something wrong, or a viewing token for
         what it is not good for."""
@@ -61,19 +64,21 @@ class Gate:
         found = [right if hmac.compare_digest(given, known) else Right.NOTHING for known, right in self._known]
         return Right.ALL if self.insecure else max(found, default=Right.NOTHING)
 
-    def turned_away(self, door: Door, authorization: str) -> None:
-        """Counts a caller to whom what it asked for was refused."""
+    def turned_away(self, door: Door, authorization: str, address: str = "") -> None:
+        """Counts a caller, at an address, to whom what it asked for was refused."""
         why: Why = "nothing" if not authorization else "viewing" if self.right(authorization) else "wrong"
         self.refused[door, why] += 1
+        if why == "wrong":
+            self.logins.failed(address)
 
 
-def gate(secret: str, insecure: bool, token_file: Path | None) -> Gate:
+def gate(secret: str, insecure: bool, token_file: Path | None, most_failures: int = 0) -> Gate:
     """The gate of a daemon.
 
     Raises:
         CannotStart: the file cannot be used.
     """
-    return Gate(secret, insecure, read_token(token_file) if token_file else "")
+    return Gate(secret, insecure, read_token(token_file) if token_file else "", Logins(most_failures))
 
 
 def read_token(path: Path) -> str:

@@ -31,13 +31,13 @@ from collectived_runtime import clocks
 from collectived_runtime.admission import Admission, check_exposed
 from collectived_runtime.credentials import gate
 from collectived_runtime.daemon import (
-    OPTIONS,
     CannotStart,
     bind,
     drained,
     follow_folder,
     ready,
     remove_sockets,
+    server_options,
     shared_with_group,
     signals,
     until_stopped,
@@ -45,6 +45,10 @@ from collectived_runtime.daemon import (
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.health import Health, reflect
+from collectived_runtime.limits.descriptors import connections_at_most, raise_limit
+from collectived_runtime.limits.most import Most
+from collectived_runtime.limits.refusals import Limit, Refusals
+from collectived_runtime.pacing import Pacing
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
 from collectived_runtime.worker import probe, telemetry
@@ -120,16 +124,37 @@ class _Worker:
 
     def __init__(self, settings: WorkerSettings, task: int, host: str) -> None:
         self.settings = settings
-        self.callers = gate(settings.secret, settings.insecure, settings.viewing_token_file)
+        self.refusals = Refusals()
+        self.descriptors = raise_limit()
+        self.callers = gate(
+            settings.secret, settings.insecure, settings.viewing_token_file, settings.max_login_failures
+        )
         folder = settings.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
         self.listen = listening(settings.listen, f"unix:{check_socket_path(folder / f'worker-{task}.sock')}")
         check_exposed([*self.listen, settings.link_listen], settings.secret, settings.insecure)
         devices = tuple(DeviceName(task, "CPU", index) for index in range(CPU_DEVICES))
-        self.budget = Budget(settings.memory_limit or default_memory_limit())
+        memory = settings.memory_limit or default_memory_limit()
+        self.budget = Budget(memory, lambda: self.refusals.limit(Limit.MEMORY))
+        most = Most(
+            settings.max_sessions,
+            settings.max_session_ranks,
+            settings.max_session_memory or memory * 3 // 4,
+            settings.max_groups,
+            self.descriptors,
+        )
         link_host, link_port = address_of(settings.link_listen)
-        self.reception = Reception(task, settings.secret, self.door, (link_host, link_port))
+        self.reception = Reception(
+            task,
+            settings.secret,
+            self.door,
+            (link_host, link_port),
+            self.refusals,
+            self.callers.logins,
+            settings.max_handshakes,
+            self.descriptors,
+        )
         follow_folder(self.door)
         self.reception.on_probe(probe.answer)
         self.identity = Identity(
@@ -142,8 +167,19 @@ class _Worker:
         )
         self.telemetry: telemetry.Telemetry | None = None
         self.telling: set[asyncio.Future[None]] = set()
-        self.sessions = Sessions(self.budget, shared_with_group(folder))
-        self.groups = Groups(task, host, devices, self.reception, self.door, self.budget, self._say, self._connected)
+        self.sessions = Sessions(self.budget, shared_with_group(folder), self.refusals, most)
+        self.groups = Groups(
+            task,
+            host,
+            devices,
+            self.reception,
+            self.door,
+            self.budget,
+            self._say,
+            self._connected,
+            self.refusals,
+            most,
+        )
         self.membership = Membership(
             settings.coordinator,
             settings.secret,
@@ -161,8 +197,10 @@ class _Worker:
             self.membership.drain,
             lambda: self.health.drain(),
         )
+        connections = connections_at_most(settings.max_connections, self.descriptors // 2, len(self.listen))
         self.server = grpc.aio.server(
-            interceptors=[Admission(self.callers), WellFormed()], options=(*OPTIONS, *KEEPALIVE)
+            interceptors=[Admission(self.callers, self.refusals), Pacing(self.refusals), WellFormed(self.refusals)],
+            options=(*server_options(settings.max_message, connections), *KEEPALIVE),
         )
         self.name = f"/job:worker/task:{task}"
         self._inspecting: set[asyncio.Task[None]] = set()
@@ -207,7 +245,7 @@ class _Worker:
         from collectived_runtime.metrics.route import metrics_server  # most workers serve none
 
         parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
-        source = WorkerMetrics(self.identity.task, *parts, refused=self.callers.refused)
+        source = WorkerMetrics(self.identity.task, *parts, refused=self.callers.refused, refusals=self.refusals)
         return metrics_server(where, source, lambda: self.health.well, self.callers)
 
     def announcement(self) -> dict[str, object]:
@@ -314,6 +352,7 @@ class _Worker:
             self.budget.used,
             self.budget.limit,
             bool(self.drainage.refusal),
+            self.refusals,
         )
         return await worker_status(self.identity, self.groups.lanes, standing)
 
