@@ -1,6 +1,7 @@
 """Admission: who may call a server of this job.
 
-A caller on a Unix socket has passed the mode of the socket's directory. Everybody else shows the job's *secret*, as
+A caller on a Unix socket has passed the mode of the socket's directory; one over mutual TLS has proved that a
+certificate of the job's authority is its own. Everybody else shows the job's *secret*, as
 `authorization: Bearer <secret>` in the metadata of every call, or a *viewing token*, which is good for looking only.
 Whether a daemon lives is no secret: the health service answers everybody, for those who ask it (kubelets, load
 balancers) cannot show one.
@@ -64,21 +65,22 @@ def client_metadata(address: str, secret: str) -> tuple[tuple[str, str], ...]:
     return () if is_local(address) or not secret else ((_KEY, f"{_SCHEME}{secret}"),)
 
 
-def check_exposed(addresses: Iterable[str], secret: str, insecure: bool) -> None:
+def check_exposed(addresses: Iterable[str], secret: str, insecure: bool, mutual: bool = False) -> None:
     """Refuses to serve other hosts where nobody could be told from the job's own.
 
     Args:
         addresses: `unix:/path` or `host:port`, where a server is to listen.
+        mutual: whether callers prove by certificates who they are.
 
     Raises:
-        ValueError: one of them can be reached from elsewhere, and there is no secret.
+        ValueError: one of them can be reached from elsewhere, and there is neither that nor a secret.
     """
     exposed = [address for address in addresses if not is_local(address) and not _is_loopback(address)]
-    if exposed and not secret and not insecure:
+    if exposed and not (secret or insecure or mutual):
         raise ValueError(
             f"{', '.join(exposed)} can be reached from other hosts, and this job has no secret: give one in "
-            "COLLECTIVED_SECRET or as the first line of standard input with --attached, listen at 127.0.0.1, or say "
-            "--insecure to let everybody in"
+            "COLLECTIVED_SECRET or as the first line of standard input with --attached, have callers show certificates "
+            "(--tls-cert, --tls-key and --tls-ca), listen at 127.0.0.1, or say --insecure to let everybody in"
         )
 
 
@@ -91,12 +93,17 @@ def _is_loopback(address: str) -> bool:
 
 
 class Admission(grpc.aio.ServerInterceptor):
-    """Refuses callers that have not shown what their call needs."""
+    """Refuses callers that have not shown what their call needs.
 
-    def __init__(self, gate: Gate, refusals: Refusals | None = None) -> None:
+    Args:
+        mutual: over TCP nobody gets as far as a call who has not shown a certificate, which is as good as the secret.
+    """
+
+    def __init__(self, gate: Gate, refusals: Refusals | None = None, mutual: bool = False) -> None:
         self._gate = gate
         self._refusals = refusals or Refusals()
         self._strangers = Pace(_STRANGERS)
+        self._mutual = mutual
 
     async def intercept_service(
         self,
@@ -115,7 +122,7 @@ class Admission(grpc.aio.ServerInterceptor):
         return guarded(handler, partial(self._admit, shown, right, welcome))
 
     async def _admit(self, shown: str, right: Right, welcome: bool, context: Context) -> None:
-        if is_local(context.peer()):
+        if is_local(context.peer()) or self._mutual and _has_shown_a_certificate(context):
             return
         address = address_of_peer(context.peer())
         if self._gate.logins.shut_out(address):
@@ -141,6 +148,11 @@ class Admission(grpc.aio.ServerInterceptor):
             "this address needs the job's secret as metadata 'authorization: Bearer <secret>', and the call brought "
             "none or another: use the worker's Unix socket, or the secret of the job's file",
         )
+
+
+def _has_shown_a_certificate(context: Context) -> bool:
+    """gRPC has checked it against our authority by then, and whoever shows none gets no connection."""
+    return bool(context.auth_context().get("x509_pem_cert"))
 
 
 def _shown(metadata: Any) -> str:

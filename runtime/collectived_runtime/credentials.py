@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import enum
 import hmac
-import stat
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
+from collectived_proto.private_files import Unusable, read_private
 from collectived_proto.viewing import viewing_token
 from collectived_runtime.daemon import CannotStart
 from collectived_runtime.limits.logins import Logins
@@ -88,16 +88,9 @@ def read_token(path: Path) -> str:
         CannotStart: it cannot be read, others may read it, or it holds no such line.
     """
     try:
-        mode = path.stat().st_mode
-        text = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise CannotStart(f"--viewing-token-file {path}: cannot be read: {why}") from None
-    if mode & stat.S_IRWXO:
-        raise CannotStart(
-            f"--viewing-token-file {path}: has mode {stat.S_IMODE(mode):04o}, by which everybody on this host gets at "
-            f"it: chmod 600 {path} (or 640, for a group that may look)"
-        )
+        text = read_private(path).strip()
+    except Unusable as error:
+        raise CannotStart(f"--viewing-token-file {path}: {error}") from None
     if len(text) < SHORTEST_TOKEN or not text.isascii() or not text.isprintable() or " " in text:
         raise CannotStart(
             f"--viewing-token-file {path}: holds no token: expected one line of at least {SHORTEST_TOKEN} printable "

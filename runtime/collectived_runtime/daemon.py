@@ -12,6 +12,7 @@ import stat
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from typing import Any
 
+import grpc
 import grpc.aio
 from google.protobuf.json_format import MessageToJson
 
@@ -59,8 +60,11 @@ def drained(reply: DrainReply) -> None:
     print(f"drained {MessageToJson(reply, indent=None)}", flush=True)
 
 
-def bind(server: grpc.aio.Server, address: str) -> str:
+def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> str:
     """Adds a port to a server; the address with its real port.
+
+    Args:
+        credentials: for TLS, which Unix sockets do without.
 
     Raises:
         CannotStart: nobody can listen there.
@@ -74,7 +78,10 @@ def bind(server: grpc.aio.Server, address: str) -> str:
             f"{'path' if local else 'address (port 0 is one that is free)'}"
         )
     try:
-        port = server.add_insecure_port(address)
+        if local or credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise CannotStart(f"cannot listen at {address}: {error}") from None
     if local:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import click
 import grpc
 
+from collectived_launcher import calling
 from collectived_launcher.drain.together import together
 from collectived_launcher.status.find import Target, Unreachable, find
 from collectived_proto.v1.status_pb2 import DrainReply, DrainRequest
@@ -58,7 +59,7 @@ def _every(target: Target, request: DrainRequest) -> DrainReply:
 
 
 def _call(address: str, request: DrainRequest, channels: contextlib.ExitStack) -> grpc.Future[DrainReply]:
-    channel = channels.enter_context(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]))
+    channel = channels.enter_context(calling.channel(address))
     answer: grpc.Future[DrainReply] = WorkerStub(channel).Drain.future(
         request, timeout=request.timeout_seconds + _BEYOND
     )
@@ -69,7 +70,7 @@ def _failure(address: str, error: grpc.RpcError) -> str:
     """Raises what no other worker would answer differently."""
     if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAUTHENTICATED):
         raise click.ClickException(str(error.details())) from error
-    return f"{address}: {error.details() or error.code().name}"
+    return f"{address}: {calling.why(address, error)}"
 
 
 def _unreachable(target: Target, failures: list[str]) -> Unreachable:

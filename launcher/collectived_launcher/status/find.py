@@ -13,6 +13,7 @@ from typing import Any
 import click
 import grpc
 
+from collectived_launcher import calling
 from collectived_launcher.status.stopped import stopped
 from collectived_proto.lanes import together
 from collectived_proto.local import jobs
@@ -192,7 +193,7 @@ def _refusal(address: str, error: grpc.RpcError, target: Target) -> str:
     code, details = error.code(), error.details()
     if code not in _SILENT and address != target.coordinator:
         raise click.ClickException(f"{address} answered {code.name}: {details}") from error
-    return f"    {address}: {details or code.name}"
+    return f"    {address}: {calling.why(address, error)}"
 
 
 def _check_stopped(addresses: Sequence[str], target: Target) -> None:
@@ -207,4 +208,4 @@ def _check_stopped(addresses: Sequence[str], target: Target) -> None:
 
 
 def _channel(address: str, channels: contextlib.ExitStack) -> grpc.Channel:
-    return channels.enter_context(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]))
+    return channels.enter_context(calling.channel(address))

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import grpc
 
+from collectived_launcher import calling
 from collectived_launcher.status.find import Target, Unreachable
 from collectived_proto.v1.trace_pb2 import TraceCollective, TraceLane, TraceReply, TraceRequest, WorkerClock
 from collectived_proto.v1.worker_pb2_grpc import WorkerStub
@@ -105,7 +106,7 @@ def ask(target: Target, request: TraceRequest) -> Account:
         except grpc.RpcError as error:
             if error.code() not in (*_SILENT, grpc.StatusCode.CANCELLED):
                 raise click.ClickException(f"{address} answered {error.code().name}: {error.details()}") from error
-            failures.append(f"    {address}: {error.details() or error.code().name}")
+            failures.append(f"    {address}: {calling.why(address, error)}")
             continue
         if account.told_by and not request.local_only:
             _put_together(account, [other for other in target.workers if other != address][:_MOST_PARTS], request)
@@ -134,7 +135,7 @@ def _put_together(account: Account, others: Sequence[str], request: TraceRequest
 
 def _ask_one(address: str, request: TraceRequest) -> Account:
     account = Account()
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    with calling.channel(address) as channel:
         try:
             for reply in _in_time(WorkerStub(channel).Trace(request)):
                 _take(account, reply)

@@ -15,6 +15,7 @@ import grpc.aio
 from collectived_proto.configuration.daemons import CoordinatorSettings
 from collectived_proto.v1 import coordinator_pb2_grpc, status_pb2
 from collectived_runtime.admission import Admission, check_exposed
+from collectived_runtime.certificates import Certificates, certificates
 from collectived_runtime.coordinator import table_file
 from collectived_runtime.coordinator.journal import next_epoch
 from collectived_runtime.coordinator.metrics import CoordinatorMetrics
@@ -51,16 +52,12 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
     """
     with signals() as signalled, _collecting_rarely():
         try:
-            check_exposed(settings.listen, settings.secret, settings.insecure)
-        except ValueError as error:
-            _fail(str(error))
-        try:
+            tls = certificates(settings, settings.listen)
+            check_exposed(settings.listen, settings.secret, settings.insecure, tls.mutual)
             callers = gate(settings.secret, settings.insecure, settings.viewing_token_file, settings.max_login_failures)
-            epoch = next_epoch(settings.journal)
-        except CannotStart as error:
+        except (CannotStart, ValueError) as error:
             _fail(str(error))
-        except (OSError, ValueError) as error:
-            _fail(f"the epoch journal cannot be used: {error}")
+        epoch = _epoch(settings)
         service = _service(epoch, settings)
         refusals = Refusals()
         descriptors = raise_limit()
@@ -68,7 +65,7 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
             settings.max_connections, descriptors - min(RESERVE, descriptors // 4), len(settings.listen)
         )
         server = grpc.aio.server(
-            interceptors=[Admission(callers, refusals), Pacing(refusals), WellFormed(refusals)],
+            interceptors=[Admission(callers, refusals, tls.mutual), Pacing(refusals), WellFormed(refusals)],
             options=(*server_options(settings.max_message, connections), *_OPTIONS),
         )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
@@ -77,9 +74,10 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
             try:
                 if settings.reflection:
                     reflect(server, SERVICE)
-                metrics = _metrics(settings, service, health, callers, refusals, views)
-                page = _page(settings, service, health, callers, views)
-                addresses = [bind(server, address) for address in settings.listen]
+                metrics = _metrics(settings, service, health, callers, refusals, tls, views)
+                page = _page(settings, service, health, callers, tls, views)
+                credentials = tls.server_credentials() if tls.serves else None
+                addresses = [bind(server, address, credentials) for address in settings.listen]
             except CannotStart as error:
                 _fail(str(error))
             await server.start()
@@ -122,6 +120,13 @@ def _collecting_rarely() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
+def _epoch(settings: CoordinatorSettings) -> int:
+    try:
+        return next_epoch(settings.journal)
+    except (OSError, ValueError) as error:
+        _fail(f"the epoch journal cannot be used: {error}")
+
+
 def _service(epoch: int, settings: CoordinatorSettings) -> CoordinatorService:
     tables = settings.tables or (table_file.default_path() if settings.tune else None)
     try:
@@ -145,6 +150,7 @@ def _metrics(
     health: Health,
     callers: Gate,
     refusals: Refusals,
+    tls: Certificates,
     views: contextlib.AsyncExitStack,
 ) -> HttpServer | None:
     if not settings.metrics:
@@ -152,7 +158,7 @@ def _metrics(
     from collectived_runtime.metrics.route import metrics_server  # most coordinators serve none
 
     source = CoordinatorMetrics(service.census, callers.refused, refusals)
-    server = metrics_server(settings.metrics, source, lambda: health.well, callers)
+    server = metrics_server(settings.metrics, source, lambda: health.well, callers, tls.pages if tls.serves else None)
     views.push_async_callback(server.stop)
     return server
 
@@ -162,6 +168,7 @@ def _page(
     service: CoordinatorService,
     health: Health,
     callers: Gate,
+    tls: Certificates,
     views: contextlib.AsyncExitStack,
 ) -> HttpServer | None:
     if not settings.http:
@@ -171,7 +178,7 @@ def _page(
 
     picture = Picture(partial(service.Status, status_pb2.StatusRequest(), None))
     views.push_async_callback(picture.close)
-    server = page_server(settings.http, picture, lambda: health.well, callers)
+    server = page_server(settings.http, picture, lambda: health.well, callers, tls.pages if tls.serves else None)
     views.push_async_callback(server.stop)
     return server
 

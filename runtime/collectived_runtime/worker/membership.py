@@ -19,10 +19,12 @@ import grpc.aio
 from collectived_proto.codec import versions_from_proto
 from collectived_proto.errors import CollectiveError, FailedPreconditionError, UnavailableError
 from collectived_proto.protocol import agree
+from collectived_proto.tls.files import Files
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import coordinator_pb2_grpc as rpc
 from collectived_proto.v1 import status_pb2, trace_pb2
 from collectived_runtime.admission import client_metadata
+from collectived_runtime.certificates import Certificates
 from collectived_runtime.clocks import Pulse
 from collectived_runtime.daemon import OPTIONS
 from collectived_runtime.engine.ledger import Ledger
@@ -58,6 +60,7 @@ class Membership:
     rejoin: called after each Welcome, to say again what may have been lost.
     ledgers: of the generations that run here; heartbeats tell where their ranks stand.
     away: called when the coordinator cannot be reached any more, until `rejoin`.
+    tls: with what the coordinator is called over TCP; None: in plain text.
 
     Attributes:
         welcomes: how often the coordinator has welcomed this worker. beats: heartbeats sent.
@@ -72,14 +75,15 @@ class Membership:
         rejoin: Callable[[], None],
         ledgers: Callable[[], Iterable[Ledger]] = tuple,
         away: Callable[[], None] = lambda: None,
+        tls: Certificates | None = None,
     ) -> None:
         self.address = address
+        self._tls = tls or Certificates(Files())
         self.epoch = 0
         self.stall_seconds = 1.0
         self.connected = asyncio.Event()
         self._metadata = client_metadata(address, secret)
-        self._channel = grpc.aio.insecure_channel(address, options=(*OPTIONS, *RECONNECT))
-        self._stub = rpc.CoordinatorStub(self._channel)
+        self._dial()
         self._hello = hello
         self._heard = heard
         self._rejoin = rejoin
@@ -114,7 +118,7 @@ class Membership:
         if not self.connected.is_set():
             raise UnavailableError(
                 f"the coordinator at {self.address} did not answer within {timeout:g} s; "
-                "is it running, and is this its address?"
+                f"{await self._tls.why_not(self.address) or 'is it running, and is this its address?'}"
             )
 
     def say(self, message: pb.WorkerMessage) -> None:
@@ -169,9 +173,22 @@ class Membership:
             await self._task
         await self._channel.close()
 
+    def _dial(self) -> None:
+        self._certificates = self._tls.current()
+        self._channel = self._tls.channel(self.address, (*OPTIONS, *RECONNECT))
+        self._stub = rpc.CoordinatorStub(self._channel)
+
+    async def _dial_anew(self) -> None:
+        """A channel keeps the certificates that it was made with."""
+        if self._tls.current() is not self._certificates:
+            former = self._channel
+            self._dial()
+            await former.close()
+
     async def _keep_up(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while not self._closing:
+            await self._dial_anew()
             try:
                 await self._stream()
             except grpc.aio.AioRpcError as error:

@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
@@ -29,6 +30,7 @@ from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2_grpc
 from collectived_runtime import clocks
 from collectived_runtime.admission import Admission, check_exposed
+from collectived_runtime.certificates import Certificates, certificates
 from collectived_runtime.credentials import gate
 from collectived_runtime.daemon import (
     CannotStart,
@@ -49,6 +51,7 @@ from collectived_runtime.limits.descriptors import connections_at_most, raise_li
 from collectived_runtime.limits.most import Most
 from collectived_runtime.limits.refusals import Limit, Refusals
 from collectived_runtime.pacing import Pacing
+from collectived_runtime.transport.handshake import Contexts
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
 from collectived_runtime.worker import probe, telemetry
@@ -96,9 +99,10 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
         number = settings.task
         try:
             host = settings.host or socket.gethostname()
+            tls = certificates(settings, settings.listen)
             if number is None:
-                number = await enlist(settings.coordinator, settings.secret, host, settings.patience_seconds)
-            worker = _Worker(settings, number, host)
+                number = await enlist(settings.coordinator, settings.secret, host, settings.patience_seconds, tls)
+            worker = _Worker(settings, number, host, tls)
             await worker.start()
         except (OSError, ValueError, CollectiveError, CannotStart) as error:
             if worker is not None:
@@ -119,11 +123,25 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
         await worker.close(LET_GO if any(one.done() for one in held) else "")
 
 
+def _contexts(tls: Certificates) -> Contexts | None:
+    """With what links are encrypted; None where they are not."""
+    if not tls.mutual:
+        return None
+
+    def current() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        now = tls.current()
+        assert now.linking and now.dialling
+        return now.linking, now.dialling
+
+    return current
+
+
 class _Worker:
     """The parts of one worker, in the order in which they start; they end in the reverse order."""
 
-    def __init__(self, settings: WorkerSettings, task: int, host: str) -> None:
+    def __init__(self, settings: WorkerSettings, task: int, host: str, tls: Certificates) -> None:
         self.settings = settings
+        self.tls = tls
         self.refusals = Refusals()
         self.descriptors = raise_limit()
         self.callers = gate(
@@ -133,7 +151,7 @@ class _Worker:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
         self.listen = listening(settings.listen, f"unix:{check_socket_path(folder / f'worker-{task}.sock')}")
-        check_exposed([*self.listen, settings.link_listen], settings.secret, settings.insecure)
+        check_exposed([*self.listen, settings.link_listen], settings.secret, settings.insecure, tls.mutual)
         devices = tuple(DeviceName(task, "CPU", index) for index in range(CPU_DEVICES))
         memory = settings.memory_limit or default_memory_limit()
         self.budget = Budget(memory, lambda: self.refusals.limit(Limit.MEMORY))
@@ -154,6 +172,7 @@ class _Worker:
             self.callers.logins,
             settings.max_handshakes,
             self.descriptors,
+            _contexts(tls),
         )
         follow_folder(self.door)
         self.reception.on_probe(probe.answer)
@@ -188,6 +207,7 @@ class _Worker:
             self._welcomed,
             lambda: [lane.ledger for lane in self.groups.lanes],
             self._away,
+            tls,
         )
         self.drainage = Drainage(
             task,
@@ -199,7 +219,11 @@ class _Worker:
         )
         connections = connections_at_most(settings.max_connections, self.descriptors // 2, len(self.listen))
         self.server = grpc.aio.server(
-            interceptors=[Admission(self.callers, self.refusals), Pacing(self.refusals), WellFormed(self.refusals)],
+            interceptors=[
+                Admission(self.callers, self.refusals, tls.mutual),
+                Pacing(self.refusals),
+                WellFormed(self.refusals),
+            ],
             options=(*server_options(settings.max_message, connections), *KEEPALIVE),
         )
         self.name = f"/job:worker/task:{task}"
@@ -235,7 +259,8 @@ class _Worker:
         if self.settings.metrics:
             self.metrics = self._metrics(self.settings.metrics)
         self.telemetry = telemetry.start(self.settings.otel, self.groups.recorder, self.identity, self.settings.job)
-        self.listen = [bind(self.server, address) for address in reversed(self.listen)][::-1]
+        credentials = self.tls.server_credentials() if self.tls.serves else None
+        self.listen = [bind(self.server, address, credentials) for address in reversed(self.listen)][::-1]
         await self.server.start()
         if self.metrics:
             await self.metrics.start()
@@ -245,8 +270,9 @@ class _Worker:
         from collectived_runtime.metrics.route import metrics_server  # most workers serve none
 
         parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
+        secure = self.tls.pages if self.tls.serves else None
         source = WorkerMetrics(self.identity.task, *parts, refused=self.callers.refused, refusals=self.refusals)
-        return metrics_server(where, source, lambda: self.health.well, self.callers)
+        return metrics_server(where, source, lambda: self.health.well, self.callers, secure)
 
     def announcement(self) -> dict[str, object]:
         return {
