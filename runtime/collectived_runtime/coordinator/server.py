@@ -94,6 +94,7 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
                         "epoch": epoch,
                         "metrics": metrics.address if metrics else "",
                         "pid": os.getpid(),
+                        "tls": tls.serves,
                         "page": {"url": page.url, "needs_token": not callers.insecure} if page else None,
                     }
                 )

@@ -282,6 +282,7 @@ class _Worker:
             "task": self.identity.task,
             "metrics": self.metrics.address if self.metrics else "",
             "pid": os.getpid(),
+            "tls": self.tls.serves,
         }
 
     def drain(self, seconds: float) -> asyncio.Future[None]:
