@@ -185,6 +185,8 @@ def _issue(folder: Path, name: str, names: tuple[str, ...], days: int) -> None:
 def _given(hosts: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     for text in hosts:
         name, _, also = text.partition("=")
+        if not also.isascii() or not also.isprintable():
+            raise click.UsageError(f"{text!r}: expected HOST=NAME,ADDRESS… in ASCII")
         yield name, tuple(filter(None, also.split(",")))
 
 

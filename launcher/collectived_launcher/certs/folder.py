@@ -97,10 +97,11 @@ def authority(folder: Path) -> Authority:
 def check_free(folder: Path, name: str) -> None:
     """
     Raises:
-        Refused: no folder can have this name, or one has.
+        Refused: no folder can have this name, or one has; or nobody signs here.
     """
+    authority(folder)
     if not _NAME.fullmatch(name) or name in (AUTHORITY, CA):
-        raise Refused(f"{name!r} is no name for a folder: expected letters, digits, dots, - and _; NAME=ADDRESS,… ")
+        raise Refused(f"{name!r} is no name for a folder: expected at most 64 letters, digits, dots, - and _")
     if (folder / name).exists():
         raise Refused(f"{folder / name} is there already: `collectived certs renew {name}`, or remove it first")
 
