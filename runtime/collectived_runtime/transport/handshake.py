@@ -6,7 +6,8 @@ that it names the host that was dialled. The hello follows inside of it, for a c
 
 from __future__ import annotations
 
-import errno
+import contextlib
+import os
 import select
 import socket
 import ssl
@@ -17,6 +18,7 @@ from collectived_runtime.transport.link import Stream, TcpStream
 from collectived_runtime.transport.tls import TlsStream, words
 
 TLS_ALERT = b"\x15\x03"  # how TLS answers what is none
+_WRONG_VERSION = TLS_ALERT + b"\x03\x00\x02\x02\x46"
 SPEAKS_TLS = "it speaks TLS on its links, and this worker does not: give it --tls-cert, --tls-key and --tls-ca too"
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "UNSUPPORTED_PROTOCOL", "HTTPS_PROXY_REQUEST")
 _HUNG_UP = "it hung up within the handshake of TLS: has it been given --tls-cert, --tls-key and --tls-ca too?"
@@ -37,8 +39,7 @@ def prove(secured: ssl.SSLSocket) -> Generator[int, None, None]:
     """The handshake of TLS.
 
     Raises:
-        Refused: the other side's certificate is not accepted, or it speaks no TLS.
-        OSError: it has hung up.
+        Refused: the other side's certificate is not accepted, it speaks no TLS, or it has hung up.
     """
     while True:
         try:
@@ -49,8 +50,10 @@ def prove(secured: ssl.SSLSocket) -> Generator[int, None, None]:
         except ssl.SSLWantWriteError:
             yield select.POLLOUT
         except (ssl.SSLEOFError, ConnectionError):
-            raise ConnectionResetError(errno.ECONNRESET, _HUNG_UP) from None
+            raise Refused(_HUNG_UP) from None
         except ssl.SSLError as error:
+            if error.reason in _NO_TLS:
+                _say_that_this_is_tls(secured)
             raise _refused(error) from None
 
 
@@ -87,6 +90,13 @@ def stream_of(connection: socket.socket) -> Stream:
     if connection.pending():  # poll would never tell of it
         raise Refused("it said more than its hello before it was let in")
     return TlsStream(connection)
+
+
+def _say_that_this_is_tls(secured: ssl.SSLSocket) -> None:
+    """OpenSSL says nothing to what is no TLS at all; and what is closed unread resets the connection."""
+    with contextlib.suppress(OSError):
+        os.read(secured.fileno(), 4096)
+        os.write(secured.fileno(), _WRONG_VERSION)
 
 
 def _refused(error: ssl.SSLError) -> Refused:
