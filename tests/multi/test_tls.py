@@ -250,7 +250,7 @@ def test_a_worker_that_speaks_plain_text_to_a_coordinator_with_tls_says_so(mutua
     coordinator = Daemon("coordinator", "--listen", "127.0.0.1:0", *flags(host))
     folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
     try:
-        place = ("--folder", str(folder), "--coordinator", str(coordinator.ready()["address"]), "--patience", "1s")
+        place = ("--folder", str(folder), "--coordinator", str(coordinator.ready()["address"]), "--patience", "60s")
         for task in (("--task", "0"), ()):
             with pytest.raises(cd.errors.UnavailableError, match="it speaks TLS, and was called in plain text"):
                 Daemon("worker", *task, *place).ready()
@@ -292,8 +292,9 @@ def test_files_that_cannot_be_used_are_named_at_the_start(signer: Signer, tmp_pa
     host = signer.issue(f"open-{kind}")
     assert host.key is not None
     host.key.chmod(0o644)
-    place = ("--listen", "127.0.0.1:0") if kind == "coordinator" else ()
-    place = place or ("--task", "0", "--folder", str(tmp_path / "w"), "--coordinator", "unix:/nowhere")
+    place = ["--listen", "127.0.0.1:0"]
+    if kind == "worker":
+        place = ["--task", "0", "--folder", str(tmp_path / "w"), "--coordinator", "unix:/nowhere"]
     with pytest.raises(cd.errors.UnavailableError, match=f"--tls-key {host.key}: has mode 0644, by which everybody"):
         Daemon(kind, *place, *flags(host)).ready()
     assert not (tmp_path / "w").exists()

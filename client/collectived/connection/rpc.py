@@ -94,7 +94,9 @@ class Worker:
     ) -> None:
         """`secret` is the job's, for addresses that ask for it. `tls` is spoken with where there are no credentials."""
         self.address = address
-        self._why_not = partial(why_not, address.text, tls) if credentials is None else lambda: ""
+        self._why_not: Callable[[], str] = lambda: ""
+        if credentials is None:
+            self._why_not = partial(why_not, address.text, tls)
         if tls is not None:
             credentials = credentials or channel_credentials(tls)
         self._metadata = (("authorization", f"Bearer {secret}"),) if secret else ()

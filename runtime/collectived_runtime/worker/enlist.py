@@ -19,6 +19,8 @@ async def enlist(address: str, secret: str, host: str, patience: float, tls: Cer
     Raises:
         UnavailableError: it did not answer, or refused.
     """
+    if reason := await tls.why_not(address):
+        raise UnavailableError(f"the coordinator at {address} cannot be used: {reason}")
     async with tls.channel(address, (*OPTIONS, *RECONNECT)) as channel:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         try:
@@ -29,15 +31,17 @@ async def enlist(address: str, secret: str, host: str, patience: float, tls: Cer
                 wait_for_ready=True,
             )
         except grpc.aio.AioRpcError as error:
-            why = await tls.why_not(address) or "is it running, and is this its address?"
-            raise UnavailableError(_why(error, address, patience, why)) from error
+            raise UnavailableError(_why(error, address, patience)) from error
     return int(reply.task)
 
 
-def _why(error: grpc.aio.AioRpcError, address: str, patience: float, why_silent: str) -> str:
+def _why(error: grpc.aio.AioRpcError, address: str, patience: float) -> str:
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"the coordinator at {address} did not answer within {patience:g} s; {why_silent}"
+            return (
+                f"the coordinator at {address} did not answer within {patience:g} s; is it running, and is this its "
+                "address?"
+            )
         case grpc.StatusCode.UNIMPLEMENTED:
             return f"the coordinator at {address} is of a release that gives no numbers to workers: give --task"
         case _:

@@ -118,7 +118,7 @@ class Membership:
         if not self.connected.is_set():
             raise UnavailableError(
                 f"the coordinator at {self.address} did not answer within {timeout:g} s; "
-                f"{await self._tls.why_not(self.address) or 'is it running, and is this its address?'}"
+                "is it running, and is this its address?"
             )
 
     def say(self, message: pb.WorkerMessage) -> None:
@@ -178,6 +178,13 @@ class Membership:
         self._channel = self._tls.channel(self.address, (*OPTIONS, *RECONNECT))
         self._stub = rpc.CoordinatorStub(self._channel)
 
+    async def _check_tls(self, error: grpc.aio.AioRpcError) -> None:
+        """Raises UnavailableError where a worker that was never welcomed need not try again: waiting mends nothing."""
+        if self._welcome_once or error.code() is not grpc.StatusCode.UNAVAILABLE:
+            return
+        if reason := await self._tls.why_not(self.address):
+            raise UnavailableError(f"the coordinator at {self.address} cannot be used: {reason}") from error
+
     async def _dial_anew(self) -> None:
         """A channel keeps the certificates that it was made with."""
         if self._tls.current() is not self._certificates:
@@ -196,6 +203,7 @@ class Membership:
                     refused = f"the coordinator at {self.address} refuses this worker: {error.details()}"
                     apart = error.code() is grpc.StatusCode.FAILED_PRECONDITION
                     raise (FailedPreconditionError if apart else UnavailableError)(refused) from error
+                await self._check_tls(error)
                 self._warn(f"{error.code().name}: {error.details()}")
             except FailedPreconditionError as error:
                 if not self._welcome_once:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -50,8 +51,8 @@ def test_a_certificate_without_its_key_and_a_key_without_its_certificate(signer:
 @pytest.mark.parametrize("which", ["cert", "key", "ca"])
 def test_a_file_that_is_not_there(signer: Signer, tmp_path: Path, which: str) -> None:
     host = signer.issue("host")
-    named = {"cert": host.cert, "key": host.key, "ca": host.ca, which: tmp_path / "nowhere"}
-    said = refused(Files(**named))
+    missing = replace(host, **{which: tmp_path / "nowhere"})  # type: ignore[arg-type]
+    said = refused(missing)
     assert said == f"--tls-{which} {tmp_path / 'nowhere'}: cannot be read: No such file or directory"
 
 
