@@ -15,7 +15,7 @@ import ipaddress
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 from http import HTTPStatus
@@ -96,7 +96,7 @@ class HttpServer:
         return len(self._serving)
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, sock=self._socket, limit=self._limits.header_bytes)
+        self._server = await asyncio.start_server(self._welcome, sock=self._socket, limit=self._limits.header_bytes)
 
     async def stop(self) -> None:
         """Closes the door and every connection."""
@@ -104,6 +104,11 @@ class HttpServer:
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Coroutine[None, None, None]:
+        if self._secure is not None and isinstance(writer.transport, asyncio.ReadTransport):
+            writer.transport.pause_reading()  # what comes first is said to TLS, which goes on reading
+        return self._accept(reader, writer)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -115,10 +120,11 @@ class HttpServer:
             if self._gate.logins.shut_out(_host_of(writer)):
                 return
             with contextlib.suppress(TimeoutError, OSError):
+                writer.transport.set_write_buffer_limits(high=0)  # drained means that the kernel has all of it
                 if self._secure is not None:
                     async with asyncio.timeout(self._limits.request_seconds):
                         await writer.start_tls(self._secure())
-                writer.transport.set_write_buffer_limits(high=0)  # drained means that the kernel has all of it
+                    writer.transport.set_write_buffer_limits(high=1, low=0)  # with 0, TLS would never be drained
                 await self._serve(reader, writer)
         except asyncio.CancelledError:
             pass  # the server stops; asyncio would only complain
@@ -143,8 +149,10 @@ class HttpServer:
                 answer = await self._answer(request, _host_of(writer))
         async with asyncio.timeout(self._limits.send_seconds):
             await _send(connection, writer, answer, with_body)
-        if writer.can_write_eof():  # which TLS cannot: the answer says its own length
-            writer.write_eof()
+            if not writer.can_write_eof():  # TLS ends both ways at once, when the rest has been sent
+                writer.close()
+                return await writer.wait_closed()
+        writer.write_eof()
         async with asyncio.timeout(_LINGER_SECONDS):
             while await reader.read(_PIECE):
                 pass
