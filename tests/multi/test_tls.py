@@ -385,3 +385,22 @@ def test_a_launch_tells_its_daemons(signer: Signer, tmp_path: Path) -> None:
             assert f"metrics of worker 1: {scheme}://127.0.0.1:" in done.stdout + done.stderr
     finally:
         shutil.rmtree(folder)
+
+
+def test_a_worker_without_an_authority_trusts_whom_grpc_does(signer: Signer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TLS for servers alone: the secret is what callers show."""
+    host = signer.issue("alone")
+    told = flags(Files(host.cert, host.key))
+    coordinator = Daemon("coordinator", "--listen", "127.0.0.1:0", *told)
+    folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
+    place = ("--folder", str(folder), "--coordinator", str(coordinator.ready()["address"]), "--patience", "5s", *told)
+    try:
+        with pytest.raises(cd.errors.UnavailableError, match="the coordinator at .* did not answer"):
+            Daemon("worker", "--task", "0", *place[:-4], "--patience", "1s", *told).ready()
+        monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", str(host.ca))
+        worker = Daemon("worker", *place)
+        assert worker.ready()["task"] == 0
+        worker.close()
+    finally:
+        coordinator.close()
+        folder.rmdir()
