@@ -98,9 +98,9 @@ class TcpStream:
 class Link:
     """A stream with the state of its framing.
 
-    `midway_out` is True while a frame has been sent in part: such a link can only be closed. A header that has been
-    read but belongs to a later instance stays in `header`: the link is *parked*, and nothing behind it is read but the
-    few bytes that came along.
+    `midway_out` is True while a frame has been sent in part, or was given to the stream and not taken: such a link can
+    only be closed. A header that has been read but belongs to a later instance stays in `header`: the link is *parked*,
+    and nothing behind it is read but what came along.
     """
 
     def __init__(self, peer: int, channel: int, stream: Stream) -> None:
