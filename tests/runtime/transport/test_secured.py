@@ -41,7 +41,7 @@ def made() -> Iterator[Made]:
 
     def make(task: int, files: Files | None, secret: str = SECRET) -> Reception:
         contexts = contexts_of(load(files)) if files else None
-        receptions.append(Reception(task, secret, str(folder / f"door-{task}"), ("127.0.0.1", 0), contexts))
+        receptions.append(Reception(task, secret, str(folder / f"door-{task}"), ("127.0.0.1", 0), contexts=contexts))
         return receptions[-1]
 
     yield make
