@@ -1,7 +1,8 @@
 """Admission: who may call a server of this job.
 
-A caller on a Unix socket has passed the mode of the socket's directory. Everybody else shows the job's *secret*, as
-`authorization: Bearer <secret>` in the metadata of every call, or a *viewing token*, which is good for looking only.
+A caller on a Unix socket may do what its user may: everything, where that is the daemon's own user or root; use
+workers, where it is let in (`guests/peers.py`). Everybody else shows the job's *secret*, as `authorization: Bearer
+<secret>` in the metadata of every call, or a token, which is good for less (`credentials.py`).
 Whether a daemon lives is no secret: the health service answers everybody, for those who ask it (kubelets, load
 balancers) cannot show one.
 """
@@ -17,7 +18,8 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from collectived_runtime.credentials import Gate, Right
+from collectived_runtime.credentials import Right
+from collectived_runtime.guests.callers import Callers, shown
 
 _KEY = "authorization"
 _SCHEME = "Bearer "
@@ -30,6 +32,10 @@ VIEWING = frozenset(
         "/collectived.v1.Worker/Status",
         "/collectived.v1.Worker/Trace",
     }
+)
+# What a client token is good for beside these, and what guests of another user may do.
+USING = frozenset(
+    f"/collectived.v1.Worker/{method}" for method in ("OpenSession", "Join", "Prepare", "Submit", "Abort", "Leave")
 )
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 MAKERS = {
@@ -85,10 +91,10 @@ def _is_loopback(address: str) -> bool:
 
 
 class Admission(grpc.aio.ServerInterceptor):
-    """Refuses callers that have not shown what their call needs."""
+    """Refuses callers that may not do what their call does."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
 
     async def intercept_service(
         self,
@@ -97,34 +103,31 @@ class Admission(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        shown = _shown(handler_call_details.invocation_metadata)
-        right = self._gate.right(shown)
-        needed = Right.LOOK if method in VIEWING else Right.ALL
-        if handler is None or method.startswith(_OPEN) or right >= needed:
+        credential = shown(handler_call_details.invocation_metadata)
+        needed = Right.LOOK if method in VIEWING else Right.USE if method in USING else Right.ALL
+        if handler is None or method.startswith(_OPEN) or self._callers.gate.right(credential) >= needed:
             return handler
         # Only the call itself knows from where it comes.
-        return _guarded(handler, partial(self._admit_local, shown, right))
+        return _guarded(handler, partial(self._admit, credential, needed))
 
-    async def _admit_local(self, shown: str, right: Right, context: Context) -> None:
-        if is_local(context.peer()):
+    async def _admit(self, credential: str, needed: Right, context: Context) -> None:
+        caller = self._callers.of(context)
+        if caller.right >= needed:
             return
-        self._gate.turned_away("grpc", shown)
-        if right:
+        self._callers.gate.turned_away("grpc", credential)
+        if caller.right is Right.LOOK:
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,
                 "a viewing token is good for looking only (Status, Trace, health), and this call does more: it needs "
                 "the job's secret as metadata 'authorization: Bearer <secret>'",
             )
-        await context.abort(
-            grpc.StatusCode.UNAUTHENTICATED,
-            "this address needs the job's secret as metadata 'authorization: Bearer <secret>', and the call brought "
-            "none or another: use the worker's Unix socket, or the secret of the job's file",
-        )
-
-
-def _shown(metadata: Any) -> str:
-    values = [value for key, value in metadata or () if key == _KEY]
-    return values[0] if values and isinstance(values[0], str) else ""
+        if caller.right is Right.USE:
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                "this call is for the daemon's own user, root, or whoever shows the job's secret as metadata "
+                "'authorization: Bearer <secret>': guests may open sessions, join groups and look",
+            )
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, caller.refusal)
 
 
 def _guarded(handler: Handler, admit: Callable[[Context], Awaitable[None]]) -> Handler:

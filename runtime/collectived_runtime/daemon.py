@@ -10,13 +10,16 @@ import signal
 import socket
 import stat
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 from google.protobuf.json_format import MessageToJson
 
 from collectived_proto.local.jobs import MAX_SOCKET_PATH
 from collectived_proto.v1.status_pb2 import DrainReply
+
+if TYPE_CHECKING:
+    from collectived_runtime.guests.porter import Porter
 
 _LARGEST_MESSAGE = 64 << 20
 OPTIONS = (
@@ -40,8 +43,8 @@ def drained(reply: DrainReply) -> None:
     print(f"drained {MessageToJson(reply, indent=None)}", flush=True)
 
 
-def bind(server: grpc.aio.Server, address: str) -> str:
-    """Adds a port to a server; the address with its real port.
+def bind(server: grpc.aio.Server, address: str, porter: Porter) -> str:
+    """Adds a port to a server, with the porter before it where it is a Unix socket; the address with its real port.
 
     Raises:
         CannotStart: nobody can listen there.
@@ -55,12 +58,13 @@ def bind(server: grpc.aio.Server, address: str) -> str:
             f"{'path' if local else 'address (port 0 is one that is free)'}"
         )
     try:
+        if local:
+            path = address.removeprefix("unix:")
+            porter.listen(server, path, socket_mode(path, porter.names_guests))
+            return address
         port = server.add_insecure_port(address)
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         raise CannotStart(f"cannot listen at {address}: {error}") from None
-    if local:
-        follow_folder(address.removeprefix("unix:"))
-        return address
     return f"{address.rpartition(':')[0]}:{port}"
 
 
@@ -69,12 +73,15 @@ def shared_with_group(folder: str | os.PathLike[str]) -> bool:
     return stat.S_IMODE(os.stat(folder).st_mode) & 0o011 == 0o010
 
 
-def follow_folder(path: str) -> None:
-    """Lets those call at a socket whom its folder lets in: the group with which it is shared, else its owner alone.
+def socket_mode(path: str, names_guests: bool = False) -> int:
+    """The mode of a socket: those may call whom its folder lets in, the group with which it is shared, else its owner
+    alone. Where guests are named one by one, everybody may knock whom the folder lets in, and is asked who they are.
 
     The umask says nothing: it is the container's, or systemd's, and nobody thinks of it.
     """
-    os.chmod(path, 0o660 if shared_with_group(os.path.dirname(path) or ".") else 0o600)
+    if names_guests:
+        return 0o666
+    return 0o660 if shared_with_group(os.path.dirname(path) or ".") else 0o600
 
 
 def _unix_refusal(path: str) -> str:

@@ -23,6 +23,9 @@ from collectived_runtime.coordinator.service import CoordinatorService
 from collectived_runtime.coordinator.state import Coordinator
 from collectived_runtime.credentials import Gate, gate
 from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove_sockets, signals, until_stopped
+from collectived_runtime.guests.callers import Callers
+from collectived_runtime.guests.peers import guests
+from collectived_runtime.guests.porter import Porter
 from collectived_runtime.health import Health, reflect
 from collectived_runtime.well_formed import WellFormed
 
@@ -52,14 +55,15 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
         except ValueError as error:
             _fail(str(error))
         try:
-            callers = gate(settings.secret, settings.insecure, settings.viewing_token_file)
+            callers = gate(settings.secret, settings.insecure, settings.viewing_token_file, settings.client_tokens_file)
+            porter = Porter(guests(settings.allow_users, settings.allow_groups))
             epoch = next_epoch(settings.journal)
         except CannotStart as error:
             _fail(str(error))
         except (OSError, ValueError) as error:
             _fail(f"the epoch journal cannot be used: {error}")
         service = _service(epoch, settings)
-        server = grpc.aio.server(interceptors=[Admission(callers), WellFormed()], options=_OPTIONS)
+        server = grpc.aio.server(interceptors=[Admission(Callers(callers, porter)), WellFormed()], options=_OPTIONS)
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
         health = Health(SERVICE, server)
         async with contextlib.AsyncExitStack() as views:
@@ -68,10 +72,11 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
                     reflect(server, SERVICE)
                 metrics = _metrics(settings, service, health, callers, views)
                 page = _page(settings, service, health, callers, views)
-                addresses = [bind(server, address) for address in settings.listen]
+                addresses = [bind(server, address, porter) for address in settings.listen]
             except CannotStart as error:
                 _fail(str(error))
             await server.start()
+            await porter.start()
             for view in (metrics, page):
                 if view:
                     await view.start()
@@ -94,6 +99,7 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
                 await views.aclose()
                 service.stop()
                 await server.stop(_GRACE_SECONDS)
+                porter.close()
                 remove_sockets(addresses)
         if service.ended.done():
             _fail(service.ended.result())

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,15 +36,18 @@ from collectived_runtime.daemon import (
     CannotStart,
     bind,
     drained,
-    follow_folder,
     ready,
     remove_sockets,
-    shared_with_group,
     signals,
+    socket_mode,
     until_stopped,
 )
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
+from collectived_runtime.guests.callers import Callers
+from collectived_runtime.guests.peers import guests
+from collectived_runtime.guests.porter import Porter
+from collectived_runtime.guests.rules import offered, resolved
 from collectived_runtime.health import Health, reflect
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
@@ -120,9 +124,12 @@ class _Worker:
 
     def __init__(self, settings: WorkerSettings, task: int, host: str) -> None:
         self.settings = settings
-        self.callers = gate(settings.secret, settings.insecure, settings.viewing_token_file)
+        self.gate = gate(settings.secret, settings.insecure, settings.viewing_token_file, settings.client_tokens_file)
+        self.porter = Porter(guests(settings.allow_users, settings.allow_groups))
+        callers = Callers(self.gate, self.porter)
+        rules = resolved(settings.group_rules, "group_rules"), resolved(settings.device_rules, "device_rules")
         folder = settings.folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o711 if self.porter.names_guests else 0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
         self.listen = listening(settings.listen, f"unix:{check_socket_path(folder / f'worker-{task}.sock')}")
         check_exposed([*self.listen, settings.link_listen], settings.secret, settings.insecure)
@@ -130,7 +137,7 @@ class _Worker:
         self.budget = Budget(settings.memory_limit or default_memory_limit())
         link_host, link_port = address_of(settings.link_listen)
         self.reception = Reception(task, settings.secret, self.door, (link_host, link_port))
-        follow_folder(self.door)
+        os.chmod(self.door, socket_mode(self.door, self.porter.names_guests))
         self.reception.on_probe(probe.answer)
         self.identity = Identity(
             task,
@@ -142,8 +149,10 @@ class _Worker:
         )
         self.telemetry: telemetry.Telemetry | None = None
         self.telling: set[asyncio.Future[None]] = set()
-        self.sessions = Sessions(self.budget, shared_with_group(folder))
-        self.groups = Groups(task, host, devices, self.reception, self.door, self.budget, self._say, self._connected)
+        self.sessions = Sessions(self.budget)
+        self.groups = Groups(
+            task, host, devices, self.reception, self.door, self.budget, self._say, self._connected, rules[0]
+        )
         self.membership = Membership(
             settings.coordinator,
             settings.secret,
@@ -161,15 +170,14 @@ class _Worker:
             self.membership.drain,
             lambda: self.health.drain(),
         )
-        self.server = grpc.aio.server(
-            interceptors=[Admission(self.callers), WellFormed()], options=(*OPTIONS, *KEEPALIVE)
-        )
+        self.server = grpc.aio.server(interceptors=[Admission(callers), WellFormed()], options=(*OPTIONS, *KEEPALIVE))
         self.name = f"/job:worker/task:{task}"
         self._inspecting: set[asyncio.Task[None]] = set()
         service = WorkerService(
             self.name,
-            self.identity.devices,
+            partial(offered, devices, rules[1]),
             self.door,
+            callers,
             self.sessions,
             self.groups,
             self.reception,
@@ -197,8 +205,9 @@ class _Worker:
         if self.settings.metrics:
             self.metrics = self._metrics(self.settings.metrics)
         self.telemetry = telemetry.start(self.settings.otel, self.groups.recorder, self.identity, self.settings.job)
-        self.listen = [bind(self.server, address) for address in reversed(self.listen)][::-1]
+        self.listen = [bind(self.server, address, self.porter) for address in reversed(self.listen)][::-1]
         await self.server.start()
+        await self.porter.start()
         if self.metrics:
             await self.metrics.start()
         await self.health.start(self._connected())
@@ -207,8 +216,8 @@ class _Worker:
         from collectived_runtime.metrics.route import metrics_server  # most workers serve none
 
         parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
-        source = WorkerMetrics(self.identity.task, *parts, refused=self.callers.refused)
-        return metrics_server(where, source, lambda: self.health.well, self.callers)
+        source = WorkerMetrics(self.identity.task, *parts, refused=self.gate.refused)
+        return metrics_server(where, source, lambda: self.health.well, self.gate)
 
     def announcement(self) -> dict[str, object]:
         return {
@@ -245,6 +254,7 @@ class _Worker:
     async def give_up(self) -> None:
         """It cannot start."""
         self.reception.close()
+        self.porter.close()
         if self.metrics:
             await self.metrics.stop()
 
@@ -257,6 +267,7 @@ class _Worker:
         self.sessions.close_all("its worker is ending")
         await self.membership.close(why)
         await self.server.stop(0.2)
+        self.porter.close()
         await asyncio.to_thread(self.groups.close)
         await asyncio.to_thread(self.reception.close)
         if self.telemetry is not None:
