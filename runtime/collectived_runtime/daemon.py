@@ -60,7 +60,7 @@ def bind(server: grpc.aio.Server, address: str, porter: Porter) -> str:
     try:
         if local:
             path = address.removeprefix("unix:")
-            porter.listen(server, path, socket_mode(path, porter.names_guests))
+            porter.listen(server, path)
             return address
         port = server.add_insecure_port(address)
     except (OSError, RuntimeError) as error:
@@ -73,15 +73,21 @@ def shared_with_group(folder: str | os.PathLike[str]) -> bool:
     return stat.S_IMODE(os.stat(folder).st_mode) & 0o011 == 0o010
 
 
-def socket_mode(path: str, names_guests: bool = False) -> int:
-    """The mode of a socket: those may call whom its folder lets in, the group with which it is shared, else its owner
-    alone. Where guests are named one by one, everybody may knock whom the folder lets in, and is asked who they are.
+def open_to_folder(path: str, names_guests: bool = False) -> None:
+    """Lets those knock at a socket whom its folder lets in: the group with which that is shared, else its owner alone.
+    Where guests are named one by one, everybody whom the folder lets in may, and is asked who they are.
 
     The umask says nothing: it is the container's, or systemd's, and nobody thinks of it.
     """
+    folder = os.path.dirname(path) or "."
     if names_guests:
-        return 0o666
-    return 0o660 if shared_with_group(os.path.dirname(path) or ".") else 0o600
+        os.chmod(path, 0o666)
+    elif shared_with_group(folder):
+        with contextlib.suppress(PermissionError):  # a group of which we are no member, that somebody else gave it
+            os.chown(path, -1, os.stat(folder).st_gid)
+        os.chmod(path, 0o660)
+    else:
+        os.chmod(path, 0o600)
 
 
 def _unix_refusal(path: str) -> str:

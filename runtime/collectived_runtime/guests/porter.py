@@ -23,6 +23,7 @@ from pathlib import Path
 
 import grpc.aio
 
+from collectived_runtime.daemon import open_to_folder
 from collectived_runtime.guests.peers import Guests, Peer, peer_of, with_folder
 
 log = logging.getLogger("collectived.porter")
@@ -47,8 +48,8 @@ class Porter:
         """Whether guests are named one by one."""
         return bool(self._invited.users or self._invited.groups)
 
-    def listen(self, server: grpc.aio.Server, path: str, mode: int) -> None:
-        """Takes a place in front of a server at a path, whose file gets that mode.
+    def listen(self, server: grpc.aio.Server, path: str) -> None:
+        """Takes a place in front of a server, at a path.
 
         Raises:
             OSError, RuntimeError: there can be no socket.
@@ -61,7 +62,7 @@ class Porter:
             if os.path.lexists(path):
                 os.unlink(path)  # a killed daemon left it: whether anybody serves there was asked before
             outside.bind(path)
-            os.chmod(path, mode)
+            open_to_folder(path, self.names_guests)
             outside.listen(_BACKLOG)
         except OSError:
             outside.close()

@@ -36,10 +36,10 @@ from collectived_runtime.daemon import (
     CannotStart,
     bind,
     drained,
+    open_to_folder,
     ready,
     remove_sockets,
     signals,
-    socket_mode,
     until_stopped,
 )
 from collectived_runtime.engine.links import address_of
@@ -137,7 +137,7 @@ class _Worker:
         self.budget = Budget(settings.memory_limit or default_memory_limit())
         link_host, link_port = address_of(settings.link_listen)
         self.reception = Reception(task, settings.secret, self.door, (link_host, link_port))
-        os.chmod(self.door, socket_mode(self.door, self.porter.names_guests))
+        open_to_folder(self.door, self.porter.names_guests)
         self.reception.on_probe(probe.answer)
         self.identity = Identity(
             task,

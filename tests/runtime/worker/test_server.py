@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc
-from collectived_runtime.daemon import socket_mode
+from collectived_runtime.daemon import open_to_folder
 from collectived_runtime.worker.server import default_memory_limit
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -272,7 +272,11 @@ def test_a_socket_lets_those_in_whom_its_folder_lets_in_and_never_everybody(
 ) -> None:
     folder.chmod(mode)
     path = folder / "s"
-    assert socket_mode(str(path)) == sockets
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        open_to_folder(str(path))
+        assert stat.S_IMODE(path.stat().st_mode) == sockets
+    path.unlink()
 
 
 CLIENT = """
