@@ -49,7 +49,7 @@ def _read(variable: str, path: Path, needed: bool) -> str:
 def showing(channel: grpc.Channel, address: str, environment: Mapping[str, str]) -> grpc.Channel:
     """The same channel, with the credential beside each call."""
     found = credential(environment, address)
-    return grpc.intercept_channel(channel, _Shows(found)) if found else channel  # type: ignore[no-untyped-call]
+    return grpc.intercept_channel(channel, _Shows(found)) if found else channel
 
 
 class _Details(NamedTuple):
@@ -63,14 +63,15 @@ class _Details(NamedTuple):
     compression: Any
 
 
-class _Shows(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
+class _Shows(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
     def __init__(self, shown: str) -> None:
         self._shown = ("authorization", f"Bearer {shown}")
 
     def intercept_unary_unary(self, go_on: Callable[..., Any], details: Any, request: Any) -> Any:
         return go_on(self._with(details), request)
 
-    intercept_unary_stream = intercept_unary_unary
+    def intercept_unary_stream(self, go_on: Callable[..., Any], details: Any, request: Any) -> Any:
+        return go_on(self._with(details), request)
 
     def _with(self, details: Any) -> _Details:
         return _Details(

@@ -1,7 +1,7 @@
-"""A client of another user: what it is told by a worker or a coordinator, call by call, as JSON on standard output.
+"""A client of another user: what it is told by a worker or a coordinator, call by call, as JSON on its output.
 
-`python -m tests.security.probe ADDRESS UID GROUPS CALL…`: with the groups as numbers with commas between them. Python and
-what it imports may lie where others may not look, so everything is called once before this process becomes that user.
+`python -m tests.security.probe ADDRESS UID GROUPS CALL…`, with the groups as numbers with commas between them. Python
+and what it imports may lie where others may not look, so all is called once before this process becomes that user.
 """
 
 from __future__ import annotations

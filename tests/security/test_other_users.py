@@ -1,4 +1,4 @@
-"""peers.md 5.3, MCCS: who somebody is on a Unix socket is the kernel's word, and another user gets nothing uninvited."""
+"""As MCCS has it: who somebody is on a Unix socket is the kernel's word; another user gets nothing uninvited."""
 
 from __future__ import annotations
 
