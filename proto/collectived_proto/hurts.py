@@ -32,6 +32,7 @@ class Trouble(enum.Enum):
     FAILED = "failed"  # a generation of a group, not long ago
     MEMORY = "memory"  # nearly used up
     VERSIONS = "versions"  # that differ
+    OPEN = "insecure"  # whoever reaches a daemon may do everything
     HINT = "note"  # a hint that is not followed
 
 
@@ -75,6 +76,7 @@ def findings(reply: pb.StatusReply) -> list[Finding]:
         *_failed(reply),
         *_memory(reply.workers),
         *_versions(reply),
+        *_open(reply),
         *(finding for group in reply.groups for finding in _notes(reply, group)),
     ]
     place = {kind: number for number, kind in enumerate(Trouble)}
@@ -307,6 +309,18 @@ def _failed(reply: pb.StatusReply) -> Iterator[Finding]:
             verdict.generation,
             since=ago,
             ranks=tuple(member.rank for member in (*verdict.missing, *verdict.differing)),
+        )
+
+
+def _open(reply: pb.StatusReply) -> Iterator[Finding]:
+    who = ["the coordinator"] if reply.coordinator.insecure else []
+    who += [f"worker {worker.task} (host {worker.host})" for worker in reply.workers if worker.insecure]
+    if who:
+        shown = ", ".join(who[:NAMED]) + (f" and {len(who) - NAMED} more" if len(who) > NAMED else "")
+        yield Finding(
+            Trouble.OPEN,
+            Severity.WARNING,
+            f"{shown}: whoever reaches {'it' if len(who) == 1 else 'them'} may do everything (--insecure)",
         )
 
 

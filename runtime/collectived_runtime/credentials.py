@@ -144,6 +144,8 @@ def gate(secret: str, insecure: bool, token_file: Path | None, clients_file: Pat
     Raises:
         CannotStart: a file cannot be used.
     """
+    if insecure:
+        log.warning("--insecure: whoever reaches this daemon may do everything; give it a secret instead")
     named = ((token_file, _viewing), (clients_file, read_client_tokens))
     return Gate(secret, insecure, files=[CredentialFile(path, read) for path, read in named if path])
 

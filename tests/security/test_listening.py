@@ -201,6 +201,22 @@ def test_a_token_is_required_by_default_of_every_call_in_plain_text_from_elsewhe
         assert mind.Status(status_pb2.StatusRequest(), timeout=10, metadata=right).answered_by == "coordinator"
 
 
+def test_to_let_everybody_in_is_said_in_log_and_status(folder: Path, start: Start) -> None:
+    mind = start("coordinator", "--listen", "0.0.0.0:0", "--insecure", secret="")
+    there = mind.ready(30)["address"].replace("0.0.0.0", "127.0.0.1")
+    words = ("worker", "--task", "0", "--folder", str(folder / "w"), "--coordinator", there, "--listen", "0.0.0.0:0")
+    worker = start(*words, "--insecure", secret="")
+    address = worker.ready(30)["addresses"][-1].replace("0.0.0.0", "127.0.0.1")
+    command = [sys.executable, "-m", "collectived_launcher", "status", "--worker", address]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    told = " ".join(shown.split())
+    assert "INSECURE" in told and "the coordinator, worker 0 (host" in told
+    assert "whoever reaches them may do everything (--insecure)" in told
+    for daemon in (worker, mind):
+        daemon.close()
+        assert "--insecure: whoever reaches this daemon may do everything" in daemon.log
+
+
 def refused(calls: list[Callable[[], Any]]) -> None:
     for call in calls:
         with pytest.raises(grpc.RpcError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,19 @@ def test_who_is_in_another_pid_namespace_is_served_with_the_secret_alone(worker:
     assert asked(address["address"], ANN, "collective", shows=SECRET)["collective"][0] == "ok"
 
 
+def test_who_has_no_number_in_the_workers_user_namespace_is_served_with_the_secret_alone(
+    worker: Worker, folder: Path
+) -> None:
+    within = ("unshare", "--user", "--map-root-user")
+    if not shutil.which("unshare") or subprocess.run([*within, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespace can be made here")
+    address = worker("--allow-users", str(ANN), mode=0o711, within=within)["address"]
+    found = asked(address, ANN, *EVERYTHING)
+    assert codes(found) == {"UNAUTHENTICATED"} and "stands for every user" in found["status"][1]
+    assert asked(address, ANN, "collective", shows=SECRET)["collective"] == ("ok", "shared memory")
+    assert asked(address, 0, "collective")["collective"] == ("ok", "shared memory")
+
+
 def test_a_coordinator_serves_its_own_user_root_and_whom_it_is_told_to(folder: Path, start: Start) -> None:
     closed, told = folder / "closed", folder / "told"
     closed.mkdir(mode=0o755)
@@ -108,7 +122,6 @@ def test_a_name_that_nobody_has_keeps_a_daemon_from_starting(folder: Path, start
 def test_the_tokens_of_one_user_are_nothing_in_the_hands_of_another(worker: Worker, folder: Path) -> None:
     """A session of ours gives its one-time token away, and our own user id with it: which is not theirs."""
     import socket
-    import subprocess
     import sys
 
     from tests.multi.raw import Raw

@@ -82,7 +82,7 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
                     await view.start()
             try:
                 await health.start()
-                service.address = addresses[0]
+                service.address, service.insecure = addresses[0], callers.insecure
                 ready(
                     {
                         "address": addresses[0],

@@ -325,6 +325,7 @@ class _Worker:
             self.budget.used,
             self.budget.limit,
             bool(self.drainage.refusal),
+            self.gate.insecure,
         )
         return await worker_status(self.identity, self.groups.lanes, standing)
 

@@ -48,6 +48,7 @@ class Standing:
     arena_bytes: int
     arena_limit: int
     draining: bool = False
+    insecure: bool = False
 
 
 async def worker_status(identity: Identity, lanes: Iterable[Lane], standing: Standing) -> pb.WorkerStatus:
@@ -70,6 +71,7 @@ async def worker_status(identity: Identity, lanes: Iterable[Lane], standing: Sta
         client_releases=sorted({client.release for client in standing.clients} - {""}),
         clients=map(versions_to_proto, standing.clients),
         draining=standing.draining,
+        insecure=standing.insecure,
         resident_bytes=resident_bytes(),
         threads=threading.active_count(),
         descriptors=len(os.listdir("/proc/self/fd")),
