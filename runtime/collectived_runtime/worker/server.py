@@ -49,6 +49,7 @@ from collectived_runtime.guests.peers import guests
 from collectived_runtime.guests.porter import Porter
 from collectived_runtime.guests.rules import offered, resolved
 from collectived_runtime.health import Health, reflect
+from collectived_runtime.transport.hello import EVERYBODY
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
 from collectived_runtime.worker import probe, telemetry
@@ -136,7 +137,8 @@ class _Worker:
         devices = tuple(DeviceName(task, "CPU", index) for index in range(CPU_DEVICES))
         self.budget = Budget(settings.memory_limit or default_memory_limit())
         link_host, link_port = address_of(settings.link_listen)
-        self.reception = Reception(task, settings.secret, self.door, (link_host, link_port))
+        proves = settings.secret or (EVERYBODY if settings.insecure else "")
+        self.reception = Reception(task, proves, self.door, (link_host, link_port))
         open_to_folder(self.door, self.porter.names_guests)
         self.reception.on_probe(probe.answer)
         self.identity = Identity(
