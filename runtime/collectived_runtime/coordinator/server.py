@@ -23,6 +23,9 @@ from collectived_runtime.coordinator.service import CoordinatorService
 from collectived_runtime.coordinator.state import Coordinator
 from collectived_runtime.credentials import Gate, gate
 from collectived_runtime.daemon import CannotStart, bind, ready, remove_sockets, server_options, signals, until_stopped
+from collectived_runtime.guests.callers import Callers
+from collectived_runtime.guests.peers import guests
+from collectived_runtime.guests.porter import Porter
 from collectived_runtime.health import Health, reflect
 from collectived_runtime.limits.descriptors import RESERVE, connections_at_most, raise_limit
 from collectived_runtime.limits.refusals import Refusals
@@ -55,20 +58,20 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
         except ValueError as error:
             _fail(str(error))
         try:
-            callers = gate(settings.secret, settings.insecure, settings.viewing_token_file, settings.max_login_failures)
+            callers = gate(settings)
+            refusals, descriptors = Refusals(), raise_limit()
+            porter = Porter(guests(settings.allow_users, settings.allow_groups), refusals, descriptors)
             epoch = next_epoch(settings.journal)
         except CannotStart as error:
             _fail(str(error))
         except (OSError, ValueError) as error:
             _fail(f"the epoch journal cannot be used: {error}")
         service = _service(epoch, settings)
-        refusals = Refusals()
-        descriptors = raise_limit()
         connections = connections_at_most(
             settings.max_connections, descriptors - min(RESERVE, descriptors // 4), len(settings.listen)
         )
         server = grpc.aio.server(
-            interceptors=[Admission(callers, refusals), Pacing(refusals), WellFormed(refusals)],
+            interceptors=[Admission(Callers(callers, porter), refusals), Pacing(refusals), WellFormed(refusals)],
             options=(*server_options(settings.max_message, connections), *_OPTIONS),
         )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
@@ -79,16 +82,17 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
                     reflect(server, SERVICE)
                 metrics = _metrics(settings, service, health, callers, refusals, views)
                 page = _page(settings, service, health, callers, views)
-                addresses = [bind(server, address) for address in settings.listen]
+                addresses = [bind(server, address, porter) for address in settings.listen]
             except CannotStart as error:
                 _fail(str(error))
             await server.start()
+            await porter.start()
             for view in (metrics, page):
                 if view:
                     await view.start()
             try:
                 await health.start()
-                service.address = addresses[0]
+                service.address, service.insecure = addresses[0], callers.insecure
                 ready(
                     {
                         "address": addresses[0],
@@ -105,6 +109,7 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
                 await views.aclose()
                 service.stop()
                 await server.stop(_GRACE_SECONDS)
+                porter.close()
                 remove_sockets(addresses)
         if service.ended.done():
             _fail(service.ended.result())
