@@ -34,6 +34,7 @@ class Trouble(enum.Enum):
     MEMORY = "memory"  # nearly used up
     LIMIT = "limit"  # met not long ago: somebody was refused
     VERSIONS = "versions"  # that differ
+    OPEN = "insecure"  # whoever reaches a daemon may do everything
     HINT = "note"  # a hint that is not followed
 
 
@@ -78,6 +79,7 @@ def findings(reply: pb.StatusReply) -> list[Finding]:
         *_memory(reply.workers),
         *_limits(reply.workers),
         *_versions(reply),
+        *_open(reply),
         *(finding for group in reply.groups for finding in _notes(reply, group)),
     ]
     place = {kind: number for number, kind in enumerate(Trouble)}
@@ -324,6 +326,18 @@ def _failed(reply: pb.StatusReply) -> Iterator[Finding]:
             verdict.generation,
             since=ago,
             ranks=tuple(member.rank for member in (*verdict.missing, *verdict.differing)),
+        )
+
+
+def _open(reply: pb.StatusReply) -> Iterator[Finding]:
+    who = ["the coordinator"] if reply.coordinator.insecure else []
+    who += [f"worker {worker.task} (host {worker.host})" for worker in reply.workers if worker.insecure]
+    if who:
+        shown = ", ".join(who[:NAMED]) + (f" and {len(who) - NAMED} more" if len(who) > NAMED else "")
+        yield Finding(
+            Trouble.OPEN,
+            Severity.WARNING,
+            f"{shown}: whoever reaches {'it' if len(who) == 1 else 'them'} may do everything (--insecure)",
         )
 
 

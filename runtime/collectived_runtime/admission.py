@@ -1,8 +1,8 @@
 """Admission: who may call a server of this job.
 
-A caller on a Unix socket has passed the mode of the socket's directory; one over mutual TLS has proved that a
-certificate of the job's authority is its own. Everybody else shows the job's *secret*, as
-`authorization: Bearer <secret>` in the metadata of every call, or a *viewing token*, which is good for looking only.
+A caller on a Unix socket may do what its user may: everything, where that is the daemon's own user or root; use
+workers, where it is let in (`guests/peers.py`). Everybody else shows the job's *secret*, as `authorization: Bearer
+<secret>` in the metadata of every call, or a token, which is good for less (`credentials.py`).
 Whether a daemon lives is no secret: the health service answers everybody, for those who ask it (kubelets, load
 balancers) cannot show one.
 """
@@ -20,7 +20,8 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from collectived_runtime.credentials import Gate, Right
+from collectived_runtime.credentials import Right
+from collectived_runtime.guests.callers import Callers, shown
 from collectived_runtime.limits.logins import WINDOW_SECONDS, address_of_peer
 from collectived_runtime.limits.pace import Pace, Rate
 from collectived_runtime.limits.refusals import Limit, Refusals
@@ -37,6 +38,10 @@ VIEWING = frozenset(
         "/collectived.v1.Worker/Status",
         "/collectived.v1.Worker/Trace",
     }
+)
+# What a client token is good for beside these, and what guests of another user may do.
+USING = frozenset(
+    f"/collectived.v1.Worker/{method}" for method in ("OpenSession", "Join", "Prepare", "Submit", "Abort", "Leave")
 )
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 MAKERS = {
@@ -93,17 +98,12 @@ def _is_loopback(address: str) -> bool:
 
 
 class Admission(grpc.aio.ServerInterceptor):
-    """Refuses callers that have not shown what their call needs.
+    """Refuses callers that may not do what their call does."""
 
-    Args:
-        mutual: over TCP nobody gets as far as a call who has not shown a certificate, which is as good as the secret.
-    """
-
-    def __init__(self, gate: Gate, refusals: Refusals | None = None, mutual: bool = False) -> None:
-        self._gate = gate
+    def __init__(self, callers: Callers, refusals: Refusals | None = None) -> None:
+        self._callers = callers
         self._refusals = refusals or Refusals()
         self._strangers = Pace(_STRANGERS)
-        self._mutual = mutual
 
     async def intercept_service(
         self,
@@ -112,20 +112,18 @@ class Admission(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        shown = _shown(handler_call_details.invocation_metadata)
-        right = self._gate.right(shown)
-        needed = Right.LOOK if method in VIEWING else Right.ALL
-        welcome = right >= needed
-        if handler is None or method.startswith(_OPEN) or (welcome and not self._gate.logins):
+        credential = shown(handler_call_details.invocation_metadata)
+        needed = Right.LOOK if method in VIEWING else Right.USE if method in USING else Right.ALL
+        gate = self._callers.gate
+        if handler is None or method.startswith(_OPEN) or (gate.right(credential) >= needed and not gate.logins):
             return handler
         # Only the call itself knows from where it comes.
-        return guarded(handler, partial(self._admit, shown, right, welcome))
+        return guarded(handler, partial(self._admit, credential, needed))
 
-    async def _admit(self, shown: str, right: Right, welcome: bool, context: Context) -> None:
-        if is_local(context.peer()) or self._mutual and _has_shown_a_certificate(context):
-            return
+    async def _admit(self, credential: str, needed: Right, context: Context) -> None:
+        gate, remote = self._callers.gate, not is_local(context.peer())
         address = address_of_peer(context.peer())
-        if self._gate.logins.shut_out(address):
+        if remote and gate.logins.shut_out(address):
             self._refusals.limit(Limit.LOGINS)
             await asyncio.sleep(self._strangers.delay(address, time.monotonic()))
             await context.abort(
@@ -133,31 +131,24 @@ class Admission(grpc.aio.ServerInterceptor):
                 f"too many wrong credentials came from this address: wait {WINDOW_SECONDS:g} s, or raise "
                 "max_login_failures of the daemon",
             )
-        if welcome:
+        caller = self._callers.of(context)
+        if caller.right >= needed:
             return
-        self._gate.turned_away("grpc", shown, address)
+        gate.turned_away("grpc", credential, address if remote else "")
         await asyncio.sleep(self._strangers.delay(address, time.monotonic()))
-        if right:
+        if caller.right is Right.LOOK:
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,
                 "a viewing token is good for looking only (Status, Trace, health), and this call does more: it needs "
                 "the job's secret as metadata 'authorization: Bearer <secret>'",
             )
-        await context.abort(
-            grpc.StatusCode.UNAUTHENTICATED,
-            "this address needs the job's secret as metadata 'authorization: Bearer <secret>', and the call brought "
-            "none or another: use the worker's Unix socket, or the secret of the job's file",
-        )
-
-
-def _has_shown_a_certificate(context: Context) -> bool:
-    """gRPC has checked it against our authority by then, and whoever shows none gets no connection."""
-    return bool(context.auth_context().get("x509_pem_cert"))
-
-
-def _shown(metadata: Any) -> str:
-    values = [value for key, value in metadata or () if key == _KEY]
-    return values[0] if values and isinstance(values[0], str) else ""
+        if caller.right is Right.USE:
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                "this call is for the daemon's own user, root, or whoever shows the job's secret as metadata "
+                "'authorization: Bearer <secret>': guests may open sessions, join groups and look",
+            )
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, caller.refusal)
 
 
 def guarded(handler: Handler, admit: Callable[[Context], Awaitable[None]]) -> Handler:

@@ -1,24 +1,38 @@
 """What a caller shows, and what that lets it do.
 
-The job's *secret* lets it do everything. A *viewing token* lets it look and nothing else: the one that is made from the
-secret (`collectived_proto.viewing`), or one of a file. Both are shown as `authorization: Bearer …`, over gRPC and HTTP.
+The job's *secret* lets it do everything. A *client token* lets it use workers: open sessions, join groups, look; each
+has a name, by which rules can speak of it. A *viewing token* lets it look and nothing else: the one that is made from
+the secret (`collectived_proto.viewing`), or one of a file. All are shown as `authorization: Bearer …`, over gRPC and
+HTTP.
 """
 
 from __future__ import annotations
 
 import enum
 import hmac
+import logging
+import math
+import re
+import stat
+import time
 from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
-from collectived_proto.private_files import Unusable, read_private
+from collectived_proto.configuration.daemons import DaemonSettings
 from collectived_proto.viewing import viewing_token
 from collectived_runtime.daemon import CannotStart
 from collectived_runtime.limits.logins import Logins
 
 SHORTEST_TOKEN = 16  # characters
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_TOKEN_EXPECTED = f"at least {SHORTEST_TOKEN} printable ASCII characters without spaces, such as `openssl rand -hex 16`"
+
+log = logging.getLogger("collectived.credentials")
 
 Door = Literal["grpc", "http"]
 Why = Literal["nothing", "wrong", "viewing"]
@@ -31,7 +45,21 @@ class Right(enum.IntEnum):
 
     NOTHING = 0
     LOOK = 1
-    ALL = 2
+    USE = 2
+    ALL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """Something that is good for something; kept as a digest. `name`: of a client token; until: seconds since 1970."""
+
+    digest: bytes
+    right: Right
+    name: str = ""
+    until: float = math.inf
+
+
+_NONE = Credential(b"", Right.NOTHING)
 
 
 class Gate:
@@ -41,28 +69,44 @@ class Gate:
         secret: the job's; empty: nobody knows it.
         insecure: everybody may do everything.
         token: a viewing token beside the one that is made from the secret; empty: there is none.
+        files: further credentials, which may change.
         logins: who has shown something wrong too often.
     """
 
-    def __init__(self, secret: str = "", insecure: bool = False, token: str = "", logins: Logins | None = None) -> None:
+    def __init__(
+        self,
+        secret: str = "",
+        insecure: bool = False,
+        token: str = "",
+        files: Sequence[CredentialFile] = (),
+        logins: Logins | None = None,
+    ) -> None:
         self.insecure = insecure
         self.logins = Logins(0) if logins is None else logins
         self.refused: Counter[tuple[Door, Why]] = Counter()
-        """How many were turned away: where, and whether they showed nothing, something wrong, or a viewing token for
-        what it is not good for."""
+        """How many were turned away: where, and whether they showed nothing, something wrong, or a token for what it is
+        not good for."""
         known = ((secret, Right.ALL), (viewing_token(secret), Right.LOOK), (token, Right.LOOK))
-        self._known = [(_digest(credential), right) for credential, right in known if credential]
+        self._fixed = [Credential(_digest(text), right) for text, right in known if text]
+        self._files = files
 
     @property
     def admits_somebody(self) -> bool:
-        return self.insecure or bool(self._known)
+        return self.insecure or bool(self._fixed) or bool(self._files)
+
+    def known(self, authorization: str) -> Credential:
+        """What somebody shows: the value of the header, or ''. Takes the same time whatever is shown."""
+        scheme, _, text = authorization.partition(" ")
+        given = _digest(text.strip() if scheme.lower() == "bearer" else "")
+        best = _NONE
+        for one in (*self._fixed, *(credential for file in self._files for credential in file.credentials())):
+            if hmac.compare_digest(given, one.digest) and one.until > time.time() and one.right > best.right:
+                best = one
+        return Credential(best.digest, Right.ALL, best.name) if self.insecure else best
 
     def right(self, authorization: str) -> Right:
-        """Of whoever shows this: the value of the header, or ''. Takes the same time whatever is shown."""
-        scheme, _, shown = authorization.partition(" ")
-        given = _digest(shown.strip() if scheme.lower() == "bearer" else "")
-        found = [right if hmac.compare_digest(given, known) else Right.NOTHING for known, right in self._known]
-        return Right.ALL if self.insecure else max(found, default=Right.NOTHING)
+        """What somebody may do who shows this."""
+        return self.known(authorization).right
 
     def turned_away(self, door: Door, authorization: str, address: str = "") -> None:
         """Counts a caller, at an address, to whom what it asked for was refused."""
@@ -72,13 +116,50 @@ class Gate:
             self.logins.failed(address)
 
 
-def gate(secret: str, insecure: bool, token_file: Path | None, most_failures: int = 0) -> Gate:
+class CredentialFile:
+    """A file of credentials, read again when it changes; one that is broken then is logged, and changes nothing.
+
+    Raises:
+        CannotStart: it cannot be used.
+    """
+
+    def __init__(self, path: Path, read: Callable[[Path], Sequence[Credential]]) -> None:
+        self._path, self._read = path, read
+        self._seen = self._look()
+        self._credentials = read(path)
+
+    def credentials(self) -> Sequence[Credential]:
+        """Those of the file as it is now."""
+        seen = self._look()
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self._credentials = self._read(self._path)
+            except CannotStart as error:
+                log.warning("%s; what it held before is good until that is mended", error)
+            else:
+                log.warning("%s has changed and was read again", self._path)
+        return self._credentials
+
+    def _look(self) -> tuple[int, ...]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return ()
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+
+def gate(settings: DaemonSettings) -> Gate:
     """The gate of a daemon.
 
     Raises:
-        CannotStart: the file cannot be used.
+        CannotStart: a file cannot be used.
     """
-    return Gate(secret, insecure, read_token(token_file) if token_file else "", Logins(most_failures))
+    if settings.insecure:
+        log.warning("--insecure: whoever reaches this daemon may do everything; give it a secret instead")
+    named = ((settings.viewing_token_file, _viewing), (settings.client_tokens_file, read_client_tokens))
+    files = [CredentialFile(path, read) for path, read in named if path]
+    return Gate(settings.secret, settings.insecure, "", files, Logins(settings.max_login_failures))
 
 
 def read_token(path: Path) -> str:
@@ -87,16 +168,69 @@ def read_token(path: Path) -> str:
     Raises:
         CannotStart: it cannot be read, others may read it, or it holds no such line.
     """
+    text = _private_text(path, "--viewing-token-file", "look").strip()
+    if not _is_token(text):
+        raise CannotStart(f"--viewing-token-file {path}: holds no token: expected one line of {_TOKEN_EXPECTED} makes")
+    return text
+
+
+def _viewing(path: Path) -> Sequence[Credential]:
+    return [Credential(_digest(read_token(path)), Right.LOOK)]
+
+
+def read_client_tokens(path: Path) -> Sequence[Credential]:
+    """The client tokens that a file holds: lines of `NAME TOKEN` or `NAME TOKEN UNTIL`; empty lines and those that
+    begin with # say nothing.
+
+    Raises:
+        CannotStart: it cannot be read, others may read it, or a line is none of these. No line is quoted.
+    """
+    found: list[Credential] = []
+    for number, line in enumerate(_private_text(path, "--client-tokens-file", "use workers").splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        here = f"--client-tokens-file {path}: line {number}"
+        if len(words) not in (2, 3) or not _NAME.fullmatch(words[0]) or not _is_token(words[1]):
+            raise CannotStart(
+                f"{here} is no NAME TOKEN [UNTIL]: expected a name of letters, digits, '.', '_' and '-', and a token "
+                f"of {_TOKEN_EXPECTED} makes"
+            )
+        digest = _digest(words[1])
+        if any(known.digest == digest and known.name != words[0] for known in found):
+            raise CannotStart(f"{here} gives a second name to a token: each token needs one")
+        found.append(Credential(digest, Right.USE, words[0], _until(words[2], here) if words[2:] else math.inf))
+    return found
+
+
+def _until(text: str, here: str) -> float:
     try:
-        text = read_private(path).strip()
-    except Unusable as error:
-        raise CannotStart(f"--viewing-token-file {path}: {error}") from None
-    if len(text) < SHORTEST_TOKEN or not text.isascii() or not text.isprintable() or " " in text:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
         raise CannotStart(
-            f"--viewing-token-file {path}: holds no token: expected one line of at least {SHORTEST_TOKEN} printable "
-            "ASCII characters without spaces, such as `openssl rand -hex 16` makes"
+            f"{here}: {text!r} is no time until which a token is good: expected such as 2027-01-31 or "
+            "2027-01-31T18:00+01:00"
+        ) from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _private_text(path: Path, option: str, good_for: str) -> str:
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise CannotStart(f"{option} {path}: cannot be read: {why}") from None
+    if mode & stat.S_IRWXO:
+        raise CannotStart(
+            f"{option} {path}: has mode {stat.S_IMODE(mode):04o}, by which everybody on this host gets at "
+            f"it: chmod 600 {path} (or 640, for a group that may {good_for})"
         )
     return text
+
+
+def _is_token(text: str) -> bool:
+    return len(text) >= SHORTEST_TOKEN and text.isascii() and text.isprintable() and " " not in text
 
 
 def _digest(text: str) -> bytes:

@@ -10,7 +10,7 @@ import signal
 import socket
 import stat
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -18,6 +18,9 @@ from google.protobuf.json_format import MessageToJson
 
 from collectived_proto.local.jobs import MAX_SOCKET_PATH
 from collectived_proto.v1.status_pb2 import DrainReply
+
+if TYPE_CHECKING:
+    from collectived_runtime.guests.porter import Porter
 
 _LARGEST_MESSAGE = 64 << 20
 _RECEIVE = "grpc.max_receive_message_length"
@@ -60,8 +63,10 @@ def drained(reply: DrainReply) -> None:
     print(f"drained {MessageToJson(reply, indent=None)}", flush=True)
 
 
-def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> str:
-    """Adds a port to a server; the address with its real port.
+def bind(
+    server: grpc.aio.Server, address: str, porter: Porter, credentials: grpc.ServerCredentials | None = None
+) -> str:
+    """Adds a port to a server, with the porter before it where it is a Unix socket; the address with its real port.
 
     Args:
         credentials: for TLS, which Unix sockets do without.
@@ -78,15 +83,16 @@ def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredenti
             f"{'path' if local else 'address (port 0 is one that is free)'}"
         )
     try:
-        if local or credentials is None:
+        if local:
+            path = address.removeprefix("unix:")
+            porter.listen(server, path)
+            return address
+        if credentials is None:
             port = server.add_insecure_port(address)
         else:
             port = server.add_secure_port(address, credentials)
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         raise CannotStart(f"cannot listen at {address}: {error}") from None
-    if local:
-        follow_folder(address.removeprefix("unix:"))
-        return address
     return f"{address.rpartition(':')[0]}:{port}"
 
 
@@ -95,12 +101,21 @@ def shared_with_group(folder: str | os.PathLike[str]) -> bool:
     return stat.S_IMODE(os.stat(folder).st_mode) & 0o011 == 0o010
 
 
-def follow_folder(path: str) -> None:
-    """Lets those call at a socket whom its folder lets in: the group with which it is shared, else its owner alone.
+def open_to_folder(path: str, names_guests: bool = False) -> None:
+    """Lets those knock at a socket whom its folder lets in: the group with which that is shared, else its owner alone.
+    Where guests are named one by one, everybody whom the folder lets in may, and is asked who they are.
 
     The umask says nothing: it is the container's, or systemd's, and nobody thinks of it.
     """
-    os.chmod(path, 0o660 if shared_with_group(os.path.dirname(path) or ".") else 0o600)
+    folder = os.path.dirname(path) or "."
+    if names_guests:
+        os.chmod(path, 0o666)
+    elif shared_with_group(folder):
+        with contextlib.suppress(PermissionError):  # a group of which we are no member, that somebody else gave it
+            os.chown(path, -1, os.stat(folder).st_gid)
+        os.chmod(path, 0o660)
+    else:
+        os.chmod(path, 0o600)
 
 
 def _unix_refusal(path: str) -> str:

@@ -500,6 +500,6 @@ def test_a_door_that_does_not_open_is_said_once_and_gone_round(
             assert session.transport == "grpc"
     finally:
         far.close()
-    assert [request.local for request in far.opened] == [True, False] and far.metadata == set()
+    assert [request.local for request in far.opened] == [True, False] and far.metadata == {"Bearer ours"}
     (record,) = caplog.records
     assert "does not open its door" in record.message and "arrays travel over gRPC instead" in record.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from collectived_proto.types import Member, shown_name
 from collectived_proto.v1 import worker_pb2, worker_pb2_grpc
 
 PAGE = (ROOT / "docs/errors.md").read_text()
+TOKEN = "token-of-these-tests"
 UNPROVOKED = {"CollectiveError"}
 PLACEHOLDERS = (  # what varies from run to run, and what stands for it on the page
     (r"\bhost \S+,", "host <host>,"),
@@ -43,9 +45,13 @@ def provokes(kind: type[errors.CollectiveError]) -> Callable[[Provoke], Provoke]
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Cluster]:
-    made = Cluster(1, worker_options=("--listen", ":0"))
-    yield made
-    made.close()
+    with tempfile.NamedTemporaryFile("w") as tokens:
+        tokens.write(f"ci {TOKEN}\n")
+        tokens.flush()
+        kept = ("--client-tokens-file", tokens.name, "--group-rules", "*/nightly = user:root")
+        made = Cluster(1, worker_options=("--listen", ":0", *kept))
+        yield made
+        made.close()
 
 
 # Snippets
@@ -226,11 +232,12 @@ def a_worker_begins_a_session_in_no_way_that_is_known(worker: Cluster) -> errors
 
 
 @provokes(errors.PermissionDeniedError)
-def a_proxy_before_the_worker_lets_nobody_pass(worker: Cluster) -> errors.CollectiveError:
-    def says(context: grpc.ServicerContext) -> worker_pb2.SessionEvent:
-        context.abort(grpc.StatusCode.PERMISSION_DENIED, "RBAC: access denied")
-
-    return told_by_a_stranger(says)
+def a_group_is_kept_for_others(worker: Cluster) -> errors.CollectiveError:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLLECTIVED_SECRET", TOKEN)
+        with cd.connect(worker.tcp_addresses[0]) as session, pytest.raises(errors.PermissionDeniedError) as caught:
+            session.join("nightly", 1)
+    return caught.value
 
 
 def as_ranks(

@@ -215,6 +215,16 @@ def test_one_release_that_is_everywhere_is_no_trouble_whoever_tells_its_protocol
     assert findings(reply) == []
 
 
+def test_daemons_that_admit_everybody_are_told() -> None:
+    reply = job()
+    assert not findings(reply)
+    reply.workers[1].insecure = True
+    assert only(reply).sentence == "worker 1 (host h): whoever reaches it may do everything (--insecure)"
+    reply.coordinator.insecure = True
+    assert only(reply).sentence.startswith("the coordinator, worker 1 (host h): whoever reaches them may")
+    assert only(reply).kind is Trouble.OPEN
+
+
 @pytest.mark.parametrize(("used", "told"), [(89, False), (90, True)])
 def test_memory_that_is_nearly_used_up_is_told(used: int, told: bool) -> None:
     reply = job()

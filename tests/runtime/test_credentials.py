@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hmac
+import logging
 import re
 from pathlib import Path
 
 import pytest
 
+from collectived_proto.configuration.daemons import DaemonSettings
 from collectived_proto.viewing import viewing_token
-from collectived_runtime.credentials import Gate, Right, gate, read_token
+from collectived_runtime import credentials
+from collectived_runtime.credentials import Gate, Right, gate, read_client_tokens, read_token
 from collectived_runtime.daemon import CannotStart
 
 SECRET, TOKEN = "s3cret", "0123456789abcdef"
@@ -61,7 +65,7 @@ def test_a_token_is_read_from_a_file_that_others_cannot_read(tmp_path: Path, mod
     path = tmp_path / "token"
     path.write_text(f"{TOKEN}\n")
     path.chmod(mode)
-    assert gate("", False, path).right(f"Bearer {TOKEN}") is Right.LOOK
+    assert gate(DaemonSettings(viewing_token_file=path)).right(f"Bearer {TOKEN}") is Right.LOOK
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o602, 0o601])
@@ -91,3 +95,115 @@ def test_one_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
     path.chmod(0o600)
     with pytest.raises(CannotStart, match="cannot be read: it is no text"):
         read_token(path)
+
+
+CI, ANN = "c" * 16, "a" * 16
+
+
+def private(path: Path, text: str) -> Path:
+    """A file that others cannot read, put in place whole."""
+    draft = path.with_name("draft")
+    draft.write_text(text)
+    draft.chmod(0o600)
+    draft.replace(path)
+    return path
+
+
+def test_client_tokens_are_good_for_using_workers_and_have_a_name(tmp_path: Path) -> None:
+    one = gate(
+        DaemonSettings(
+            secret="s3cret",
+            client_tokens_file=private(tmp_path / "tokens", f"# who\n\nci {CI}\nann {ANN} 2999-01-31\n"),
+        )
+    )
+    for name, token in (("ci", CI), ("ann", ANN)):
+        found = one.known(f"Bearer {token}")
+        assert (found.right, found.name) == (Right.USE, name)
+    assert one.right("Bearer s3cret") is Right.ALL and one.right("Bearer ci") is Right.NOTHING
+
+
+@pytest.mark.parametrize("until", ["2001-01-31", "2001-01-31T18:00+01:00"])
+def test_a_client_token_that_has_expired_is_good_for_nothing(tmp_path: Path, until: str) -> None:
+    one = gate(DaemonSettings(secret="s3cret", client_tokens_file=private(tmp_path / "tokens", f"ci {CI} {until}\n")))
+    assert one.right(f"Bearer {CI}") is Right.NOTHING
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["ci", f"ci {CI} 2027-01-31 more", "ci short", f"ci/cd {CI}", f"ci {CI} tomorrow", f"{CI} ci", f"ci {'ä' * 16}"],
+)
+def test_a_line_that_is_no_client_token_is_refused_by_its_number_and_not_quoted(tmp_path: Path, line: str) -> None:
+    path = private(tmp_path / "tokens", f"# one\n{line}\n")
+    with pytest.raises(CannotStart, match="line 2.*expected") as refused:
+        read_client_tokens(path)
+    assert CI not in str(refused.value)
+
+
+def test_a_token_with_two_names_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CannotStart, match="line 2 gives a second name to a token"):
+        read_client_tokens(private(tmp_path / "tokens", f"ci {CI}\nann {CI}\n"))
+
+
+def test_a_file_of_client_tokens_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    path = private(tmp_path / "tokens", f"ci {CI}\n")
+    path.chmod(0o644)
+    with pytest.raises(CannotStart, match=f"--client-tokens-file {path}: has mode 0644"):
+        gate(DaemonSettings(client_tokens_file=path))
+
+
+def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
+    viewing, clients = private(tmp_path / "viewing", TOKEN), private(tmp_path / "tokens", f"ci {CI}\n")
+    one = gate(DaemonSettings(viewing_token_file=viewing, client_tokens_file=clients))
+    private(viewing, "f" * 16)
+    private(clients, f"ann {ANN}\n")
+    assert one.right(f"Bearer {'f' * 16}") is Right.LOOK and one.known(f"Bearer {ANN}").name == "ann"
+    assert one.right(f"Bearer {TOKEN}") is Right.NOTHING and one.right(f"Bearer {CI}") is Right.NOTHING
+
+
+@pytest.mark.parametrize("broken", ["short", "gone", "open"])
+def test_a_file_that_is_broken_by_a_change_is_logged_once_and_the_old_token_stays(
+    tmp_path: Path, broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = private(tmp_path / "viewing", TOKEN)
+    one = gate(DaemonSettings(viewing_token_file=path))
+    with caplog.at_level(logging.WARNING, "collectived.credentials"):
+        if broken == "short":
+            private(path, "short")
+        elif broken == "gone":
+            path.unlink()
+        else:
+            private(path, "e" * 16).chmod(0o644)
+        for _ in range(3):
+            assert one.right(f"Bearer {TOKEN}") is Right.LOOK
+        (record,) = caplog.records
+        assert "what it held before is good until that is mended" in record.message
+        private(path, "f" * 16)
+        assert one.right(f"Bearer {'f' * 16}") is Right.LOOK and one.right(f"Bearer {TOKEN}") is Right.NOTHING
+    assert TOKEN not in caplog.text and "f" * 16 not in caplog.text and "e" * 16 not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "shown", ["", "Bearer", "Bearer x", f"Bearer {CI}", f"Bearer {TOKEN}", "Bearer s3cret", "Basic x"]
+)
+def test_whatever_is_shown_is_compared_with_everything_known(
+    tmp_path: Path, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = gate(
+        DaemonSettings(
+            secret="s3cret",
+            viewing_token_file=private(tmp_path / "v", TOKEN),
+            client_tokens_file=private(tmp_path / "t", f"ci {CI}\nann {ANN} 2001-01-01\n"),
+        )
+    )
+    compared: list[tuple[bytes, bytes]] = []
+
+    class Watched:
+        @staticmethod
+        def compare_digest(given: bytes, known: bytes) -> bool:
+            compared.append((given, known))
+            return hmac.compare_digest(given, known)
+
+    monkeypatch.setattr(credentials, "hmac", Watched)
+    one.right(shown)
+    # The secret, its viewing token, that of the file, and both client tokens; always of one length.
+    assert len(compared) == 5 and {len(part) for pair in compared for part in pair} == {32}

@@ -119,19 +119,22 @@ def tls(worker: Address) -> Material | None:
 
 
 def secret(worker: Address) -> str:
-    """The job's secret, for an address that asks for it; '' where nothing says it, and for Unix sockets.
+    """The job's secret, or a client token; '' where nothing says it.
+
+    At a Unix socket it is shown too: those need it whom the worker does not serve for who they are, as from another
+    container. Others do not, so that a file which cannot be read is no error there.
 
     Raises:
         ValueError: the file that should hold it cannot be read, or is empty.
     """
-    if worker.path:
-        return ""
     name = os.environ.get(SECRET_FILE)
     if not name:
         return os.environ.get(SECRET, "").strip()
     try:
         found = Path(name).read_text().strip()
     except (OSError, ValueError) as error:
+        if worker.path:
+            return ""
         raise ValueError(f"{SECRET_FILE}={name!r} cannot be read: {error}") from None
     if not found.isascii() or not found.isprintable() or not found:
         raise ValueError(f"{SECRET_FILE}={name!r} holds no secret: expected one line of printable ASCII")

@@ -71,5 +71,11 @@ def label() -> str:
     return sendable(found or (f"slurm {os.environ.get('SLURM_JOB_ID')}.{step}" if step else ""))
 
 
+def visible_gpus() -> str | None:
+    """Which GPUs this process was given, as CUDA reads it; None where nothing says it."""
+    found = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if found is None else sendable(found)
+
+
 def _first(*names: str) -> str:
     return next((value for name in names if (value := os.environ.get(name))), "")

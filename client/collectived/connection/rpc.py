@@ -141,6 +141,7 @@ class Worker:
             label=environment.label(),
             job=environment.job(),
             local=local,
+            visible_gpus=environment.visible_gpus(),
         )
         self._life = Exchange(lambda: self._stub.OpenSession(request, metadata=self._metadata), self.ours)
         try:

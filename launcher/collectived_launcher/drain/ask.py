@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 
 import click
 import grpc
 
 from collectived_launcher import calling
+from collectived_launcher.credential import SECRET_FILE, showing
 from collectived_launcher.drain.together import together
 from collectived_launcher.status.find import Target, Unreachable, find
 from collectived_proto.v1.status_pb2 import DrainReply, DrainRequest
@@ -59,7 +61,7 @@ def _every(target: Target, request: DrainRequest) -> DrainReply:
 
 
 def _call(address: str, request: DrainRequest, channels: contextlib.ExitStack) -> grpc.Future[DrainReply]:
-    channel = channels.enter_context(calling.channel(address))
+    channel = channels.enter_context(showing(calling.channel(address), address, os.environ))
     answer: grpc.Future[DrainReply] = WorkerStub(channel).Drain.future(
         request, timeout=request.timeout_seconds + _BEYOND
     )
@@ -68,7 +70,9 @@ def _call(address: str, request: DrainRequest, channels: contextlib.ExitStack) -
 
 def _failure(address: str, error: grpc.RpcError) -> str:
     """Raises what no other worker would answer differently."""
-    if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAUTHENTICATED):
+    if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        raise click.ClickException(f"{error.details()}; set {SECRET_FILE} to a file that holds it") from error
+    if error.code() is grpc.StatusCode.NOT_FOUND:
         raise click.ClickException(str(error.details())) from error
     return f"{address}: {calling.why(address, error)}"
 

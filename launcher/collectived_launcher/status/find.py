@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import time
 from collections import deque
@@ -14,6 +15,7 @@ import click
 import grpc
 
 from collectived_launcher import calling
+from collectived_launcher.credential import SECRET_FILE, TOKEN_FILE, showing
 from collectived_launcher.status.stopped import stopped
 from collectived_proto.lanes import together
 from collectived_proto.local import jobs
@@ -190,10 +192,17 @@ def _pause(more: bool, left: float) -> float | None:
 
 
 def _refusal(address: str, error: grpc.RpcError, target: Target) -> str:
-    code, details = error.code(), error.details()
-    if code not in _SILENT and address != target.coordinator:
-        raise click.ClickException(f"{address} answered {code.name}: {details}") from error
+    if error.code() not in _SILENT and address != target.coordinator:
+        raise click.ClickException(refused(address, error)) from error
     return f"    {address}: {calling.why(address, error)}"
+
+
+def refused(address: str, error: grpc.RpcError) -> str:
+    """What a daemon answered that does not want us, and how it may."""
+    said = f"{address} answered {error.code().name}: {error.details()}"
+    if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+        return said
+    return f"{said}; set {SECRET_FILE}, or {TOKEN_FILE} to look only, to a file that holds it"
 
 
 def _check_stopped(addresses: Sequence[str], target: Target) -> None:
@@ -208,4 +217,4 @@ def _check_stopped(addresses: Sequence[str], target: Target) -> None:
 
 
 def _channel(address: str, channels: contextlib.ExitStack) -> grpc.Channel:
-    return channels.enter_context(calling.channel(address))
+    return channels.enter_context(showing(calling.channel(address), address, os.environ))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,8 @@ import click
 import grpc
 
 from collectived_launcher import calling
-from collectived_launcher.status.find import Target, Unreachable
+from collectived_launcher.credential import showing
+from collectived_launcher.status.find import Target, Unreachable, refused
 from collectived_proto.v1.trace_pb2 import TraceCollective, TraceLane, TraceReply, TraceRequest, WorkerClock
 from collectived_proto.v1.worker_pb2_grpc import WorkerStub
 
@@ -105,7 +107,7 @@ def ask(target: Target, request: TraceRequest) -> Account:
             account = _ask_one(address, request)
         except grpc.RpcError as error:
             if error.code() not in (*_SILENT, grpc.StatusCode.CANCELLED):
-                raise click.ClickException(f"{address} answered {error.code().name}: {error.details()}") from error
+                raise click.ClickException(refused(address, error)) from error
             failures.append(f"    {address}: {calling.why(address, error)}")
             continue
         if account.told_by and not request.local_only:
@@ -135,7 +137,7 @@ def _put_together(account: Account, others: Sequence[str], request: TraceRequest
 
 def _ask_one(address: str, request: TraceRequest) -> Account:
     account = Account()
-    with calling.channel(address) as channel:
+    with showing(calling.channel(address), address, os.environ) as channel:
         try:
             for reply in _in_time(WorkerStub(channel).Trace(request)):
                 _take(account, reply)

@@ -14,10 +14,12 @@ from collectived_proto.configuration.keys import REQUIRED, key
 from collectived_proto.configuration.kinds import (
     ADDRESS,
     ADDRESSES,
+    NAMES,
     NUMBER,
     OPTIONAL_NUMBER,
     PATH,
     PLACE,
+    RULES,
     SECONDS,
     SIZE,
     SOME_SECONDS,
@@ -25,6 +27,7 @@ from collectived_proto.configuration.kinds import (
     YES_NO,
     one_of,
 )
+from collectived_proto.configuration.rules import Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,15 @@ class DaemonSettings:
         None,
         "A file with certificates of authorities (PEM): who calls over TCP must show a certificate of one, and then "
         "needs no secret; links between workers are encrypted too.",
+    )
+    client_tokens_file: Path | None = key(
+        PATH, None, "A file of lines NAME TOKEN [UNTIL]; each token lets its owner use workers, and rules may name it."
+    )
+    allow_users: tuple[str, ...] = key(
+        NAMES, (), "Users, beside the daemon's own and root, who are served at its Unix sockets."
+    )
+    allow_groups: tuple[str, ...] = key(
+        NAMES, (), "Groups whose members are served there; with neither of the two, the group of a 0750 folder."
     )
     insecure: bool = key(YES_NO, False, "Admit callers over TCP without the secret.")
     log_level: str = key(
@@ -119,6 +131,14 @@ class WorkerSettings(DaemonSettings):
     coordinator: str = key(ADDRESS, REQUIRED, "Address of the coordinator.", variable="COLLECTIVED_COORDINATOR")
     folder: Path = key(
         PATH, REQUIRED, "Folder for its sockets; made with mode 0700 where it is missing. 0750 lets its group in too."
+    )
+    group_rules: tuple[Rule, ...] = key(
+        RULES,
+        (),
+        "Who may join groups, PATTERN = WHO …, such as 'night/* = user:ann group:ml token:ci'; the first that fits.",
+    )
+    device_rules: tuple[Rule, ...] = key(
+        RULES, (), "Who may join on devices, PATTERN = WHO …, such as 'GPU:0 = user:ann'; the first that fits."
     )
     listen: tuple[str, ...] = key(
         ADDRESSES,

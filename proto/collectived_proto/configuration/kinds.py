@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from collectived_proto.configuration import quantities
+from collectived_proto.configuration.rules import EXPECTED, Rule
 
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
@@ -29,7 +30,7 @@ class Kind:
     @property
     def repeats(self) -> bool:
         """Whether several may be given."""
-        return self is ADDRESSES
+        return self in (ADDRESSES, NAMES, RULES)
 
     @property
     def yes_or_no(self) -> bool:
@@ -105,6 +106,25 @@ def _addresses(value: Any) -> tuple[str, ...]:
     return found
 
 
+def _names(value: Any) -> tuple[str, ...]:
+    parts = value if isinstance(value, (list, tuple)) else str(value).split(",")
+    if any(isinstance(part, (bool, float)) for part in parts):
+        raise ValueError
+    found = tuple(name for part in parts for name in _text(str(part)).replace(",", " ").split())
+    if not found and value:
+        raise ValueError
+    return found
+
+
+def _rules(value: Any) -> tuple[Rule, ...]:
+    parts = value if isinstance(value, (list, tuple)) else _text(value).split(",")
+    return tuple(Rule.parse(_text(part)) for part in parts)
+
+
+def _listed(values: Any) -> str:
+    return f"[{', '.join(map(_quoted, values))}]"
+
+
 def _quoted(value: Any) -> str:
     return json.dumps("" if value is None else str(value), ensure_ascii=False)
 
@@ -123,8 +143,10 @@ ADDRESSES = Kind(
     "addresses",
     "unix:/path or host:port, or several of them",
     _addresses,
-    lambda value: f"[{', '.join(map(_quoted, value))}]",
+    _listed,
 )
+NAMES = Kind("names", "a name or a number, or several of them", _names, _listed)
+RULES = Kind("rules", f"{EXPECTED}, or several such rules", _rules, _listed)
 
 
 def one_of(*words: str) -> Kind:

@@ -10,20 +10,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("protocol", "host", "pid", "label", "job", "local")
+    __slots__ = ("protocol", "host", "pid", "label", "job", "local", "visible_gpus")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
+    VISIBLE_GPUS_FIELD_NUMBER: _ClassVar[int]
     protocol: _common_pb2.Protocol
     host: str
     pid: int
     label: str
     job: str
     local: bool
-    def __init__(self, protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., label: _Optional[str] = ..., job: _Optional[str] = ..., local: bool = ...) -> None: ...
+    visible_gpus: str
+    def __init__(self, protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., label: _Optional[str] = ..., job: _Optional[str] = ..., local: bool = ..., visible_gpus: _Optional[str] = ...) -> None: ...
 
 class SessionEvent(_message.Message):
     __slots__ = ("opened",)

@@ -70,7 +70,7 @@ def _in_short(verdict: Verdict) -> Verdict:
 
 
 def coordinator_status(
-    address: str, epoch: int, pid: int, uptime_seconds: float, job: str
+    address: str, epoch: int, pid: int, uptime_seconds: float, job: str, insecure: bool
 ) -> status_pb2.CoordinatorStatus:
     return status_pb2.CoordinatorStatus(
         address=address,
@@ -80,6 +80,7 @@ def coordinator_status(
         release=OURS.release,
         job=job,
         protocol=codec.versions_to_proto(OURS),
+        insecure=insecure,
     )
 
 

@@ -24,6 +24,9 @@ from collectived_runtime.coordinator.service import CoordinatorService
 from collectived_runtime.coordinator.state import Coordinator
 from collectived_runtime.credentials import Gate, gate
 from collectived_runtime.daemon import CannotStart, bind, ready, remove_sockets, server_options, signals, until_stopped
+from collectived_runtime.guests.callers import Callers
+from collectived_runtime.guests.peers import guests
+from collectived_runtime.guests.porter import Porter
 from collectived_runtime.health import Health, reflect
 from collectived_runtime.limits.descriptors import RESERVE, connections_at_most, raise_limit
 from collectived_runtime.limits.refusals import Refusals
@@ -54,18 +57,22 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
         try:
             tls = certificates(settings, settings.listen)
             check_exposed(settings.listen, settings.secret, settings.insecure, tls.mutual)
-            callers = gate(settings.secret, settings.insecure, settings.viewing_token_file, settings.max_login_failures)
+            callers = gate(settings)
+            refusals, descriptors = Refusals(), raise_limit()
+            porter = Porter(guests(settings.allow_users, settings.allow_groups), refusals, descriptors)
         except (CannotStart, ValueError) as error:
             _fail(str(error))
         epoch = _epoch(settings)
         service = _service(epoch, settings)
-        refusals = Refusals()
-        descriptors = raise_limit()
         connections = connections_at_most(
             settings.max_connections, descriptors - min(RESERVE, descriptors // 4), len(settings.listen)
         )
         server = grpc.aio.server(
-            interceptors=[Admission(callers, refusals, tls.mutual), Pacing(refusals), WellFormed(refusals)],
+            interceptors=[
+                Admission(Callers(callers, porter, tls.mutual), refusals),
+                Pacing(refusals),
+                WellFormed(refusals),
+            ],
             options=(*server_options(settings.max_message, connections), *_OPTIONS),
         )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
@@ -77,16 +84,17 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
                 metrics = _metrics(settings, service, health, callers, refusals, tls, views)
                 page = _page(settings, service, health, callers, tls, views)
                 credentials = tls.server_credentials() if tls.serves else None
-                addresses = [bind(server, address, credentials) for address in settings.listen]
+                addresses = [bind(server, address, porter, credentials) for address in settings.listen]
             except CannotStart as error:
                 _fail(str(error))
             await server.start()
+            await porter.start()
             for view in (metrics, page):
                 if view:
                     await view.start()
             try:
                 await health.start()
-                service.address = addresses[0]
+                service.address, service.insecure = addresses[0], callers.insecure
                 ready(
                     {
                         "address": addresses[0],
@@ -104,6 +112,7 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
                 await views.aclose()
                 service.stop()
                 await server.stop(_GRACE_SECONDS)
+                porter.close()
                 remove_sockets(addresses)
         if service.ended.done():
             _fail(service.ended.result())

@@ -86,6 +86,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         mind: decides everything.
         job: name of the job, for status.
         address: where this coordinator is served, for status; may be set later.
+        insecure: it admits everybody; likewise.
         store: keeps the table of links that were measured; raises ValueError or OSError where it cannot.
         roll: numbers of workers that bring none; None: kept in memory alone.
     """
@@ -100,6 +101,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> None:
         self.job = job
         self.address = address
+        self.insecure = False
         self._store = store
         self._roll = roll or Roll()
         self._mind = mind
@@ -331,7 +333,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             warnings.append(UNHEARD)
         reply = status_reply(view, told, time.time(), warnings, silent)
         self._recollection.fill(reply)
-        reply.coordinator.CopyFrom(coordinator_status(self.address, self._mind.epoch, os.getpid(), uptime, self.job))
+        reply.coordinator.CopyFrom(
+            coordinator_status(self.address, self._mind.epoch, os.getpid(), uptime, self.job, self.insecure)
+        )
         return reply
 
     async def Trace(self, request: trace_pb2.TraceRequest, context: Any) -> AsyncIterator[trace_pb2.TraceReply]:

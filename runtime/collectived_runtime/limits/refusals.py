@@ -30,7 +30,7 @@ class Limit(enum.StrEnum):
     UNREAD = "unread"
 
 
-COORDINATOR_LIMITS = (Limit.GROUPS, Limit.GROUP_RANKS, Limit.LOGINS)
+COORDINATOR_LIMITS = (Limit.GROUPS, Limit.GROUP_RANKS, Limit.LOGINS, Limit.DESCRIPTORS)
 WORKER_LIMITS = tuple(limit for limit in Limit if limit is not Limit.GROUP_RANKS)
 
 

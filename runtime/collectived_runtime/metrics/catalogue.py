@@ -36,7 +36,7 @@ REFUSED = Metric(
     "collectived_refused_total",
     "counter",
     ("component", "door", "why"),
-    "Requests over grpc or http that were refused: nothing was shown, or something wrong, or a viewing token for more.",
+    "Requests over grpc or http that were refused: nothing was shown, or something wrong, or a token for more.",
 )
 LIMITED = Metric(
     "collectived_limit_refusals_total",

@@ -32,6 +32,9 @@ _APART = b"no version alike"  # in the place of a nonce, which has as many bytes
 _RANGE = struct.Struct(f"<{NONCE_BYTES}sHH")
 
 
+EVERYBODY = "insecure"  # what workers prove that are told to let everybody in: no secret
+
+
 class Refused(Exception):
     """The other side is not who it should be, or speaks another protocol.
 
@@ -121,6 +124,11 @@ def proof(secret: str, side: str, hello: bytes, nonce: bytes) -> bytes:
 
 
 def check(secret: str, side: str, hello: bytes, nonce: bytes, shown: bytes) -> None:
-    """Raises Refused unless `shown` is the proof; takes the same time either way."""
+    """Raises Refused unless `shown` is the proof; takes the same time either way. Without a secret nothing is."""
+    if not secret:
+        raise Refused(
+            "this worker has no secret by which its peers are known: start all daemons of the job with one, or with "
+            "--insecure"
+        )
     if not hmac.compare_digest(proof(secret, side, hello, nonce), shown):
         raise Refused("the peer does not know this job's secret")

@@ -15,12 +15,15 @@ import math
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import islice, takewhile
+from typing import NamedTuple
 
 from collectived_proto.errors import FailedPreconditionError
 from collectived_proto.local import wire
@@ -45,6 +48,8 @@ LINK_BUFFER_BYTES = 4 << 20
 MOST_GUESTS = 1024
 MOST_EARLY = 4096  # links that have come before anybody expects them
 
+_CREDENTIALS = struct.Struct("3i")
+
 Handshake = Generator[int, None, None]
 LinkKey = tuple[int, int, int, int]  # group key, generation, peer, channel
 
@@ -55,6 +60,14 @@ class _Guest:
     handshake: Handshake
     expires: float
     room: dict[int, _Guest]  # where it waits, by descriptor
+
+
+class _Token(NamedTuple):
+    """What admits one connection, once."""
+
+    expires: float
+    arrived: Callable[[socket.socket], None]
+    uid: int | None
 
 
 @dataclass(slots=True)
@@ -125,7 +138,7 @@ class Reception:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._asked: deque[Callable[[], None]] = deque()
         self._closing = threading.Lock()  # nobody writes to a descriptor that has been closed, and perhaps reused
-        self._tokens: dict[bytes, tuple[float, Callable[[socket.socket], None]]] = {}
+        self._tokens: dict[bytes, _Token] = {}  # by digest: how long a search takes tells nothing about tokens
         self._expected: dict[LinkKey, Callable[[Link], None]] = {}
         self._early: dict[LinkKey, tuple[float, Link]] = {}
         self._living: set[tuple[int, int]] = set()  # keys and generations of which somebody expects links
@@ -144,9 +157,17 @@ class Reception:
 
     # What others ask for
 
-    def admit(self, token: bytes, arrived: Callable[[socket.socket], None]) -> None:
-        """Admits one Unix connection that shows `token` within `TOKEN_SECONDS`; `arrived` runs in this thread."""
-        self._ask(lambda: self._tokens.__setitem__(token, (time.monotonic() + TOKEN_SECONDS, arrived)))
+    def admit(self, token: bytes, arrived: Callable[[socket.socket], None], uid: int | None = None) -> None:
+        """Admits one Unix connection that shows `token` within `TOKEN_SECONDS`; `arrived` runs in this thread.
+
+        Args:
+            uid: of the user to whom the token was given, and who alone may show it; None: not known.
+        """
+        self._ask(
+            lambda: self._tokens.__setitem__(
+                sha256(token).digest(), _Token(time.monotonic() + TOKEN_SECONDS, arrived, uid)
+            )
+        )
 
     def expect(self, key: LinkKey, arrived: Callable[[Link], None]) -> None:
         """Hands the link that a peer dials for `key` to `arrived`, at once if it is here already.
@@ -239,7 +260,7 @@ class Reception:
         now = time.monotonic()
         times = [guest.expires for guest in self._dialled.values()]
         times += [call.not_before for call in self._calls]
-        times += [expires for expires, _ in islice(self._tokens.values(), 1)]  # the oldest is the first to go
+        times += [token.expires for token in islice(self._tokens.values(), 1)]  # the oldest is the first to go
         times += [expires for expires, _ in self._early.values()]
         times += [at for one in self._entrances.values() for at in one.times(now)]
         first = min(times, default=math.inf)
@@ -254,8 +275,8 @@ class Reception:
                 self._poll.modify(one.listener.fileno(), select.POLLIN)
         for guest in [guest for guest in self._dialled.values() if guest.expires <= now]:
             self._turn_away(guest)
-        for token in list(takewhile(lambda token: self._tokens[token][0] <= now, self._tokens)):
-            del self._tokens[token]
+        for digest in list(takewhile(lambda digest: self._tokens[digest].expires <= now, self._tokens)):
+            del self._tokens[digest]
         for key in [key for key, (expires, _) in self._early.items() if expires <= now]:
             self._early.pop(key)[1].close()
 
@@ -309,16 +330,18 @@ class Reception:
             with contextlib.suppress(BlockingIOError):  # the event was of another, who had the same descriptor
                 said = connection.recv(256)
         token, versions = wire.parse_hello(said)
-        known = self._tokens.pop(token, None)
-        if known is None:
+        known = self._tokens.pop(sha256(token).digest(), None)
+        if known is None or known.expires <= time.monotonic():
             raise Refused("a client showed a token that is unknown, used or older than 10 s")
+        if known.uid is not None and known.uid != (uid := _uid_of(connection)):
+            raise Refused(f"uid {uid} showed a token that was given to another user")
         try:
             agree(versions, "the client", "this worker")
         except FailedPreconditionError as error:
             connection.send(wire.refused(error.code, str(error)))
             raise Refused(str(error)) from None
         self._dismiss(self._guests[connection.fileno()])
-        known[1](connection)
+        known.arrived(connection)
 
     def _accept_link(self, connection: socket.socket, host: str) -> Handshake:
         connection = yield from self._secured(connection)
@@ -410,6 +433,11 @@ class Reception:
             self._calls.append(call)
         else:
             call.failed(call.hello.acceptor, f"{call.address[0]}:{call.address[1]}: {error.strerror or error}")
+
+
+def _uid_of(connection: socket.socket) -> int:
+    uid: int = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
+    return uid
 
 
 def _bind(door: socket.socket, path: str) -> None:

@@ -10,7 +10,7 @@ import os
 import secrets
 import weakref
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from collectived_proto.announcements import formed_from_bytes, ruling_from_proto
@@ -24,7 +24,14 @@ from collectived_proto.codec import (
     verdict_to_proto,
 )
 from collectived_proto.devices import DeviceName
-from collectived_proto.errors import Code, InvalidArgumentError, NotFoundError, ResourceExhaustedError, error_class
+from collectived_proto.errors import (
+    Code,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    error_class,
+)
 from collectived_proto.types import RankPosition, Report, shown_name
 from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_proto.v1 import coordinator_pb2 as pb
@@ -34,6 +41,7 @@ from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.recorder import Recorder
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.engine.seat import Seat
+from collectived_runtime.guests.rules import Reserved, may_have
 from collectived_runtime.limits.descriptors import room
 from collectived_runtime.limits.most import Most
 from collectived_runtime.limits.refusals import Limit, Refusals, too_many
@@ -68,6 +76,7 @@ class Groups:
         say: sends a message to the coordinator, from any thread.
         connected: whether the coordinator can be reached.
         refusals: counts what limits refuse, and what nobody should have sent.
+        rules: who may join which groups, by their names within the cluster: `JOB/NAME`, or `/NAME`.
     """
 
     def __init__(
@@ -82,6 +91,7 @@ class Groups:
         connected: Callable[[], bool],
         refusals: Refusals | None = None,
         most: Most | None = None,
+        rules: Sequence[Reserved] = (),
     ) -> None:
         self._refusals = refusals or Refusals()
         self._most = most or Most()
@@ -96,6 +106,7 @@ class Groups:
         self.recorder = Recorder()
         self._say = say
         self._connected = connected
+        self._rules = rules
         self._loop = asyncio.get_running_loop()
         self._joins: dict[str, _Join] = {}
         self._lanes: dict[tuple[int, int], Lane] = {}  # group key, the generation in which the lane began
@@ -194,13 +205,18 @@ class Groups:
             )
         client = session.client
         scoped = request.name if request.name.startswith("/") else f"{client.job}/{request.name}"
+        if not may_have(self._rules, scoped, session.caller):
+            raise PermissionDeniedError(
+                f"group {request.name!r} is for those whom a rule of this worker names, and you are not among them: "
+                "ask whoever runs it (`group_rules`), or choose another name"
+            )
         ask = pb.JoinAsk(
             request=f"{self._task}-{secrets.token_hex(8)}",
             name=scoped,
             min_size=request.min_size,
             max_size=request.max_size,
             settle_seconds=request.settle_seconds,
-            device=str(self._device(request.device)),
+            device=str(self._device(session, request.device)),
             host=self._host,
             pid=client.pid,
             label=client.label,
@@ -212,16 +228,20 @@ class Groups:
             ask.last_instance = request.last_instance
         return ask
 
-    def _device(self, text: str) -> DeviceName:
+    def _device(self, session: Session, text: str) -> DeviceName:
+        """The device that is asked for, of those that the session may have; without one the first."""
         if not text:
-            return self._devices[0]
+            if not session.devices:
+                raise PermissionDeniedError("no device of this worker is for you: ask whoever runs it (`device_rules`)")
+            return session.devices[0]
         try:
             device = DeviceName.parse(text, self._task)
         except ValueError as error:
             raise InvalidArgumentError(str(error)) from None
-        if device not in self._devices:
-            offered = ", ".join(known.short for known in self._devices)
-            raise NotFoundError(f"{text!r} is not a device of worker {self._task}, which has {offered}")
+        if device not in session.devices:
+            offered = ", ".join(known.short for known in session.devices) or "none"
+            elsewhere = " for this session" if device in self._devices else ""
+            raise NotFoundError(f"{text!r} is not a device of worker {self._task}{elsewhere}, which has {offered}")
         return device
 
     # From the coordinator
@@ -322,7 +342,7 @@ class Groups:
         lane.take_seat(seat)
         session.hold(lane, rank)
         token = secrets.token_bytes(SESSION_BYTES)
-        self._reception.admit(token, functools.partial(lane.connect, rank))
+        self._reception.admit(token, functools.partial(lane.connect, rank), session.uid)
         self._loop.call_later(TOKEN_SECONDS, _hang_up_late, weakref.ref(lane), weakref.ref(seat))
         return token
 

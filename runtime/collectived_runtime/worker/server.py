@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,22 +37,26 @@ from collectived_runtime.daemon import (
     CannotStart,
     bind,
     drained,
-    follow_folder,
+    open_to_folder,
     ready,
     remove_sockets,
     server_options,
-    shared_with_group,
     signals,
     until_stopped,
 )
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
+from collectived_runtime.guests.callers import Callers
+from collectived_runtime.guests.peers import guests
+from collectived_runtime.guests.porter import Porter
+from collectived_runtime.guests.rules import offered, resolved
 from collectived_runtime.health import Health, reflect
 from collectived_runtime.limits.descriptors import connections_at_most, raise_limit
 from collectived_runtime.limits.most import Most
 from collectived_runtime.limits.refusals import Limit, Refusals
 from collectived_runtime.pacing import Pacing
 from collectived_runtime.transport.handshake import Contexts
+from collectived_runtime.transport.hello import EVERYBODY
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
 from collectived_runtime.worker import probe, telemetry
@@ -144,11 +149,12 @@ class _Worker:
         self.tls = tls
         self.refusals = Refusals()
         self.descriptors = raise_limit()
-        self.callers = gate(
-            settings.secret, settings.insecure, settings.viewing_token_file, settings.max_login_failures
-        )
+        self.gate = gate(settings)
+        self.porter = Porter(guests(settings.allow_users, settings.allow_groups), self.refusals, self.descriptors)
+        callers = Callers(self.gate, self.porter, tls.mutual)
+        rules = resolved(settings.group_rules, "group_rules"), resolved(settings.device_rules, "device_rules")
         folder = settings.folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o711 if self.porter.names_guests else 0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
         self.listen = listening(settings.listen, f"unix:{check_socket_path(folder / f'worker-{task}.sock')}")
         check_exposed([*self.listen, settings.link_listen], settings.secret, settings.insecure, tls.mutual)
@@ -163,18 +169,19 @@ class _Worker:
             self.descriptors,
         )
         link_host, link_port = address_of(settings.link_listen)
+        proves = settings.secret or (EVERYBODY if settings.insecure else "")
         self.reception = Reception(
             task,
-            settings.secret,
+            proves,
             self.door,
             (link_host, link_port),
             self.refusals,
-            self.callers.logins,
+            self.gate.logins,
             settings.max_handshakes,
             self.descriptors,
             _contexts(tls),
         )
-        follow_folder(self.door)
+        open_to_folder(self.door, self.porter.names_guests)
         self.reception.on_probe(probe.answer)
         self.identity = Identity(
             task,
@@ -186,7 +193,7 @@ class _Worker:
         )
         self.telemetry: telemetry.Telemetry | None = None
         self.telling: set[asyncio.Future[None]] = set()
-        self.sessions = Sessions(self.budget, shared_with_group(folder), self.refusals, most)
+        self.sessions = Sessions(self.budget, self.refusals, most)
         self.groups = Groups(
             task,
             host,
@@ -198,6 +205,7 @@ class _Worker:
             self._connected,
             self.refusals,
             most,
+            rules[0],
         )
         self.membership = Membership(
             settings.coordinator,
@@ -219,19 +227,16 @@ class _Worker:
         )
         connections = connections_at_most(settings.max_connections, self.descriptors // 2, len(self.listen))
         self.server = grpc.aio.server(
-            interceptors=[
-                Admission(self.callers, self.refusals, tls.mutual),
-                Pacing(self.refusals),
-                WellFormed(self.refusals),
-            ],
+            interceptors=[Admission(callers, self.refusals), Pacing(self.refusals), WellFormed(self.refusals)],
             options=(*server_options(settings.max_message, connections), *KEEPALIVE),
         )
         self.name = f"/job:worker/task:{task}"
         self._inspecting: set[asyncio.Task[None]] = set()
         service = WorkerService(
             self.name,
-            self.identity.devices,
+            partial(offered, devices, rules[1]),
             self.door,
+            callers,
             self.sessions,
             self.groups,
             self.reception,
@@ -260,8 +265,9 @@ class _Worker:
             self.metrics = self._metrics(self.settings.metrics)
         self.telemetry = telemetry.start(self.settings.otel, self.groups.recorder, self.identity, self.settings.job)
         credentials = self.tls.server_credentials() if self.tls.serves else None
-        self.listen = [bind(self.server, address, credentials) for address in reversed(self.listen)][::-1]
+        self.listen = [bind(self.server, address, self.porter, credentials) for address in reversed(self.listen)][::-1]
         await self.server.start()
+        await self.porter.start()
         if self.metrics:
             await self.metrics.start()
         await self.health.start(self._connected())
@@ -271,8 +277,8 @@ class _Worker:
 
         parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
         secure = self.tls.pages if self.tls.serves else None
-        source = WorkerMetrics(self.identity.task, *parts, refused=self.callers.refused, refusals=self.refusals)
-        return metrics_server(where, source, lambda: self.health.well, self.callers, secure)
+        source = WorkerMetrics(self.identity.task, *parts, refused=self.gate.refused, refusals=self.refusals)
+        return metrics_server(where, source, lambda: self.health.well, self.gate, secure)
 
     def announcement(self) -> dict[str, object]:
         return {
@@ -310,6 +316,7 @@ class _Worker:
     async def give_up(self) -> None:
         """It cannot start."""
         self.reception.close()
+        self.porter.close()
         if self.metrics:
             await self.metrics.stop()
 
@@ -322,6 +329,7 @@ class _Worker:
         self.sessions.close_all("its worker is ending")
         await self.membership.close(why)
         await self.server.stop(0.2)
+        self.porter.close()
         await asyncio.to_thread(self.groups.close)
         await asyncio.to_thread(self.reception.close)
         if self.telemetry is not None:
@@ -380,6 +388,7 @@ class _Worker:
             self.budget.limit,
             bool(self.drainage.refusal),
             self.refusals,
+            self.gate.insecure,
         )
         return await worker_status(self.identity, self.groups.lanes, standing)
 

@@ -7,19 +7,20 @@ import contextlib
 import functools
 import inspect
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from collectived_proto.codec import layout_to_proto, verdict_to_proto, versions_from_proto, versions_to_proto
+from collectived_proto.devices import DeviceName
 from collectived_proto.errors import CollectiveError
 from collectived_proto.local.wire import TOKEN_BYTES
 from collectived_proto.protocol import OURS, agree
 from collectived_proto.v1 import common_pb2, status_pb2, trace_pb2, worker_pb2, worker_pb2_grpc
-from collectived_runtime.admission import is_local
 from collectived_runtime.engine.ledger import Prepared
+from collectived_runtime.guests.callers import Caller, Callers
 from collectived_runtime.limits.pace import Rate
 from collectived_runtime.pacing import REFUSED, Turns, caller_of
 from collectived_runtime.transport.reception import Reception
@@ -71,6 +72,8 @@ async def _hold_back(service: WorkerService, request: Any, context: Any, error: 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Args:
     name: `/job:worker/task:1`.
+    devices: those that a caller may join on; it says which GPUs it sees itself (None: nothing).
+    callers: who makes a call.
     status: answers a status request. trace: the same, in a stream.
     drainage: what is to be asked before a rank is taken.
     """
@@ -78,8 +81,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     def __init__(
         self,
         name: str,
-        devices: tuple[str, ...],
+        devices: Callable[[Caller, str | None], Sequence[DeviceName]],
         door: str,
+        callers: Callers,
         sessions: Sessions,
         groups: Groups,
         reception: Reception,
@@ -91,6 +95,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._name = name
         self._devices = devices
         self._door = door
+        self._callers = callers
         self._sessions = sessions
         self._groups = groups
         self._reception = reception
@@ -107,11 +112,17 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.OpenSessionRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[worker_pb2.SessionEvent]:
         agree(versions_from_proto(request.protocol), "the client", "this worker")
-        local = request.local and is_local(context.peer())
-        session = self._sessions.open(_client(request), remote=not local)
+        caller = self._callers.of(context)
+        visible = request.visible_gpus if request.HasField("visible_gpus") else None
+        devices = tuple(self._devices(caller, visible))
+        local = request.local and caller.local is not None
+        session = self._sessions.open(_client(request), caller, devices, remote=not local)
         try:
             opened = worker_pb2.SessionOpened(
-                session=session.identity, protocol=versions_to_proto(OURS), worker=self._name, devices=self._devices
+                session=session.identity,
+                protocol=versions_to_proto(OURS),
+                worker=self._name,
+                devices=map(str, devices),
             )
             if local:
                 opened.door = self._door
@@ -199,7 +210,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     def _admit(self, session: Session) -> bytes:
         token = secrets.token_bytes(TOKEN_BYTES)
         loop = asyncio.get_running_loop()
-        self._reception.admit(token, lambda connected: _hand_over(loop, session.attach, connected))
+        self._reception.admit(token, lambda connected: _hand_over(loop, session.attach, connected), session.uid)
         return token
 
 

@@ -13,7 +13,6 @@ import logging
 import os
 import secrets
 import socket
-import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from collectived_proto.devices import DeviceName
 from collectived_proto.errors import (
     Code,
     FailedPreconditionError,
@@ -32,9 +32,12 @@ from collectived_proto.errors import (
 from collectived_proto.local import wire
 from collectived_proto.local.arena import Arena
 from collectived_proto.protocol import FIRST, Versions
+from collectived_runtime.credentials import Right
 from collectived_runtime.engine.bells import LAST_WORDS_SECONDS
 from collectived_runtime.engine.lane import Lane
 from collectived_runtime.engine.results import Budget, Exhausted, Share, new_arena
+from collectived_runtime.guests.callers import Caller
+from collectived_runtime.guests.peers import peer_of
 from collectived_runtime.limits.descriptors import WANTED, room
 from collectived_runtime.limits.most import Most
 from collectived_runtime.limits.refusals import Limit, Refusals, Where, too_many
@@ -44,7 +47,6 @@ log = logging.getLogger("collectived.worker")
 
 SESSION_BYTES = 16
 _SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
-_CREDENTIALS = struct.Struct("3i")
 _MOST_REMEMBERED = 1024  # sessions that have ended, and why
 MOST_VERSIONS = 16  # of clients that are told
 MOST_ASKED = 64  # arenas of one session that it waits for
@@ -79,7 +81,8 @@ class Session:
     budget: Budget
     over: Callable[[Session], None]  # called when it has ended
     remote: bool = False  # its client shares no memory with this worker
-    shared: bool = False  # with a group: other users may come in too, whom the mode of the folder has let pass
+    caller: Caller = field(default_factory=lambda: Caller(Right.NOTHING))  # who opened it
+    devices: tuple[DeviceName, ...] = ()  # that it may join on
     refusals: Refusals = field(default_factory=Refusals)
     most_ranks: int = 0  # that it may hold or be joining; 0: any number
     descriptors: int = WANTED  # that this process may have
@@ -112,6 +115,11 @@ class Session:
         return sum(arena.size for arena in self._arenas.values())
 
     @property
+    def uid(self) -> int | None:
+        """Of its user, who alone may show its tokens; None: not known."""
+        return self.caller.local.uid if self.caller.local else None
+
+    @property
     def attached(self) -> bool:
         """Whether it lives by its socket, rather than by the stream that opened it."""
         return self._socket is not None
@@ -123,22 +131,8 @@ class Session:
             connected.close()
             return
         connected.setblocking(False)
-        pid, uid, _ = _CREDENTIALS.unpack(
-            connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
-        if uid != os.getuid() and not self.shared:
-            log.warning(
-                "a session socket of uid %d, pid %d, was refused: this worker serves uid %d, for the folder of its "
-                "sockets is not shared with a group (mode 0750)",
-                uid,
-                pid,
-                os.getuid(),
-            )
-            connected.close()
-            self.end("it belongs to another user")
-            return
         self._socket = connected
-        self.pidfd = _pidfd(connected, pid)
+        self.pidfd = _pidfd(connected)
         loop.add_reader(connected.fileno(), self._read)
         self._send(wire.bare(wire.Kind.PONG))  # from here on the socket's end is the session's end
         if self.pidfd >= 0:
@@ -349,28 +343,21 @@ def _soon(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(what)
 
 
-def _pidfd(connected: socket.socket, pid: int) -> int:
+def _pidfd(connected: socket.socket) -> int:
     """A descriptor of the process at the other end; -1 where the kernel gives none."""
     try:
         return connected.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError:
         with contextlib.suppress(OSError):
-            return os.pidfd_open(pid)
+            return os.pidfd_open(peer_of(connected).pid)
     return -1
 
 
 class Sessions:
     """All sessions of the worker, by their secret names."""
 
-    def __init__(
-        self,
-        budget: Budget,
-        shared: bool = False,
-        refusals: Refusals | None = None,
-        most: Most | None = None,
-    ) -> None:
+    def __init__(self, budget: Budget, refusals: Refusals | None = None, most: Most | None = None) -> None:
         self._budget = budget
-        self._shared = shared
         self._refusals = refusals or Refusals()
         self._most = most or Most()
         self._sessions: dict[bytes, Session] = {}
@@ -392,8 +379,8 @@ class Sessions:
     def arena_bytes(self) -> int:
         return sum(session.arena_bytes for session in self._sessions.values())
 
-    def open(self, client: Client, *, remote: bool) -> Session:
-        """A new session; `remote` where its client shares no memory with this worker.
+    def open(self, client: Client, caller: Caller, devices: tuple[DeviceName, ...], *, remote: bool) -> Session:
+        """A new session on some devices; `remote` where its client shares no memory with this worker.
 
         Raises:
             ResourceExhaustedError: there are as many as there may be.
@@ -405,7 +392,7 @@ class Sessions:
             raise ResourceExhaustedError(too_many(what, most.sessions, "max_sessions", "close some"))
         share = Share(self._budget, most.memory or self._budget.limit, lambda: refusals.limit(Limit.SESSION_MEMORY))
         session = Session(
-            client, share, self._over, remote, self._shared, refusals, most.ranks, descriptors=most.descriptors
+            client, share, self._over, remote, caller, devices, refusals, most.ranks, descriptors=most.descriptors
         )
         self.opened += 1
         self._sessions[session.identity] = session

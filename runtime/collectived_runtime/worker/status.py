@@ -50,6 +50,7 @@ class Standing:
     arena_limit: int
     draining: bool = False
     refusals: Refusals = field(default_factory=Refusals)
+    insecure: bool = False
 
 
 async def worker_status(identity: Identity, lanes: Iterable[Lane], standing: Standing) -> pb.WorkerStatus:
@@ -73,6 +74,7 @@ async def worker_status(identity: Identity, lanes: Iterable[Lane], standing: Sta
         clients=map(versions_to_proto, standing.clients),
         draining=standing.draining,
         limits_met=limits_met(standing.refusals, time.monotonic()),
+        insecure=standing.insecure,
         resident_bytes=resident_bytes(),
         threads=threading.active_count(),
         descriptors=len(os.listdir("/proc/self/fd")),

@@ -24,6 +24,7 @@ SAMPLES = {
     "whole number": "7",
     "address": "unix:/a",
     "addresses": "unix:/a",
+    "rules": "night/* = user:ann token:ci",
 }
 
 

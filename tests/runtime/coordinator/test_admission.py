@@ -1,4 +1,4 @@
-"""Who may call: everybody on a Unix socket, over TCP those who know the secret; or who may look, and only look."""
+"""Who may call: on a Unix socket whom the daemon serves, over TCP those who know the secret; or who may only look."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from collectived_proto.v1 import coordinator_pb2, worker_pb2
 from collectived_proto.viewing import viewing_token
 from collectived_runtime.admission import VIEWING, Admission, check_exposed, client_metadata
 from collectived_runtime.credentials import Gate
+from collectived_runtime.daemon import bind
+from collectived_runtime.guests.callers import Callers
+from collectived_runtime.guests.peers import guests
+from collectived_runtime.guests.porter import Porter
 
 SHAPES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
@@ -60,24 +64,27 @@ async def called(
     return result
 
 
-def with_server(admission: Admission, unix: Path, story: Callable[[str, str], Awaitable[None]]) -> None:
+def with_server(gate: Gate, unix: Path, story: Callable[[str, str], Awaitable[None]]) -> None:
     """Runs a story that is given both addresses of a server."""
 
     async def run() -> None:
-        server = grpc.aio.server(interceptors=[admission])
+        porter = Porter(guests((), ()))
+        server = grpc.aio.server(interceptors=[Admission(Callers(gate, porter))])
         server.add_generic_rpc_handlers((Echo(),))
-        server.add_insecure_port(f"unix:{unix}")
-        port = server.add_insecure_port("127.0.0.1:0")
+        local = bind(server, f"unix:{unix}", porter)
+        remote = bind(server, "127.0.0.1:0", porter)
         await server.start()
+        await porter.start()
         try:
-            await story(f"unix:{unix}", f"127.0.0.1:{port}")
+            await story(local, remote)
         finally:
             await server.stop(0)
+            porter.close()
 
     asyncio.run(run())
 
 
-def outcome(admission: Admission, unix: Path, shape: str, where: str, secret: str) -> bytes | tuple[Any, str]:
+def outcome(gate: Gate, unix: Path, shape: str, where: str, secret: str) -> bytes | tuple[Any, str]:
     found: list[bytes | tuple[Any, str]] = []
 
     async def story(local: str, remote: str) -> None:
@@ -89,24 +96,24 @@ def outcome(admission: Admission, unix: Path, shape: str, where: str, secret: st
             except grpc.aio.AioRpcError as error:
                 found.append((error.code(), error.details() or ""))
 
-    with_server(admission, unix, story)
+    with_server(gate, unix, story)
     return found[0]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_unix_socket_needs_no_secret(shape: str, tmp_path: Path) -> None:
-    assert outcome(Admission(Gate("s3cret")), tmp_path / "a", shape, "unix", "") == b"hello"
+    assert outcome(Gate("s3cret"), tmp_path / "a", shape, "unix", "") == b"hello"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tcp_passes_with_the_secret(shape: str, tmp_path: Path) -> None:
-    assert outcome(Admission(Gate("s3cret")), tmp_path / "a", shape, "tcp", "s3cret") == b"hello"
+    assert outcome(Gate("s3cret"), tmp_path / "a", shape, "tcp", "s3cret") == b"hello"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("secret", ["", "s3cre", "s3cret2", "S3CRET"])
 def test_tcp_is_refused_without_the_secret(shape: str, secret: str, tmp_path: Path) -> None:
-    refused = outcome(Admission(Gate("s3cret")), tmp_path / "a", shape, "tcp", secret)
+    refused = outcome(Gate("s3cret"), tmp_path / "a", shape, "tcp", secret)
     assert isinstance(refused, tuple)
     assert refused[0] is grpc.StatusCode.UNAUTHENTICATED
     assert refused[1].startswith("this address needs the job's secret")
@@ -122,27 +129,27 @@ def test_health_needs_no_secret(tmp_path: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError):
                 await called(channel, "unary_unary", (), "/grpc.health.v1.Healthy/unary_unary")
 
-    with_server(Admission(Gate("s3cret")), tmp_path / "a", story)
+    with_server(Gate("s3cret"), tmp_path / "a", story)
     assert answers == [b"hello"]
 
 
 def test_where_there_is_no_secret_nobody_knows_it(tmp_path: Path) -> None:
-    refused = outcome(Admission(Gate()), tmp_path / "a", "unary_unary", "tcp", "")
+    refused = outcome(Gate(), tmp_path / "a", "unary_unary", "tcp", "")
     assert isinstance(refused, tuple) and refused[0] is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_insecure_lets_everybody_in(tmp_path: Path) -> None:
-    assert outcome(Admission(Gate("s3cret", insecure=True)), tmp_path / "a", "stream_stream", "tcp", "") == b"hello"
+    assert outcome(Gate("s3cret", insecure=True), tmp_path / "a", "stream_stream", "tcp", "") == b"hello"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_viewing_token_does_not_open_what_does_more_than_look(shape: str, tmp_path: Path) -> None:
     gate = Gate("s3cret", token="0123456789abcdef")
     for token in (viewing_token("s3cret"), "0123456789abcdef"):
-        refused = outcome(Admission(gate), tmp_path / "a", shape, "tcp", token)
+        refused = outcome(gate, tmp_path / "a", shape, "tcp", token)
         assert isinstance(refused, tuple) and refused[0] is grpc.StatusCode.PERMISSION_DENIED
         assert refused[1].startswith("a viewing token is good for looking only") and token not in refused[1]
-        assert outcome(Admission(gate), tmp_path / "a", shape, "unix", token) == b"hello"
+        assert outcome(gate, tmp_path / "a", shape, "unix", token) == b"hello"
     assert gate.refused == {("grpc", "viewing"): 2}
 
 
@@ -159,7 +166,7 @@ def test_a_viewing_token_opens_what_looks_and_nothing_else_does(tmp_path: Path) 
                         await called(channel, "unary_unary", other, method)
                     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
-    with_server(Admission(gate), tmp_path / "a", story)
+    with_server(gate, tmp_path / "a", story)
     assert gate.refused == {("grpc", "nothing"): len(VIEWING), ("grpc", "wrong"): len(VIEWING)}
 
 
@@ -183,7 +190,7 @@ def test_an_unknown_method_is_unimplemented(tmp_path: Path) -> None:
                 await called(channel, "unary_unary", (), "/echo/nothing")
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
-    with_server(Admission(Gate("s3cret")), tmp_path / "a", story)
+    with_server(Gate("s3cret"), tmp_path / "a", story)
 
 
 def test_client_metadata() -> None:

@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc
-from collectived_runtime.daemon import follow_folder
+from collectived_runtime.daemon import open_to_folder
 from collectived_runtime.worker.server import default_memory_limit
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -274,7 +274,7 @@ def test_a_socket_lets_those_in_whom_its_folder_lets_in_and_never_everybody(
     path = folder / "s"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
-        follow_folder(str(path))
+        open_to_folder(str(path))
         assert stat.S_IMODE(path.stat().st_mode) == sockets
     path.unlink()
 
@@ -287,8 +287,8 @@ def work():
         return session.transport, group.all_reduce("sum", 21.0) * 2
 work()  # Python and what it imports may lie where others may not look
 os.setgroups([int(sys.argv[2])])
-os.setgid(65534)
-os.setuid(65534)
+os.setgid(54320)
+os.setuid(54320)
 print(*work())
 """
 

@@ -1,0 +1,84 @@
+"""What the command shows daemons, so that they answer over TCP, or at a Unix socket to a user whom they do not know.
+
+It comes from a variable or from a file that one names, never from the command line, where others could read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import grpc
+
+SECRET_FILE, SECRET, TOKEN_FILE = "COLLECTIVED_SECRET_FILE", "COLLECTIVED_SECRET", "COLLECTIVED_VIEWING_TOKEN_FILE"
+
+
+def credential(environment: Mapping[str, str], address: str) -> str:
+    """The secret or a client token, else a viewing token, which is good for looking only; '' where nothing says one.
+
+    Raises:
+        click.UsageError: the file that should hold it cannot be used, and the address is none of this host's own.
+    """
+    for variable in (SECRET_FILE, SECRET, TOKEN_FILE):
+        told = environment.get(variable, "")
+        if not told or variable == SECRET:
+            found = told.strip()
+        else:
+            found = _read(variable, Path(told), needed=not address.startswith("unix:"))
+        if found:
+            return found
+    return ""
+
+
+def _read(variable: str, path: Path, needed: bool) -> str:
+    try:
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+    else:
+        if text and text.isascii() and text.isprintable():
+            return text
+        why = "it holds no secret or token: expected one line of printable ASCII"
+    if not needed:  # at a Unix socket most need none
+        return ""
+    raise click.UsageError(f"{variable}={str(path)!r}: {why}")
+
+
+def showing(channel: grpc.Channel, address: str, environment: Mapping[str, str]) -> grpc.Channel:
+    """The same channel, with the credential beside each call."""
+    found = credential(environment, address)
+    return grpc.intercept_channel(channel, _Shows(found)) if found else channel
+
+
+class _Details(NamedTuple):
+    """gRPC's own are an interface: a call is described by anything that has these."""
+
+    method: str
+    timeout: float | None
+    metadata: list[tuple[str, str]]
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: Any
+
+
+class _Shows(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    def __init__(self, shown: str) -> None:
+        self._shown = ("authorization", f"Bearer {shown}")
+
+    def intercept_unary_unary(self, go_on: Callable[..., Any], details: Any, request: Any) -> Any:
+        return go_on(self._with(details), request)
+
+    def intercept_unary_stream(self, go_on: Callable[..., Any], details: Any, request: Any) -> Any:
+        return go_on(self._with(details), request)
+
+    def _with(self, details: Any) -> _Details:
+        return _Details(
+            details.method,
+            details.timeout,
+            [*(details.metadata or ()), self._shown],
+            details.credentials,
+            details.wait_for_ready,
+            details.compression,
+        )

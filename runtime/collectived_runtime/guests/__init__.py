@@ -1,0 +1,1 @@
+"""Who calls a daemon, and what that lets them do."""

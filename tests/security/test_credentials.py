@@ -1,0 +1,299 @@
+"""As Hivemind has it, short-lived tokens, and as Horovod, comparisons that take the same time: what is wrong, missing,
+expired, replayed or for another group opens nothing at any door."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tests.multi.raw import Raw, failure, settle
+from tests.security.conftest import SECRET, Start
+
+import collectived as cd
+from collectived_proto.local import wire
+from collectived_proto.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from collectived_proto.viewing import viewing_token
+from collectived_runtime.transport import hello as hello_
+from collectived_runtime.transport import reception as reception_
+from collectived_runtime.transport.reception import Reception
+
+pytestmark = pytest.mark.timeout(120)
+CI, OLD, DAY = "ci-token-of-these-tests", "old-token-of-these-tests", "day-token-of-these-tests"
+RULES = ("--group-rules", "night/* = token:ci", "--group-rules", "/serving = token:day", "--device-rules", "CPU:7 =")
+
+
+def bearer(shown: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {shown}"),)
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens"
+    path.write_text(f"ci {CI}\nold {OLD} 2001-01-31\nday {DAY} 2999-01-31\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def address(worker: Callable[..., dict[str, Any]], tokens: Path) -> str:
+    """Of a worker over TCP."""
+    return str(worker("--listen", ":0", "--client-tokens-file", str(tokens), *RULES)["addresses"][-1])
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        (),
+        bearer(""),
+        bearer("wrong"),
+        bearer(SECRET[:-1]),
+        bearer(f"{SECRET}x"),
+        bearer(SECRET.swapcase()),
+        bearer(OLD),
+        (("authorization", f"Basic {SECRET}"),),
+        (("authorization", SECRET),),
+        (("x-authorization", f"Bearer {SECRET}"),),
+        (("authorization", "Bearer wrong"), ("authorization", f"Bearer {SECRET}")),
+    ],
+)
+def test_what_is_missing_wrong_or_expired_opens_no_session(address: str, shown: tuple[tuple[str, str], ...]) -> None:
+    code, said, _ = failure(lambda: Raw(address, shown))
+    assert code == "UNAUTHENTICATED" and not any(word in said for word in (SECRET, CI, OLD, DAY))
+
+
+@pytest.mark.parametrize("token", [viewing_token(SECRET)])
+def test_a_token_for_looking_opens_no_session(address: str, token: str) -> None:
+    code, said, _ = failure(lambda: Raw(address, bearer(token)))
+    assert code == "PERMISSION_DENIED" and "good for looking only" in said
+
+
+class Job(Raw):
+    """A client of a job and with a token."""
+
+    def joins(self, name: str, device: str = "") -> None:
+        request = worker_pb2.JoinRequest(session=self.opened.session, name=name, min_size=1, max_size=1, device=device)
+        *_, last = self.stub.Join(request, timeout=20, metadata=self.metadata)
+        assert last.HasField("joined")
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Callable[[str], Job]]:
+    made: list[Job] = []
+
+    def one(token: str) -> Job:
+        made.append(Job(address, bearer(token)))
+        return made[-1]
+
+    yield one
+    for job in made:
+        job.close()
+
+
+def test_a_token_for_another_group_does_not_open_a_group_that_is_kept(client: Callable[[str], Job]) -> None:
+    ci, day = client(CI), client(DAY)
+    day.joins("/serving")
+    code, said, _ = failure(lambda: ci.joins("/serving"))
+    assert code == "PERMISSION_DENIED" and "for those whom a rule of this worker names" in said
+    assert "day" not in said and "token" not in said  # nor who may
+    ci.joins("/other")
+    client(SECRET).joins("/serving")
+
+
+@pytest.mark.parametrize(("job", "name"), [("night", "a"), ("night/a", "b"), ("day", "/serving"), ("/serving", "")])
+def test_a_job_is_only_a_name_and_does_not_lead_around_a_rule(address: str, job: str, name: str) -> None:
+    """What a rule keeps is the group's whole name, however a client puts it together."""
+    outcomes = {}
+    for token in (CI, DAY):
+        with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = worker_pb2_grpc.WorkerStub(channel)
+            opening = worker_pb2.OpenSessionRequest(protocol=common_pb2.Protocol(lowest=1, highest=1), job=job)
+            life = stub.OpenSession(opening, metadata=bearer(token))
+            asked = worker_pb2.JoinRequest(session=next(life).opened.session, name=name, min_size=1, max_size=1)
+            try:
+                *_, last = stub.Join(asked, timeout=20, metadata=bearer(token))
+                outcomes[token] = "joined" if last.HasField("joined") else ""
+            except grpc.RpcError as error:
+                outcomes[token] = error.code().name
+            life.cancel()
+    if not name:
+        assert set(outcomes.values()) == {"INVALID_ARGUMENT"}
+        return
+    allowed, refused = (CI, DAY) if job.startswith("night") else (DAY, CI)
+    assert outcomes == {allowed: "joined", refused: "PERMISSION_DENIED"}
+
+
+def test_a_device_that_is_kept_is_not_offered_and_not_given(client: Callable[[str], Job]) -> None:
+    ci, owner = client(CI), client(SECRET)
+    assert len(ci.opened.devices) == 7 and len(owner.opened.devices) == 8
+    code, said, _ = failure(lambda: ci.joins("mine", "CPU:7"))
+    assert code == "NOT_FOUND" and "not a device of worker 0 for this session" in said
+    ci.joins("mine", "CPU:6")
+    owner.joins("ours", "CPU:7")
+
+
+def test_a_token_that_is_taken_out_of_its_file_opens_nothing_from_then_on(address: str, tokens: Path) -> None:
+    Raw(address, bearer(CI)).close()
+    fresh = tokens.with_name("fresh")
+    fresh.write_text("new new-token-of-these-tests\n")
+    fresh.chmod(0o600)
+    fresh.replace(tokens)
+    assert failure(lambda: Raw(address, bearer(CI)))[0] == "UNAUTHENTICATED"
+    Raw(address, bearer("new-token-of-these-tests")).close()
+
+
+# At the reception: one-time tokens of clients, and proofs of workers.
+
+
+@pytest.fixture
+def reception(folder: Path) -> Iterator[Reception]:
+    made = Reception(0, SECRET, str(folder / "door"), ("127.0.0.1", 0))
+    yield made
+    made.close()
+
+
+def knock(reception: Reception, token: bytes) -> bytes:
+    """What somebody hears who shows a token; b"" is nothing."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
+        guest.settimeout(20)
+        guest.connect(reception._door_path)
+        guest.send(wire.hello(token))
+        return guest.recv(100)
+
+
+def welcome(connection: socket.socket) -> None:
+    connection.send(b"welcome")
+    connection.close()
+
+
+def test_a_one_time_token_opens_once_and_one_bit_of_it_is_as_good_as_nothing(reception: Reception) -> None:
+    token = os.urandom(wire.TOKEN_BYTES)
+    reception.admit(token, welcome, os.getuid())
+    for at in range(0, 128, 9):
+        near = bytearray(token)
+        near[at // 8] ^= 1 << at % 8
+        assert knock(reception, bytes(near)) == b""
+    assert knock(reception, token) == b"welcome"
+    assert knock(reception, token) == b""
+
+
+def test_a_one_time_token_that_has_expired_opens_nothing(reception: Reception, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reception_.TOKEN_SECONDS == 10.0
+    monkeypatch.setattr(reception_, "TOKEN_SECONDS", 0.0)
+    token = os.urandom(wire.TOKEN_BYTES)
+    reception.admit(token, welcome)
+    assert knock(reception, token) == b""
+    settle(lambda: not reception._tokens)
+
+
+def test_a_one_time_token_is_nothing_in_the_hands_of_another_user(reception: Reception) -> None:
+    token = os.urandom(wire.TOKEN_BYTES)
+    reception.admit(token, welcome, os.getuid() + 1)
+    assert knock(reception, token) == b""
+
+
+def test_tokens_are_found_by_a_digest_so_that_no_comparison_follows_what_is_shown(reception: Reception) -> None:
+    token = os.urandom(wire.TOKEN_BYTES)
+    reception.admit(token, welcome)
+    settle(lambda: bool(reception._tokens))
+    assert token not in reception._tokens and {len(digest) for digest in reception._tokens} == {32}
+
+
+@pytest.mark.parametrize("shown", [bytes(32), b"\xff" * 32, hello_.proof("wrong", "dial", b"h", b"n")])
+def test_a_proof_is_compared_whole_whatever_it_is(shown: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+
+    def watched(expected: bytes, given: bytes) -> bool:
+        compared.append(given)
+        return hmac.compare_digest(expected, given)
+
+    class Watching:
+        new = staticmethod(hmac.new)
+        compare_digest = staticmethod(watched)
+
+    monkeypatch.setattr(hello_, "hmac", Watching)
+    with pytest.raises(hello_.Refused, match="does not know this job's secret"):
+        hello_.check(SECRET, "dial", b"h", b"n", shown)
+    hello_.check(SECRET, "dial", b"h", b"n", hello_.proof(SECRET, "dial", b"h", b"n"))
+    assert compared == [shown, hello_.proof(SECRET, "dial", b"h", b"n")]
+
+
+def test_a_proof_that_was_overheard_opens_no_second_link(reception: Reception) -> None:
+    """All that a link's opening says is said again, word for word."""
+    said = hello_.Hello(1, 0, 7, 100, 3, bytes(hello_.NONCE_BYTES)).encode()
+
+    def dial(proof: Callable[[bytes], bytes]) -> tuple[bytes, bytes]:
+        with socket.create_connection(("127.0.0.1", reception.link_port), timeout=20) as guest:
+            guest.sendall(said)
+            answer = guest.recv(hello_.ANSWER_BYTES, socket.MSG_WAITALL)
+            shown = proof(answer[: hello_.NONCE_BYTES])
+            guest.sendall(shown)
+            guest.shutdown(socket.SHUT_WR)
+            return shown, answer
+
+    shown, first = dial(lambda nonce: hello_.proof(SECRET, "dial", said, nonce))
+    settle(lambda: len(reception._early) == 1)
+    for link in reception._early.values():
+        link[1].close()
+    reception._early.clear()
+    _, second = dial(lambda nonce: shown)
+    assert first[: hello_.NONCE_BYTES] != second[: hello_.NONCE_BYTES]
+    settle(lambda: not reception._guests)
+    assert not reception._early
+
+
+@pytest.mark.parametrize("side", ["accept", "dial"])
+def test_where_there_is_no_secret_there_is_no_proof_of_it(side: str) -> None:
+    nonce = os.urandom(hello_.NONCE_BYTES)
+    with pytest.raises(hello_.Refused, match="has no secret by which its peers are known: start all daemons"):
+        hello_.check("", side, b"h", nonce, hello_.proof("", side, b"h", nonce))
+
+
+def test_workers_without_a_secret_link_with_nobody_unless_everybody_is_let_in(folder: Path, start: Start) -> None:
+    there = start("coordinator", "--listen", f"unix:{folder}/c.sock", secret="").ready(30)["address"]
+
+    def both(kind: str, *options: str) -> list[str]:
+        words = ("--coordinator", there, *options)
+        began = [
+            start("worker", "--task", str(task), "--folder", str(folder / f"{kind}{task}"), *words, secret="")
+            for task in range(2)
+        ]
+        found = [str(one.ready(30)["address"]) for one in began]
+
+        def rank(number: int) -> str:
+            try:
+                with cd.connect(found[number]) as session, session.join(kind, 2, rank=number, timeout=20) as group:
+                    options = cd.CommunicationOptions(timeout_seconds=20)
+                    return str(group.all_reduce("sum", np.ones(1 << 18, np.float32), options=options)[0])
+            except cd.errors.CollectiveError as error:
+                return str(error)
+
+        with ThreadPoolExecutor(2) as pool:
+            said = list(pool.map(rank, range(2)))
+        for one in began:
+            one.close()
+        return said
+
+    assert all("has no secret by which its peers are known" in said for said in both("closed"))
+    assert both("open", "--insecure") == ["2.0", "2.0"]
+
+
+@pytest.mark.parametrize("other", [(9, 0, 7, 100, 3), (1, 9, 7, 100, 3), (1, 0, 9, 100, 3), (1, 0, 7, 9, 3)])
+def test_a_proof_for_one_group_and_generation_is_none_for_another(other: tuple[int, int, int, int, int]) -> None:
+    one = hello_.Hello(1, 0, 7, 100, 3, bytes(hello_.NONCE_BYTES))
+    nonce = os.urandom(hello_.NONCE_BYTES)
+    with pytest.raises(hello_.Refused):
+        hello_.check(
+            SECRET,
+            "dial",
+            hello_.Hello(*other, one.nonce).encode(),
+            nonce,
+            hello_.proof(SECRET, "dial", one.encode(), nonce),
+        )
