@@ -112,11 +112,20 @@ def verdict_of(error: grpc.RpcError) -> common_pb2.Verdict | None:
     return None
 
 
+def channel_to(address: str) -> grpc.Channel:
+    """In plain text, or over TLS where the environment names an authority and, for workers that ask, a certificate."""
+    files = [os.environ.get(f"COLLECTIVED_TLS_{which}") for which in ("CA", "KEY", "CERT")]
+    if not files[0] or address.startswith("unix:"):
+        return grpc.insecure_channel(address)
+    ca, key, certificate = [Path(file).read_bytes() if file else None for file in files]
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, certificate))
+
+
 def main() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     secret = os.environ.get("COLLECTIVED_SECRET_FILE")
     metadata = [("authorization", f"Bearer {Path(secret).read_text().strip()}")] if secret else []
-    with grpc.insecure_channel(os.environ["COLLECTIVED_WORKER"]) as channel:
+    with channel_to(os.environ["COLLECTIVED_WORKER"]) as channel:
         me = Rank(worker_pb2_grpc.WorkerStub(channel), metadata)
         me.join(os.environ.get("COLLECTIVED_GROUP", "world"), size, rank)
 

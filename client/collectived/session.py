@@ -56,7 +56,8 @@ def connect(
         worker: `unix:/path` or `host:port`. TCP needs the job's secret, from the file that COLLECTIVED_SECRET_FILE
             names, or from COLLECTIVED_SECRET.
         timeout: seconds for it to answer; None and 0: no limit.
-        credentials: of gRPC, for TCP with TLS.
+        credentials: of gRPC, for TCP with TLS; None: of the PEM files that COLLECTIVED_TLS_CA, COLLECTIVED_TLS_CERT and
+            COLLECTIVED_TLS_KEY name; where none is set, plain text is spoken.
 
     Raises:
         TypeError, ValueError: `worker` is not an address, `timeout` is negative, or a variable of the environment says
@@ -69,11 +70,12 @@ def connect(
     found = address.find(worker)
     alone = grpc_alone() or not found.path
     secret = address.secret(found)
+    tls = address.tls(found) if credentials is None else None
     found.knock(limit)
 
     from collectived.connection.rpc import Worker  # late, for it imports grpc
 
-    rpc = Worker(found, credentials, secret)
+    rpc = Worker(found, credentials, secret, tls)
     try:
         opened, transport = choose(rpc, limit, alone)
     except BaseException:

@@ -13,6 +13,7 @@ from importlib.metadata import version
 import click
 
 from collectived_launcher.bench.command import bench
+from collectived_launcher.certs.command import certs
 from collectived_launcher.cluster.command import down, up
 from collectived_launcher.cluster.run import run as run_clients
 from collectived_launcher.config.command import config
@@ -35,7 +36,7 @@ def collectived() -> None:
 
 _COMMANDS = (
     *(launch, run_clients, up, down, drain),
-    *(status, top, trace, bench, doctor, simulate, config),
+    *(status, top, trace, bench, doctor, simulate, config, certs),
     *(coordinator, worker),
 )
 for command in _COMMANDS:

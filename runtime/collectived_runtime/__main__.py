@@ -29,6 +29,9 @@ def main(arguments: list[str] | None = None) -> None:
     except Misconfigured as error:
         print(f"collectived {options.daemon}: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
+    os.environ.setdefault(
+        "GRPC_VERBOSITY", "ERROR"
+    )  # else gRPC says a line for everybody who fails to speak TLS with it
     logs.configure(settings.log_level, settings.log_format)
     asyncio.run(_run(settings, options.attached))
 

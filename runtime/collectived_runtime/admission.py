@@ -70,21 +70,22 @@ def client_metadata(address: str, secret: str) -> tuple[tuple[str, str], ...]:
     return () if is_local(address) or not secret else ((_KEY, f"{_SCHEME}{secret}"),)
 
 
-def check_exposed(addresses: Iterable[str], secret: str, insecure: bool) -> None:
+def check_exposed(addresses: Iterable[str], secret: str, insecure: bool, mutual: bool = False) -> None:
     """Refuses to serve other hosts where nobody could be told from the job's own.
 
     Args:
         addresses: `unix:/path` or `host:port`, where a server is to listen.
+        mutual: whether callers prove by certificates who they are.
 
     Raises:
-        ValueError: one of them can be reached from elsewhere, and there is no secret.
+        ValueError: one of them can be reached from elsewhere, and there is neither that nor a secret.
     """
     exposed = [address for address in addresses if not is_local(address) and not _is_loopback(address)]
-    if exposed and not secret and not insecure:
+    if exposed and not (secret or insecure or mutual):
         raise ValueError(
             f"{', '.join(exposed)} can be reached from other hosts, and this job has no secret: give one in "
-            "COLLECTIVED_SECRET or as the first line of standard input with --attached, listen at 127.0.0.1, or say "
-            "--insecure to let everybody in"
+            "COLLECTIVED_SECRET or as the first line of standard input with --attached, have callers show certificates "
+            "(--tls-cert, --tls-key and --tls-ca), listen at 127.0.0.1, or say --insecure to let everybody in"
         )
 
 

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import grpc.aio
 from google.protobuf.json_format import MessageToJson
 
@@ -62,8 +63,13 @@ def drained(reply: DrainReply) -> None:
     print(f"drained {MessageToJson(reply, indent=None)}", flush=True)
 
 
-def bind(server: grpc.aio.Server, address: str, porter: Porter) -> str:
+def bind(
+    server: grpc.aio.Server, address: str, porter: Porter, credentials: grpc.ServerCredentials | None = None
+) -> str:
     """Adds a port to a server, with the porter before it where it is a Unix socket; the address with its real port.
+
+    Args:
+        credentials: for TLS, which Unix sockets do without.
 
     Raises:
         CannotStart: nobody can listen there.
@@ -81,7 +87,10 @@ def bind(server: grpc.aio.Server, address: str, porter: Porter) -> str:
             path = address.removeprefix("unix:")
             porter.listen(server, path)
             return address
-        port = server.add_insecure_port(address)
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
     except (OSError, RuntimeError) as error:
         raise CannotStart(f"cannot listen at {address}: {error}") from None
     return f"{address.rpartition(':')[0]}:{port}"

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.certificates import Signer, flags
+
+from collectived_proto.tls.files import Files
 
 from .sshd import Missing, Network
 
@@ -122,6 +125,19 @@ def test_a_hostfile_and_a_coordinator_here(launches: Launches, tmp_path: Path) -
     assert (done.returncode, told(done.stderr)) == (0, "")
     assert "2 workers with 1 + 2 clients = 3 ranks on alpha, beta" in done.stdout
     assert done.stdout.count(" 1.0 ") == 3
+
+
+def test_daemons_of_two_hosts_speak_tls_with_certificates_that_both_have(launches: Launches, tmp_path: Path) -> None:
+    def words(files: Files) -> list[str]:
+        return [*flags(files), "--", "python", "-c", MEAN]
+
+    signer = Signer(tmp_path)
+    done = launches.run(*words(signer.issue("hosts", names=("127.0.0.1", "127.0.0.2"))))
+    assert (done.returncode, told(done.stderr)) == (0, "")
+    assert done.stdout.count("] 1.5 ") == 4
+    wrong = launches.run(*words(signer.issue("others", names=("other.example",))))
+    assert wrong.returncode == 1
+    assert "certificate is not valid for '127.0.0." in wrong.stderr
 
 
 def told_at_start(pid: int) -> bytes:

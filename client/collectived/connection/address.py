@@ -7,13 +7,18 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from collectived.calls.limit import Limit
 from collectived.errors import InvalidArgumentError, UnavailableError
 from collectived_proto.local import jobs
 
+if TYPE_CHECKING:
+    from collectived_proto.tls.files import Material
+
 SECRET_FILE = "COLLECTIVED_SECRET_FILE"
 SECRET = "COLLECTIVED_SECRET"
+TLS = ("COLLECTIVED_TLS_CA", "COLLECTIVED_TLS_CERT", "COLLECTIVED_TLS_KEY")
 _AGAIN = 0.05  # seconds between knocks at a worker that may be on its way back
 START = "collectived launch --clients 2 -- python train.py"
 
@@ -98,6 +103,19 @@ def find(worker: str | None) -> Address:
         lines = "".join(f"\n  COLLECTIVED_WORKER={job.workers[0]}  # job {job.job}, {job.command}" for job in found)
         raise InvalidArgumentError(f"{len(found)} jobs of yours are running; say which one you mean:{lines}")
     return Address(found[0].workers[0], f"of the running job {found[0].job}")
+
+
+def tls(worker: Address) -> Material | None:
+    """What TLS is spoken with to an address, as the environment says it; None: it is not.
+
+    Raises:
+        ValueError: a file cannot be used.
+    """
+    if worker.path or not any(os.environ.get(name) for name in TLS):
+        return None
+    from collectived_proto.tls.files import Files, load  # late, for it imports ssl
+
+    return load(Files.of_environment(os.environ))
 
 
 def secret(worker: Address) -> str:

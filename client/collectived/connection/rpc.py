@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 # grpc reads this while it is imported. Without it, a child that is forked beside an open session crashes now and then
@@ -39,6 +40,8 @@ from collectived_proto import codec
 from collectived_proto.deadline import Deadline
 from collectived_proto.protocol import OURS, agree
 from collectived_proto.status import from_rpc_error
+from collectived_proto.tls.dialling import channel_credentials, why_not
+from collectived_proto.tls.files import Material
 from collectived_proto.types import Collective, GroupInfo, Layout
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
 
@@ -82,9 +85,20 @@ class Joined:
 class Worker:
     """A connection to a worker. Thread-safe."""
 
-    def __init__(self, address: Address, credentials: grpc.ChannelCredentials | None, secret: str = "") -> None:
-        """`secret` is the job's, for addresses that ask for it."""
+    def __init__(
+        self,
+        address: Address,
+        credentials: grpc.ChannelCredentials | None,
+        secret: str = "",
+        tls: Material | None = None,
+    ) -> None:
+        """`secret` is the job's, for addresses that ask for it. `tls` is spoken with where there are no credentials."""
         self.address = address
+        self._why_not: Callable[[], str] = lambda: ""
+        if credentials is None:
+            self._why_not = partial(why_not, address.text, tls)
+        if tls is not None:
+            credentials = credentials or channel_credentials(tls)
         self._metadata = (("authorization", f"Bearer {secret}"),) if secret else ()
         target = f"unix:{address.path}" if address.path else address.text
         self._channel = (
@@ -134,9 +148,13 @@ class Worker:
             event = self._life.next(limit.remaining)
         except queue.Empty:
             raise UnavailableError(
-                f"{self.name} ({self.address.source}) has not answered within {limit.asked:g} s; is it a worker of "
-                "collectived, and not stopped?"
+                f"{self.name} ({self.address.source}) has not answered within {limit.asked:g} s; "
+                f"{self._why_not() or 'is it a worker of collectived, and not stopped?'}"
             ) from None
+        except UnavailableError as error:
+            if reason := self._why_not():
+                raise UnavailableError(f"{self.name} ({self.address.source}) cannot be used: {reason}") from error
+            raise
         except UnauthenticatedError as error:
             raise UnauthenticatedError(f"{self.name}: {error}; set {SECRET_FILE} to a file that holds it") from None
         if event is None or not event.HasField("opened"):

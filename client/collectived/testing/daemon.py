@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectived.errors import UnavailableError
+from collectived_proto.configuration.flags import NO_CERTIFICATES
 
 # -P: a file random.py in the user's folder must not be taken for Python's own.
 COMMAND = (sys.executable, "-P", "-m", "collectived_runtime")
@@ -30,7 +31,7 @@ class Daemon:
 
     def __init__(self, arguments: Sequence[str], secret: str, within: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [*within, *COMMAND, *arguments, "--attached"],
+            [*within, *COMMAND, arguments[0], *NO_CERTIFICATES, *arguments[1:], "--attached"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,8 @@ from collectived_proto.configuration.keys import keys_of
 
 COORDINATOR_PORT = 7450
 LONGEST_DRAIN = 300.0  # seconds for which `down` lets workers drain
-_KEYS = ("name", "hosts", "coordinator_host", "coordinator_port", "interface", "restarts")
+_TLS = ("tls_cert", "tls_key", "tls_ca")  # of all daemons
+_KEYS = ("name", "hosts", "coordinator_host", "coordinator_port", "interface", "restarts", *_TLS)
 _HOST_KEYS = ("name", "user", "address", "workers", "slots", "python")
 # What `up` says itself.
 _OURS = {"job", "secret", "secret_file", "task", "coordinator", "folder", "host", "journal"}
@@ -110,8 +112,8 @@ class _Reader:
             hosts,
             first,
             port,
-            self._flags("coordinator"),
-            self._flags("worker"),
+            (*self._certificates(), *self._flags("coordinator")),
+            (*self._certificates(), *self._flags("worker")),
             self._text("interface", ""),
             self._number("restarts", 5),
             str(self._path),
@@ -148,6 +150,16 @@ class _Reader:
         if not table.get("name"):
             self._fail("hosts", "a host needs a name")
         return ClusterHost(**table)
+
+    def _certificates(self) -> tuple[str, ...]:
+        """Of every daemon: files at the same paths on all hosts."""
+        words = []
+        for name in _TLS:
+            path = self._text(name, "")
+            if path and not os.path.isabs(path):
+                self._fail(name, f"{name} = {path!r}: expected an absolute path, which is the same on every host")
+            words += [f"--{name.replace('_', '-')}={path}"] if path else []
+        return tuple(words)
 
     def _flags(self, daemon: str) -> tuple[str, ...]:
         table = self._found.get(daemon, {})

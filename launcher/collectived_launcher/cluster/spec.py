@@ -10,6 +10,7 @@ from typing import Any
 
 from collectived_launcher.launch.daemons import with_port
 from collectived_launcher.launch.job import COORDINATOR
+from collectived_proto.configuration.flags import NO_CERTIFICATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Spec:
 
     def daemons(self, folder: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
         """(name, words after the interpreter's) of each daemon, in the order in which they start."""
-        both = ("--attached", "--config", "none", "--job", self.name)
+        both = ("--attached", "--config", "none", *NO_CERTIFICATES, "--job", self.name)
         here = f"unix:{folder}/coordinator.sock"
         if self.leads:
             listen = [here, *([self.coordinator_at] if self.coordinator_at else [])]

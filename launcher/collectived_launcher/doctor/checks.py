@@ -8,7 +8,7 @@ from typing import Any
 
 from collectived_launcher.doctor.facts import Facts, Measured, Unknown
 from collectived_launcher.doctor.finding import Finding, Grade, warning
-from collectived_launcher.doctor.judgements import gpus, network, running, software, system
+from collectived_launcher.doctor.judgements import certificates, gpus, network, running, software, system
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ CHECKS = (
     Check("memory", system.memory, ("memory",), at_start=True),
     Check("socket folder", system.folder, ("folder",), at_start=True),
     Check("environment", software.environment, ("environment",), at_start=True),
+    Check("certificates", certificates.certificates, ("certificates",)),
     Check("gpus", gpus.gpus, ("gpus",)),
     Check("nccl", gpus.nccl, ("nccl", "gpus", "software")),
     Check("interfaces", network.interfaces, ("network",), at_start=True),

@@ -86,6 +86,17 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate that the environment or the daemons' file names. `days_left`: None where nothing tells; `trouble`:
+    why it cannot be used."""
+
+    named_by: str
+    path: str
+    days_left: int | None = None
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     index: int
     name: str
@@ -185,6 +196,7 @@ class Facts:
     memory: Memory | Unknown
     folder: Folder | Unknown
     environment: Environment | Unknown
+    certificates: tuple[Certificate, ...] | Unknown
     gpus: Gpus | Unknown
     nccl: Nccl | Unknown
     network: Network | Unknown

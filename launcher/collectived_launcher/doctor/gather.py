@@ -10,7 +10,7 @@ from typing import Any
 from collectived_launcher.doctor.checks import CHECKS, Check, judge
 from collectived_launcher.doctor.facts import Facts, Unknown
 from collectived_launcher.doctor.finding import Finding, Grade
-from collectived_launcher.doctor.probes import gpus, network, running, software, system
+from collectived_launcher.doctor.probes import certificates, gpus, network, running, software, system
 from collectived_proto.deadline import Deadline
 
 WITHIN = 20.0  # seconds for all looks together
@@ -47,6 +47,7 @@ def _looks(environment: Mapping[str, str]) -> dict[str, Look]:
         "memory": system.memory,
         "folder": system.folder,
         "environment": lambda: running.environment(environment),
+        "certificates": lambda: certificates.certificates(environment),
         "network": lambda: network.network(environment),
         "ports": network.ports,
         "clock": system.clock,

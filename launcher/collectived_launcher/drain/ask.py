@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import click
 import grpc
 
+from collectived_launcher import calling
 from collectived_launcher.credential import SECRET_FILE, showing
 from collectived_launcher.drain.together import together
 from collectived_launcher.status.find import Target, Unreachable, find
@@ -60,9 +61,7 @@ def _every(target: Target, request: DrainRequest) -> DrainReply:
 
 
 def _call(address: str, request: DrainRequest, channels: contextlib.ExitStack) -> grpc.Future[DrainReply]:
-    channel = channels.enter_context(
-        showing(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]), address, os.environ)
-    )
+    channel = channels.enter_context(showing(calling.channel(address), address, os.environ))
     answer: grpc.Future[DrainReply] = WorkerStub(channel).Drain.future(
         request, timeout=request.timeout_seconds + _BEYOND
     )
@@ -75,7 +74,7 @@ def _failure(address: str, error: grpc.RpcError) -> str:
         raise click.ClickException(f"{error.details()}; set {SECRET_FILE} to a file that holds it") from error
     if error.code() is grpc.StatusCode.NOT_FOUND:
         raise click.ClickException(str(error.details())) from error
-    return f"{address}: {error.details() or error.code().name}"
+    return f"{address}: {calling.why(address, error)}"
 
 
 def _unreachable(target: Target, failures: list[str]) -> Unreachable:

@@ -134,7 +134,8 @@ class Daemon(Child):
         """Where its metrics are, for people; "" where they are not served."""
         where = self.ready.get("metrics", "") if self.ready else ""
         who = f"{self.name} on {self._place}" if self._place else self.name
-        return f"metrics of {who}: http://{where}/metrics" if where else ""
+        scheme = "https" if self.ready and self.ready.get("tls") else "http"
+        return f"metrics of {who}: {scheme}://{where}/metrics" if where else ""
 
     def start(self, host: Host, command: Sequence[str], secret: str, variables: Mapping[str, str]) -> None:
         self.run(host, Program(tuple(command), variables, secret=secret))

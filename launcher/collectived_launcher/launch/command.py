@@ -98,6 +98,11 @@ from collectived_proto.local import jobs
     help="Serve a web page that shows what `status` shows to whoever has its link; on the loopback unless told HOST; "
     "0: a free port.",
 )
+@click.option(
+    "--tls-cert", metavar="FILE", help="Encrypt what daemons say over TCP: a host's certificate, on every host."
+)
+@click.option("--tls-key", metavar="FILE", help="The file with its private key.")
+@click.option("--tls-ca", metavar="FILE", help="Of authorities: who comes over TCP proves by a certificate who it is.")
 @click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="How they say it: json is one object a line.")
 @click.option("--otel", is_flag=True, help="Workers send OpenTelemetry spans, one per collective.")
@@ -122,6 +127,9 @@ def launch(
     tune: bool,
     metrics: bool,
     http: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_ca: str | None,
     log_level: str | None,
     log_format: str | None,
     otel: bool,
@@ -147,6 +155,8 @@ def launch(
     job = Job(name, places.clients, program, timeout, places.hosts, told, folder)
     options = _options("--log-level", log_level) + _options("--log-format", log_format)
     options += ("--metrics", "0") if metrics else ()
+    for option, path in (("--tls-cert", tls_cert), ("--tls-key", tls_key), ("--tls-ca", tls_ca)):
+        options += _options(option, os.path.abspath(path) if path else None)
     command = DaemonCommand(
         options=options,
         coordinator=("--tune",) if tune else (),

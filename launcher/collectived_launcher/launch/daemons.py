@@ -17,6 +17,7 @@ from collectived_launcher.launch.job import COORDINATOR, Job
 from collectived_launcher.launch.loop import Loop
 from collectived_launcher.launch.output import Terminal
 from collectived_launcher.launch.page import Page
+from collectived_proto.configuration.flags import NO_CERTIFICATES
 from collectived_proto.viewing import viewing_token
 
 # -P: a file random.py in the user's folder must not be taken for Python's own.
@@ -194,7 +195,7 @@ class Daemons:
         if python == sys.executable:  # over there it is another
             python = host.facts.python
         # What a file says about addresses is meant for daemons that stay, of which a host has one.
-        start = ("--config", "none", "--job", self._job.name)
+        start = ("--config", "none", *NO_CERTIFICATES, "--job", self._job.name)
         words = (python, *line, kind, *start, *place, "--attached", *command.options)
         daemon.start(host, words, self._secret, command.variables)
 

@@ -14,6 +14,7 @@ from typing import Any
 import click
 import grpc
 
+from collectived_launcher import calling
 from collectived_launcher.credential import SECRET_FILE, TOKEN_FILE, showing
 from collectived_launcher.status.stopped import stopped
 from collectived_proto.lanes import together
@@ -191,10 +192,9 @@ def _pause(more: bool, left: float) -> float | None:
 
 
 def _refusal(address: str, error: grpc.RpcError, target: Target) -> str:
-    code, details = error.code(), error.details()
-    if code not in _SILENT and address != target.coordinator:
+    if error.code() not in _SILENT and address != target.coordinator:
         raise click.ClickException(refused(address, error)) from error
-    return f"    {address}: {details or code.name}"
+    return f"    {address}: {calling.why(address, error)}"
 
 
 def refused(address: str, error: grpc.RpcError) -> str:
@@ -217,5 +217,4 @@ def _check_stopped(addresses: Sequence[str], target: Target) -> None:
 
 
 def _channel(address: str, channels: contextlib.ExitStack) -> grpc.Channel:
-    channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
-    return channels.enter_context(showing(channel, address, os.environ))
+    return channels.enter_context(showing(calling.channel(address), address, os.environ))

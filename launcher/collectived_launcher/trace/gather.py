@@ -12,6 +12,7 @@ from typing import Any
 import click
 import grpc
 
+from collectived_launcher import calling
 from collectived_launcher.credential import showing
 from collectived_launcher.status.find import Target, Unreachable, refused
 from collectived_proto.v1.trace_pb2 import TraceCollective, TraceLane, TraceReply, TraceRequest, WorkerClock
@@ -107,7 +108,7 @@ def ask(target: Target, request: TraceRequest) -> Account:
         except grpc.RpcError as error:
             if error.code() not in (*_SILENT, grpc.StatusCode.CANCELLED):
                 raise click.ClickException(refused(address, error)) from error
-            failures.append(f"    {address}: {error.details() or error.code().name}")
+            failures.append(f"    {address}: {calling.why(address, error)}")
             continue
         if account.told_by and not request.local_only:
             _put_together(account, [other for other in target.workers if other != address][:_MOST_PARTS], request)
@@ -136,8 +137,7 @@ def _put_together(account: Account, others: Sequence[str], request: TraceRequest
 
 def _ask_one(address: str, request: TraceRequest) -> Account:
     account = Account()
-    dialled = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
-    with showing(dialled, address, os.environ) as channel:
+    with showing(calling.channel(address), address, os.environ) as channel:
         try:
             for reply in _in_time(WorkerStub(channel).Trace(request)):
                 _take(account, reply)

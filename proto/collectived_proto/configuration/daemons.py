@@ -44,6 +44,16 @@ class DaemonSettings:
     viewing_token_file: Path | None = key(
         PATH, None, "A file of one line with a token that is good for looking only: Status, Trace, metrics, the page."
     )
+    tls_cert: Path | None = key(
+        PATH, None, "A file with this host's certificate (PEM): what is served over TCP is then served over TLS."
+    )
+    tls_key: Path | None = key(PATH, None, "The file with the private key of it, which only its owner may read.")
+    tls_ca: Path | None = key(
+        PATH,
+        None,
+        "A file with certificates of authorities (PEM): who calls over TCP must show a certificate of one, and then "
+        "needs no secret; links between workers are encrypted too.",
+    )
     client_tokens_file: Path | None = key(
         PATH, None, "A file of lines NAME TOKEN [UNTIL]; each token lets its owner use workers, and rules may name it."
     )

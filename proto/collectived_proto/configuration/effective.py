@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 from collectived_proto.configuration.daemons import DaemonSettings
 from collectived_proto.configuration.files import File, Misconfigured, meant
 from collectived_proto.configuration.keys import PREFIX, REQUIRED, Key, keys_of
+from collectived_proto.private_files import Unusable, read_private
 
 SettingsT = TypeVar("SettingsT", bound=DaemonSettings)
 
@@ -108,16 +108,9 @@ def _read(key: Key, given: Given) -> Any:
 
 def _secret(path: Path, origin: str) -> tuple[str, str]:
     try:
-        mode = path.stat().st_mode
-        text = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise Misconfigured(f"secret_file, from {origin}: {str(path)!r} cannot be read: {why}") from None
-    if mode & stat.S_IRWXO:
-        raise Misconfigured(
-            f"secret_file, from {origin}: {str(path)!r} has mode {stat.S_IMODE(mode):04o}, which lets everybody in: "
-            f"chmod 600 {path}"
-        )
+        text = read_private(path).strip()
+    except Unusable as error:
+        raise Misconfigured(f"secret_file, from {origin}: {str(path)!r} {error}") from None
     if not text or not text.isascii() or not text.isprintable():
         raise Misconfigured(f"secret_file, from {origin}: {str(path)!r} is not one line of printable ASCII")
     return text, str(path)

@@ -19,6 +19,11 @@ _SOURCES = (
 )
 
 
+# What daemons are told first by whoever starts them for others: certificates that the environment names are those with
+# which its user calls, and no host's.
+NO_CERTIFICATES = ("--tls-cert=", "--tls-key=", "--tls-ca=")
+
+
 class Parser(argparse.ArgumentParser):
     """Suggests the nearest option where one is not known."""
 

@@ -15,6 +15,7 @@ import grpc.aio
 from collectived_proto.configuration.daemons import CoordinatorSettings
 from collectived_proto.v1 import coordinator_pb2_grpc, status_pb2
 from collectived_runtime.admission import Admission, check_exposed
+from collectived_runtime.certificates import Certificates, certificates
 from collectived_runtime.coordinator import table_file
 from collectived_runtime.coordinator.journal import next_epoch
 from collectived_runtime.coordinator.metrics import CoordinatorMetrics
@@ -54,24 +55,24 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
     """
     with signals() as signalled, _collecting_rarely():
         try:
-            check_exposed(settings.listen, settings.secret, settings.insecure)
-        except ValueError as error:
-            _fail(str(error))
-        try:
+            tls = certificates(settings, settings.listen)
+            check_exposed(settings.listen, settings.secret, settings.insecure, tls.mutual)
             callers = gate(settings)
             refusals, descriptors = Refusals(), raise_limit()
             porter = Porter(guests(settings.allow_users, settings.allow_groups), refusals, descriptors)
-            epoch = next_epoch(settings.journal)
-        except CannotStart as error:
+        except (CannotStart, ValueError) as error:
             _fail(str(error))
-        except (OSError, ValueError) as error:
-            _fail(f"the epoch journal cannot be used: {error}")
+        epoch = _epoch(settings)
         service = _service(epoch, settings)
         connections = connections_at_most(
             settings.max_connections, descriptors - min(RESERVE, descriptors // 4), len(settings.listen)
         )
         server = grpc.aio.server(
-            interceptors=[Admission(Callers(callers, porter), refusals), Pacing(refusals), WellFormed(refusals)],
+            interceptors=[
+                Admission(Callers(callers, porter, tls.mutual), refusals),
+                Pacing(refusals),
+                WellFormed(refusals),
+            ],
             options=(*server_options(settings.max_message, connections), *_OPTIONS),
         )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
@@ -80,9 +81,10 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
             try:
                 if settings.reflection:
                     reflect(server, SERVICE)
-                metrics = _metrics(settings, service, health, callers, refusals, views)
-                page = _page(settings, service, health, callers, views)
-                addresses = [bind(server, address, porter) for address in settings.listen]
+                metrics = _metrics(settings, service, health, callers, refusals, tls, views)
+                page = _page(settings, service, health, callers, tls, views)
+                credentials = tls.server_credentials() if tls.serves else None
+                addresses = [bind(server, address, porter, credentials) for address in settings.listen]
             except CannotStart as error:
                 _fail(str(error))
             await server.start()
@@ -100,6 +102,7 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
                         "epoch": epoch,
                         "metrics": metrics.address if metrics else "",
                         "pid": os.getpid(),
+                        "tls": tls.serves,
                         "page": {"url": page.url, "needs_token": not callers.insecure} if page else None,
                     }
                 )
@@ -127,6 +130,13 @@ def _collecting_rarely() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
+def _epoch(settings: CoordinatorSettings) -> int:
+    try:
+        return next_epoch(settings.journal)
+    except (OSError, ValueError) as error:
+        _fail(f"the epoch journal cannot be used: {error}")
+
+
 def _service(epoch: int, settings: CoordinatorSettings) -> CoordinatorService:
     tables = settings.tables or (table_file.default_path() if settings.tune else None)
     try:
@@ -150,6 +160,7 @@ def _metrics(
     health: Health,
     callers: Gate,
     refusals: Refusals,
+    tls: Certificates,
     views: contextlib.AsyncExitStack,
 ) -> HttpServer | None:
     if not settings.metrics:
@@ -157,7 +168,7 @@ def _metrics(
     from collectived_runtime.metrics.route import metrics_server  # most coordinators serve none
 
     source = CoordinatorMetrics(service.census, callers.refused, refusals)
-    server = metrics_server(settings.metrics, source, lambda: health.well, callers)
+    server = metrics_server(settings.metrics, source, lambda: health.well, callers, tls.pages if tls.serves else None)
     views.push_async_callback(server.stop)
     return server
 
@@ -167,6 +178,7 @@ def _page(
     service: CoordinatorService,
     health: Health,
     callers: Gate,
+    tls: Certificates,
     views: contextlib.AsyncExitStack,
 ) -> HttpServer | None:
     if not settings.http:
@@ -176,7 +188,7 @@ def _page(
 
     picture = Picture(partial(service.Status, status_pb2.StatusRequest(), None))
     views.push_async_callback(picture.close)
-    server = page_server(settings.http, picture, lambda: health.well, callers)
+    server = page_server(settings.http, picture, lambda: health.well, callers, tls.pages if tls.serves else None)
     views.push_async_callback(server.stop)
     return server
 

@@ -126,6 +126,7 @@ class WayOut:
         while self._queue and budget > 0:
             parcel = self._queue[0]
             taken = link.send(list(parcel.parts)[:_MOST_PARTS])
+            link.midway_out = True  # even of what was not taken some may be on its way
             if not taken:
                 return
             self.sent += taken

@@ -42,16 +42,20 @@ class Callers:
     Args:
         gate: what credentials are good for.
         porter: who stands at the daemon's Unix sockets.
+        mutual: over TCP gRPC lets nobody call who has not shown a certificate, which is as good as the secret.
     """
 
-    def __init__(self, gate: Gate, porter: Porter) -> None:
+    def __init__(self, gate: Gate, porter: Porter, mutual: bool = False) -> None:
         self.gate = gate
         self._porter = porter
+        self._mutual = mutual
 
     def of(self, context: Any) -> Caller:
         """Who makes this call (a `grpc.aio.ServicerContext`)."""
         known = self.gate.known(shown(context.invocation_metadata()))
         met = self._porter.caller(context.peer())
+        if met is None and self._mutual and context.auth_context().get("x509_pem_cert"):
+            return Caller(Right.ALL, known.name)
         if met is None:
             return Caller(known.right, known.name)
         peer, guests = met

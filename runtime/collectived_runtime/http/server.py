@@ -14,6 +14,8 @@ import inspect
 import ipaddress
 import logging
 import socket
+import ssl
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 from http import HTTPStatus
@@ -31,6 +33,8 @@ _PIECE = 64 << 10
 _BACKLOG = 32
 
 _log = logging.getLogger("collectived.http")
+
+Secure = Callable[[], ssl.SSLContext] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +61,16 @@ class HttpServer:
         address: `[HOST:]PORT`; without a host the loopback; port 0 is one that is free.
         gate: who may look.
         limits: of what anybody may take.
+        secure: what TLS is spoken with, asked at every connection; None: plain text is.
 
     Raises:
         CannotStart: nobody can listen there, or nobody could be told from those who are not invited.
     """
 
-    def __init__(self, option: str, address: str, routes: Routes, gate: Gate, limits: Limits = Limits()) -> None:
-        self._routes, self._gate, self._limits = routes, gate, limits
+    def __init__(
+        self, option: str, address: str, routes: Routes, gate: Gate, limits: Limits = Limits(), secure: Secure = None
+    ) -> None:
+        self._routes, self._gate, self._limits, self._secure = routes, gate, limits, secure
         if not gate.admits_somebody:
             raise CannotStart(
                 f"{option} {address}: there is no secret by which to know who may look: set COLLECTIVED_SECRET, give a "
@@ -79,7 +86,7 @@ class HttpServer:
         self.address = f"{_bracketed(host)}:{real}"
         # A wildcard address is nobody's name: a browser elsewhere may call us by our host's.
         called = socket.gethostname() if ipaddress.ip_address(at).is_unspecified else host
-        self.url = f"http://{_bracketed(called)}:{real}/"
+        self.url = f"http{'s' if secure else ''}://{_bracketed(called)}:{real}/"
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self._making = asyncio.Lock()
@@ -89,7 +96,7 @@ class HttpServer:
         return len(self._serving)
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, sock=self._socket, limit=self._limits.header_bytes)
+        self._server = await asyncio.start_server(self._welcome, sock=self._socket, limit=self._limits.header_bytes)
 
     async def stop(self) -> None:
         """Closes the door and every connection."""
@@ -97,6 +104,11 @@ class HttpServer:
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Coroutine[None, None, None]:
+        if self._secure is not None and isinstance(writer.transport, asyncio.ReadTransport):
+            writer.transport.pause_reading()  # what comes first is said to TLS, which goes on reading
+        return self._accept(reader, writer)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -107,8 +119,12 @@ class HttpServer:
                 return
             if self._gate.logins.shut_out(_host_of(writer)):
                 return
-            writer.transport.set_write_buffer_limits(high=0)  # drained means that the kernel has all of it
             with contextlib.suppress(TimeoutError, OSError):
+                writer.transport.set_write_buffer_limits(high=0)  # drained means that the kernel has all of it
+                if self._secure is not None:
+                    async with asyncio.timeout(self._limits.request_seconds):
+                        await writer.start_tls(self._secure())
+                    writer.transport.set_write_buffer_limits(high=1, low=0)  # with 0, TLS would never be drained
                 await self._serve(reader, writer)
         except asyncio.CancelledError:
             pass  # the server stops; asyncio would only complain
@@ -133,6 +149,9 @@ class HttpServer:
                 answer = await self._answer(request, _host_of(writer))
         async with asyncio.timeout(self._limits.send_seconds):
             await _send(connection, writer, answer, with_body)
+            if not writer.can_write_eof():  # TLS ends both ways at once, when the rest has been sent
+                writer.close()
+                return await writer.wait_closed()
         writer.write_eof()
         async with asyncio.timeout(_LINGER_SECONDS):
             while await reader.read(_PIECE):

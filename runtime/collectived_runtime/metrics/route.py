@@ -8,7 +8,7 @@ from prometheus_client.exposition import choose_encoder
 
 from collectived_runtime.credentials import Gate
 from collectived_runtime.http.messages import Answer, Request, Route, Routes, answer, health
-from collectived_runtime.http.server import HttpServer
+from collectived_runtime.http.server import HttpServer, Secure
 from collectived_runtime.metrics.page import Source, pieces
 
 PATH = "/metrics"
@@ -24,6 +24,8 @@ def route(source: Source) -> Routes:
     return {PATH: Route(respond, query=True)}
 
 
-def metrics_server(address: str, source: Source, well: Callable[[], bool], gate: Gate) -> HttpServer:
+def metrics_server(
+    address: str, source: Source, well: Callable[[], bool], gate: Gate, secure: Secure = None
+) -> HttpServer:
     """What `--metrics` asks for. `well` is for `/healthz`; the rest is as in `HttpServer`."""
-    return HttpServer("--metrics", address, {**route(source), **health(well)}, gate)
+    return HttpServer("--metrics", address, {**route(source), **health(well)}, gate, secure=secure)

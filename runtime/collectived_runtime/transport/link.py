@@ -4,7 +4,11 @@ The promise that every stream below a link keeps (`tests/runtime/transport/test_
 
 - nothing blocks: `send` takes what fits and says how much, `recv_into` gives what is there; 0 means "not now";
 - bytes arrive in order, once, or the stream breaks with `LinkBroken`, on both sides, never silently;
-- a zero-byte read of the system below is a lost peer, and therefore `LinkBroken`.
+- a zero-byte read of the system below is a lost peer, and therefore `LinkBroken`;
+- a read of `grain` bytes or more leaves nothing behind that poll does not tell of.
+
+And the promise that whoever sends keeps: what was not taken is given again, before anything else, or the stream is
+closed. A part of it may be on its way.
 """
 
 from __future__ import annotations
@@ -39,6 +43,10 @@ class LinkMisused(LinkBroken):
 class Stream(Protocol):
     """Bytes both ways, never blocking."""
 
+    @property
+    def grain(self) -> int:
+        """As many bytes as may come in one piece."""
+
     def fileno(self) -> int:
         """What to poll; -1 where there is nothing to poll."""
 
@@ -53,6 +61,8 @@ class Stream(Protocol):
 
 class TcpStream:
     """A connected TCP socket."""
+
+    grain = 1
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
@@ -88,9 +98,9 @@ class TcpStream:
 class Link:
     """A stream with the state of its framing.
 
-    `midway_out` is True while a frame has been sent in part: such a link can only be closed. A header that has been
-    read but belongs to a later instance stays in `header`: the link is *parked*, and nothing behind it is read but the
-    few bytes that came along.
+    `midway_out` is True while a frame has been sent in part, or was given to the stream and not taken: such a link can
+    only be closed. A header that has been read but belongs to a later instance stays in `header`: the link is *parked*,
+    and nothing behind it is read but what came along.
     """
 
     def __init__(self, peer: int, channel: int, stream: Stream) -> None:
@@ -100,7 +110,8 @@ class Link:
         self.midway_out = False
         self.sent = 0
         self.received = 0
-        self._ahead = bytearray(HEADER_BYTES + AHEAD_BYTES)  # what has been read and not been taken
+        # What has been read and not been taken; there is always room in it for a piece.
+        self._ahead = bytearray(HEADER_BYTES + max(AHEAD_BYTES, stream.grain))
         self._view = memoryview(self._ahead)
         self._begin = self._end = 0  # of it
 
@@ -137,13 +148,14 @@ class Link:
 
     def recv_into(self, view: memoryview) -> int:
         """Fills a prefix of a view that is not empty with what follows the header; its length, 0: nothing is there."""
-        ahead = self._end - self._begin
-        if ahead:
+        if self._begin == self._end and len(view) < self.stream.grain:
+            self._begin, self._end = 0, self._receive(self._view)
+        if ahead := self._end - self._begin:
             received = min(ahead, len(view))
             view[:received] = self._view[self._begin : self._begin + received]
             self._begin += received
         else:
-            received = self._receive(view)
+            received = self._receive(view) if len(view) >= self.stream.grain else 0
         self.received += received
         return received
 

@@ -17,6 +17,8 @@ class _Pipe:
 
 
 class LoopbackStream:
+    grain = 1
+
     def __init__(self, outgoing: _Pipe, incoming: _Pipe) -> None:
         self._outgoing = outgoing
         self._incoming = incoming

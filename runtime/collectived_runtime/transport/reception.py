@@ -31,10 +31,12 @@ from collectived_proto.protocol import agree
 from collectived_runtime.limits.descriptors import WANTED
 from collectived_runtime.limits.logins import Logins
 from collectived_runtime.limits.refusals import Limit, Refusals, Where
+from collectived_runtime.transport import handshake
 from collectived_runtime.transport import hello as hello_
 from collectived_runtime.transport.entrance import Entrance, House
+from collectived_runtime.transport.handshake import Contexts
 from collectived_runtime.transport.hello import Hello, Refused
-from collectived_runtime.transport.link import Link, TcpStream
+from collectived_runtime.transport.link import Link
 
 log = logging.getLogger("collectived.reception")
 
@@ -91,6 +93,7 @@ class Reception:
         refusals: counts who is turned away. logins: who has shown a wrong proof too often.
         most_guests: that have not said who they are, of each of the two kinds.
         descriptors: how many this process may have.
+        contexts: of TLS, which links then speak below the hello; None: they speak it in plain text.
 
     Raises:
         OSError: an address is in use or not ours.
@@ -106,11 +109,13 @@ class Reception:
         logins: Logins | None = None,
         most_guests: int = MOST_GUESTS,
         descriptors: int = WANTED,
+        contexts: Contexts | None = None,
     ) -> None:
         self._refusals = refusals or Refusals()
         self._logins = Logins(0) if logins is None else logins
         house = House(self._refusals, self._logins, max(1, most_guests), descriptors)
         self._task = task
+        self._contexts = contexts
         self._secret = secret
         self._door_path = door
         try:
@@ -339,25 +344,27 @@ class Reception:
         known.arrived(connection)
 
     def _accept_link(self, connection: socket.socket, host: str) -> Handshake:
-        said = yield from _read(connection, hello_.HELLO_BYTES)
+        connection = yield from self._secured(connection)
+        said = yield from handshake.read(connection, hello_.HELLO_BYTES)
         try:
             hello = hello_.parse(said)
         except Refused as refused:
-            yield from _write(connection, refused.answer)
+            yield from handshake.write(connection, refused.answer)
             raise
         if hello.acceptor != self._task:
             raise Refused(f"worker {hello.dialler} dialled worker {hello.acceptor}, this is worker {self._task}")
         nonce = os.urandom(hello_.NONCE_BYTES)
-        yield from _write(connection, nonce + hello_.proof(self._secret, "accept", said, nonce))
-        shown = yield from _read(connection, hello_.PROOF_BYTES)
+        yield from handshake.write(connection, nonce + hello_.proof(self._secret, "accept", said, nonce))
+        shown = yield from handshake.read(connection, hello_.PROOF_BYTES)
         try:
             hello_.check(self._secret, "dial", said, nonce, shown)
         except Refused:
             self._logins.failed(host)
             raise
+        stream = handshake.stream_of(connection)
         self._dismiss(self._guests[connection.fileno()])
         key = (hello.key, hello.generation, hello.dialler, hello.channel)
-        link = Link(hello.dialler, hello.channel, TcpStream(connection))
+        link = Link(hello.dialler, hello.channel, stream)
         arrived = self._probed if hello.probe else self._expected.pop(key, None)
         if arrived is not None:
             arrived(link)
@@ -368,6 +375,15 @@ class Reception:
         else:
             expires = math.inf if key[:2] in self._living else time.monotonic() + HANDSHAKE_SECONDS
             self._early[key] = (expires, link)
+
+    def _secured(self, connection: socket.socket, host: str | None = None) -> Generator[int, None, socket.socket]:
+        """The connection, over TLS where links speak that. `host`: that was dialled; None: we were."""
+        if self._contexts is None:
+            return connection
+        guest = self._guests[connection.fileno()]
+        guest.connection = secured = handshake.wrapped(connection, self._contexts, host)
+        yield from handshake.prove(secured)
+        return secured
 
     def _start_calls(self) -> None:
         now = time.monotonic()
@@ -389,13 +405,15 @@ class Reception:
                 status = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if status:
                 raise OSError(status, os.strerror(status))
+            connection = yield from self._secured(connection, call.address[0])
             said = call.hello.encode()
-            yield from _write(connection, said)
-            answer = yield from _read(connection, hello_.ANSWER_BYTES)
+            yield from handshake.write(connection, said)
+            answer = yield from handshake.read(connection, hello_.ANSWER_BYTES)
             hello_.check_versions(answer, call.hello.acceptor)
             nonce, shown = answer[: hello_.NONCE_BYTES], answer[hello_.NONCE_BYTES :]
             hello_.check(self._secret, "accept", said, nonce, shown)
-            yield from _write(connection, hello_.proof(self._secret, "dial", said, nonce))
+            yield from handshake.write(connection, hello_.proof(self._secret, "dial", said, nonce))
+            stream = handshake.stream_of(connection)
         except Refused as error:
             call.failed(call.hello.acceptor, str(error))
             raise
@@ -406,7 +424,7 @@ class Reception:
             call.failed(call.hello.acceptor, f"no answer from {call.address[0]}:{call.address[1]}")
             raise
         self._dismiss(self._guests[connection.fileno()])
-        call.arrived(Link(call.hello.acceptor, call.hello.channel, TcpStream(connection)))
+        call.arrived(Link(call.hello.acceptor, call.hello.channel, stream))
 
     def _again(self, call: Call, error: OSError) -> None:
         now = time.monotonic()
@@ -436,24 +454,3 @@ def _bind(door: socket.socket, path: str) -> None:
             )
     os.unlink(path)
     door.bind(path)
-
-
-def _read(connection: socket.socket, count: int) -> Generator[int, None, bytes]:
-    data = b""
-    while len(data) < count:
-        yield select.POLLIN
-        try:
-            piece = connection.recv(count - len(data))
-        except BlockingIOError:
-            continue
-        if not piece:
-            raise Refused("the connection ended within the handshake")
-        data += piece
-    return data
-
-
-def _write(connection: socket.socket, data: bytes) -> Generator[int, None, None]:
-    while data:
-        data = data[connection.send(data) :]
-        if data:
-            yield select.POLLOUT

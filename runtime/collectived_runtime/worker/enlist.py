@@ -8,17 +8,20 @@ import grpc.aio
 from collectived_proto.errors import UnavailableError
 from collectived_proto.v1 import coordinator_pb2, coordinator_pb2_grpc
 from collectived_runtime.admission import client_metadata
+from collectived_runtime.certificates import Certificates
 from collectived_runtime.daemon import OPTIONS
 from collectived_runtime.worker.membership import RECONNECT
 
 
-async def enlist(address: str, secret: str, host: str, patience: float) -> int:
+async def enlist(address: str, secret: str, host: str, patience: float, tls: Certificates) -> int:
     """The number of this host's worker, by the coordinator at `address`, for which it looks so many seconds.
 
     Raises:
         UnavailableError: it did not answer, or refused.
     """
-    async with grpc.aio.insecure_channel(address, options=(*OPTIONS, *RECONNECT)) as channel:
+    if reason := await tls.why_not(address):
+        raise UnavailableError(f"the coordinator at {address} cannot be used: {reason}")
+    async with tls.channel(address, (*OPTIONS, *RECONNECT)) as channel:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         try:
             reply = await stub.Enlist(

@@ -19,10 +19,12 @@ import grpc.aio
 from collectived_proto.codec import versions_from_proto
 from collectived_proto.errors import CollectiveError, FailedPreconditionError, UnavailableError
 from collectived_proto.protocol import agree
+from collectived_proto.tls.files import Files
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import coordinator_pb2_grpc as rpc
 from collectived_proto.v1 import status_pb2, trace_pb2
 from collectived_runtime.admission import client_metadata
+from collectived_runtime.certificates import Certificates
 from collectived_runtime.clocks import Pulse
 from collectived_runtime.daemon import OPTIONS
 from collectived_runtime.engine.ledger import Ledger
@@ -58,6 +60,7 @@ class Membership:
     rejoin: called after each Welcome, to say again what may have been lost.
     ledgers: of the generations that run here; heartbeats tell where their ranks stand.
     away: called when the coordinator cannot be reached any more, until `rejoin`.
+    tls: with what the coordinator is called over TCP; None: in plain text.
 
     Attributes:
         welcomes: how often the coordinator has welcomed this worker. beats: heartbeats sent.
@@ -72,14 +75,15 @@ class Membership:
         rejoin: Callable[[], None],
         ledgers: Callable[[], Iterable[Ledger]] = tuple,
         away: Callable[[], None] = lambda: None,
+        tls: Certificates | None = None,
     ) -> None:
         self.address = address
+        self._tls = tls or Certificates(Files())
         self.epoch = 0
         self.stall_seconds = 1.0
         self.connected = asyncio.Event()
         self._metadata = client_metadata(address, secret)
-        self._channel = grpc.aio.insecure_channel(address, options=(*OPTIONS, *RECONNECT))
-        self._stub = rpc.CoordinatorStub(self._channel)
+        self._dial()
         self._hello = hello
         self._heard = heard
         self._rejoin = rejoin
@@ -169,9 +173,29 @@ class Membership:
             await self._task
         await self._channel.close()
 
+    def _dial(self) -> None:
+        self._certificates = self._tls.current()
+        self._channel = self._tls.channel(self.address, (*OPTIONS, *RECONNECT))
+        self._stub = rpc.CoordinatorStub(self._channel)
+
+    async def _check_tls(self, error: grpc.aio.AioRpcError) -> None:
+        """Raises UnavailableError where a worker that was never welcomed need not try again: waiting mends nothing."""
+        if self._welcome_once or error.code() is not grpc.StatusCode.UNAVAILABLE:
+            return
+        if reason := await self._tls.why_not(self.address):
+            raise UnavailableError(f"the coordinator at {self.address} cannot be used: {reason}") from error
+
+    async def _dial_anew(self) -> None:
+        """A channel keeps the certificates that it was made with."""
+        if self._tls.current() is not self._certificates:
+            former = self._channel
+            self._dial()
+            await former.close()
+
     async def _keep_up(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while not self._closing:
+            await self._dial_anew()
             try:
                 await self._stream()
             except grpc.aio.AioRpcError as error:
@@ -179,6 +203,7 @@ class Membership:
                     refused = f"the coordinator at {self.address} refuses this worker: {error.details()}"
                     apart = error.code() is grpc.StatusCode.FAILED_PRECONDITION
                     raise (FailedPreconditionError if apart else UnavailableError)(refused) from error
+                await self._check_tls(error)
                 self._warn(f"{error.code().name}: {error.details()}")
             except FailedPreconditionError as error:
                 if not self._welcome_once:

@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
@@ -30,6 +31,7 @@ from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2_grpc
 from collectived_runtime import clocks
 from collectived_runtime.admission import Admission, check_exposed
+from collectived_runtime.certificates import Certificates, certificates
 from collectived_runtime.credentials import gate
 from collectived_runtime.daemon import (
     CannotStart,
@@ -53,6 +55,7 @@ from collectived_runtime.limits.descriptors import connections_at_most, raise_li
 from collectived_runtime.limits.most import Most
 from collectived_runtime.limits.refusals import Limit, Refusals
 from collectived_runtime.pacing import Pacing
+from collectived_runtime.transport.handshake import Contexts
 from collectived_runtime.transport.hello import EVERYBODY
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
@@ -101,9 +104,10 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
         number = settings.task
         try:
             host = settings.host or socket.gethostname()
+            tls = certificates(settings, settings.listen)
             if number is None:
-                number = await enlist(settings.coordinator, settings.secret, host, settings.patience_seconds)
-            worker = _Worker(settings, number, host)
+                number = await enlist(settings.coordinator, settings.secret, host, settings.patience_seconds, tls)
+            worker = _Worker(settings, number, host, tls)
             await worker.start()
         except (OSError, ValueError, CollectiveError, CannotStart) as error:
             if worker is not None:
@@ -124,22 +128,36 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
         await worker.close(LET_GO if any(one.done() for one in held) else "")
 
 
+def _contexts(tls: Certificates) -> Contexts | None:
+    """With what links are encrypted; None where they are not."""
+    if not tls.mutual:
+        return None
+
+    def current() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        now = tls.current()
+        assert now.linking and now.dialling
+        return now.linking, now.dialling
+
+    return current
+
+
 class _Worker:
     """The parts of one worker, in the order in which they start; they end in the reverse order."""
 
-    def __init__(self, settings: WorkerSettings, task: int, host: str) -> None:
+    def __init__(self, settings: WorkerSettings, task: int, host: str, tls: Certificates) -> None:
         self.settings = settings
+        self.tls = tls
         self.refusals = Refusals()
         self.descriptors = raise_limit()
         self.gate = gate(settings)
         self.porter = Porter(guests(settings.allow_users, settings.allow_groups), self.refusals, self.descriptors)
-        callers = Callers(self.gate, self.porter)
+        callers = Callers(self.gate, self.porter, tls.mutual)
         rules = resolved(settings.group_rules, "group_rules"), resolved(settings.device_rules, "device_rules")
         folder = settings.folder
         folder.mkdir(mode=0o711 if self.porter.names_guests else 0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
         self.listen = listening(settings.listen, f"unix:{check_socket_path(folder / f'worker-{task}.sock')}")
-        check_exposed([*self.listen, settings.link_listen], settings.secret, settings.insecure)
+        check_exposed([*self.listen, settings.link_listen], settings.secret, settings.insecure, tls.mutual)
         devices = tuple(DeviceName(task, "CPU", index) for index in range(CPU_DEVICES))
         memory = settings.memory_limit or default_memory_limit()
         self.budget = Budget(memory, lambda: self.refusals.limit(Limit.MEMORY))
@@ -161,6 +179,7 @@ class _Worker:
             self.gate.logins,
             settings.max_handshakes,
             self.descriptors,
+            _contexts(tls),
         )
         open_to_folder(self.door, self.porter.names_guests)
         self.reception.on_probe(probe.answer)
@@ -196,6 +215,7 @@ class _Worker:
             self._welcomed,
             lambda: [lane.ledger for lane in self.groups.lanes],
             self._away,
+            tls,
         )
         self.drainage = Drainage(
             task,
@@ -244,7 +264,8 @@ class _Worker:
         if self.settings.metrics:
             self.metrics = self._metrics(self.settings.metrics)
         self.telemetry = telemetry.start(self.settings.otel, self.groups.recorder, self.identity, self.settings.job)
-        self.listen = [bind(self.server, address, self.porter) for address in reversed(self.listen)][::-1]
+        credentials = self.tls.server_credentials() if self.tls.serves else None
+        self.listen = [bind(self.server, address, self.porter, credentials) for address in reversed(self.listen)][::-1]
         await self.server.start()
         await self.porter.start()
         if self.metrics:
@@ -255,8 +276,9 @@ class _Worker:
         from collectived_runtime.metrics.route import metrics_server  # most workers serve none
 
         parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
+        secure = self.tls.pages if self.tls.serves else None
         source = WorkerMetrics(self.identity.task, *parts, refused=self.gate.refused, refusals=self.refusals)
-        return metrics_server(where, source, lambda: self.health.well, self.gate)
+        return metrics_server(where, source, lambda: self.health.well, self.gate, secure)
 
     def announcement(self) -> dict[str, object]:
         return {
@@ -266,6 +288,7 @@ class _Worker:
             "task": self.identity.task,
             "metrics": self.metrics.address if self.metrics else "",
             "pid": os.getpid(),
+            "tls": self.tls.serves,
         }
 
     def drain(self, seconds: float) -> asyncio.Future[None]:

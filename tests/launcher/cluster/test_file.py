@@ -78,12 +78,21 @@ insecure = false
             'hosts = ["a"]\n[worker]\ndrain_seconds = "6min"',
             "lab.toml:3: worker.drain_seconds: '6min' is longer than 300 s (5min), which `down` waits for",
         ),
+        ('hosts = ["a"]\ntls_cert = "tls.crt"', "lab.toml:2: tls_cert = 'tls.crt': expected an absolute path"),
+        ('tls_ca = 3\nhosts = ["a"]', "lab.toml:1: tls_ca = 3 is no text"),
         ("hosts = ", "lab.toml is no TOML"),
     ],
 )
 def test_what_a_file_cannot_say(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(BadCluster, match=re.escape(message)):
         cluster(tmp_path, text)
+
+
+def test_certificates_are_told_to_all_daemons_unless_a_kind_has_its_own(tmp_path: Path) -> None:
+    text = 'hosts = ["a"]\ntls_cert = "/t/tls.crt"\ntls_key = "/t/tls.key"\n[worker]\ntls_cert = "/w/tls.crt"\n'
+    found = cluster(tmp_path, text)
+    assert found.coordinator == ("--tls-cert=/t/tls.crt", "--tls-key=/t/tls.key")
+    assert found.worker == (*found.coordinator, "--tls-cert=/w/tls.crt")
 
 
 def test_a_spec_is_the_same_when_it_is_read_again() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.certificates import Signer
 from tests.launcher.conftest import Place
 from tests.launcher.sshd import Missing, Network
 
@@ -31,11 +32,17 @@ def network() -> Iterator[Network]:
 
 
 @pytest.mark.timeout(150)
-def test_a_cluster_of_two_hosts_is_started_used_and_ended(place: Place, network: Network, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tls", [False, True], ids=["plain text", "TLS"])
+def test_a_cluster_of_two_hosts_is_started_used_and_ended(
+    place: Place, network: Network, tmp_path: Path, tls: bool
+) -> None:
     pid = os.getpid()  # nobody else has an address of the loopback that is made of it, and so all its ports are ours
     address = f"127.{1 + (pid >> 16 & 63)}.{pid >> 8 & 255}.{pid & 255}"
     file = tmp_path / "pair.toml"
     tables = "".join(f"[[hosts]]\nname = '{name}'\naddress = '{address}'\n" for name in ("alpha", "beta"))
+    if tls:
+        files = Signer(tmp_path / "certs").issue("hosts", names=(address,))
+        tables = f"tls_cert = '{files.cert}'\ntls_key = '{files.key}'\ntls_ca = '{files.ca}'\n{tables}"
     file.write_text(f"{tables}[worker]\nmemory_limit = '64MiB'\ndrain_seconds = 5\n")
 
     def do(verb: str, *words: str) -> list[str]:

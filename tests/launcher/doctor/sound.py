@@ -48,4 +48,6 @@ PORTS = (Port(7450, "coordinator"), Port(7451, "worker (gRPC)"))
 JOB = RunningJob("user-1-ab", {"coordinator": "0.1.0", "worker 0": "0.1.0"}, 0.0001, 0.001)
 PEER = Peer("b", "0.1.0", "3.12.1", {"numpy": "2.4.6", "grpcio": "1.85.1"})
 MEASURED = Measured("10.0.0.3:4000", PEER, 0.0002, 0.001, 1.1e9, 1.0e9, ETHERNET)
-SOUND = Facts(SOFTWARE, KERNEL, LIMITS, MEMORY, FOLDER, ENVIRONMENT, NO_GPU, NCCL, NETWORK, PORTS, Clock(True), (JOB,))
+SOUND = Facts(
+    SOFTWARE, KERNEL, LIMITS, MEMORY, FOLDER, ENVIRONMENT, (), NO_GPU, NCCL, NETWORK, PORTS, Clock(True), (JOB,)
+)

@@ -10,7 +10,7 @@ import pytest
 from tests.launcher.doctor import sound
 
 from collectived_launcher.doctor.checks import CHECKS, MEASURED, judge, judge_measured
-from collectived_launcher.doctor.facts import Facts, Gpu, Gpus, Interface, Port, RunningJob, Unknown
+from collectived_launcher.doctor.facts import Certificate, Facts, Gpu, Gpus, Interface, Port, RunningJob, Unknown
 from collectived_launcher.doctor.finding import Finding, Grade, failure, ok, worst
 from collectived_launcher.doctor.judgements.gpus import visible
 
@@ -209,6 +209,23 @@ CASES = [
         WARNING,
         "user-1-ab answers in part: the coordinator at h:1 does not answer",
         "collectived status",
+    ),
+    (
+        "certificates",
+        {"certificates": (Certificate("the environment", "/c/tls.crt", 300), Certificate("file", "/d/tls.crt", 12))},
+        WARNING,
+        "/d/tls.crt (named by file) expires in 12 days",
+        "collectived certs renew",
+    ),
+    ("certificates", {"certificates": (Certificate("file", "/c", 300),)}, OK, "is good for 300 days", ""),
+    ("certificates", {"certificates": (Certificate("file", "/c"),)}, OK, "/c (named by file) can be used", ""),
+    ("certificates", {"certificates": (Certificate("file", "/c", 0),)}, WARNING, "in less than a day", "renew"),
+    (
+        "certificates",
+        {"certificates": (Certificate("file", "/c", trouble="--tls-key /k: cannot be read"),)},
+        FAILURE,
+        "--tls-key /k: cannot be read",
+        "named by file",
     ),
     ("clock skew", {"jobs": (replace(sound.JOB, ahead=-0.5),)}, WARNING, "500.0 ms behind ours", "chrony"),
 ]

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.certificates import Signer, variables
 
 from collectived_launcher.doctor import gather as gather_module
 from collectived_launcher.doctor.facts import Library, Unknown
 from collectived_launcher.doctor.gather import gather, together
 from collectived_launcher.doctor.judgements import software as judge_software
 from collectived_launcher.doctor.judgements import system as judge_system
-from collectived_launcher.doctor.probes import gpus, network, running, software, system
+from collectived_launcher.doctor.probes import certificates, gpus, network, running, software, system
 from collectived_launcher.status import find
 from collectived_proto.v1 import status_pb2
 from collectived_runtime.worker.server import default_memory_limit
@@ -32,6 +33,18 @@ PATIENCE = 30.0
 def test_all_facts_of_this_machine_can_be_gathered() -> None:
     facts = gather(os.environ, within=PATIENCE)
     assert [part for part in facts.__slots__ if isinstance(getattr(facts, part), Unknown)] == []
+
+
+def test_certificates_are_those_of_the_environment_and_of_the_daemons_file(tmp_path: Path) -> None:
+    signer = Signer(tmp_path)
+    host, late = signer.issue("host", days=20), signer.expired("late")
+    file = tmp_path / "collectived.toml"
+    file.write_text(f'tls_cert = "{late.cert}"\ntls_key = "{late.key}"\ntls_ca = "{late.ca}"\n')
+    mine, *daemons = certificates.certificates({**variables(host), "COLLECTIVED_CONFIG": str(file)})
+    assert (mine.path, mine.days_left, mine.trouble) == (str(host.cert), 19, "")
+    assert [one.named_by for one in daemons] == [f"{file} for the coordinator", f"{file} for the worker"]
+    assert all("certificate has expired" in one.trouble for one in daemons)
+    assert certificates.certificates({"COLLECTIVED_CONFIG": "none"}) == ()
 
 
 def test_software_is_that_of_our_own_metadata() -> None:

@@ -131,7 +131,7 @@ def test_the_secret_is_read_from_its_file_and_never_shown(tmp_path: Path) -> Non
     found = worker(None, {"COLLECTIVED_SECRET": "other"}, secret_file=str(path))
     assert found.secret == "s3cret" and "s3cret" not in repr(found)
     path.chmod(0o604)
-    with pytest.raises(Misconfigured, match=r"has mode 0604, which lets everybody in: chmod 600"):
+    with pytest.raises(Misconfigured, match=r"has mode 0604, by which everybody on this host gets at it: chmod 600"):
         worker(secret_file=str(path))
     assert effective(WorkerSettings, {**PLACE, "secret_file": ""}, {}, None, "given").secret == "given"
 

@@ -1,31 +1,67 @@
-"""One conformance suite that every stream below a link passes: TCP, and the in-memory network of the other tests."""
+"""One conformance suite that every stream below a link passes: TCP, TLS, and the in-memory network of other tests."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import random
 import select
 import socket
 from collections.abc import Iterator, Sequence
 
 import pytest
+from tests.certificates import Signer
 
+from collectived_proto.tls.files import Material, client_context, load, server_context
 from collectived_runtime.transport.frame import HEADER_BYTES, Frame, FrameKind, parse
-from collectived_runtime.transport.link import Link, LinkBroken, Part, Stream, TcpStream
+from collectived_runtime.transport.handshake import prove
+from collectived_runtime.transport.link import AHEAD_BYTES, Link, LinkBroken, Part, Stream, TcpStream
 from collectived_runtime.transport.loopback import Network
+from collectived_runtime.transport.tls import TlsStream
 
 Pair = tuple[Stream, Stream]
+LARGEST_RECORD = 16 << 10
 
 
-def tcp_pair() -> Pair:
+def sockets() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
         other, _ = listener.accept()
+    for end in (one, other):
+        end.setblocking(False)
+    return one, other
+
+
+def tcp_pair() -> Pair:
+    one, other = sockets()
     return TcpStream(one), TcpStream(other)
 
 
-@pytest.fixture(params=["tcp", "loopback"])
+@pytest.fixture(scope="session")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return load(Signer(tmp_path_factory.mktemp("certificates")).issue("host"))
+
+
+def tls_pair(material: Material) -> Pair:
+    one, other = sockets()
+    dials, accepts = client_context(material), server_context(material, demand=True)
+    calling = dials.wrap_socket(one, server_hostname="localhost", do_handshake_on_connect=False)
+    called = accepts.wrap_socket(other, server_side=True, do_handshake_on_connect=False)
+    sides = {prove(calling), prove(called)}
+    while sides:
+        sides = {side for side in sides if next(side, None) is not None}
+    return TlsStream(calling), TlsStream(called)
+
+
+@pytest.fixture(params=["tcp", "tls", "loopback"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    streams = tcp_pair() if request.param == "tcp" else Network().streams()
+    match request.param:
+        case "tcp":
+            streams = tcp_pair()
+        case "tls":
+            streams = tls_pair(request.getfixturevalue("material"))
+        case _:
+            streams = Network().streams()
     yield streams
     for stream in streams:
         stream.close()
@@ -59,11 +95,48 @@ def test_a_full_stream_takes_nothing_until_it_is_read(pair: Pair) -> None:
     sent = 0
     while taken := pair[0].send([block]):
         sent += taken
-    assert pair[0].send([b"more"]) == 0
+    assert pair[0].send([block]) == 0
     receive(pair[1], sent)
-    until_writable = select.select([], [pair[0]], [], 10)[1] if pair[0].fileno() >= 0 else [pair[0]]
-    assert until_writable
-    assert pair[0].send([b"more"]) > 0
+    until_writable(pair[0])
+    assert pair[0].send([block]) > 0
+
+
+def test_what_was_not_taken_is_given_again_and_arrives_once(pair: Pair) -> None:
+    data = random.Random(5).randbytes(24 << 20)
+    parts: list[Part] = [data[at : at + size] for at, size in pieces(len(data))]
+    got = bytearray(len(data))
+    at = 0
+    left = list(parts)
+    while at < len(data):
+        taken = pair[0].send(left[:32]) if left else 0
+        while left and taken >= len(left[0]):
+            taken -= len(left.pop(0))
+        if taken:
+            left[0] = memoryview(left[0])[taken:]
+        at += pair[1].recv_into(memoryview(got)[at : at + 100_000])
+    assert not left and got == data
+
+
+def pieces(length: int) -> Iterator[tuple[int, int]]:
+    """As headers and payloads follow each other."""
+    at, sizes = 0, itertools.cycle([64, 1 << 20, 64, 1, 64, 3 * LARGEST_RECORD, 64, 100_003, 64, LARGEST_RECORD - 64])
+    while at < length:
+        size = min(next(sizes), length - at)
+        yield at, size
+        at += size
+
+
+def test_a_read_of_a_grain_leaves_nothing_that_poll_does_not_tell_of(pair: Pair) -> None:
+    if pair[1].fileno() < 0:
+        return  # nobody polls it
+    sizes = [1, 64, 4096, LARGEST_RECORD, LARGEST_RECORD + 1, 5 * LARGEST_RECORD + 7]
+    for size in sizes:
+        assert pair[0].send([bytes(size)]) == size
+    view, got = memoryview(bytearray(pair[1].grain + AHEAD_BYTES)), 0
+    while got < sum(sizes):
+        assert select.select([pair[1]], [], [], 10)[0], f"{sum(sizes) - got} bytes are there, and poll does not tell"
+        got += pair[1].recv_into(view)
+    assert not select.select([pair[1]], [], [], 0)[0]
 
 
 def test_both_directions_are_apart(pair: Pair) -> None:
@@ -125,6 +198,7 @@ class Counting:
     """A stream that counts how often it is read."""
 
     def __init__(self, stream: Stream) -> None:
+        self.grain = stream.grain
         self._stream = stream
         self.reads = 0
 

@@ -17,7 +17,7 @@ from importlib.resources import files
 from collectived_runtime.coordinator.page.picture import Picture
 from collectived_runtime.credentials import Gate
 from collectived_runtime.http.messages import NOTHING, Answer, Request, Route, Routes, answer, health
-from collectived_runtime.http.server import HttpServer
+from collectived_runtime.http.server import HttpServer, Secure
 
 PAGE = "/"
 DATA = ("/status.json", "/page.json")
@@ -30,9 +30,11 @@ def routes(picture: Picture) -> Routes:
     return {PAGE: Route(lambda _: shown, open=True), **dict.fromkeys(DATA, data)}
 
 
-def page_server(address: str, picture: Picture, well: Callable[[], bool], gate: Gate) -> HttpServer:
+def page_server(
+    address: str, picture: Picture, well: Callable[[], bool], gate: Gate, secure: Secure = None
+) -> HttpServer:
     """What `--http` asks for. `well` is for `/healthz`; the rest is as in `HttpServer`."""
-    return HttpServer("--http", address, {**routes(picture), **health(well)}, gate)
+    return HttpServer("--http", address, {**routes(picture), **health(well)}, gate, secure=secure)
 
 
 def page(source: bytes) -> Answer:

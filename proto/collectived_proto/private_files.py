@@ -1,0 +1,30 @@
+"""Files that hold a secret: read, and refused where everybody on the host could read them as well."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+
+class Unusable(ValueError):
+    """Why such a file is of no use; the text goes on from the file's name."""
+
+
+def read_private(path: Path) -> str:
+    """What it holds.
+
+    Raises:
+        Unusable: it cannot be read, or anybody can.
+    """
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise Unusable(f"cannot be read: {why}") from None
+    if mode & stat.S_IRWXO:
+        raise Unusable(
+            f"has mode {stat.S_IMODE(mode):04o}, by which everybody on this host gets at it: chmod 600 {path} (or 640, "
+            "for a group that may know it)"
+        )
+    return text

@@ -1,0 +1,114 @@
+"""What is said on a connection before it is a link, by generators that yield the poll events that they wait for.
+
+Where links are encrypted, TLS comes first: each side shows a certificate of the job's authority, and who dials checks
+that it names the host that was dialled. The hello follows inside of it, for a certificate says nothing of groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import ssl
+from collections.abc import Callable, Generator
+
+from collectived_runtime.transport.hello import Refused
+from collectived_runtime.transport.link import Stream, TcpStream
+from collectived_runtime.transport.tls import TlsStream, words
+
+TLS_ALERT = b"\x15\x03"  # how TLS answers what is none
+_WRONG_VERSION = TLS_ALERT + b"\x03\x00\x02\x02\x46"
+SPEAKS_TLS = "it speaks TLS on its links, and this worker does not: give it --tls-cert, --tls-key and --tls-ca too"
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "UNSUPPORTED_PROTOCOL", "HTTPS_PROXY_REQUEST")
+_HUNG_UP = "it hung up within the handshake of TLS: has it been given --tls-cert, --tls-key and --tls-ca too?"
+
+Contexts = Callable[[], tuple[ssl.SSLContext, ssl.SSLContext]]
+"""With what links are accepted and with what they are dialled, as it is now."""
+
+
+def wrapped(connection: socket.socket, contexts: Contexts, host: str | None) -> ssl.SSLSocket:
+    """The connection, to be used instead from now on. `host`: that was dialled; None: we were."""
+    accepts, dials = contexts()
+    if host is None:
+        return accepts.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+    return dials.wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
+
+
+def prove(secured: ssl.SSLSocket) -> Generator[int, None, None]:
+    """The handshake of TLS.
+
+    Raises:
+        Refused: the other side's certificate is not accepted, it speaks no TLS, or it has hung up.
+    """
+    while True:
+        try:
+            secured.do_handshake()
+            return
+        except ssl.SSLWantReadError:
+            yield select.POLLIN
+        except ssl.SSLWantWriteError:
+            yield select.POLLOUT
+        except (ssl.SSLEOFError, ConnectionError):
+            raise Refused(_HUNG_UP) from None
+        except ssl.SSLError as error:
+            if error.reason in _NO_TLS:
+                _say_that_this_is_tls(secured)
+            raise _refused(error) from None
+
+
+def read(connection: socket.socket, count: int) -> Generator[int, None, bytes]:
+    data = b""
+    while len(data) < count:
+        try:
+            piece = connection.recv(count - len(data))
+        except (BlockingIOError, ssl.SSLWantReadError):
+            yield select.POLLIN
+            continue
+        except ssl.SSLEOFError:
+            piece = b""
+        except ssl.SSLError as error:
+            raise _refused(error) from None
+        if not piece:
+            raise Refused(SPEAKS_TLS if data.startswith(TLS_ALERT) else "the connection ended within the handshake")
+        data += piece
+    return data
+
+
+def write(connection: socket.socket, data: bytes) -> Generator[int, None, None]:
+    while data:
+        try:
+            data = data[connection.send(data) :]
+        except (BlockingIOError, ssl.SSLWantWriteError):
+            yield select.POLLOUT
+
+
+def stream_of(connection: socket.socket) -> Stream:
+    """What a link goes on with, after the hello."""
+    if not isinstance(connection, ssl.SSLSocket):
+        return TcpStream(connection)
+    if connection.pending():  # poll would never tell of it
+        raise Refused("it said more than its hello before it was let in")
+    return TlsStream(connection)
+
+
+def _say_that_this_is_tls(secured: ssl.SSLSocket) -> None:
+    """OpenSSL says nothing to what is no TLS at all; and what is closed unread resets the connection."""
+    with contextlib.suppress(OSError):
+        os.read(secured.fileno(), 4096)
+        os.write(secured.fileno(), _WRONG_VERSION)
+
+
+def _refused(error: ssl.SSLError) -> Refused:
+    """What an error of TLS means, for people."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Refused(f"its certificate is not accepted: {error.verify_message.rstrip('.')}")
+    reason = error.reason or ""
+    if "ALERT" in reason:
+        why = reason.rpartition("ALERT_")[2].lower().replace("_", " ")
+        return Refused(f"it does not accept this worker's certificate: {why}")
+    if reason in _NO_TLS:
+        return Refused("it speaks no TLS on its links, as this worker does: give it --tls-cert, --tls-key and --tls-ca")
+    if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return Refused("it showed no certificate")
+    return Refused(f"no TLS with it: {words(error)}")
