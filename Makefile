@@ -51,6 +51,7 @@ bench: $(VENV)/installed-dev ## measure against Gloo, MPI and TensorFlow, and wr
 	$(BIN)/python -m benchmarks.environments
 	$(BIN)/python -m benchmarks.compare --runs 3 --write
 	$(BIN)/python -m benchmarks.steady --write
+	$(BIN)/python -m benchmarks.floods --write
 	$(BIN)/python -m benchmarks.coordinator_load --write
 
 fuzz: $(VENV)/installed-fuzz ## feed a million hostile inputs to every parser, and besiege a living worker

@@ -19,6 +19,7 @@ from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.wording import NAMED, ranks_text
 
 RECENT_SECONDS = 600.0  # a failure is news for so long
+NOBODY_HURT = ("memory", "session_memory")  # limits that only who asked is told of: MEMORY says when it is scarce
 FULL = 0.9  # of its limit: memory that is nearly used up
 
 
@@ -31,6 +32,7 @@ class Trouble(enum.Enum):
     LOST = "lost"  # a worker
     FAILED = "failed"  # a generation of a group, not long ago
     MEMORY = "memory"  # nearly used up
+    LIMIT = "limit"  # met not long ago: somebody was refused
     VERSIONS = "versions"  # that differ
     OPEN = "insecure"  # whoever reaches a daemon may do everything
     HINT = "note"  # a hint that is not followed
@@ -75,6 +77,7 @@ def findings(reply: pb.StatusReply) -> list[Finding]:
         *_lost(reply),
         *_failed(reply),
         *_memory(reply.workers),
+        *_limits(reply.workers),
         *_versions(reply),
         *_open(reply),
         *(finding for group in reply.groups for finding in _notes(reply, group)),
@@ -241,6 +244,20 @@ def _memory(workers: Iterable[pb.WorkerStatus]) -> Iterator[Finding]:
                 "arenas: ranks that ask for more are refused"
             )
             yield Finding(Trouble.MEMORY, Severity.WARNING, sentence, worker=worker.task)
+
+
+def _limits(workers: Iterable[pb.WorkerStatus]) -> Iterator[Finding]:
+    for worker in workers:
+        for met in worker.limits_met:
+            if met.last_seconds > RECENT_SECONDS or met.limit in NOBODY_HURT:
+                continue
+            times = "once" if met.refused == 1 else f"{met.refused} times"
+            name = met.limit.replace("_", " ")
+            sentence = (
+                f"worker {worker.task} (host {worker.host}) has met its limit of {name} {times}, the last "
+                f"{span(met.last_seconds)} ago: somebody was refused"
+            )
+            yield Finding(Trouble.LIMIT, Severity.WARNING, sentence, worker=worker.task, since=met.last_seconds)
 
 
 def _versions(reply: pb.StatusReply) -> Iterator[Finding]:

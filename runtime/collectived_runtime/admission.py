@@ -9,8 +9,10 @@ balancers) cannot show one.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import ipaddress
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, TypeAlias
@@ -20,10 +22,14 @@ import grpc.aio
 
 from collectived_runtime.credentials import Right
 from collectived_runtime.guests.callers import Callers, shown
+from collectived_runtime.limits.logins import WINDOW_SECONDS, address_of_peer
+from collectived_runtime.limits.pace import Pace, Rate
+from collectived_runtime.limits.refusals import Limit, Refusals
 
 _KEY = "authorization"
 _SCHEME = "Bearer "
 _OPEN = "/grpc.health.v1.Health/"
+_STRANGERS = Rate(20, 40)  # refusals of one address; those beyond are told late
 # The calls that change nothing: all that a viewing token is good for.
 VIEWING = frozenset(
     {
@@ -93,8 +99,10 @@ def _is_loopback(address: str) -> bool:
 class Admission(grpc.aio.ServerInterceptor):
     """Refuses callers that may not do what their call does."""
 
-    def __init__(self, callers: Callers) -> None:
+    def __init__(self, callers: Callers, refusals: Refusals | None = None) -> None:
         self._callers = callers
+        self._refusals = refusals or Refusals()
+        self._strangers = Pace(_STRANGERS)
 
     async def intercept_service(
         self,
@@ -105,16 +113,27 @@ class Admission(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         credential = shown(handler_call_details.invocation_metadata)
         needed = Right.LOOK if method in VIEWING else Right.USE if method in USING else Right.ALL
-        if handler is None or method.startswith(_OPEN) or self._callers.gate.right(credential) >= needed:
+        gate = self._callers.gate
+        if handler is None or method.startswith(_OPEN) or (gate.right(credential) >= needed and not gate.logins):
             return handler
         # Only the call itself knows from where it comes.
-        return _guarded(handler, partial(self._admit, credential, needed))
+        return guarded(handler, partial(self._admit, credential, needed))
 
     async def _admit(self, credential: str, needed: Right, context: Context) -> None:
-        caller = self._callers.of(context)
+        caller, gate = self._callers.of(context), self._callers.gate
+        address = address_of_peer(context.peer())  # '' where it is no address, as on a Unix socket
+        if gate.logins.shut_out(address):
+            self._refusals.limit(Limit.LOGINS)
+            await asyncio.sleep(self._strangers.delay(address, time.monotonic()))
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"too many wrong credentials came from this address: wait {WINDOW_SECONDS:g} s, or raise "
+                "max_login_failures of the daemon",
+            )
         if caller.right >= needed:
             return
-        self._callers.gate.turned_away("grpc", credential)
+        gate.turned_away("grpc", credential, address)
+        await asyncio.sleep(self._strangers.delay(address, time.monotonic()))
         if caller.right is Right.LOOK:
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,
@@ -130,7 +149,8 @@ class Admission(grpc.aio.ServerInterceptor):
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, caller.refusal)
 
 
-def _guarded(handler: Handler, admit: Callable[[Context], Awaitable[None]]) -> Handler:
+def guarded(handler: Handler, admit: Callable[[Context], Awaitable[None]]) -> Handler:
+    """The same, where `admit` returns first instead of raising."""
     kind = kind_of(handler)
     behavior = getattr(handler, kind)
 

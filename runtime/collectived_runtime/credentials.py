@@ -25,6 +25,7 @@ from typing import Literal
 
 from collectived_proto.viewing import viewing_token
 from collectived_runtime.daemon import CannotStart
+from collectived_runtime.limits.logins import Logins
 
 SHORTEST_TOKEN = 16  # characters
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -67,13 +68,20 @@ class Gate:
         secret: the job's; empty: nobody knows it.
         insecure: everybody may do everything.
         token: a viewing token beside the one that is made from the secret; empty: there is none.
+        logins: who has shown something wrong too often.
         files: further credentials, which may change.
     """
 
     def __init__(
-        self, secret: str = "", insecure: bool = False, token: str = "", files: Sequence[CredentialFile] = ()
+        self,
+        secret: str = "",
+        insecure: bool = False,
+        token: str = "",
+        logins: Logins | None = None,
+        files: Sequence[CredentialFile] = (),
     ) -> None:
         self.insecure = insecure
+        self.logins = Logins(0) if logins is None else logins
         self.refused: Counter[tuple[Door, Why]] = Counter()
         """How many were turned away: where, and whether they showed nothing, something wrong, or a token for what it is
         not good for."""
@@ -99,10 +107,12 @@ class Gate:
         """What somebody may do who shows this."""
         return self.known(authorization).right
 
-    def turned_away(self, door: Door, authorization: str) -> None:
-        """Counts a caller to whom what it asked for was refused."""
+    def turned_away(self, door: Door, authorization: str, address: str = "") -> None:
+        """Counts a caller, at an address, to whom what it asked for was refused."""
         why: Why = "nothing" if not authorization else "viewing" if self.right(authorization) else "wrong"
         self.refused[door, why] += 1
+        if why == "wrong":
+            self.logins.failed(address)
 
 
 class CredentialFile:
@@ -138,7 +148,9 @@ class CredentialFile:
         return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
-def gate(secret: str, insecure: bool, token_file: Path | None, clients_file: Path | None = None) -> Gate:
+def gate(
+    secret: str, insecure: bool, token_file: Path | None, clients_file: Path | None = None, most_failures: int = 0
+) -> Gate:
     """The gate of a daemon.
 
     Raises:
@@ -147,7 +159,12 @@ def gate(secret: str, insecure: bool, token_file: Path | None, clients_file: Pat
     if insecure:
         log.warning("--insecure: whoever reaches this daemon may do everything; give it a secret instead")
     named = ((token_file, _viewing), (clients_file, read_client_tokens))
-    return Gate(secret, insecure, files=[CredentialFile(path, read) for path, read in named if path])
+    return Gate(
+        secret,
+        insecure,
+        logins=Logins(most_failures),
+        files=[CredentialFile(path, read) for path, read in named if path],
+    )
 
 
 def read_token(path: Path) -> str:

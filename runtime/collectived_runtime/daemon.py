@@ -22,11 +22,30 @@ if TYPE_CHECKING:
     from collectived_runtime.guests.porter import Porter
 
 _LARGEST_MESSAGE = 64 << 20
+_RECEIVE = "grpc.max_receive_message_length"
 OPTIONS = (
     ("grpc.so_reuseport", 0),  # else a second server on the same port would silently share it
-    ("grpc.max_receive_message_length", _LARGEST_MESSAGE),
+    (_RECEIVE, _LARGEST_MESSAGE),
     ("grpc.max_send_message_length", _LARGEST_MESSAGE),
 )
+HANDSHAKE_SECONDS = 10.0  # in which a connection must say that it speaks HTTP/2
+IDLE_SECONDS = 600.0  # after which a connection without calls is closed; the next call makes another
+MOST_STREAMS = 1024  # calls that one connection may have under way: some ranks with all that they may have in flight
+MOST_METADATA = 16 << 10  # bytes
+
+
+def server_options(most_message: int, most_connections: int) -> tuple[tuple[str, int], ...]:
+    """What a server of gRPC lets anybody take: sizes in bytes, connections at each of its addresses."""
+    return (
+        *(option for option in OPTIONS if option[0] != _RECEIVE),
+        (_RECEIVE, most_message),
+        ("grpc.max_allowed_incoming_connections", most_connections),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),
+        ("grpc.max_connection_idle_ms", int(IDLE_SECONDS * 1000)),
+        ("grpc.max_concurrent_streams", MOST_STREAMS),
+        ("grpc.max_metadata_size", MOST_METADATA),
+        ("grpc.absolute_max_metadata_size", MOST_METADATA),
+    )
 
 
 class CannotStart(Exception):

@@ -17,6 +17,7 @@ from typing import Any
 from collectived_proto.errors import Code
 from collectived_proto.types import Verdict, shown_name
 from collectived_proto.wording import clean
+from collectived_runtime.limits.lines import Sparing
 
 FORMATS = ("text", "json")
 _STEERING = re.compile("[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")  # a terminal
@@ -26,6 +27,7 @@ def configure(level: str, form: str) -> None:
     """Logs of this process go to standard error from now on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    handler.addFilter(Sparing())
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 

@@ -15,6 +15,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from collectived_runtime.admission import MAKERS, Context, Handler, kind_of
+from collectived_runtime.limits.refusals import Refusals, Where
 
 
 class _Unreadable:
@@ -25,7 +26,10 @@ _UNREADABLE = _Unreadable()
 
 
 class WellFormed(grpc.aio.ServerInterceptor):
-    """Refuses what cannot be read with INVALID_ARGUMENT, in streams of requests too."""
+    """Refuses what cannot be read with INVALID_ARGUMENT, in streams of requests too, and counts it."""
+
+    def __init__(self, refusals: Refusals) -> None:
+        self._refusals = refusals
 
     async def intercept_service(
         self,
@@ -33,15 +37,16 @@ class WellFormed(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
-        return None if handler is None else _checked(handler, handler_call_details.method)
+        return None if handler is None else _checked(handler, handler_call_details.method, self._refusals)
 
 
-def _checked(handler: Handler, method: str) -> Handler:
+def _checked(handler: Handler, method: str, refusals: Refusals) -> Handler:
     kind = kind_of(handler)
     behavior = getattr(handler, kind)
     streamed = kind.startswith("stream_")
 
     async def refuse(context: Context) -> None:
+        refusals.bad(Where.GRPC)
         await context.abort(
             grpc.StatusCode.INVALID_ARGUMENT, f"the request of {method} is no message of the protocol it belongs to"
         )

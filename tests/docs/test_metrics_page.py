@@ -14,14 +14,14 @@ from collectived_proto.configuration.daemons import CoordinatorSettings, WorkerS
 from collectived_proto.configuration.keys import keys_of
 from collectived_runtime.engine.counters import BOUNDS
 from collectived_runtime.http.server import Limits
-from collectived_runtime.metrics.catalogue import BUILD, COORDINATOR, PROCESS, REFUSED, WORKER, Metric
+from collectived_runtime.metrics.catalogue import BOTH, COORDINATOR, PROCESS, WORKER, Metric
 from collectived_runtime.metrics.labels import MOST
 
 PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
 TABLES = {
-    "Of both": {BUILD.name: BUILD, REFUSED.name: REFUSED, **PROCESS},
-    "Of a worker": {name: metric for name, metric in WORKER.items() if metric not in (BUILD, REFUSED)},
-    "Of the coordinator": {name: metric for name, metric in COORDINATOR.items() if metric not in (BUILD, REFUSED)},
+    "Of both": {**{metric.name: metric for metric in BOTH}, **PROCESS},
+    "Of a worker": {name: metric for name, metric in WORKER.items() if metric not in BOTH},
+    "Of the coordinator": {name: metric for name, metric in COORDINATOR.items() if metric not in BOTH},
 }
 
 COORDINATOR_METRICS, WORKER_METRICS = (

@@ -232,6 +232,17 @@ def test_memory_that_is_nearly_used_up_is_told(used: int, told: bool) -> None:
     assert [finding.kind for finding in findings(reply)] == [Trouble.MEMORY] * told
 
 
+@pytest.mark.parametrize(
+    ("limit", "ago", "told"),
+    [("sessions", 3.2, True), ("sessions", 700.0, False), ("session_memory", 3.2, False)],
+)
+def test_a_limit_that_was_met_lately_is_told(limit: str, ago: float, told: bool) -> None:
+    reply = job()
+    reply.workers[1].limits_met.add(limit=limit, refused=17, last_seconds=ago)
+    expected = "worker 1 (host h) has met its limit of sessions 17 times, the last 3.2 s ago: somebody was refused"
+    assert [(one.kind, one.sentence) for one in findings(reply)] == [(Trouble.LIMIT, expected)] * told
+
+
 def test_kinds_come_in_their_order_and_what_lasts_longest_first() -> None:
     reply = job(missing=(3,))
     reply.warnings.append("worker 1 did not answer")

@@ -15,6 +15,7 @@ from collectived_proto.configuration.kinds import (
     ADDRESS,
     ADDRESSES,
     NAMES,
+    NUMBER,
     OPTIONAL_NUMBER,
     PATH,
     PLACE,
@@ -58,6 +59,17 @@ class DaemonSettings:
     )
     log_format: str = key(one_of("text", "json"), "text", "How logs are written; json is one object a line.")
     reflection: bool = key(YES_NO, False, "Tell tools such as grpcurl what is served.")
+    max_connections: int = key(
+        NUMBER,
+        8192,
+        "Connections at each address of gRPC; those beyond are closed at once. Half of all descriptors at most.",
+    )
+    max_message: int = key(SIZE, 64 << 20, "The largest message over gRPC; one that is larger is refused.")
+    max_login_failures: int = key(
+        NUMBER,
+        20,
+        "Wrong credentials from one address within a minute, after which it is shut out for as long; 0: no limit.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +103,8 @@ class CoordinatorSettings(DaemonSettings):
         alone="9450",
     )
     http: str = key(PLACE, "", "Serve a web page there that shows what status shows (no host: the loopback).")
+    max_groups: int = key(NUMBER, 16_384, "Groups that form or run; joins of one more are refused. 0: no limit.")
+    max_group_ranks: int = key(NUMBER, 65_536, "Ranks that one group may have. 0: no limit.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +151,20 @@ class WorkerSettings(DaemonSettings):
         alone="9451",
     )
     otel: bool = key(YES_NO, False, "Send OpenTelemetry spans, one per collective.")
+    max_sessions: int = key(NUMBER, 1024, "Clients that are connected; one more is refused. 0: no limit.")
+    max_session_ranks: int = key(
+        NUMBER, 256, "Ranks that one session holds or is joining; joins beyond are refused. 0: no limit."
+    )
+    max_session_memory: int = key(
+        SIZE, 0, "Shared memory that one session may ask for; 0: three quarters of memory_limit."
+    )
+    max_groups: int = key(NUMBER, 512, "Groups with a rank here, each of which has a thread. 0: no limit.")
+    max_handshakes: int = key(
+        NUMBER,
+        1024,
+        "Connections to its Unix door, and as many to its port for links, that have not said yet who they are: one "
+        "more, and the oldest of them is closed. At least 1.",
+    )
 
 
 DAEMONS = {settings.TABLE: settings for settings in (CoordinatorSettings, WorkerSettings)}

@@ -95,10 +95,13 @@ def attach(number: int, size: int, descriptor: int, *, writable: bool) -> Arena:
     """Maps an arena that a worker handed over; takes the descriptor over and closes it, for the mapping is enough.
 
     Raises:
-        ValueError: it is not sealed against change of size, or smaller than announced.
+        ValueError: it is no memfd, is not sealed against change of size, or has another size than announced.
     """
     try:
-        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        try:
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        except OSError as error:
+            raise ValueError(f"arena {number} is no memory that can be sealed: {error.strerror}") from None
         if seals & SIZE_SEALS != SIZE_SEALS:
             raise ValueError(f"arena {number} is not sealed against shrinking and growing (seals {seals:#x})")
         if (actual := os.fstat(descriptor).st_size) != size:

@@ -35,6 +35,7 @@ from collectived_runtime.coordinator.registry import (
     identity,
 )
 from collectived_runtime.coordinator.wording import elsewhere_text, progress_text
+from collectived_runtime.limits.refusals import Limit, too_many
 
 # While few wait, everybody hears of every arrival at once; among many that would be quadratic, so then at most this
 # often.
@@ -65,6 +66,13 @@ def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effec
         book.counts.refused += 1
         yield Send(task, JoinRefused(ask.request, Code.FAILED_PRECONDITION, apart))
         yield Log("warning", f"join of group {shown_name(ask.name)!r} refused: {apart}")
+        return
+    if excess := _excess(book, ask, forming):
+        limit, refusal = excess
+        book.counts.refused += 1
+        book.counts.limited[limit] = book.counts.limited.get(limit, 0) + 1
+        yield Send(task, JoinRefused(ask.request, Code.RESOURCE_EXHAUSTED, refusal))
+        yield Log("info", f"join of group {shown_name(ask.name)!r} refused: {refusal}")
         return
     if forming is None:
         forming = _open(book, ask, now)
@@ -185,6 +193,20 @@ def _apart(book: Registry, task: int, forming: Forming | None) -> str:
         except FailedPreconditionError as error:
             return str(error)
     return ""
+
+
+def _excess(book: Registry, ask: JoinAsk, forming: Forming | None) -> tuple[Limit, str] | None:
+    """Which limit this ask would exceed, and how people are told; None where it exceeds none."""
+    if book.most_ranks and ask.max_size > book.most_ranks:
+        what = f"a group of {ask.max_size} ranks was asked for"
+        advice = "make it smaller"
+        return Limit.GROUP_RANKS, too_many(what, book.most_ranks, "max_group_ranks", advice)
+    if forming is None and book.most_groups:
+        count = len(book.forming) + sum(not generation.over for generation in book.generations.values())
+        if count >= book.most_groups:
+            what = f"this coordinator has {count} groups"
+            return Limit.GROUPS, too_many(what, book.most_groups, "max_groups", "leave some")
+    return None
 
 
 def _size(low: int, high: int) -> str:

@@ -7,17 +7,22 @@ from collections.abc import Callable, Iterator, Mapping
 from collectived_proto.errors import Code
 from collectived_runtime.coordinator.census import Census, GroupCount
 from collectived_runtime.credentials import Door, Why
+from collectived_runtime.limits.refusals import COORDINATOR_LIMITS, Limit, Refusals, Where
 from collectived_runtime.metrics import labels
 from collectived_runtime.metrics.catalogue import COORDINATOR
-from collectived_runtime.metrics.page import PAUSE, Reading, build, numbers, process, refusals
+from collectived_runtime.metrics.page import PAUSE, Reading, build, excesses, malformed, numbers, process, refusals
 
 
 class CoordinatorMetrics:
     """A `metrics.page.Source`. `census` takes one of now, with pauses; `refused` are callers, as `Gate` counts them."""
 
     def __init__(
-        self, census: Callable[[], Iterator[Census | None]], refused: Mapping[tuple[Door, Why], int] = {}
+        self,
+        census: Callable[[], Iterator[Census | None]],
+        refused: Mapping[tuple[Door, Why], int] = {},
+        refusals: Refusals | None = None,
     ) -> None:
+        self._refusals = refusals or Refusals()
         self._census = census
         self._refused = refused
 
@@ -29,6 +34,9 @@ class CoordinatorMetrics:
         assert census is not None
         yield build("coordinator")
         yield refusals("coordinator", self._refused)
+        limited: dict[Limit, int] = {**self._refusals.limited, **census.counts.limited}
+        yield excesses("coordinator", limited, COORDINATOR_LIMITS)
+        yield malformed("coordinator", self._refusals.malformed, (Where.GRPC,))
         yield from _workers(census)
         yield from _counts(census)
         yield from _groups(census)

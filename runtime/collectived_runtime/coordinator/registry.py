@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from collectived_proto.protocol import Versions
 from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, ReportKind, Submission, Tier, Verdict
 from collectived_runtime.coordinator.events import Cut, Hello, JoinAsk, Measured, Reported
+from collectived_runtime.limits.refusals import Limit
 
 KEPT_FAILURES = 64
 KEPT_GENERATIONS = 256
@@ -359,6 +360,7 @@ class Counts:
         attached: workers that came, or came back. lost: that went without a goodbye, and did not come back.
         granted, refused, withdrawn: joins.
         verdicts: generations that failed, by the code of their first verdict.
+        limited: joins that a limit refused, by its name.
     """
 
     heartbeats: int = 0
@@ -368,6 +370,7 @@ class Counts:
     refused: int = 0
     withdrawn: int = 0
     verdicts: dict[int, int] = field(default_factory=dict)
+    limited: dict[Limit, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -394,6 +397,8 @@ class Registry:
     timers: list[tuple[float, int, Timer]] = field(default_factory=list)
     timers_made: int = 0
     counts: Counts = field(default_factory=Counts)
+    most_groups: int = 0  # that form or run; 0: any number
+    most_ranks: int = 0  # of one group
 
     @property
     def patience(self) -> float:

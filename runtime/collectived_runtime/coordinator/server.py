@@ -22,11 +22,14 @@ from collectived_runtime.coordinator.roll import Roll
 from collectived_runtime.coordinator.service import CoordinatorService
 from collectived_runtime.coordinator.state import Coordinator
 from collectived_runtime.credentials import Gate, gate
-from collectived_runtime.daemon import OPTIONS, CannotStart, bind, ready, remove_sockets, signals, until_stopped
+from collectived_runtime.daemon import CannotStart, bind, ready, remove_sockets, server_options, signals, until_stopped
 from collectived_runtime.guests.callers import Callers
 from collectived_runtime.guests.peers import guests
 from collectived_runtime.guests.porter import Porter
 from collectived_runtime.health import Health, reflect
+from collectived_runtime.limits.descriptors import RESERVE, connections_at_most, raise_limit
+from collectived_runtime.limits.refusals import Refusals
+from collectived_runtime.pacing import Pacing
 from collectived_runtime.well_formed import WellFormed
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ SERVICE = "collectived.v1.Coordinator"
 _GRACE_SECONDS = 1.0
 # Else gRPC measures each connection for the window that it deserves, by a ping whenever something came: a third of what
 # a heartbeat costs. Workers say little, and the usual window is more than they need.
-_OPTIONS = (*OPTIONS, ("grpc.http2.bdp_probe", 0))
+_OPTIONS = (("grpc.http2.bdp_probe", 0),)
 _COLLECT_AFTER = 10_000  # objects, instead of 700
 
 
@@ -55,22 +58,39 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
         except ValueError as error:
             _fail(str(error))
         try:
-            callers = gate(settings.secret, settings.insecure, settings.viewing_token_file, settings.client_tokens_file)
-            porter = Porter(guests(settings.allow_users, settings.allow_groups))
+            callers = gate(
+                settings.secret,
+                settings.insecure,
+                settings.viewing_token_file,
+                settings.client_tokens_file,
+                settings.max_login_failures,
+            )
+            descriptors = raise_limit()
+            porter = Porter(
+                guests(settings.allow_users, settings.allow_groups),
+                connections_at_most(settings.max_connections, descriptors // 2, 3),
+            )
             epoch = next_epoch(settings.journal)
         except CannotStart as error:
             _fail(str(error))
         except (OSError, ValueError) as error:
             _fail(f"the epoch journal cannot be used: {error}")
         service = _service(epoch, settings)
-        server = grpc.aio.server(interceptors=[Admission(Callers(callers, porter)), WellFormed()], options=_OPTIONS)
+        refusals = Refusals()
+        connections = connections_at_most(
+            settings.max_connections, descriptors - min(RESERVE, descriptors // 4), len(settings.listen)
+        )
+        server = grpc.aio.server(
+            interceptors=[Admission(Callers(callers, porter), refusals), Pacing(refusals), WellFormed(refusals)],
+            options=(*server_options(settings.max_message, connections), *_OPTIONS),
+        )
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
         health = Health(SERVICE, server)
         async with contextlib.AsyncExitStack() as views:
             try:
                 if settings.reflection:
                     reflect(server, SERVICE)
-                metrics = _metrics(settings, service, health, callers, views)
+                metrics = _metrics(settings, service, health, callers, refusals, views)
                 page = _page(settings, service, health, callers, views)
                 addresses = [bind(server, address, porter) for address in settings.listen]
             except CannotStart as error:
@@ -127,7 +147,8 @@ def _service(epoch: int, settings: CoordinatorSettings) -> CoordinatorService:
         roll = Roll(settings.journal.with_name(f"{settings.journal.name}.workers") if settings.journal else None)
     except (OSError, ValueError) as error:
         _fail(f"the roll of workers cannot be used: {error}")
-    mind = Coordinator(epoch, settings.heartbeat_seconds, settings.stall_seconds, settings.tune, stored)
+    most = (settings.max_groups, settings.max_group_ranks)
+    mind = Coordinator(epoch, settings.heartbeat_seconds, settings.stall_seconds, settings.tune, stored, *most)
     if tables:
         return CoordinatorService(mind, settings.job, store=partial(table_file.store, tables), roll=roll)
     return CoordinatorService(mind, settings.job, roll=roll)
@@ -138,13 +159,14 @@ def _metrics(
     service: CoordinatorService,
     health: Health,
     callers: Gate,
+    refusals: Refusals,
     views: contextlib.AsyncExitStack,
 ) -> HttpServer | None:
     if not settings.metrics:
         return None
     from collectived_runtime.metrics.route import metrics_server  # most coordinators serve none
 
-    source = CoordinatorMetrics(service.census, callers.refused)
+    source = CoordinatorMetrics(service.census, callers.refused, refusals)
     server = metrics_server(settings.metrics, source, lambda: health.well, callers)
     views.push_async_callback(server.stop)
     return server

@@ -63,8 +63,11 @@ class Coordinator:
         stall_seconds: float = 1.0,
         tune: bool = False,
         stored: Mapping[str, tuple[Tier, ...]] | None = None,
+        most_groups: int = 0,
+        most_ranks: int = 0,
     ) -> None:
         self._book = Registry(epoch, heartbeat_seconds, stall_seconds, tune, dict(stored or {}))
+        self._book.most_groups, self._book.most_ranks = most_groups, most_ranks
 
     @property
     def epoch(self) -> int:

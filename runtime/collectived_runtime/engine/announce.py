@@ -17,7 +17,7 @@ from collectived_runtime.engine.execute import Judge, Wait
 from collectived_runtime.plan.collect import WidePlan
 from collectived_runtime.plan.moves import Recv, Send
 from collectived_runtime.transport import frame as frames
-from collectived_runtime.transport.link import Link, LinkBroken
+from collectived_runtime.transport.link import Link, LinkMisused
 
 LONGEST = 4 << 20  # bytes
 
@@ -51,7 +51,7 @@ def announce(
                     try:
                         heard(word, frame.chain)
                     except (DecodeError, InvalidArgumentError) as error:
-                        raise LinkBroken(f"an announcement that cannot be read: {error}", links[peer].peer) from None
+                        raise LinkMisused(f"an announcement that cannot be read: {error}", links[peer].peer) from None
                 case Send(peer):
                     assert word is not None, "an announcement is passed on after it has been heard"
                     yield from _send(links[peer], [replace(frame, length=len(word)).encode(), word])
@@ -74,7 +74,7 @@ def _receive(
         judge(link, expected.encode(), header)
         yield waiting
     if got.length > LONGEST:
-        raise LinkBroken(f"it announces {got.length} bytes", link.peer)
+        raise LinkMisused(f"it announces {got.length} bytes", link.peer)
     link.take_header()
     word = bytearray(got.length)
     at = 0

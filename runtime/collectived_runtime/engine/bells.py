@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import time
@@ -13,23 +14,37 @@ from collectived_proto.local.arena import Arena
 from collectived_runtime.engine.ledger import OutOfTurn
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.engine.watch import ENDED, Watch
+from collectived_runtime.limits.pace import Pace, Rate
+from collectived_runtime.limits.refusals import Limit, Refusals, Where
 
 LAST_WORDS_SECONDS = 0.4  # for a doorbell to arrive whose client is gone already
+IDLE_WORDS = Rate(500, 512)  # messages of a rank that start nothing new: after more it is not heard for a moment
 MOST_UNREAD = wire.MAX_OUTSTANDING * wire.MAX_PACKS  # what a rank may have outstanding, if every pack is large
+MOST_UNREAD_BYTES = 64 << 20
 
 
 class Bells:
     """Args:
     message: takes one message of a client; may raise Malformed or OutOfTurn, which is then that client's fault.
     lost: called once with the rank of a client that is gone, and why.
+    refusals: counts what clients should not have sent, and those that do not read.
     """
 
-    def __init__(self, watch: Watch, message: Callable[[Seat, bytes], None], lost: Callable[[int, str], None]) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        message: Callable[[Seat, bytes], None],
+        lost: Callable[[int, str], None],
+        refusals: Refusals,
+    ) -> None:
         self.seats: dict[int, Seat] = {}
+        self._pace = Pace(IDLE_WORDS)
+        self._resting: dict[int, float] = {}  # ranks whose doorbells are not looked at, and until when
         self._buffer = bytearray(wire.MAX_MESSAGE)  # so that no message costs an allocation of that size
         self._watch = watch
         self._message = message
         self._lost = lost
+        self._refusals = refusals
         self._ending: dict[
             int, tuple[str, float]
         ] = {}  # ranks without a doorbell whose client is gone: why, until when
@@ -72,9 +87,34 @@ class Bells:
 
     def tell(self, seat: Seat, message: bytes, descriptor: int = -1) -> None:
         if seat.tell(message, descriptor) and seat.bell is not None:
-            self._watch.change(seat.bell.fileno(), select.POLLIN | select.POLLOUT)
-            if seat.unread > MOST_UNREAD:
+            self._watch.change(seat.bell.fileno(), self._wanted(seat))
+            if seat.unread > MOST_UNREAD or seat.unread_bytes > MOST_UNREAD_BYTES:
+                self._refusals.limit(Limit.UNREAD)
                 self.lose(seat, f"it has left {seat.unread} messages unread")
+
+    def idle(self, seat: Seat) -> None:
+        """What this client has said starts nothing new; one that goes on like that is heard less often."""
+        delay = self._pace.delay(seat.rank, now := time.monotonic())
+        if delay and seat.bell is not None:
+            self._resting[seat.rank] = now + delay
+            self._watch.change(seat.bell.fileno(), self._wanted(seat))
+
+    @property
+    def wakeup(self) -> float:
+        """When a doorbell that rests is looked at again; inf: none does."""
+        return min(self._resting.values(), default=math.inf)
+
+    def wake(self, now: float) -> None:
+        for rank in [rank for rank, until in self._resting.items() if until <= now]:
+            del self._resting[rank]
+            seat = self.seats[rank]
+            if seat.bell is not None:
+                self._watch.change(seat.bell.fileno(), self._wanted(seat))
+
+    def _wanted(self, seat: Seat) -> int:
+        """The events that its doorbell is watched for."""
+        heard = 0 if seat.rank in self._resting else select.POLLIN
+        return heard if seat.reads else heard | select.POLLOUT
 
     def hang_up(self, seat: Seat, why: str) -> None:
         """The client is gone; what it had fully submitted before counts.
@@ -119,7 +159,7 @@ class Bells:
 
     def _event(self, seat: Seat, events: int) -> None:
         if events & select.POLLOUT and seat.bell is not None and not seat.flush():
-            self._watch.change(seat.bell.fileno(), select.POLLIN)
+            self._watch.change(seat.bell.fileno(), self._wanted(seat))
         if events & (select.POLLIN | ENDED):
             self._read(seat)
 
@@ -145,6 +185,7 @@ class Bells:
         try:
             self._message(seat, data)
         except (wire.Malformed, OutOfTurn) as error:
+            self._refusals.bad(Where.DOORBELL)
             self.lose(seat, f"it sent something malformed: {error}")
             return False
         return True

@@ -22,8 +22,9 @@ from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine.mail import Parcel, WayIn, WayOut, dial, expect
 from collectived_runtime.engine.program import CHANNELS
 from collectived_runtime.engine.workshop import Workshop
+from collectived_runtime.limits.refusals import Where
 from collectived_runtime.transport import frame as frames
-from collectived_runtime.transport.link import Link, LinkBroken
+from collectived_runtime.transport.link import Link, LinkBroken, LinkMisused
 
 CHANNEL = CHANNELS + 1
 LISTEN_SECONDS = 0.06
@@ -133,7 +134,8 @@ class Flood:
             try:
                 self._heard(link.peer, verdict_from_proto(common_pb2.Verdict.FromString(word)))
             except DecodeError as error:
-                raise LinkBroken(f"a verdict that cannot be read: {error}") from None
+                self._shop.around.refusals.bad(Where.LINK)
+                raise LinkMisused(f"a verdict that cannot be read: {error}") from None
             return ()
 
         kind = frames.FrameKind.VERDICT

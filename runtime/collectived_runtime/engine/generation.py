@@ -40,9 +40,10 @@ from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.engine.stages import Stages
 from collectived_runtime.engine.workshop import Workshop
+from collectived_runtime.limits.refusals import Where
 from collectived_runtime.logs import facts_of, text_of
 from collectived_runtime.transport import frame as frames
-from collectived_runtime.transport.link import Link, LinkBroken
+from collectived_runtime.transport.link import Link, LinkBroken, LinkMisused
 
 log = logging.getLogger("collectived.lane")
 
@@ -81,6 +82,7 @@ class Generation:
         if ring.instance <= ledger.standings[seat.rank].submitted:
             for message in seat.outcome(ring.instance):
                 self._shop.bells.tell(seat, message)
+            self._shop.bells.idle(seat)
             return
         if isinstance(prepared.collective.operation, (Send, Recv)):
             raise wire.Malformed(f"{prepared.op} numbered as an instance of the group")
@@ -93,6 +95,7 @@ class Generation:
             late = Instance(ring.instance, {seat.rank: arrival}, model=prepared, collective=prepared.collective)
             self._shop.tape.failed(self.number, late, NO_GIST, verdict)
             self.fail(seat, ring.instance, verdict)
+            self._shop.bells.idle(seat)
         elif not agrees:
             self.reports.fault(ReportKind.MISMATCH, ring.instance)
 
@@ -296,6 +299,8 @@ class Generation:
 
     def link_broken(self, error: LinkBroken) -> None:
         """A peer is gone, or talks nonsense: what runs cannot complete here."""
+        if isinstance(error, LinkMisused):
+            self._shop.around.refusals.bad(Where.LINK)
         if self.running is not None:
             self.links.abandon(self.running.stop())
         log.info("group %s: link to worker %d: %s", self._shop.name, error.peer, error)
@@ -306,7 +311,7 @@ class Generation:
         try:
             frame = frames.parse(got)
         except frames.BadFrame as error:
-            raise LinkBroken(str(error), link.peer) from None
+            raise LinkMisused(str(error), link.peer) from None
         assert self.running is not None
         if frame.kind is not frames.FrameKind.BYE:
             self._compare(link, frame, self.running.instance.number)
@@ -325,7 +330,7 @@ class Generation:
     def _compare(self, link: Link, frame: frames.Frame, latest: int) -> None:
         """`latest` is the last instance of which no frame is to come here; a frame of it, or before, is a mismatch."""
         if (frame.key, frame.generation) != (self._shop.topology.group.key, self.number):
-            raise LinkBroken(f"a frame of generation {frame.generation}", link.peer)
+            raise LinkMisused(f"a frame of generation {frame.generation}", link.peer)
         if frame.instance > latest:
             return
         instance = self.ledger.find(frame.instance)

@@ -54,7 +54,7 @@ class Lane:
         here = topology.peers[topology.place].host
         self._spare = cores() - sum(peer.host == here for peer in topology.peers)
         self._watch = Watch()
-        self._bells = Bells(self._watch, self._message, self._lost)
+        self._bells = Bells(self._watch, self._message, self._lost, surroundings.refusals)
         self._results = Results(surroundings.budget, self._bells, self._grown)
         help = Help(surroundings.crew, lambda: self._watch.ask(_look))
         tools = Tools(Workspace(self._grown), help, Counters())
@@ -212,9 +212,12 @@ class Lane:
                 current = self._generation
                 current.watch_links()
                 due = current.wakeup()
-                self._watch.wait(0.0 if again else min(due, self._tidy_at), self._looks())
+                rested = self._bells.wakeup
+                self._watch.wait(0.0 if again else min(due, rested, self._tidy_at), self._looks())
                 if (now := time.monotonic()) >= due:
                     current.due(now)
+                if now >= rested:
+                    self._bells.wake(now)
                 if now >= self._tidy_at:
                     self._tidy(now)
         except Exception as error:  # whatever it is, neither clients nor peers may wait for this lane any more
@@ -264,6 +267,7 @@ class Lane:
             case wire.Kind.RELEASE:
                 for number in wire.parse_release(data):
                     self._results.release(number, seat.rank)
+                self._bells.idle(seat)
             case wire.Kind.LEAVE:
                 self._generation.leave(seat.rank)
             case wire.Kind.ABORT:
@@ -271,6 +275,7 @@ class Lane:
             case wire.Kind.PING:
                 if seat.reads:
                     self._bells.tell(seat, wire.bare(wire.Kind.PONG))
+                self._bells.idle(seat)
             case kind:
                 raise wire.Malformed(f"a client does not send {kind.name}")
 

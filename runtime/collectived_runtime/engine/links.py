@@ -13,7 +13,7 @@ from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.watch import ENDED, Watch
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.hello import NONCE_BYTES, Hello
-from collectived_runtime.transport.link import Link, LinkBroken
+from collectived_runtime.transport.link import Link, LinkBroken, LinkMisused
 from collectived_runtime.transport.reception import Call, LinkKey
 
 LEFT_TEXT = "it has left the group"
@@ -190,9 +190,13 @@ class Links:
                 raise LinkBroken("the connection was reset")
             elif link not in self._used:
                 self._early(link, frame)
-        except (LinkBroken, frames.BadFrame) as error:
+        except frames.BadFrame as error:
             self.drop(link)
-            self._lost(link.peer, str(error))
+            self._broken(LinkMisused(str(error), link.peer))
+        except LinkBroken as error:
+            self.drop(link)
+            error.peer = link.peer
+            self._broken(error)
 
     def _lost(self, task: int, why: str) -> None:
         self._broken(LinkBroken(why, task))

@@ -22,7 +22,7 @@ from collectived_runtime.engine.watch import ENDED, Watch
 from collectived_runtime.engine.workshop import Workshop
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.hello import NONCE_BYTES, Hello
-from collectived_runtime.transport.link import Link, LinkBroken, Part
+from collectived_runtime.transport.link import Link, LinkBroken, LinkMisused, Part
 from collectived_runtime.transport.reception import Call
 
 STEP_BYTES = 4 << 20  # moved on one link between two looks at the world
@@ -107,7 +107,7 @@ class WayOut:
                 self._send(link)
         except (LinkBroken, frames.BadFrame) as error:
             self._end(link)
-            self._broken(LinkBroken(str(error), link.peer))
+            self._broken(_of_peer(error, link.peer))
 
     def _unreachable(self, error: LinkBroken) -> None:
         self._dead = True
@@ -221,7 +221,7 @@ class WayIn:
             self.close()
         except (LinkBroken, frames.BadFrame) as error:
             self.close()
-            self._broken(LinkBroken(str(error), self._link.peer))
+            self._broken(_of_peer(error, self._link.peer))
 
     def _read(self) -> Iterator[None]:
         """Reads letter after letter; each yield waits for the link."""
@@ -235,7 +235,7 @@ class WayIn:
             if frame.kind is frames.FrameKind.BYE:
                 return
             if frame.kind is not self._kind or frame.length > MAX_DESCRIPTION:
-                raise LinkBroken(f"a {frame.kind.name} of {frame.length} bytes, expected a {self._kind.name}")
+                raise LinkMisused(f"a {frame.kind.name} of {frame.length} bytes, expected a {self._kind.name}")
             link.take_header()
             description = bytearray(frame.length)
             yield from self._fill(memoryview(description))
@@ -256,3 +256,7 @@ class WayIn:
             if view and (not received or budget <= 0):
                 budget = STEP_BYTES
                 yield
+
+
+def _of_peer(error: LinkBroken | frames.BadFrame, peer: int) -> LinkBroken:
+    return type(error)(str(error), peer) if isinstance(error, LinkBroken) else LinkMisused(str(error), peer)

@@ -37,7 +37,7 @@ from collectived_runtime.engine.seat import Seat, Sources
 from collectived_runtime.engine.strand import Wait, copied
 from collectived_runtime.engine.workshop import Workshop
 from collectived_runtime.transport import frame as frames
-from collectived_runtime.transport.link import Link, LinkBroken, Part
+from collectived_runtime.transport.link import Link, LinkBroken, LinkMisused, Part
 
 CHANNEL = CHANNELS  # the one after those of strands
 SHARE = 4  # letters that nobody has asked for may take one part in so many of the worker's memory
@@ -313,13 +313,13 @@ class Posts:
         topology = self._shop.topology
         address = letters.address(frame)
         if (frame.key, frame.generation) != (topology.group.key, self._generation) or address[0] not in topology.ranks:
-            raise LinkBroken(f"a letter for rank {address[0]} of generation {frame.generation}")
+            raise LinkMisused(f"a letter for rank {address[0]} of generation {frame.generation}")
         try:
             collective = collective_from_proto(common_pb2.Collective.FromString(description))
         except (DecodeError, InvalidArgumentError) as error:
-            raise LinkBroken(f"a letter whose description cannot be read: {error}") from None
+            raise LinkMisused(f"a letter whose description cannot be read: {error}") from None
         if sum(leaf.nbytes for leaf in collective.leaves) != frame.offset:
-            raise LinkBroken(f"a letter of {frame.offset} bytes, which is not what it describes")
+            raise LinkMisused(f"a letter of {frame.offset} bytes, which is not what it describes")
         return letters.Form.of(collective, description), address
 
     def _slot(self, address: letters.Address, form: letters.Form) -> Slot | None:

@@ -29,30 +29,63 @@ _numbers = count(1)  # arena numbers are unique in the worker
 
 
 class Exhausted(Exception):
-    """The worker's memory is used up; says how."""
+    """The worker's memory is used up, or a session's share of it; says how."""
 
 
 class Budget:
-    """Bytes of shared memory that the worker may use in all; shared by its threads."""
+    """Bytes of shared memory that the worker may use in all; shared by its threads.
 
-    def __init__(self, limit: int) -> None:
+    Args:
+        refused: called where somebody wants too much.
+    """
+
+    def __init__(self, limit: int, refused: Callable[[], None] = lambda: None) -> None:
         self.limit = limit
         self.used = 0
+        self._refused = refused
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
         """Raises Exhausted where this would be too much."""
         with self._lock:
-            if self.used + size > self.limit:
-                raise Exhausted(
-                    f"{size} bytes more would exceed the worker's {self.limit} bytes of shared memory, "
-                    f"of which {self.used} are in use"
-                )
+            used = self.used
+            fits = used + size <= self.limit
+            if fits:
+                self.used += size
+        if not fits:
+            self._refused()
+            raise Exhausted(
+                f"{size} bytes more would exceed the worker's {self.limit} bytes of shared memory, of which {used} are "
+                "in use: free some, or raise memory_limit of the worker"
+            )
+
+    def give(self, size: int) -> None:
+        with self._lock:
+            self.used -= size
+
+
+class Share(Budget):
+    """What one session may have of a budget, which is taken from there too."""
+
+    def __init__(self, whole: Budget, limit: int, refused: Callable[[], None] = lambda: None) -> None:
+        super().__init__(limit, refused)
+        self._whole = whole
+
+    def take(self, size: int) -> None:
+        if size > self.limit - self.used:
+            self._refused()
+            raise Exhausted(
+                f"{size} bytes more would exceed the {self.limit} bytes of shared memory that one session may have, of "
+                f"which {self.used} are in use: close what is not needed, or raise max_session_memory of the worker"
+            )
+        self._whole.take(size)
+        with self._lock:
             self.used += size
 
     def give(self, size: int) -> None:
         with self._lock:
             self.used -= size
+        self._whole.give(size)
 
 
 def new_arena(size: int, *, readers_only: bool) -> Arena:

@@ -70,6 +70,7 @@ class Seat:
         self.gone = False  # lost, left or hung up
         self._closed = closed
         self._outbox: deque[tuple[bytes, int]] = deque()  # message, descriptor to pass along or -1
+        self.unread_bytes = 0
         self._outcomes: dict[int, list[bytes]] = {}
 
     def sources(self, prepared: Prepared, addresses: Sequence[tuple[int, int]], staged: bool) -> Sources:
@@ -95,6 +96,7 @@ class Seat:
             except (BlockingIOError, *HUNG_UP):  # flush keeps it, or lets it go
                 pass
         self._outbox.append((message, descriptor))
+        self.unread_bytes += len(message)
         return self.flush()
 
     def flush(self) -> bool:
@@ -110,8 +112,10 @@ class Seat:
                 break
             except HUNG_UP:  # its end of file is on its way
                 self._outbox.clear()
+                self.unread_bytes = 0
                 return False
             self._outbox.popleft()
+            self.unread_bytes -= len(message)
         return bool(self._outbox)
 
     @property

@@ -21,6 +21,7 @@ from collectived_runtime.engine.recorder import Recorder, Tape
 from collectived_runtime.engine.results import Budget, Results
 from collectived_runtime.engine.strand import Tools
 from collectived_runtime.engine.watch import Watch
+from collectived_runtime.limits.refusals import Refusals
 
 log = logging.getLogger("collectived.lane")
 
@@ -40,6 +41,7 @@ class Surroundings:
     report: Callable[[Report], None]
     ended: Callable[[Any], None]  # with the lane
     recorder: Recorder = field(default_factory=Recorder)
+    refusals: Refusals = field(default_factory=Refusals)
 
 
 @dataclass(slots=True)

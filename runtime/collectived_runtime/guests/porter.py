@@ -25,6 +25,7 @@ import grpc.aio
 
 from collectived_runtime.daemon import open_to_folder
 from collectived_runtime.guests.peers import Guests, Peer, peer_of, with_folder
+from collectived_runtime.limits.descriptors import WANTED
 
 log = logging.getLogger("collectived.porter")
 
@@ -34,10 +35,16 @@ _ABSTRACT = "unix-abstract:"  # how gRPC begins the names of such peers
 
 
 class Porter:
-    """Runs in the event loop of its daemon."""
+    """Runs in the event loop of its daemon.
 
-    def __init__(self, invited: Guests) -> None:
+    Args:
+        invited: whom it lets use the daemon.
+        most: connections that it holds; more are closed as they come. Each takes three descriptors.
+    """
+
+    def __init__(self, invited: Guests, most: int = WANTED) -> None:
         self._invited = invited
+        self._most = most
         self._listeners: list[tuple[socket.socket, int, Guests]] = []
         self._servers: list[asyncio.Server] = []
         self._callers: dict[str, tuple[Peer, Guests]] = {}
@@ -110,6 +117,8 @@ class _Guest(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        if len(self._porter._guests) >= self._porter._most:
+            transport.abort()
         self._porter._guests.add(self)
         self._silent = asyncio.get_running_loop().call_later(SILENT_SECONDS, transport.abort)
 

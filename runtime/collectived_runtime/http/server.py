@@ -105,6 +105,8 @@ class HttpServer:
         try:
             if len(self._serving) > self._limits.connections:
                 return
+            if self._gate.logins.shut_out(_host_of(writer)):
+                return
             writer.transport.set_write_buffer_limits(high=0)  # drained means that the kernel has all of it
             with contextlib.suppress(TimeoutError, OSError):
                 await self._serve(reader, writer)
@@ -128,7 +130,7 @@ class HttpServer:
                 return
             with_body = request.method != "HEAD"
             async with asyncio.timeout(self._limits.answer_seconds):
-                answer = await self._answer(request)
+                answer = await self._answer(request, _host_of(writer))
         async with asyncio.timeout(self._limits.send_seconds):
             await _send(connection, writer, answer, with_body)
         writer.write_eof()
@@ -136,12 +138,12 @@ class HttpServer:
             while await reader.read(_PIECE):
                 pass
 
-    async def _answer(self, request: Request) -> Answer:
+    async def _answer(self, request: Request, host: str) -> Answer:
         shown = request.headers.get("authorization", "")
         refused = refusal(self._routes, self._names, self._gate.right(shown), request)
         if refused:
             if refused.status is HTTPStatus.UNAUTHORIZED:
-                self._gate.turned_away("http", shown)
+                self._gate.turned_away("http", shown, host)
             return refused
         route = route_to(self._routes, request.target)
         assert route is not None
@@ -221,6 +223,11 @@ def _listening(option: str, host: str, port: int) -> socket.socket:
             f"whoever uses it, or choose another {option} [HOST:]PORT (port 0 is one that is free)"
         ) from None
     return sock
+
+
+def _host_of(writer: asyncio.StreamWriter) -> str:
+    found = writer.get_extra_info("peername")
+    return str(found[0]) if found else ""
 
 
 def _bracketed(host: str) -> str:

@@ -38,12 +38,24 @@ REFUSED = Metric(
     ("component", "door", "why"),
     "Requests over grpc or http that were refused: nothing was shown, or something wrong, or a token for more.",
 )
+LIMITED = Metric(
+    "collectived_limit_refusals_total",
+    "counter",
+    ("component", "limit"),
+    "What was refused because there was as much as there may be, by limit.",
+)
+MALFORMED = Metric(
+    "collectived_malformed_total",
+    "counter",
+    ("component", "where"),
+    "What came that is no message of its protocol, or proves nothing, and was refused; by where it came.",
+)
+BOTH = (BUILD, REFUSED, LIMITED, MALFORMED)
 
 _OF_A_GROUP = ("worker", "group")
 
 WORKER = _listed(
-    BUILD,
-    REFUSED,
+    *BOTH,
     Metric(
         "collectived_collectives_total",
         "counter",
@@ -148,8 +160,7 @@ WORKER = _listed(
 )
 
 COORDINATOR = _listed(
-    BUILD,
-    REFUSED,
+    *BOTH,
     Metric(
         "collectived_worker_connected",
         "gauge",

@@ -19,7 +19,8 @@ from prometheus_client.utils import floatToGoString
 
 from collectived_proto.types import RELEASE
 from collectived_runtime.credentials import DOORS, WHYS, Door, Why
-from collectived_runtime.metrics.catalogue import BUILD, PROCESS, REFUSED, Metric
+from collectived_runtime.limits.refusals import Limit, Where
+from collectived_runtime.metrics.catalogue import BUILD, LIMITED, MALFORMED, PROCESS, REFUSED, Metric
 
 PIECE = 50  # samples that are written in one stretch: a few tenths of a millisecond
 _EOF = b"# EOF\n"
@@ -73,6 +74,16 @@ def refusals(component: str, counts: Mapping[tuple[Door, Why], int]) -> Reading:
     """Of callers who were turned away."""
     ways = ((door, why) for door in DOORS for why in WHYS if (door, why) != ("http", "viewing"))
     return numbers(REFUSED, (((component, *way), float(counts.get(way, 0))) for way in ways))
+
+
+def excesses(component: str, limited: Mapping[Limit, int], limits: Iterable[Limit] = Limit) -> Reading:
+    """What limits have refused."""
+    return numbers(LIMITED, (((component, limit), float(limited.get(limit, 0))) for limit in limits))
+
+
+def malformed(component: str, counts: Mapping[Where, int], places: Iterable[Where] = Where) -> Reading:
+    """Of what was no message of its protocol."""
+    return numbers(MALFORMED, (((component, where), float(counts.get(where, 0))) for where in places))
 
 
 _PROCESS = ProcessCollector(registry=None)

@@ -32,6 +32,10 @@ class LinkBroken(Exception):
         self.peer = peer
 
 
+class LinkMisused(LinkBroken):
+    """It carries what no peer should send."""
+
+
 class Stream(Protocol):
     """Bytes both ways, never blocking."""
 

@@ -2,7 +2,8 @@
 
 It listens on the worker's TCP port for links of other workers and on a Unix socket for session sockets and doorbells,
 and dials links to others. Each handshake is a generator that yields the poll events it waits for and ends with what it
-hands on; a slow or silent guest therefore holds no thread, and after `HANDSHAKE_SECONDS` it is shown out.
+hands on; a slow or silent guest therefore holds no thread, and after `HANDSHAKE_SECONDS` it is shown out. Where too
+many wait, the oldest of those that came in the same way has to go: who is expected needs milliseconds.
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from collectived_proto.errors import FailedPreconditionError
 from collectived_proto.local import wire
 from collectived_proto.protocol import agree
+from collectived_runtime.limits.descriptors import WANTED
+from collectived_runtime.limits.logins import Logins
+from collectived_runtime.limits.refusals import Limit, Refusals, Where
 from collectived_runtime.transport import hello as hello_
+from collectived_runtime.transport.entrance import Entrance, House
 from collectived_runtime.transport.hello import Hello, Refused
 from collectived_runtime.transport.link import Link, TcpStream
 
@@ -37,6 +43,8 @@ TOKEN_SECONDS = 10.0
 DIAL_SECONDS = 5.0
 DIAL_PAUSE_SECONDS = 0.1
 LINK_BUFFER_BYTES = 4 << 20
+MOST_GUESTS = 1024
+MOST_EARLY = 4096  # links that have come before anybody expects them
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -49,6 +57,7 @@ class _Guest:
     connection: socket.socket
     handshake: Handshake
     expires: float
+    room: dict[int, _Guest]  # where it waits, by descriptor
 
 
 class _Token(NamedTuple):
@@ -79,12 +88,28 @@ class Reception:
         secret: the job's secret.
         door: path of the Unix socket for clients; a file that a killed worker left there is taken over.
         link_address: (host, port) to listen on for links; port 0 is chosen by the system.
+        refusals: counts who is turned away. logins: who has shown a wrong proof too often.
+        most_guests: that have not said who they are, of each of the two kinds.
+        descriptors: how many this process may have.
 
     Raises:
         OSError: an address is in use or not ours.
     """
 
-    def __init__(self, task: int, secret: str, door: str, link_address: tuple[str, int]) -> None:
+    def __init__(
+        self,
+        task: int,
+        secret: str,
+        door: str,
+        link_address: tuple[str, int],
+        refusals: Refusals | None = None,
+        logins: Logins | None = None,
+        most_guests: int = MOST_GUESTS,
+        descriptors: int = WANTED,
+    ) -> None:
+        self._refusals = refusals or Refusals()
+        self._logins = Logins(0) if logins is None else logins
+        house = House(self._refusals, self._logins, max(1, most_guests), descriptors)
         self._task = task
         self._secret = secret
         self._door_path = door
@@ -114,8 +139,13 @@ class Reception:
         self._living: set[tuple[int, int]] = set()  # keys and generations of which somebody expects links
         self._calls: list[Call] = []
         self._probed: Callable[[Link], None] = Link.close
-        self._guests: dict[int, _Guest] = {}
-        self._poll = select.poll()
+        self._entrances: dict[int, Entrance[_Guest]] = {
+            self._links.fileno(): Entrance(self._links, Where.HANDSHAKE, house),
+            self._door.fileno(): Entrance(self._door, Where.DOOR, house),
+        }
+        self._dialled: dict[int, _Guest] = {}  # those to whom we go
+        self._guests: dict[int, _Guest] = {}  # all of them
+        self._poll = select.epoll()  # what waits here may be many: poll would look at all of them each time
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="reception", daemon=True)
         self._thread.start()
@@ -201,10 +231,8 @@ class Reception:
             for descriptor, _ in self._poll.poll(self._patience()):
                 if descriptor == self._wake:
                     os.eventfd_read(self._wake)
-                elif descriptor == self._links.fileno():
-                    self._accept(self._links, self._accept_link)
-                elif descriptor == self._door.fileno():
-                    self._accept(self._door, self._accept_client)
+                elif descriptor in self._entrances:
+                    self._accept(self._entrances[descriptor])
                 elif descriptor in self._guests:
                     self._step(self._guests[descriptor])
             while self._asked:
@@ -218,42 +246,54 @@ class Reception:
             link.close()
         self._links.close()
         self._door.close()
+        self._poll.close()
         with contextlib.suppress(OSError):
             os.unlink(self._door_path)
 
     def _patience(self) -> float | None:
-        """Milliseconds until something expires."""
-        times = [guest.expires for guest in self._guests.values()]
-        times += [token.expires for token in self._tokens.values()]
-        times += [expires for expires, _ in self._early.values()]
+        """Seconds until something expires."""
+        now = time.monotonic()
+        times = [guest.expires for guest in self._dialled.values()]
         times += [call.not_before for call in self._calls]
+        times += [token.expires for token in islice(self._tokens.values(), 1)]  # the oldest is the first to go
+        times += [expires for expires, _ in self._early.values()]
+        times += [at for one in self._entrances.values() for at in one.times(now)]
         first = min(times, default=math.inf)
-        return None if first == math.inf else max(0.0, (first - time.monotonic()) * 1000 + 1)
+        return None if first == math.inf else max(0.0, first - now + 0.001)
 
     def _show_out(self) -> None:
         now = time.monotonic()
-        for guest in [guest for guest in self._guests.values() if guest.expires <= now]:
-            guest.handshake.close()
-            self._dismiss(guest)
-            guest.connection.close()
-        for digest in [digest for digest, token in self._tokens.items() if token.expires <= now]:
+        for one in self._entrances.values():
+            for guest in one.late(now):
+                self._turn_away(guest)
+            if one.opens(now):
+                self._poll.modify(one.listener.fileno(), select.POLLIN)
+        for guest in [guest for guest in self._dialled.values() if guest.expires <= now]:
+            self._turn_away(guest)
+        for digest in list(takewhile(lambda digest: self._tokens[digest].expires <= now, self._tokens)):
             del self._tokens[digest]
         for key in [key for key, (expires, _) in self._early.items() if expires <= now]:
             self._early.pop(key)[1].close()
 
-    def _accept(self, listener: socket.socket, greet: Callable[[socket.socket], Handshake]) -> None:
-        try:
-            connection, _ = listener.accept()
-        except OSError as error:  # the guest has gone again, or we are out of descriptors: the next may fare better
-            if error.errno not in (errno.EAGAIN, errno.ECONNABORTED):
-                log.warning("a connection could not be accepted: %s", error)
-            return
-        self._receive(connection, greet(connection), HANDSHAKE_SECONDS)
+    def _accept(self, entrance: Entrance[_Guest]) -> None:
+        came = entrance.accept(self._turn_away)
+        if entrance.closed_until:
+            self._poll.modify(entrance.listener.fileno(), 0)
+        if came is not None:
+            greet = self._accept_link if entrance.listener is self._links else self._accept_client
+            self._receive(came[0], greet(*came), HANDSHAKE_SECONDS, entrance.guests)
 
-    def _receive(self, connection: socket.socket, handshake: Handshake, patience: float) -> None:
+    def _turn_away(self, guest: _Guest) -> None:
+        guest.handshake.close()
+        self._dismiss(guest)
+        guest.connection.close()
+
+    def _receive(
+        self, connection: socket.socket, handshake: Handshake, patience: float, room_: dict[int, _Guest]
+    ) -> None:
         connection.setblocking(False)
-        guest = _Guest(connection, handshake, time.monotonic() + patience)
-        self._guests[connection.fileno()] = guest
+        guest = _Guest(connection, handshake, time.monotonic() + patience, room_)
+        self._guests[connection.fileno()] = room_[connection.fileno()] = guest
         self._poll.register(connection.fileno(), 0)
         self._step(guest)
 
@@ -266,6 +306,9 @@ class Reception:
             self._dismiss(guest, descriptor)
         except (OSError, Refused, wire.Malformed) as error:
             self._dismiss(guest, descriptor)
+            for one in self._entrances.values():
+                if one.guests is guest.room and not isinstance(error, OSError):
+                    self._refusals.bad(one.what)
             guest.connection.close()
             log.warning("a connection was refused: %s", error)
 
@@ -273,10 +316,15 @@ class Reception:
         descriptor = guest.connection.fileno() if descriptor is None else descriptor
         if self._guests.pop(descriptor, None) is not None:
             self._poll.unregister(descriptor)
+            guest.room.pop(descriptor, None)
 
-    def _accept_client(self, connection: socket.socket) -> Handshake:
-        yield select.POLLIN
-        token, versions = wire.parse_hello(connection.recv(256))
+    def _accept_client(self, connection: socket.socket, _: str) -> Handshake:
+        said = None
+        while said is None:
+            yield select.POLLIN
+            with contextlib.suppress(BlockingIOError):  # the event was of another, who had the same descriptor
+                said = connection.recv(256)
+        token, versions = wire.parse_hello(said)
         known = self._tokens.pop(sha256(token).digest(), None)
         if known is None or known.expires <= time.monotonic():
             raise Refused("a client showed a token that is unknown, used or older than 10 s")
@@ -290,7 +338,7 @@ class Reception:
         self._dismiss(self._guests[connection.fileno()])
         known.arrived(connection)
 
-    def _accept_link(self, connection: socket.socket) -> Handshake:
+    def _accept_link(self, connection: socket.socket, host: str) -> Handshake:
         said = yield from _read(connection, hello_.HELLO_BYTES)
         try:
             hello = hello_.parse(said)
@@ -302,13 +350,21 @@ class Reception:
         nonce = os.urandom(hello_.NONCE_BYTES)
         yield from _write(connection, nonce + hello_.proof(self._secret, "accept", said, nonce))
         shown = yield from _read(connection, hello_.PROOF_BYTES)
-        hello_.check(self._secret, "dial", said, nonce, shown)
+        try:
+            hello_.check(self._secret, "dial", said, nonce, shown)
+        except Refused:
+            self._logins.failed(host)
+            raise
         self._dismiss(self._guests[connection.fileno()])
         key = (hello.key, hello.generation, hello.dialler, hello.channel)
         link = Link(hello.dialler, hello.channel, TcpStream(connection))
         arrived = self._probed if hello.probe else self._expected.pop(key, None)
         if arrived is not None:
             arrived(link)
+        elif len(self._early) >= MOST_EARLY:
+            log.warning("a link was closed: %d have come already that nobody expects yet", MOST_EARLY)
+            self._refusals.limit(Limit.LINKS)
+            link.close()
         else:
             expires = math.inf if key[:2] in self._living else time.monotonic() + HANDSHAKE_SECONDS
             self._early[key] = (expires, link)
@@ -320,7 +376,7 @@ class Reception:
         for call in due:
             family = socket.AF_INET6 if ":" in call.address[0] else socket.AF_INET
             connection = socket.socket(family, socket.SOCK_STREAM)
-            self._receive(connection, self._dial(connection, call), max(0.1, call.give_up - now))
+            self._receive(connection, self._dial(connection, call), max(0.1, call.give_up - now), self._dialled)
 
     def _dial(self, connection: socket.socket, call: Call) -> Handshake:
         """Dials, proves, hands the link on; tries again after a pause until `give_up`."""
@@ -386,7 +442,10 @@ def _read(connection: socket.socket, count: int) -> Generator[int, None, bytes]:
     data = b""
     while len(data) < count:
         yield select.POLLIN
-        piece = connection.recv(count - len(data))
+        try:
+            piece = connection.recv(count - len(data))
+        except BlockingIOError:
+            continue
         if not piece:
             raise Refused("the connection ended within the handshake")
         data += piece

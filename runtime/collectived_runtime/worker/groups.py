@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
 import secrets
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from collectived_proto.announcements import formed_from_bytes, ruling_from_proto
@@ -23,7 +24,14 @@ from collectived_proto.codec import (
     verdict_to_proto,
 )
 from collectived_proto.devices import DeviceName
-from collectived_proto.errors import Code, InvalidArgumentError, NotFoundError, PermissionDeniedError, error_class
+from collectived_proto.errors import (
+    Code,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    error_class,
+)
 from collectived_proto.types import RankPosition, Report, shown_name
 from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_proto.v1 import coordinator_pb2 as pb
@@ -34,6 +42,9 @@ from collectived_runtime.engine.recorder import Recorder
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.guests.rules import Reserved, may_have
+from collectived_runtime.limits.descriptors import room
+from collectived_runtime.limits.most import Most
+from collectived_runtime.limits.refusals import Limit, Refusals, too_many
 from collectived_runtime.transport.reception import TOKEN_SECONDS, Reception
 from collectived_runtime.worker import probe
 from collectived_runtime.worker.account import Account
@@ -64,6 +75,7 @@ class Groups:
     Args:
         say: sends a message to the coordinator, from any thread.
         connected: whether the coordinator can be reached.
+        refusals: counts what limits refuse, and what nobody should have sent.
         rules: who may join which groups, by their names within the cluster: `JOB/NAME`, or `/NAME`.
     """
 
@@ -77,8 +89,13 @@ class Groups:
         budget: Budget,
         say: Callable[[pb.WorkerMessage], None],
         connected: Callable[[], bool],
+        refusals: Refusals | None = None,
+        most: Most | None = None,
         rules: Sequence[Reserved] = (),
     ) -> None:
+        self._refusals = refusals or Refusals()
+        self._most = most or Most()
+        self._asking: Counter[str] = Counter()  # joins under way, by name
         self._task = task
         self._host = host
         self._devices = devices
@@ -104,13 +121,44 @@ class Groups:
 
     # For clients
 
-    async def join(self, session: Session, request: worker_pb2.JoinRequest) -> AsyncIterator[worker_pb2.JoinEvent]:
+    async def join(self, session: Session, request: worker_pb2.JoinRequest) -> AsyncGenerator[worker_pb2.JoinEvent]:
         """Progress, then Joined.
 
         Raises:
             CollectiveError: refused, by this worker or by the coordinator.
         """
-        join = _Join(self._ask(session, request), session)
+        ask = self._ask(session, request)
+        with session.asking():
+            self._check_room(ask.name)
+            self._asking[ask.name] += 1
+            try:
+                async with contextlib.aclosing(self._joined(session, ask)) as events:
+                    async for event in events:
+                        yield event
+            finally:
+                self._asking[ask.name] -= 1
+                if not self._asking[ask.name]:
+                    del self._asking[ask.name]
+
+    def _check_room(self, name: str) -> None:
+        """Raises ResourceExhaustedError where there are as many groups, or descriptors, as there may be."""
+        most = self._most
+        names = self._asking.keys() | {lane.topology.group.name for lane in self._lanes.values()}
+        if most.groups and name not in names and len(names) >= most.groups:
+            self._refusals.limit(Limit.GROUPS)
+            what = f"this worker has ranks of {len(names)} groups"
+            raise ResourceExhaustedError(too_many(what, most.groups, "max_groups", "leave some"))
+        latest = os.eventfd(0)
+        os.close(latest)
+        if not room(most.descriptors, latest):
+            self._refusals.limit(Limit.DESCRIPTORS)
+            what = "this worker has nearly no descriptors left"
+            raise ResourceExhaustedError(
+                too_many(what, most.descriptors, "the limit of open files", "close sessions that are not needed")
+            )
+
+    async def _joined(self, session: Session, ask: pb.JoinAsk) -> AsyncGenerator[worker_pb2.JoinEvent]:
+        join = _Join(ask, session)
         outcome = "withdrawn"
         self._joins[join.ask.request] = join
         self._say(pb.WorkerMessage(join=join.ask))
@@ -304,10 +352,11 @@ class Groups:
         remote = Remote(
             group,
             rank,
-            self._budget,
+            session.budget,
             functools.partial(lane.submit, rank),
             functools.partial(lane.hang_up, rank),
             lambda generation, instance, op, timeout: lane.late(rank, generation, instance, op, timeout),
+            lambda: self._refusals.limit(Limit.IN_FLIGHT),
         )
         seat = Seat(rank, group.members[rank], remote.uploads.memory, -1, outlet=remote)
         lane.take_seat(seat)
@@ -353,6 +402,7 @@ class Groups:
             self._report,
             self._lane_ended,
             self.recorder,
+            self._refusals,
         )
 
     def _report(self, report: Report) -> None:

@@ -10,8 +10,19 @@ from collectived_proto.errors import Code
 from collectived_runtime.credentials import Door, Why
 from collectived_runtime.engine.counters import BOUNDS
 from collectived_runtime.engine.results import Budget
+from collectived_runtime.limits.refusals import WORKER_LIMITS, Refusals
 from collectived_runtime.metrics.catalogue import WORKER
-from collectived_runtime.metrics.page import PAUSE, Reading, build, histograms, numbers, process, refusals
+from collectived_runtime.metrics.page import (
+    PAUSE,
+    Reading,
+    build,
+    excesses,
+    histograms,
+    malformed,
+    numbers,
+    process,
+    refusals,
+)
 from collectived_runtime.worker.account import Account, Sum
 from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.sessions import Sessions
@@ -24,6 +35,7 @@ class WorkerMetrics:
         task: of this worker.
         joins: that ended, by outcome.
         refused: callers that were turned away, as `Gate` counts them.
+        refusals: what limits have refused, and what was malformed.
     """
 
     def __init__(
@@ -36,7 +48,9 @@ class WorkerMetrics:
         membership: Membership,
         clock: Callable[[], float] = time.monotonic,
         refused: Mapping[tuple[Door, Why], int] = {},
+        refusals: Refusals | None = None,
     ) -> None:
+        self._refusals = refusals or Refusals()
         self._me = str(task)
         self._account = account
         self._joins = joins
@@ -53,6 +67,8 @@ class WorkerMetrics:
             yield PAUSE
         yield build("worker")
         yield refusals("worker", self._refused)
+        yield excesses("worker", self._refusals.limited, WORKER_LIMITS)
+        yield malformed("worker", self._refusals.malformed)
         yield from self._collectives(total)
         yield from self._groups(total)
         yield from self._worker(total)

@@ -37,6 +37,7 @@ class Remote:
     Args:
         group: in the generation in which it was joined.
         submit: hands a message to the lane. hang_up: tells it that this rank is gone, and why.
+        refused: told of each submission that is too many.
         late: tells it the generation, instance, operation and timeout of what has not come by its own deadline.
     """
 
@@ -48,7 +49,9 @@ class Remote:
         submit: Callable[[bytes], None],
         hang_up: Callable[[str], None],
         late: Callable[[int, int, str, float], None],
+        refused: Callable[[], None] = lambda: None,
     ) -> None:
+        self._refused = refused
         self.group = group
         self.rank = rank
         self.order = Order(group.name, group.generation, self._check_goes_on, self._raise_verdict, self._older)
@@ -111,6 +114,7 @@ class Remote:
         flying = sum((flight.instance >= wire.POST) == post for flight in self._flights.values())
         count = max(flying, self._streams[post])
         if count >= wire.MAX_OUTSTANDING:
+            self._refused()
             raise ResourceExhaustedError(
                 f"{count} {'sends and recvs' if post else 'collectives'} of group {self.group.name!r} are in flight on "
                 f"rank {self.rank}, which is the most there may be: wait for some before starting more"

@@ -32,13 +32,13 @@ from collectived_runtime import clocks
 from collectived_runtime.admission import Admission, check_exposed
 from collectived_runtime.credentials import gate
 from collectived_runtime.daemon import (
-    OPTIONS,
     CannotStart,
     bind,
     drained,
     open_to_folder,
     ready,
     remove_sockets,
+    server_options,
     signals,
     until_stopped,
 )
@@ -49,6 +49,10 @@ from collectived_runtime.guests.peers import guests
 from collectived_runtime.guests.porter import Porter
 from collectived_runtime.guests.rules import offered, resolved
 from collectived_runtime.health import Health, reflect
+from collectived_runtime.limits.descriptors import connections_at_most, raise_limit
+from collectived_runtime.limits.most import Most
+from collectived_runtime.limits.refusals import Limit, Refusals
+from collectived_runtime.pacing import Pacing
 from collectived_runtime.transport.hello import EVERYBODY
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
@@ -125,8 +129,19 @@ class _Worker:
 
     def __init__(self, settings: WorkerSettings, task: int, host: str) -> None:
         self.settings = settings
-        self.gate = gate(settings.secret, settings.insecure, settings.viewing_token_file, settings.client_tokens_file)
-        self.porter = Porter(guests(settings.allow_users, settings.allow_groups))
+        self.refusals = Refusals()
+        self.descriptors = raise_limit()
+        self.gate = gate(
+            settings.secret,
+            settings.insecure,
+            settings.viewing_token_file,
+            settings.client_tokens_file,
+            settings.max_login_failures,
+        )
+        self.porter = Porter(
+            guests(settings.allow_users, settings.allow_groups),
+            connections_at_most(settings.max_connections, self.descriptors // 2, 3),
+        )
         callers = Callers(self.gate, self.porter)
         rules = resolved(settings.group_rules, "group_rules"), resolved(settings.device_rules, "device_rules")
         folder = settings.folder
@@ -135,10 +150,26 @@ class _Worker:
         self.listen = listening(settings.listen, f"unix:{check_socket_path(folder / f'worker-{task}.sock')}")
         check_exposed([*self.listen, settings.link_listen], settings.secret, settings.insecure)
         devices = tuple(DeviceName(task, "CPU", index) for index in range(CPU_DEVICES))
-        self.budget = Budget(settings.memory_limit or default_memory_limit())
+        memory = settings.memory_limit or default_memory_limit()
+        self.budget = Budget(memory, lambda: self.refusals.limit(Limit.MEMORY))
+        most = Most(
+            settings.max_sessions,
+            settings.max_session_ranks,
+            settings.max_session_memory or memory * 3 // 4,
+            settings.max_groups,
+            self.descriptors,
+        )
         link_host, link_port = address_of(settings.link_listen)
-        proves = settings.secret or (EVERYBODY if settings.insecure else "")
-        self.reception = Reception(task, proves, self.door, (link_host, link_port))
+        self.reception = Reception(
+            task,
+            settings.secret or (EVERYBODY if settings.insecure else ""),
+            self.door,
+            (link_host, link_port),
+            self.refusals,
+            self.gate.logins,
+            settings.max_handshakes,
+            self.descriptors,
+        )
         open_to_folder(self.door, self.porter.names_guests)
         self.reception.on_probe(probe.answer)
         self.identity = Identity(
@@ -151,9 +182,19 @@ class _Worker:
         )
         self.telemetry: telemetry.Telemetry | None = None
         self.telling: set[asyncio.Future[None]] = set()
-        self.sessions = Sessions(self.budget)
+        self.sessions = Sessions(self.budget, self.refusals, most)
         self.groups = Groups(
-            task, host, devices, self.reception, self.door, self.budget, self._say, self._connected, rules[0]
+            task,
+            host,
+            devices,
+            self.reception,
+            self.door,
+            self.budget,
+            self._say,
+            self._connected,
+            self.refusals,
+            most,
+            rules[0],
         )
         self.membership = Membership(
             settings.coordinator,
@@ -172,7 +213,11 @@ class _Worker:
             self.membership.drain,
             lambda: self.health.drain(),
         )
-        self.server = grpc.aio.server(interceptors=[Admission(callers), WellFormed()], options=(*OPTIONS, *KEEPALIVE))
+        connections = connections_at_most(settings.max_connections, self.descriptors // 2, len(self.listen))
+        self.server = grpc.aio.server(
+            interceptors=[Admission(callers, self.refusals), Pacing(self.refusals), WellFormed(self.refusals)],
+            options=(*server_options(settings.max_message, connections), *KEEPALIVE),
+        )
         self.name = f"/job:worker/task:{task}"
         self._inspecting: set[asyncio.Task[None]] = set()
         service = WorkerService(
@@ -218,7 +263,7 @@ class _Worker:
         from collectived_runtime.metrics.route import metrics_server  # most workers serve none
 
         parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
-        source = WorkerMetrics(self.identity.task, *parts, refused=self.gate.refused)
+        source = WorkerMetrics(self.identity.task, *parts, refused=self.gate.refused, refusals=self.refusals)
         return metrics_server(where, source, lambda: self.health.well, self.gate)
 
     def announcement(self) -> dict[str, object]:
@@ -328,6 +373,7 @@ class _Worker:
             self.budget.limit,
             bool(self.drainage.refusal),
             self.gate.insecure,
+            self.refusals,
         )
         return await worker_status(self.identity, self.groups.lanes, standing)
 

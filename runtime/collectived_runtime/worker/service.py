@@ -21,6 +21,8 @@ from collectived_proto.protocol import OURS, agree
 from collectived_proto.v1 import common_pb2, status_pb2, trace_pb2, worker_pb2, worker_pb2_grpc
 from collectived_runtime.engine.ledger import Prepared
 from collectived_runtime.guests.callers import Caller, Callers
+from collectived_runtime.limits.pace import Rate
+from collectived_runtime.pacing import REFUSED, Turns, caller_of
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.worker.descriptions import keep, prepared, think
 from collectived_runtime.worker.draining import Drainage
@@ -30,6 +32,8 @@ from collectived_runtime.worker.statuses import status_of
 from collectived_runtime.worker.submit import Place, submit
 
 LONGEST_NAME = 128  # characters of a label or host that others are shown
+PREPARING = Rate(200, 2048)  # collectives that one session describes
+JOINING = Rate(50, 256)  # groups that it joins
 
 
 def _translated(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,6 +47,7 @@ def _translated(method: Callable[..., Any]) -> Callable[..., Any]:
                     async for answer in answers:
                         yield answer
             except CollectiveError as error:
+                await _hold_back(self, request, context, error)
                 await context.abort_with_status(status_of(error))
 
         return stream
@@ -52,9 +57,16 @@ def _translated(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return await method(self, request, context)
         except CollectiveError as error:
+            await _hold_back(self, request, context, error)
             await context.abort_with_status(status_of(error))
 
     return unary
+
+
+async def _hold_back(service: WorkerService, request: Any, context: Any, error: CollectiveError) -> None:
+    """Whoever is refused again and again hears of it later and later; what a collective came to is no refusal."""
+    if error.verdict is None:
+        await service.refusing(getattr(request, "session", b""), context)
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
@@ -79,6 +91,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         trace: Callable[[trace_pb2.TraceRequest], AsyncIterator[trace_pb2.TraceReply]],
         drainage: Drainage,
     ) -> None:
+        self._preparing, self._joining, self._failing = Turns(PREPARING), Turns(JOINING), Turns(REFUSED)
         self._name = name
         self._devices = devices
         self._door = door
@@ -89,6 +102,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._status = status
         self._trace = trace
         self._drainage = drainage
+
+    async def refusing(self, session: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Returns when a refusal may be told."""
+        await self._failing.wait(session if session in self._sessions else caller_of(context))
 
     @_translated
     async def OpenSession(
@@ -121,14 +138,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.JoinRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[worker_pb2.JoinEvent]:
         self._drainage.check()
-        async for event in self._groups.join(self._sessions.find(request.session), request):
-            yield event
+        session = self._sessions.find(request.session)
+        await self._joining.wait(request.session)
+        async with contextlib.aclosing(self._groups.join(session, request)) as events:
+            async for event in events:
+                yield event
 
     @_translated
     async def Prepare(
         self, request: worker_pb2.PrepareRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.PrepareReply:
         holding = self._sessions.find(request.session).holding(request.key, request.rank)
+        await self._preparing.wait(request.session)
 
         def describe() -> tuple[Prepared, common_pb2.Layout]:
             made = prepared(holding.lane, request.rank, request.collective)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import secrets
 import socket
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -21,16 +22,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectived_proto.devices import DeviceName
-from collectived_proto.errors import Code, FailedPreconditionError, NotFoundError, UnavailableError
+from collectived_proto.errors import (
+    Code,
+    FailedPreconditionError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from collectived_proto.local import wire
 from collectived_proto.local.arena import Arena
 from collectived_proto.protocol import FIRST, Versions
 from collectived_runtime.credentials import Right
 from collectived_runtime.engine.bells import LAST_WORDS_SECONDS
 from collectived_runtime.engine.lane import Lane
-from collectived_runtime.engine.results import Budget, Exhausted, new_arena
+from collectived_runtime.engine.results import Budget, Exhausted, Share, new_arena
 from collectived_runtime.guests.callers import Caller
 from collectived_runtime.guests.peers import peer_of
+from collectived_runtime.limits.descriptors import WANTED, room
+from collectived_runtime.limits.most import Most
+from collectived_runtime.limits.refusals import Limit, Refusals, Where, too_many
 from collectived_runtime.worker.submit import Place
 
 log = logging.getLogger("collectived.worker")
@@ -40,6 +50,7 @@ _SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
 _MOST_REMEMBERED = 1024  # sessions that have ended, and why
 MOST_VERSIONS = 16  # of clients that are told
 MOST_ASKED = 64  # arenas of one session that it waits for
+MOST_ARENAS = 512  # of one session; each takes a descriptor
 _AT_ONCE = 1 << 20  # bytes of an arena that take less than a millisecond
 _COMMITTING = ThreadPoolExecutor(2, "collectived-arenas")  # its threads start when they are first needed
 
@@ -72,6 +83,10 @@ class Session:
     remote: bool = False  # its client shares no memory with this worker
     caller: Caller = field(default_factory=lambda: Caller(Right.NOTHING))  # who opened it
     devices: tuple[DeviceName, ...] = ()  # that it may join on
+    refusals: Refusals = field(default_factory=Refusals)
+    most_ranks: int = 0  # that it may hold or be joining; 0: any number
+    descriptors: int = WANTED  # that this process may have
+    joining: int = 0
     identity: bytes = field(default_factory=lambda: secrets.token_bytes(SESSION_BYTES))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     holdings: list[Holding] = field(default_factory=list)
@@ -168,6 +183,24 @@ class Session:
             for number in list(self._arenas):
                 self._drop(number)
 
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """As long as it is joining a group.
+
+        Raises:
+            ResourceExhaustedError: it is in as many as it may be.
+        """
+        held = sum(not holding.lane.seats[holding.rank].gone for holding in self.holdings)
+        if self.most_ranks and held + self.joining >= self.most_ranks:
+            self.refusals.limit(Limit.SESSION_RANKS)
+            what = f"this session holds {held} ranks and is joining {self.joining} groups"
+            raise ResourceExhaustedError(too_many(what, self.most_ranks, "max_session_ranks", "leave some groups"))
+        self.joining += 1
+        try:
+            yield
+        finally:
+            self.joining -= 1
+
     def hold(self, lane: Lane, rank: int, place: Place | None = None) -> None:
         """The session has become a rank; if it has ended meanwhile, the others hear of it at once."""
         self.holdings = [known for known in self.holdings if not known.lane.seats[known.rank].gone]
@@ -216,6 +249,7 @@ class Session:
                 case kind:
                     raise wire.Malformed(f"a session socket does not carry {kind.name}")
         except wire.Malformed as error:
+            self.refusals.bad(Where.SESSION)
             self.end(f"it sent something malformed: {error}")
 
     def _ask(self, size: int) -> None:
@@ -235,14 +269,23 @@ class Session:
 
     async def _grant(self, size: int) -> None:
         """Filling pages with zeros takes the kernel long: large arenas come into being beside the event loop."""
+        if len(self._arenas) >= MOST_ARENAS:
+            self.refusals.limit(Limit.SESSION_ARENAS)
+            self._refuse(
+                f"this session has {MOST_ARENAS} pieces of shared memory, the most there may be: ask for larger"
+            )
+            return
         try:
             self.budget.take(size)
         except Exhausted as error:
-            self._send(wire.refused(Code.RESOURCE_EXHAUSTED, str(error)))
+            self._refuse(str(error))
             return
         arena: Arena | None = None
         try:
             arena = new_arena(size, readers_only=False)
+            if not room(self.descriptors, arena.descriptor):
+                self.refusals.limit(Limit.DESCRIPTORS)
+                raise OSError(errno.EMFILE, "this worker has nearly no descriptors left; raise its LimitNOFILE")
             if size <= _AT_ONCE:
                 arena.commit(size)
             else:
@@ -253,7 +296,7 @@ class Session:
                 arena.close()
             self.budget.give(size)
             if not self.ended.is_set():
-                self._send(wire.refused(Code.RESOURCE_EXHAUSTED, f"{size} bytes of shared memory: {error}"))
+                self._refuse(f"{size} bytes of shared memory: {error}")
             return
         if self.ended.is_set():  # meanwhile
             arena.close()
@@ -261,6 +304,9 @@ class Session:
             return
         self._arenas[arena.number] = arena
         self._send(wire.arena(wire.Kind.ARENA, arena.number, size), arena.descriptor)
+
+    def _refuse(self, why: str) -> None:
+        self._send(wire.refused(Code.RESOURCE_EXHAUSTED, why))
 
     def _send(self, message: bytes, descriptor: int = -1) -> None:
         assert self._socket is not None
@@ -310,14 +356,24 @@ def _pidfd(connected: socket.socket) -> int:
 class Sessions:
     """All sessions of the worker, by their secret names."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        refusals: Refusals | None = None,
+        most: Most | None = None,
+    ) -> None:
         self._budget = budget
+        self._refusals = refusals or Refusals()
+        self._most = most or Most()
         self._sessions: dict[bytes, Session] = {}
         self._ended: OrderedDict[bytes, str] = OrderedDict()  # the latest, and why
         self.opened = 0  # in all
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def __contains__(self, identity: bytes) -> bool:
+        return identity in self._sessions
 
     @property
     def versions(self) -> list[Versions]:
@@ -329,8 +385,20 @@ class Sessions:
         return sum(session.arena_bytes for session in self._sessions.values())
 
     def open(self, client: Client, caller: Caller, devices: tuple[DeviceName, ...], *, remote: bool) -> Session:
-        """A new session on some devices; `remote` where its client shares no memory with this worker."""
-        session = Session(client, self._budget, self._over, remote, caller, devices)
+        """A new session on some devices; `remote` where its client shares no memory with this worker.
+
+        Raises:
+            ResourceExhaustedError: there are as many as there may be.
+        """
+        most, refusals = self._most, self._refusals
+        if most.sessions and len(self._sessions) >= most.sessions:
+            refusals.limit(Limit.SESSIONS)
+            what = f"this worker has {len(self._sessions)} sessions"
+            raise ResourceExhaustedError(too_many(what, most.sessions, "max_sessions", "close some"))
+        share = Share(self._budget, most.memory or self._budget.limit, lambda: refusals.limit(Limit.SESSION_MEMORY))
+        session = Session(
+            client, share, self._over, remote, caller, devices, refusals, most.ranks, descriptors=most.descriptors
+        )
         self.opened += 1
         self._sessions[session.identity] = session
         return session

@@ -21,6 +21,7 @@ from collectived_proto.v1 import status_pb2 as pb
 from collectived_runtime.engine.lane import Lane
 from collectived_runtime.engine.ledger import Instance, Ledger
 from collectived_runtime.engine.running import Running
+from collectived_runtime.limits.refusals import Refusals
 
 SLICE_SECONDS = 0.0005  # of Python at a stretch, as far as one lane does not take longer
 
@@ -49,6 +50,7 @@ class Standing:
     arena_limit: int
     draining: bool = False
     insecure: bool = False
+    refusals: Refusals = field(default_factory=Refusals)
 
 
 async def worker_status(identity: Identity, lanes: Iterable[Lane], standing: Standing) -> pb.WorkerStatus:
@@ -72,6 +74,7 @@ async def worker_status(identity: Identity, lanes: Iterable[Lane], standing: Sta
         clients=map(versions_to_proto, standing.clients),
         draining=standing.draining,
         insecure=standing.insecure,
+        limits_met=limits_met(standing.refusals, time.monotonic()),
         resident_bytes=resident_bytes(),
         threads=threading.active_count(),
         descriptors=len(os.listdir("/proc/self/fd")),
@@ -83,6 +86,15 @@ async def worker_status(identity: Identity, lanes: Iterable[Lane], standing: Sta
             begun = time.monotonic()
         status.lanes.append(lane_status(lane))
     return status
+
+
+def limits_met(refusals: Refusals, now: float) -> list[pb.LimitMet]:
+    """What limits have refused here, the latest first."""
+    latest = sorted(list(refusals.latest.items()), key=lambda met: -met[1])
+    return [
+        pb.LimitMet(limit=limit, refused=refusals.limited[limit], last_seconds=max(0.0, now - at))
+        for limit, at in latest
+    ]
 
 
 def resident_bytes() -> int:

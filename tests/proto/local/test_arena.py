@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -95,3 +96,47 @@ def test_closing_twice_and_while_arrays_look_in_is_harmless() -> None:
     made.close()
     made.close()
     assert view[0] == 0
+
+
+def regular(folder: Path) -> int:
+    descriptor = os.open(folder / "regular", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(descriptor, SIZE)
+    return descriptor
+
+
+def pipe(_: Path) -> int:
+    reading, writing = os.pipe()
+    os.close(writing)
+    return reading
+
+
+def partly_sealed(_: Path) -> int:
+    descriptor = os.memfd_create("partly", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, SIZE)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+    return descriptor
+
+
+def shrunk(_: Path) -> int:
+    descriptor = os.memfd_create("shrunk", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, SIZE // 2)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, arena.SIZE_SEALS)
+    return descriptor
+
+
+@pytest.mark.parametrize("hostile", [regular, pipe, partly_sealed, shrunk])
+@pytest.mark.parametrize("writable", [False, True])
+def test_what_is_no_arena_is_not_mapped_and_its_descriptor_goes(
+    hostile: Callable[[Path], int], writable: bool, tmp_path: Path
+) -> None:
+    descriptor = hostile(tmp_path)
+    with pytest.raises(ValueError, match="arena 7"):
+        arena.attach(7, SIZE, descriptor, writable=writable)
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
+
+
+@pytest.mark.parametrize("size", [0, SIZE + 1, 1 << 62, (1 << 64) - 1])
+def test_a_size_that_it_does_not_have_is_refused_before_mapping(made: Arena, size: int) -> None:
+    with pytest.raises(ValueError, match="announced"):
+        arena.attach(7, size, os.dup(made.descriptor), writable=False)

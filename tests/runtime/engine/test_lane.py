@@ -24,6 +24,7 @@ from collectived_proto.types import (
     Tier,
 )
 from collectived_runtime.engine import workshop
+from collectived_runtime.limits.refusals import Where
 from collectived_runtime.plan import moves
 from collectived_runtime.transport.frame import Stamp, bye
 from collectived_runtime.transport.link import Link, TcpStream
@@ -431,6 +432,7 @@ def test_nonsense_that_is_read_together_with_the_last_frame_is_noticed(world: An
     peer.link.sendall(peer.stamp.header(0, 0, 16) + np.ones(4, np.float32).tobytes() + b"garbage!" * 8)
     peer.world.ranks[0].done()
     assert "frame" in peer.world.report(ReportKind.LINK).text
+    assert peer.lane._shop.around.refusals.malformed == {Where.LINK: 1}
 
 
 def test_a_verdict_ends_the_wait_for_a_peer_stalled_in_the_middle_of_a_frame(world: Any) -> None:

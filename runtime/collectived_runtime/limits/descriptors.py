@@ -1,0 +1,33 @@
+"""Descriptors of this process: as many as it may have, and some kept back so that those who are expected get in.
+
+The kernel gives the lowest number that is free. So the number of a descriptor that has just been made says how many
+there are, and nobody needs to count.
+"""
+
+from __future__ import annotations
+
+import resource
+
+WANTED = 1 << 16  # more would only make what goes through all of them slow
+RESERVE = 256  # for what was admitted before: memory, doorbells and links of sessions and groups that are there
+
+
+def raise_limit() -> int:
+    """Raises the soft limit of this process as far as it may; the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return WANTED if soft == resource.RLIM_INFINITY else soft
+
+
+def room(limit: int, descriptor: int) -> bool:
+    """Whether strangers may still come in, where `descriptor` is the latest: they leave a reserve."""
+    return descriptor < limit - min(RESERVE, limit // 4)
+
+
+def connections_at_most(wanted: int, available: int, addresses: int) -> int:
+    """How many connections each address may have, so that all together take no more descriptors than are available."""
+    share = max(1, available // max(1, addresses))
+    return min(wanted, share) if wanted else share

@@ -1,0 +1,74 @@
+"""Refusals: what was turned down because a limit was reached, or because it was no message of its protocol.
+
+Counted by whoever refuses, read by metrics and status. Each count is kept by one thread alone, or is about so rare a
+thing that one which is lost between two threads does not matter.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections import Counter
+from collections.abc import Callable
+
+
+class Limit(enum.StrEnum):
+    """What there may only be so much of; the value is the label of the metric."""
+
+    SESSIONS = "sessions"
+    SESSION_RANKS = "session_ranks"
+    SESSION_MEMORY = "session_memory"
+    SESSION_ARENAS = "session_arenas"
+    MEMORY = "memory"
+    IN_FLIGHT = "in_flight"
+    GROUPS = "groups"
+    GROUP_RANKS = "group_ranks"
+    HANDSHAKES = "handshakes"
+    LINKS = "links"
+    LOGINS = "logins"
+    DESCRIPTORS = "descriptors"
+    UNREAD = "unread"
+
+
+COORDINATOR_LIMITS = (Limit.GROUPS, Limit.GROUP_RANKS, Limit.LOGINS)
+WORKER_LIMITS = tuple(limit for limit in Limit if limit is not Limit.GROUP_RANKS)
+
+
+class Where(enum.StrEnum):
+    """Where something came that is no message of its protocol."""
+
+    DOOR = "door"  # the first message of a client at the Unix socket
+    SESSION = "session"  # its session socket
+    DOORBELL = "doorbell"
+    HANDSHAKE = "handshake"  # of a link
+    LINK = "link"  # a frame
+    GRPC = "grpc"
+
+
+class Refusals:
+    """See the module; `clock` is monotonic."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.limited: Counter[Limit] = Counter()
+        self.malformed: Counter[Where] = Counter()
+        self.latest: dict[Limit, float] = {}
+        """When each limit was met last."""
+
+    def limit(self, which: Limit) -> None:
+        self.limited[which] += 1
+        self.latest[which] = self._clock()
+
+    def bad(self, where: Where) -> None:
+        self.malformed[where] += 1
+
+
+def too_many(what: str, most: int, key: str, advice: str) -> str:
+    """The text of a refusal: what there is too much of, how much there may be, and what to do.
+
+    Args:
+        what: `this worker has 1024 sessions`.
+        key: of the daemon's configuration, which raises the limit.
+        advice: what the caller can do.
+    """
+    return f"{what}, and there may be {most}: {advice}, or raise {key} of the daemon"

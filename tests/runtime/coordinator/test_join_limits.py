@@ -1,0 +1,81 @@
+"""How many groups there may be, and how many ranks of one: whoever asks for more is told so, and counted."""
+
+from __future__ import annotations
+
+from collectived_proto.errors import Code
+from collectived_runtime.coordinator.census import Census
+from collectived_runtime.coordinator.events import (
+    Hello,
+    JoinAsk,
+    JoinAsked,
+    JoinCancelled,
+    JoinDone,
+    JoinRefused,
+    JoinUpdate,
+    Message,
+    Send,
+    WorkerAttached,
+)
+from collectived_runtime.coordinator.state import Coordinator
+from collectived_runtime.limits.refusals import Limit
+
+
+def mind(most_groups: int = 2, most_ranks: int = 8) -> Coordinator:
+    made = Coordinator(1_000, most_groups=most_groups, most_ranks=most_ranks)
+    made.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    return made
+
+
+def asked(mind: Coordinator, request: str, name: str, size: int = 1) -> Message:
+    ask = JoinAsk(request, name, size, size, device="CPU:0")
+    sent = [effect.message for effect in mind.step(JoinAsked(0, ask), 0.0) if isinstance(effect, Send)]
+    return next(message for message in sent if getattr(message, "request", request) == request)
+
+
+def limited(mind: Coordinator) -> dict[Limit, int]:
+    *_, census = mind.census(0.0)
+    assert isinstance(census, Census)
+    return census.counts.limited
+
+
+def test_one_group_too_many_is_refused() -> None:
+    here = mind()
+    assert isinstance(asked(here, "r1", "job/a"), JoinDone)
+    assert isinstance(asked(here, "r2", "job/b", 2), JoinUpdate)
+    refused = asked(here, "r3", "job/c")
+    assert isinstance(refused, JoinRefused) and refused.code == Code.RESOURCE_EXHAUSTED
+    assert refused.message == (
+        "this coordinator has 2 groups, and there may be 2: leave some, or raise max_groups of the daemon"
+    )
+    assert limited(here) == {Limit.GROUPS: 1}
+
+
+def test_a_group_that_forms_may_still_become_complete() -> None:
+    here = mind()
+    asked(here, "r1", "job/a")
+    asked(here, "r2", "job/b", 2)
+    assert isinstance(asked(here, "r3", "job/b", 2), JoinDone) and not limited(here)
+
+
+def test_what_is_over_does_not_count() -> None:
+    here = mind(most_groups=1)
+    asked(here, "r1", "job/a", 2)
+    assert isinstance(asked(here, "r2", "job/b"), JoinRefused)
+    here.step(JoinCancelled(0, "r1", "enough"), 0.0)
+    assert isinstance(asked(here, "r3", "job/b"), JoinDone)
+
+
+def test_a_group_has_so_many_ranks_at_most() -> None:
+    here = mind()
+    assert isinstance(asked(here, "r1", "job/a", 8), JoinUpdate)
+    refused = asked(here, "r2", "job/b", 9)
+    assert (
+        isinstance(refused, JoinRefused)
+        and "there may be 8: make it smaller, or raise max_group_ranks" in refused.message
+    )
+    assert limited(here) == {Limit.GROUP_RANKS: 1}
+
+
+def test_without_limits_there_are_none() -> None:
+    here = mind(0, 0)
+    assert all(isinstance(asked(here, f"r{number}", f"job/{number}", 100_000), JoinUpdate) for number in range(50))
