@@ -35,9 +35,11 @@ def folder() -> Iterator[Path]:
 class Scene:
     """A gRPC server behind a porter: `who` answers as `ask` does, `echo` with what it was sent, `wait` never."""
 
-    def __init__(self, path: Path, ask: Callable[[Porter, str], bytes], invited: Guests | None = None) -> None:
+    def __init__(
+        self, path: Path, ask: Callable[[Porter, str], bytes], invited: Guests | None = None, most: int = 100
+    ) -> None:
         self.path, self.ask = path, ask
-        self.porter = Porter(invited or Guests(os.getuid()))
+        self.porter = Porter(invited or Guests(os.getuid()), most)
         self.server = grpc.aio.server()
         self.waiting, self.hung_up = False, asyncio.Event()
 
@@ -204,5 +206,20 @@ def test_where_guests_are_named_everybody_may_knock_whom_the_folder_lets_in(fold
     async def story() -> None:
         async with Scene(folder / "s", told, Guests(os.getuid(), frozenset({4711}))):
             assert stat.S_IMODE((folder / "s").stat().st_mode) == 0o666
+
+    play(story())
+
+
+def test_beyond_as_many_connections_as_there_may_be_others_are_closed_as_they_come(folder: Path) -> None:
+    async def story() -> None:
+        async with Scene(folder / "s", told, most=2) as scene, scene.channel() as channel:
+            await channel.unary_unary("/t/who")(b"")
+            _, second = await asyncio.open_unix_connection(str(folder / "s"))
+            third, writer = await asyncio.open_unix_connection(str(folder / "s"))
+            with contextlib.suppress(ConnectionResetError):
+                assert await third.read() == b""
+            await channel.unary_unary("/t/who")(b"")
+            for one in (second, writer):
+                one.close()
 
     play(story())
