@@ -152,19 +152,31 @@ class Admission(grpc.aio.ServerInterceptor):
 
 
 def guarded(handler: Handler, admit: Callable[[Context], Awaitable[None]]) -> Handler:
-    """The same, where `admit` returns first instead of raising."""
+    """The same, where `admit` returns first instead of raising. Before that no message of the caller is read.
+
+    To that end the method takes a stream of messages, of which it reads the first where it needs one: for callers this
+    is the same.
+    """
     kind = kind_of(handler)
     behavior = getattr(handler, kind)
+    one = kind.startswith("unary_")
 
-    async def answers(request: Any, context: Context) -> Any:
+    async def given(requests: Any, context: Context) -> Any:
         await admit(context)
-        return await behavior(request, context)
+        if not one:
+            return requests
+        async for request in requests:
+            return request
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call came without its message")
 
-    async def streams(request: Any, context: Context) -> Any:
-        await admit(context)
-        async for response in behavior(request, context):
+    async def answers(requests: Any, context: Context) -> Any:
+        return await behavior(await given(requests, context), context)
+
+    async def streams(requests: Any, context: Context) -> Any:
+        async for response in behavior(await given(requests, context), context):
             yield response
 
-    guarded = streams if inspect.isasyncgenfunction(behavior) else answers
-    made: Handler = MAKERS[kind](guarded, handler.request_deserializer, handler.response_serializer)
-    return made
+    kind = kind.replace("unary_", "stream_", 1) if one else kind
+    made = streams if inspect.isasyncgenfunction(behavior) else answers
+    found: Handler = MAKERS[kind](made, handler.request_deserializer, handler.response_serializer)
+    return found

@@ -120,6 +120,40 @@ def test_tcp_is_refused_without_the_secret(shape: str, secret: str, tmp_path: Pa
     assert "s3cret" not in refused[1]
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_is_read_of_who_is_refused(shape: str, tmp_path: Path) -> None:
+    async def story(local: str, remote: str) -> None:
+        async def never() -> AsyncIterator[bytes]:
+            await asyncio.Event().wait()
+            yield b""
+
+        async with grpc.aio.insecure_channel(remote) as channel:
+            messages: Any = never()
+            call: Any = channel.stream_stream(f"/echo/{shape}")(messages, timeout=20)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+    with_server(Gate("s3cret"), tmp_path / "a", story)
+
+
+@pytest.mark.parametrize("shape", ["unary_unary", "unary_stream"])
+def test_a_call_without_its_message_is_told_so(shape: str, tmp_path: Path) -> None:
+    async def story(local: str, remote: str) -> None:
+        async def nothing() -> AsyncIterator[bytes]:
+            return
+            yield b""
+
+        async with grpc.aio.insecure_channel(local) as channel:
+            messages: Any = nothing()
+            call: Any = channel.stream_stream(f"/echo/{shape}")(messages, timeout=20)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    with_server(Gate("s3cret"), tmp_path / "a", story)
+
+
 def test_health_needs_no_secret(tmp_path: Path) -> None:
     answers: list[bytes] = []
 
