@@ -1,4 +1,5 @@
-"""How the command calls daemons: in plain text, or over TLS where the environment says with which certificates."""
+"""How the command calls daemons: in plain text, or over TLS where the environment says with which certificates; and
+with the credential that it names."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import click
 import grpc
 
+from collectived_launcher.credential import showing
 from collectived_proto.tls.dialling import channel_credentials, why_not
 from collectived_proto.tls.files import Files, Material, Unusable, load
 
@@ -17,12 +19,14 @@ def channel(address: str) -> grpc.Channel:
     """A channel to `unix:/path` or `host:port`.
 
     Raises:
-        click.UsageError: a certificate that the environment names cannot be used.
+        click.UsageError: a certificate, or a file with a credential, that the environment names cannot be used.
     """
     material = _material(address)
     if material is None:
-        return grpc.insecure_channel(address, options=_OPTIONS)
-    return grpc.secure_channel(address, channel_credentials(material), options=_OPTIONS)
+        dialled = grpc.insecure_channel(address, options=_OPTIONS)
+    else:
+        dialled = grpc.secure_channel(address, channel_credentials(material), options=_OPTIONS)
+    return showing(dialled, address, os.environ)
 
 
 def why(address: str, error: grpc.RpcError) -> str:

@@ -13,7 +13,6 @@ import hmac
 import logging
 import math
 import re
-import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from collectived_proto.configuration.daemons import DaemonSettings
+from collectived_proto.private_files import Unusable, read_private
 from collectived_proto.viewing import viewing_token
 from collectived_runtime.daemon import CannotStart
 from collectived_runtime.limits.logins import Logins
@@ -168,7 +168,7 @@ def read_token(path: Path) -> str:
     Raises:
         CannotStart: it cannot be read, others may read it, or it holds no such line.
     """
-    text = _private_text(path, "--viewing-token-file", "look").strip()
+    text = _private_text(path, "--viewing-token-file").strip()
     if not _is_token(text):
         raise CannotStart(f"--viewing-token-file {path}: holds no token: expected one line of {_TOKEN_EXPECTED} makes")
     return text
@@ -186,7 +186,7 @@ def read_client_tokens(path: Path) -> Sequence[Credential]:
         CannotStart: it cannot be read, others may read it, or a line is none of these. No line is quoted.
     """
     found: list[Credential] = []
-    for number, line in enumerate(_private_text(path, "--client-tokens-file", "use workers").splitlines(), 1):
+    for number, line in enumerate(_private_text(path, "--client-tokens-file").splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
@@ -214,19 +214,11 @@ def _until(text: str, here: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _private_text(path: Path, option: str, good_for: str) -> str:
+def _private_text(path: Path, option: str) -> str:
     try:
-        mode = path.stat().st_mode
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise CannotStart(f"{option} {path}: cannot be read: {why}") from None
-    if mode & stat.S_IRWXO:
-        raise CannotStart(
-            f"{option} {path}: has mode {stat.S_IMODE(mode):04o}, by which everybody on this host gets at "
-            f"it: chmod 600 {path} (or 640, for a group that may {good_for})"
-        )
-    return text
+        return read_private(path)
+    except Unusable as error:
+        raise CannotStart(f"{option} {path}: {error}") from None
 
 
 def _is_token(text: str) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping
 
 import click
 import grpc
 
 from collectived_launcher import calling
-from collectived_launcher.credential import SECRET_FILE, showing
+from collectived_launcher.credential import SECRET_FILE
 from collectived_launcher.drain.together import together
 from collectived_launcher.status.find import Target, Unreachable, find
 from collectived_proto.v1.status_pb2 import DrainReply, DrainRequest
@@ -61,7 +60,7 @@ def _every(target: Target, request: DrainRequest) -> DrainReply:
 
 
 def _call(address: str, request: DrainRequest, channels: contextlib.ExitStack) -> grpc.Future[DrainReply]:
-    channel = channels.enter_context(showing(calling.channel(address), address, os.environ))
+    channel = channels.enter_context(calling.channel(address))
     answer: grpc.Future[DrainReply] = WorkerStub(channel).Drain.future(
         request, timeout=request.timeout_seconds + _BEYOND
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import time
 from collections import deque
@@ -15,7 +14,7 @@ import click
 import grpc
 
 from collectived_launcher import calling
-from collectived_launcher.credential import SECRET_FILE, TOKEN_FILE, showing
+from collectived_launcher.credential import SECRET_FILE, TOKEN_FILE
 from collectived_launcher.status.stopped import stopped
 from collectived_proto.lanes import together
 from collectived_proto.local import jobs
@@ -192,7 +191,8 @@ def _pause(more: bool, left: float) -> float | None:
 
 
 def _refusal(address: str, error: grpc.RpcError, target: Target) -> str:
-    if error.code() not in _SILENT and address != target.coordinator:
+    code = error.code()
+    if code not in _SILENT and address != target.coordinator:
         raise click.ClickException(refused(address, error)) from error
     return f"    {address}: {calling.why(address, error)}"
 
@@ -217,4 +217,4 @@ def _check_stopped(addresses: Sequence[str], target: Target) -> None:
 
 
 def _channel(address: str, channels: contextlib.ExitStack) -> grpc.Channel:
-    return channels.enter_context(showing(calling.channel(address), address, os.environ))
+    return channels.enter_context(calling.channel(address))

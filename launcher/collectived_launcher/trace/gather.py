@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,6 @@ import click
 import grpc
 
 from collectived_launcher import calling
-from collectived_launcher.credential import showing
 from collectived_launcher.status.find import Target, Unreachable, refused
 from collectived_proto.v1.trace_pb2 import TraceCollective, TraceLane, TraceReply, TraceRequest, WorkerClock
 from collectived_proto.v1.worker_pb2_grpc import WorkerStub
@@ -137,7 +135,7 @@ def _put_together(account: Account, others: Sequence[str], request: TraceRequest
 
 def _ask_one(address: str, request: TraceRequest) -> Account:
     account = Account()
-    with showing(calling.channel(address), address, os.environ) as channel:
+    with calling.channel(address) as channel:
         try:
             for reply in _in_time(WorkerStub(channel).Trace(request)):
                 _take(account, reply)

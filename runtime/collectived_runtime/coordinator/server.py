@@ -59,7 +59,7 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
             check_exposed(settings.listen, settings.secret, settings.insecure, tls.mutual)
             callers = gate(settings)
             refusals, descriptors = Refusals(), raise_limit()
-            porter = Porter(guests(settings.allow_users, settings.allow_groups), refusals, descriptors)
+            porter = Porter(guests(settings.allow_users, settings.allow_groups), descriptors // 9, refusals)
         except (CannotStart, ValueError) as error:
             _fail(str(error))
         epoch = _epoch(settings)

@@ -25,7 +25,6 @@ import grpc.aio
 
 from collectived_runtime.daemon import open_to_folder
 from collectived_runtime.guests.peers import Guests, Peer, peer_of, with_folder
-from collectived_runtime.limits.descriptors import WANTED
 from collectived_runtime.limits.refusals import Limit, Refusals
 
 log = logging.getLogger("collectived.porter")
@@ -39,14 +38,15 @@ class Porter:
     """Runs in the event loop of its daemon.
 
     Args:
-        refusals: counts who found no room.
-        descriptors: that this process may have; callers take a third of them at most, and three each.
+        invited: whom it lets use the daemon.
+        most: connections that it holds; more are closed as they come. Each takes three descriptors.
+        refusals: counts those.
     """
 
-    def __init__(self, invited: Guests, refusals: Refusals | None = None, descriptors: int = WANTED) -> None:
+    def __init__(self, invited: Guests, most: int, refusals: Refusals | None = None) -> None:
         self._invited = invited
+        self._most = most
         self._refusals = refusals or Refusals()
-        self._most = max(1, descriptors // 9)
         self._listeners: list[tuple[socket.socket, int, Guests]] = []
         self._servers: list[asyncio.Server] = []
         self._callers: dict[str, tuple[Peer, Guests]] = {}

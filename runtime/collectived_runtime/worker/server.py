@@ -150,7 +150,7 @@ class _Worker:
         self.refusals = Refusals()
         self.descriptors = raise_limit()
         self.gate = gate(settings)
-        self.porter = Porter(guests(settings.allow_users, settings.allow_groups), self.refusals, self.descriptors)
+        self.porter = Porter(guests(settings.allow_users, settings.allow_groups), self.descriptors // 9, self.refusals)
         callers = Callers(self.gate, self.porter, tls.mutual)
         rules = resolved(settings.group_rules, "group_rules"), resolved(settings.device_rules, "device_rules")
         folder = settings.folder
@@ -169,7 +169,7 @@ class _Worker:
             self.descriptors,
         )
         link_host, link_port = address_of(settings.link_listen)
-        proves = settings.secret or (EVERYBODY if settings.insecure else "")
+        proves = settings.secret or (EVERYBODY if settings.insecure or tls.mutual else "")
         self.reception = Reception(
             task,
             proves,
