@@ -182,7 +182,7 @@ class _Worker:
             _contexts(tls),
         )
         open_to_folder(self.door, self.porter.names_guests)
-        self.reception.on_probe(probe.answer)
+        self.reception.on_probe(probe.Answers().answer)
         self.identity = Identity(
             task,
             host,
