@@ -2,7 +2,7 @@
 
 An *event* is something that happened: a worker came, went or spoke, or time passed. An *effect* is something the shell
 is to do about it: send a *message* to a worker, write a log line, break a stream, end the process. Messages are values
-of the contract (`Verdict`) or of this file; `wire.py` turns them to protobuf and back.
+of the contract (`Verdict`) or of this file; `messages.py` turns them to protobuf and back.
 """
 
 from __future__ import annotations

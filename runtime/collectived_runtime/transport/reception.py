@@ -374,6 +374,8 @@ class Reception:
             link.close()
         else:
             expires = math.inf if key[:2] in self._living else time.monotonic() + HANDSHAKE_SECONDS
+            if older := self._early.get(key):
+                older[1].close()
             self._early[key] = (expires, link)
 
     def _secured(self, connection: socket.socket, host: str | None = None) -> Generator[int, None, socket.socket]:

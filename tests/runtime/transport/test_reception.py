@@ -281,3 +281,19 @@ def test_when_a_generation_ends_links_that_nobody_expected_are_closed(place: Pla
         while not mine.recv_into(memoryview(bytearray(1))):
             select.select([mine.stream], [], [], 10)
     mine.close()
+
+
+def test_of_two_early_links_of_one_key_the_older_is_closed_and_the_later_serves(place: Place) -> None:
+    place.workers[0].dial(place.call())
+    _, older = place.next()
+    place.workers[0].dial(place.call())
+    _, later = place.next()
+    with pytest.raises(LinkBroken):
+        while not older.recv_into(memoryview(bytearray(1))):
+            assert select.select([older.stream], [], [], 10)[0], "it was left open"
+    place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    kind, theirs = place.next()
+    assert kind == "accepted" and theirs.send([b"x"]) == 1
+    assert select.select([later.stream], [], [], 10)[0] and later.recv_into(memoryview(bytearray(1))) == 1
+    for link in (older, later, theirs):
+        link.close()
