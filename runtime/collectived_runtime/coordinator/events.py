@@ -8,7 +8,7 @@ of the contract (`Verdict`) or of this file; `messages.py` turns them to protobu
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from collectived_proto.errors import Code
@@ -43,6 +43,7 @@ class Hello:
     groups: tuple[Attached, ...] = ()
     draining: bool = False
     versions: Versions = FIRST
+    link_secret: str = field(default="", repr=False)  # that a coordinator has given it
 
     def __str__(self) -> str:
         return f"worker /job:worker/task:{self.task} (host {self.host}, pid {self.pid}, incarnation {self.incarnation})"
@@ -215,6 +216,7 @@ class Welcome:
     epoch: int
     heartbeat_seconds: float
     stall_seconds: float
+    link_secret: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -380,6 +380,8 @@ class Registry:
     stall_seconds: float
     tune: bool = False  # whether links are measured
     stored: dict[str, tuple[Tier, ...]] = field(default_factory=dict)  # tables of earlier measurements
+    link_secret: str = field(default="", repr=False)  # for links, where the job has no secret
+    link_secret_given: bool = False
     measurements: dict[int, Measurement] = field(default_factory=dict)  # by generation, while they go on
     workers: dict[int, Worker] = field(default_factory=dict)
     keys: dict[str, int] = field(default_factory=dict)

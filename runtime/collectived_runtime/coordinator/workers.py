@@ -63,11 +63,23 @@ def attached(book: Registry, hello: Hello, now: float) -> Iterator[Effect]:
     book.workers[hello.task] = Worker(hello, now, draining=hello.draining)
     if not back:  # else its timer runs already
         book.arm(now + book.patience, Silence(hello.task, hello.incarnation))
-    yield Send(hello.task, Welcome(book.epoch, book.heartbeat_seconds, book.stall_seconds))
+    secret = _link_secret(book, hello)
+    yield Send(hello.task, Welcome(book.epoch, book.heartbeat_seconds, book.stall_seconds, secret))
     yield Log("info", f"{hello} {'is back' if back else 'is here'}")
     yield from _adopt_all(book, hello, now)
     if back:
         yield from _remind(book, hello)
+
+
+def _link_secret(book: Registry, hello: Hello) -> str:
+    """What a worker's links are proved with where the job has no secret.
+
+    Whoever attaches first after a restart brings what an earlier coordinator gave, so that groups which run still dial.
+    """
+    if not book.link_secret_given and len(hello.link_secret) == len(book.link_secret):
+        book.link_secret = hello.link_secret
+    book.link_secret_given = True
+    return book.link_secret
 
 
 def gone(book: Registry, event: WorkerGone, now: float) -> Iterator[Effect]:
