@@ -72,7 +72,10 @@ class JoinAsk:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAttached:
+    """`clock`: milliseconds since 1970, as this coordinator's host has it; 0: not known."""
+
     hello: Hello
+    clock: int = 0
 
 
 @dataclass(frozen=True, slots=True)

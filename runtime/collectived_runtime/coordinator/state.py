@@ -104,8 +104,8 @@ class Coordinator:
     def _effects(self, event: Event, now: float) -> Iterator[Effect]:
         book = self._book
         match event:
-            case WorkerAttached(hello):
-                yield from workers.attached(book, hello, now)
+            case WorkerAttached(hello, clock):
+                yield from workers.attached(book, hello, clock, now)
             case WorkerGone():
                 yield from workers.gone(book, event, now)
             case DrainAsked():

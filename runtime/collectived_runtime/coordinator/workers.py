@@ -38,9 +38,20 @@ from collectived_runtime.coordinator.registry import (
     Worker,
 )
 
+DAY_MS = 24 * 3600 * 1000
 
-def attached(book: Registry, hello: Hello, now: float) -> Iterator[Effect]:
-    """A worker comes, or comes back."""
+
+def attached(book: Registry, hello: Hello, clock: int, now: float) -> Iterator[Effect]:
+    """A worker comes, or comes back. `clock`: milliseconds since 1970."""
+    if hello.highest_epoch > max(book.epoch, clock) + DAY_MS:
+        why = (
+            f"{hello} is refused: it obeys a coordinator of epoch {hello.highest_epoch}, more than a day ahead of this "
+            f"one's clock, {max(book.epoch, clock)}; an epoch is the time at which a coordinator was started, in "
+            "milliseconds since 1970: start that worker again, or set this host's clock"
+        )
+        yield Drop(hello.task, hello.incarnation, Code.INVALID_ARGUMENT, why)
+        yield Log("warning", why)
+        return
     if hello.highest_epoch > book.epoch:
         yield End(
             f"{hello} obeys a coordinator of epoch {hello.highest_epoch}, later than this one's {book.epoch}: "

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import collectived_runtime.coordinator
+from collectived_proto.errors import Code
 from collectived_proto.types import RankPosition, Report, ReportKind, shown_name
 from collectived_proto.wording import ranks_text, seconds
 from collectived_runtime.coordinator.events import (
     Beat,
+    Drop,
+    End,
     Hello,
     JoinAsk,
     JoinAsked,
     JoinDone,
     JoinRefused,
     JoinUpdate,
+    Log,
     Message,
     Reported,
     Send,
@@ -27,6 +32,7 @@ from collectived_runtime.coordinator.events import (
 )
 from collectived_runtime.coordinator.registry import KEPT_FAILURES, KEPT_GENERATIONS, Registry
 from collectived_runtime.coordinator.state import Coordinator
+from collectived_runtime.coordinator.workers import DAY_MS
 
 THIS_YEAR = 1_790_000_000_000  # milliseconds
 
@@ -205,3 +211,17 @@ def test_a_secret_for_links_is_in_no_text_of_what_knows_it() -> None:
     effects = mind.step(WorkerAttached(hello), 0.0)
     texts = [repr(hello), str(hello), repr(effects), repr(mind._book), repr(mind.snapshot(0.0))]
     assert not any(MADE in text for text in texts)
+
+
+@pytest.mark.parametrize("clock", [0, THIS_YEAR + 30 * DAY_MS])
+def test_an_epoch_of_more_than_a_day_ahead_is_the_fault_of_whoever_brings_it(clock: int) -> None:
+    mind = Coordinator(THIS_YEAR)
+    latest = max(THIS_YEAR, clock) + DAY_MS
+    mad = Hello(0, "i", "h", 1, highest_epoch=latest + 1)
+    drop, log = mind.step(WorkerAttached(mad, clock), 0.0)
+    assert isinstance(drop, Drop) and (drop.incarnation, drop.code) == ("i", Code.INVALID_ARGUMENT)
+    assert f"epoch {latest + 1}, more than a day ahead of this one's clock, {latest - DAY_MS}" in drop.why
+    assert isinstance(log, Log) and (log.level, log.text) == ("warning", drop.why)
+    assert not mind.snapshot(0.0).workers
+    [end] = mind.step(WorkerAttached(replace(mad, highest_epoch=latest), clock), 0.0)
+    assert isinstance(end, End), "a later coordinator may well have been started within a day"
