@@ -44,8 +44,8 @@ def test_it_is_understood(command: Command) -> None:
     given = flags.given(DAEMONS[verb], options)
     by_file = IN_A_FILE[verb] if options.config else {}
     given.pop("secret_file", None)  # which is not there now
-    settings = effective(DAEMONS[verb], {**by_file, **given}, {"COLLECTIVED_SECRET": "s"}, None, None)
-    assert settings.secret == "s" and not settings.insecure
+    settings = effective(DAEMONS[verb], {**by_file, **given}, {"COLLECTIVED_SECRET": "of-these-daemons"}, None, None)
+    assert settings.secret == "of-these-daemons" and not settings.insecure
 
 
 @pytest.mark.parametrize("command", all_commands(), ids=lambda command: str(command.place))

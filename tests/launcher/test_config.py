@@ -15,6 +15,7 @@ from collectived_proto.configuration.daemons import DAEMONS
 from collectived_proto.configuration.effective import told
 from collectived_proto.configuration.files import load
 
+SECRET = "s3cret-of-these-tests"
 TEXT = 'job = "train"\n[worker]\nmemory_limit = "8GiB"\n[coordinator]\nlisten = ["unix:/c", "head:7450"]\n'
 
 
@@ -29,7 +30,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_table(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLLECTIVED_SECRET", "s3cret")
+    monkeypatch.setenv("COLLECTIVED_SECRET", SECRET)
     monkeypatch.setenv("COLLECTIVED_WORKER_TASK", "3")
     assert run(["config", "worker", "--drain-seconds", "250ms"]) == 0
     out = capsys.readouterr().out
@@ -41,15 +42,15 @@ def test_the_table(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert found["worker.drain_seconds"] == ["250ms", "--drain-seconds"]
     assert found["worker.folder"] == ["needed"]
     assert found["worker.secret"] == ["set,", "not", "shown", "COLLECTIVED_SECRET"]
-    assert "s3cret" not in out and "coordinator.listen" not in out
+    assert SECRET not in out and "coordinator.listen" not in out
 
 
 def test_json(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLLECTIVED_SECRET", "s3cret")
+    monkeypatch.setenv("COLLECTIVED_SECRET", SECRET)
     assert run(["config", "--json"]) == 0
     out = capsys.readouterr().out
     found = json.loads(out)
-    assert found["file"] == str(file) and "s3cret" not in out
+    assert found["file"] == str(file) and SECRET not in out
     assert found["worker"]["memory_limit"] == {"value": 8 << 30, "from": f"{file}:3"}
     assert found["coordinator"]["listen"] == {"value": ["unix:/c", "head:7450"], "from": f"{file}:5"}
     assert found["worker"]["folder"] == {"value": None, "from": "needed"}
@@ -58,11 +59,11 @@ def test_json(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_toml_says_the_same_when_it_is_read_again(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLLECTIVED_SECRET", "s3cret")
+    monkeypatch.setenv("COLLECTIVED_SECRET", SECRET)
     assert run(["config", "--toml"]) == 0
     again = tmp_path / "again.toml"
     again.write_text(capsys.readouterr().out)
-    assert "s3cret" not in again.read_text()
+    assert SECRET not in again.read_text()
     for settings in DAEMONS.values():
         assert told(settings, {}, {}, load(again)).values == told(settings, {}, {}, load(file)).values
 

@@ -7,17 +7,14 @@ import hmac
 import os
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from tests.multi.raw import Raw, failure, settle
-from tests.security.conftest import SECRET, Start
+from tests.security.conftest import SECRET
 
-import collectived as cd
 from collectived_proto.local import wire
 from collectived_proto.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from collectived_proto.viewing import viewing_token
@@ -254,35 +251,6 @@ def test_where_there_is_no_secret_there_is_no_proof_of_it(side: str) -> None:
     nonce = os.urandom(hello_.NONCE_BYTES)
     with pytest.raises(hello_.Refused, match="has no secret by which its peers are known: start all daemons"):
         hello_.check("", side, b"h", nonce, hello_.proof("", side, b"h", nonce))
-
-
-def test_workers_without_a_secret_link_with_nobody_unless_everybody_is_let_in(folder: Path, start: Start) -> None:
-    there = start("coordinator", "--listen", f"unix:{folder}/c.sock", secret="").ready(30)["address"]
-
-    def both(kind: str, *options: str) -> list[str]:
-        words = ("--coordinator", there, *options)
-        began = [
-            start("worker", "--task", str(task), "--folder", str(folder / f"{kind}{task}"), *words, secret="")
-            for task in range(2)
-        ]
-        found = [str(one.ready(30)["address"]) for one in began]
-
-        def rank(number: int) -> str:
-            try:
-                with cd.connect(found[number]) as session, session.join(kind, 2, rank=number, timeout=20) as group:
-                    options = cd.CommunicationOptions(timeout_seconds=20)
-                    return str(group.all_reduce("sum", np.ones(1 << 18, np.float32), options=options)[0])
-            except cd.errors.CollectiveError as error:
-                return str(error)
-
-        with ThreadPoolExecutor(2) as pool:
-            said = list(pool.map(rank, range(2)))
-        for one in began:
-            one.close()
-        return said
-
-    assert all("has no secret by which its peers are known" in said for said in both("closed"))
-    assert both("open", "--insecure") == ["2.0", "2.0"]
 
 
 @pytest.mark.parametrize("other", [(9, 0, 7, 100, 3), (1, 9, 7, 100, 3), (1, 0, 9, 100, 3), (1, 0, 7, 9, 3)])

@@ -16,6 +16,7 @@ SettingsT = TypeVar("SettingsT", bound=DaemonSettings)
 
 DEFAULT = "default"
 STANDARD_INPUT = "standard input"
+SHORTEST_SECRET = 16  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def told(
         secret: that came over standard input, where it did.
 
     Raises:
-        Misconfigured: a value is none of its key's kind, or a variable is not known.
+        Misconfigured: a value is none of its key's kind, a variable is not known, or the secret is short.
     """
     _check_variables(settings, environment)
     keys = keys_of(settings)
@@ -81,6 +82,7 @@ def told(
         values["secret"], origins["secret"] = secret, STANDARD_INPUT
     elif values["secret_file"]:
         values["secret"], origins["secret"] = _secret(values["secret_file"], origins["secret_file"])
+    _check_secret(values["secret"], origins["secret"])
     return Told(values, origins, tuple(key for key in keys if key.name not in values))
 
 
@@ -114,6 +116,15 @@ def _secret(path: Path, origin: str) -> tuple[str, str]:
     if not text or not text.isascii() or not text.isprintable():
         raise Misconfigured(f"secret_file, from {origin}: {str(path)!r} is not one line of printable ASCII")
     return text, str(path)
+
+
+def _check_secret(secret: str, origin: str) -> None:
+    """Whoever dials a link is shown a digest of it, and may guess at home: it must not be a word."""
+    if 0 < len(secret) < SHORTEST_SECRET:
+        raise Misconfigured(
+            f"secret, from {origin}: it is shorter than {SHORTEST_SECRET} characters, and could be guessed: make one "
+            "with `openssl rand -hex 32`, and give it to all daemons and clients of the job"
+        )
 
 
 def _ways(key: Key) -> str:

@@ -69,7 +69,7 @@ class CoordinatorMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., join_update: _Optional[_Union[JoinUpdate, _Mapping]] = ..., join_done: _Optional[_Union[JoinDone, _Mapping]] = ..., join_refused: _Optional[_Union[JoinRefused, _Mapping]] = ..., verdict: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., inspect: _Optional[_Union[Inspect, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., newcomers: _Optional[_Union[Newcomers, _Mapping]] = ..., drain: _Optional[_Union[DrainOrder, _Mapping]] = ..., ask_trace: _Optional[_Union[AskTrace, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "task", "incarnation", "host", "pid", "devices", "address", "link_address", "highest_epoch", "groups", "draining", "clock")
+    __slots__ = ("protocol", "task", "incarnation", "host", "pid", "devices", "address", "link_address", "highest_epoch", "groups", "draining", "clock", "link_secret")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class Hello(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    LINK_SECRET_FIELD_NUMBER: _ClassVar[int]
     protocol: _common_pb2.Protocol
     task: int
     incarnation: str
@@ -94,7 +95,8 @@ class Hello(_message.Message):
     groups: _containers.RepeatedCompositeFieldContainer[Attached]
     draining: bool
     clock: str
-    def __init__(self, protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., task: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Attached, _Mapping]]] = ..., draining: bool = ..., clock: _Optional[str] = ...) -> None: ...
+    link_secret: str
+    def __init__(self, protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., task: _Optional[int] = ..., incarnation: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., highest_epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Attached, _Mapping]]] = ..., draining: bool = ..., clock: _Optional[str] = ..., link_secret: _Optional[str] = ...) -> None: ...
 
 class Attached(_message.Message):
     __slots__ = ("group", "ranks", "verdicts", "idle")
@@ -109,16 +111,18 @@ class Attached(_message.Message):
     def __init__(self, group: _Optional[_Union[_common_pb2.Group, _Mapping]] = ..., ranks: _Optional[_Iterable[int]] = ..., verdicts: _Optional[_Iterable[_Union[_common_pb2.Verdict, _Mapping]]] = ..., idle: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "heartbeat_seconds", "stall_seconds", "protocol")
+    __slots__ = ("epoch", "heartbeat_seconds", "stall_seconds", "protocol", "link_secret")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    LINK_SECRET_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     heartbeat_seconds: float
     stall_seconds: float
     protocol: _common_pb2.Protocol
-    def __init__(self, epoch: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., stall_seconds: _Optional[float] = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ...) -> None: ...
+    link_secret: str
+    def __init__(self, epoch: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ..., stall_seconds: _Optional[float] = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., link_secret: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("standings", "more", "sent_at", "clock")

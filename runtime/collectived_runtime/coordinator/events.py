@@ -2,13 +2,13 @@
 
 An *event* is something that happened: a worker came, went or spoke, or time passed. An *effect* is something the shell
 is to do about it: send a *message* to a worker, write a log line, break a stream, end the process. Messages are values
-of the contract (`Verdict`) or of this file; `wire.py` turns them to protobuf and back.
+of the contract (`Verdict`) or of this file; `messages.py` turns them to protobuf and back.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from collectived_proto.errors import Code
@@ -43,6 +43,7 @@ class Hello:
     groups: tuple[Attached, ...] = ()
     draining: bool = False
     versions: Versions = FIRST
+    link_secret: str = field(default="", repr=False)  # that a coordinator has given it
 
     def __str__(self) -> str:
         return f"worker /job:worker/task:{self.task} (host {self.host}, pid {self.pid}, incarnation {self.incarnation})"
@@ -71,7 +72,10 @@ class JoinAsk:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAttached:
+    """`clock`: milliseconds since 1970, as this coordinator's host has it; 0: not known."""
+
     hello: Hello
+    clock: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +219,7 @@ class Welcome:
     epoch: int
     heartbeat_seconds: float
     stall_seconds: float
+    link_secret: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

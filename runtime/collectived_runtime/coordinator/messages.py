@@ -60,6 +60,7 @@ def hello_from_proto(message: pb.Hello) -> Hello:
         ),
         message.draining,
         codec.versions_from_proto(message.protocol),
+        message.link_secret,
     )
 
 
@@ -160,12 +161,13 @@ class Encoder:
 
     def encode(self, message: Message) -> pb.CoordinatorMessage:
         match message:
-            case Welcome(epoch, heartbeat, stall):
+            case Welcome(epoch, heartbeat, stall, link_secret):
                 welcome = pb.Welcome(
                     epoch=epoch,
                     heartbeat_seconds=heartbeat,
                     stall_seconds=stall,
                     protocol=codec.versions_to_proto(OURS),
+                    link_secret=link_secret,
                 )
                 return pb.CoordinatorMessage(welcome=welcome)
             case JoinUpdate(request, present, expected, text):

@@ -3,7 +3,7 @@
 A *generation* is one complete incarnation of a group. A rank has *departed* when it left, was lost or joined again
 elsewhere. *Evidence* is what is known about the ranks at one instance that waits, expired or differs. A generation is
 *over* when it has failed or everybody has departed; the last of these are kept so that late reporters get their
-verdict. Everything here is data; what happens to it is decided in `membership`, `joins` and `faults`.
+verdict. Everything here is data; what happens to it is decided in `workers`, `joins` and `faults`.
 """
 
 from __future__ import annotations
@@ -380,6 +380,8 @@ class Registry:
     stall_seconds: float
     tune: bool = False  # whether links are measured
     stored: dict[str, tuple[Tier, ...]] = field(default_factory=dict)  # tables of earlier measurements
+    link_secret: str = field(default="", repr=False)  # for links, where the job has no secret
+    link_secret_given: bool = False
     measurements: dict[int, Measurement] = field(default_factory=dict)  # by generation, while they go on
     workers: dict[int, Worker] = field(default_factory=dict)
     keys: dict[str, int] = field(default_factory=dict)

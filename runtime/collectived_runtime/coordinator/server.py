@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import secrets
 import sys
 from collections.abc import Awaitable, Iterator
 from functools import partial
@@ -148,7 +149,9 @@ def _service(epoch: int, settings: CoordinatorSettings) -> CoordinatorService:
     except (OSError, ValueError) as error:
         _fail(f"the roll of workers cannot be used: {error}")
     most = (settings.max_groups, settings.max_group_ranks)
-    mind = Coordinator(epoch, settings.heartbeat_seconds, settings.stall_seconds, settings.tune, stored, *most)
+    links = "" if settings.secret else secrets.token_hex(32)
+    times = (settings.heartbeat_seconds, settings.stall_seconds)
+    mind = Coordinator(epoch, *times, settings.tune, stored, *most, link_secret=links)
     if tables:
         return CoordinatorService(mind, settings.job, store=partial(table_file.store, tables), roll=roll)
     return CoordinatorService(mind, settings.job, roll=roll)

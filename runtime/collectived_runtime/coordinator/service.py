@@ -157,10 +157,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except InvalidArgumentError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"hello: {error}")
-        effects = self._mind.step(WorkerAttached(hello), self._now())
+        effects = self._mind.step(WorkerAttached(hello, time.time_ns() // 1_000_000), self._now())
         for effect in effects:
             if isinstance(effect, End) or (isinstance(effect, Drop) and effect.incarnation == hello.incarnation):
-                self._perform(effects)
+                # A refusal is about this stream; an earlier one of the same worker goes on.
+                self._perform(other for other in effects if other is not effect or isinstance(other, End))
                 code = effect.code if isinstance(effect, Drop) else Code.UNAVAILABLE
                 await context.abort(_STATUS[code], effect.why)
         line = _Line(hello, message.hello.clock)

@@ -54,6 +54,7 @@ class Coordinator:
         stall_seconds: after how long of waiting a lane reports an instance as pending.
         tune: whether links are measured when a group forms for which no table is stored.
         stored: tables of earlier measurements, by name and shape of the group.
+        link_secret: that nobody else has, for links of workers; empty: the job has a secret.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class Coordinator:
         stored: Mapping[str, tuple[Tier, ...]] | None = None,
         most_groups: int = 0,
         most_ranks: int = 0,
+        *,
+        link_secret: str = "",
     ) -> None:
-        self._book = Registry(epoch, heartbeat_seconds, stall_seconds, tune, dict(stored or {}))
+        self._book = Registry(epoch, heartbeat_seconds, stall_seconds, tune, dict(stored or {}), link_secret)
         self._book.most_groups, self._book.most_ranks = most_groups, most_ranks
 
     @property
@@ -101,8 +104,8 @@ class Coordinator:
     def _effects(self, event: Event, now: float) -> Iterator[Effect]:
         book = self._book
         match event:
-            case WorkerAttached(hello):
-                yield from workers.attached(book, hello, now)
+            case WorkerAttached(hello, clock):
+                yield from workers.attached(book, hello, clock, now)
             case WorkerGone():
                 yield from workers.gone(book, event, now)
             case DrainAsked():

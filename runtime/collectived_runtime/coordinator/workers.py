@@ -38,9 +38,20 @@ from collectived_runtime.coordinator.registry import (
     Worker,
 )
 
+DAY_MS = 24 * 3600 * 1000
 
-def attached(book: Registry, hello: Hello, now: float) -> Iterator[Effect]:
-    """A worker comes, or comes back."""
+
+def attached(book: Registry, hello: Hello, clock: int, now: float) -> Iterator[Effect]:
+    """A worker comes, or comes back. `clock`: milliseconds since 1970."""
+    if hello.highest_epoch > max(book.epoch, clock) + DAY_MS:
+        why = (
+            f"{hello} is refused: it obeys a coordinator of epoch {hello.highest_epoch}, more than a day ahead of this "
+            f"one's clock, {max(book.epoch, clock)}; an epoch is the time at which a coordinator was started, in "
+            "milliseconds since 1970: start that worker again, or set this host's clock"
+        )
+        yield Drop(hello.task, hello.incarnation, Code.INVALID_ARGUMENT, why)
+        yield Log("warning", why)
+        return
     if hello.highest_epoch > book.epoch:
         yield End(
             f"{hello} obeys a coordinator of epoch {hello.highest_epoch}, later than this one's {book.epoch}: "
@@ -63,11 +74,23 @@ def attached(book: Registry, hello: Hello, now: float) -> Iterator[Effect]:
     book.workers[hello.task] = Worker(hello, now, draining=hello.draining)
     if not back:  # else its timer runs already
         book.arm(now + book.patience, Silence(hello.task, hello.incarnation))
-    yield Send(hello.task, Welcome(book.epoch, book.heartbeat_seconds, book.stall_seconds))
+    secret = _link_secret(book, hello)
+    yield Send(hello.task, Welcome(book.epoch, book.heartbeat_seconds, book.stall_seconds, secret))
     yield Log("info", f"{hello} {'is back' if back else 'is here'}")
     yield from _adopt_all(book, hello, now)
     if back:
         yield from _remind(book, hello)
+
+
+def _link_secret(book: Registry, hello: Hello) -> str:
+    """What a worker's links are proved with where the job has no secret.
+
+    Whoever attaches first after a restart brings what an earlier coordinator gave, so that groups which run still dial.
+    """
+    if not book.link_secret_given and len(hello.link_secret) == len(book.link_secret):
+        book.link_secret = hello.link_secret
+    book.link_secret_given = True
+    return book.link_secret
 
 
 def gone(book: Registry, event: WorkerGone, now: float) -> Iterator[Effect]:

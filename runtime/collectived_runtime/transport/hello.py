@@ -5,7 +5,8 @@
     dialler  → acceptor   HMAC-SHA256(secret, "dial" + hello + nonce)
 
 Both nonces are in both proofs, so that neither side can replay what it has heard. All three have a fixed size: nobody
-reads a byte beyond them, and frames may follow the last at once. The secret itself never travels.
+reads a byte beyond them, and frames may follow the last at once. The secret itself never travels. It is the job's, or
+where that has none one that the coordinator has made; nothing is proved with an empty one, which everybody knows.
 
 The first says which versions of the protocol the dialler speaks. Where the acceptor speaks none of them its answer has
 the same size, begins with `_APART` and says what it speaks itself; then it hangs up.
@@ -30,9 +31,6 @@ PROBE_CHANNEL = 0xFFFF  # of key 0, generation 0: no group uses this link, it is
 _MAGIC = b"CDL\x01"
 _APART = b"no version alike"  # in the place of a nonce, which has as many bytes and is never this
 _RANGE = struct.Struct(f"<{NONCE_BYTES}sHH")
-
-
-EVERYBODY = "insecure"  # what workers prove that are told to let everybody in: no secret
 
 
 class Refused(Exception):
@@ -119,16 +117,20 @@ def check_versions(answer: bytes, acceptor: int) -> None:
 
 
 def proof(secret: str, side: str, hello: bytes, nonce: bytes) -> bytes:
-    """What only a holder of the secret can say. `side` is "accept" or "dial"."""
+    """What only a holder of the secret can say. `side` is "accept" or "dial".
+
+    Raises:
+        Refused: there is no secret.
+    """
+    if not secret:
+        raise Refused(
+            "this worker has no secret by which its peers are known: start all daemons of the job with one, or all "
+            "without one, and then with a coordinator of this release, which makes one for them"
+        )
     return hmac.new(secret.encode(), side.encode() + hello + nonce, hashlib.sha256).digest()
 
 
 def check(secret: str, side: str, hello: bytes, nonce: bytes, shown: bytes) -> None:
     """Raises Refused unless `shown` is the proof; takes the same time either way. Without a secret nothing is."""
-    if not secret:
-        raise Refused(
-            "this worker has no secret by which its peers are known: start all daemons of the job with one, or with "
-            "--insecure"
-        )
     if not hmac.compare_digest(proof(secret, side, hello, nonce), shown):
         raise Refused("the peer does not know this job's secret")

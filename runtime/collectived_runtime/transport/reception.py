@@ -87,7 +87,7 @@ class Reception:
 
     Args:
         task: this worker's number; links for others are refused.
-        secret: the job's secret.
+        secret: the job's secret; empty: no link is let in or dialled until `prove_with` gives one.
         door: path of the Unix socket for clients; a file that a killed worker left there is taken over.
         link_address: (host, port) to listen on for links; port 0 is chosen by the system.
         refusals: counts who is turned away. logins: who has shown a wrong proof too often.
@@ -202,6 +202,10 @@ class Reception:
 
     def dial(self, call: Call) -> None:
         self._ask(lambda: self._calls.append(call))
+
+    def prove_with(self, secret: str) -> None:
+        """From now on links are proved with this secret."""
+        self._secret = secret
 
     def on_probe(self, arrived: Callable[[Link], None]) -> None:
         """Hands links that a peer wants to measure to `arrived`, in this thread; without this they are closed."""
@@ -374,6 +378,8 @@ class Reception:
             link.close()
         else:
             expires = math.inf if key[:2] in self._living else time.monotonic() + HANDSHAKE_SECONDS
+            if older := self._early.get(key):
+                older[1].close()
             self._early[key] = (expires, link)
 
     def _secured(self, connection: socket.socket, host: str | None = None) -> Generator[int, None, socket.socket]:

@@ -32,6 +32,7 @@ from collectived_proto.errors import (
     ResourceExhaustedError,
     error_class,
 )
+from collectived_proto.local.wire import TOKEN_BYTES
 from collectived_proto.types import RankPosition, Report, shown_name
 from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_proto.v1 import coordinator_pb2 as pb
@@ -50,7 +51,7 @@ from collectived_runtime.worker import probe
 from collectived_runtime.worker.account import Account
 from collectived_runtime.worker.descriptions import Descriptions
 from collectived_runtime.worker.remote import Remote
-from collectived_runtime.worker.sessions import SESSION_BYTES, Session
+from collectived_runtime.worker.sessions import Session
 from collectived_runtime.worker.submit import Place
 
 log = logging.getLogger("collectived.worker")
@@ -341,7 +342,7 @@ class Groups:
         seat = Seat(rank, lane.topology.group.members[rank], session.memory, pidfd, session.seated())
         lane.take_seat(seat)
         session.hold(lane, rank)
-        token = secrets.token_bytes(SESSION_BYTES)
+        token = secrets.token_bytes(TOKEN_BYTES)
         self._reception.admit(token, functools.partial(lane.connect, rank), session.uid)
         self._loop.call_later(TOKEN_SECONDS, _hang_up_late, weakref.ref(lane), weakref.ref(seat))
         return token

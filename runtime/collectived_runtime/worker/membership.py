@@ -64,6 +64,7 @@ class Membership:
 
     Attributes:
         welcomes: how often the coordinator has welcomed this worker. beats: heartbeats sent.
+        link_secret: that a coordinator has given for links, where the job has no secret; '' before.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Membership:
         self._rejoin = rejoin
         self._ledgers = ledgers
         self._away = away
+        self.link_secret = ""
         self.welcomes = 0
         self.beats = 0
         self._heartbeats = Heartbeats()
@@ -241,6 +243,7 @@ class Membership:
         self.epoch = max(self.epoch, welcome.epoch)
         self._heartbeat = welcome.heartbeat_seconds
         self.stall_seconds = welcome.stall_seconds
+        self.link_secret = welcome.link_secret or self.link_secret
         self._welcome_once = True
         self._heartbeats.forget()
         self._pulse.forget()

@@ -3,7 +3,8 @@
 After the hello of every link (key 0, generation 0, channel `PROBE_CHANNEL`) the asking side sends *requests*: the
 length of what follows in four bytes, then so many bytes. Each is answered by `ANSWER_BYTES` when it is there. Small
 ones tell the latency, larger ones the bandwidth; they grow until one takes long enough to be measured, so that a slow
-link is not kept busy. Everything happens in a thread that lives for `PROBE_SECONDS` at most, on either side.
+link is not kept busy. Everything happens in a thread that lives for `PROBE_SECONDS` at most, on either side; so many
+as `MOST_ANSWERED` are answered at once.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ log = logging.getLogger("collectived.probe")
 PROBE_SECONDS = 2.0
 ANSWER_BYTES = 64
 ROUNDS = 20
+MOST_ANSWERED = 4  # at once: of a group one or two workers probe this one
 BLOCKS = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20)
 LONG_ENOUGH_SECONDS = 0.05
 _LENGTH = struct.Struct("<I")
@@ -67,9 +69,28 @@ def probe(me: int, peer: int, address: str, exchange: Exchange, found: Callable[
     exchange.dial(Call(where, hello, arrived, failed, until))
 
 
-def answer(link: Link) -> None:
-    """Answers the requests that come in on a link until it ends, in a thread."""
-    _in_thread(f"probed by {link.peer}", lambda: _serve(link))
+class Answers:
+    """Answers probes of other workers, `MOST_ANSWERED` at once."""
+
+    def __init__(self) -> None:
+        self._free = threading.BoundedSemaphore(MOST_ANSWERED)
+
+    def answer(self, link: Link) -> None:
+        """Answers the requests that come in on a link until it ends, in a thread; where there are enough, closes it."""
+        if not self._free.acquire(blocking=False):
+            log.warning("a probe of worker %d was closed: %d are answered at once", link.peer, MOST_ANSWERED)
+            link.close()
+            return
+        _in_thread(f"probed by {link.peer}", lambda: self._serve(link))
+
+    def _serve(self, link: Link) -> None:
+        try:
+            serve(link.stream, time.monotonic() + PROBE_SECONDS)
+        except (LinkBroken, TimeoutError) as error:
+            log.debug("worker %d has probed this one: %s", link.peer, error)
+        finally:
+            self._free.release()
+            link.close()
 
 
 def _in_thread(name: str, body: Callable[[], None]) -> None:
@@ -83,15 +104,6 @@ def _measure(link: Link, until: float) -> Found:
         return Found(why=str(error))
     except TimeoutError:
         return Found(why=f"worker {link.peer} did not answer within {PROBE_SECONDS} s")
-    finally:
-        link.close()
-
-
-def _serve(link: Link) -> None:
-    try:
-        serve(link.stream, time.monotonic() + PROBE_SECONDS)
-    except (LinkBroken, TimeoutError) as error:
-        log.debug("worker %d has probed this one: %s", link.peer, error)
     finally:
         link.close()
 

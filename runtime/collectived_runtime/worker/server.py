@@ -56,7 +56,6 @@ from collectived_runtime.limits.most import Most
 from collectived_runtime.limits.refusals import Limit, Refusals
 from collectived_runtime.pacing import Pacing
 from collectived_runtime.transport.handshake import Contexts
-from collectived_runtime.transport.hello import EVERYBODY
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
 from collectived_runtime.worker import probe, telemetry
@@ -169,10 +168,9 @@ class _Worker:
             self.descriptors,
         )
         link_host, link_port = address_of(settings.link_listen)
-        proves = settings.secret or (EVERYBODY if settings.insecure or tls.mutual else "")
         self.reception = Reception(
             task,
-            proves,
+            settings.secret,
             self.door,
             (link_host, link_port),
             self.refusals,
@@ -182,7 +180,7 @@ class _Worker:
             _contexts(tls),
         )
         open_to_folder(self.door, self.porter.names_guests)
-        self.reception.on_probe(probe.answer)
+        self.reception.on_probe(probe.Answers().answer)
         self.identity = Identity(
             task,
             host,
@@ -351,6 +349,7 @@ class _Worker:
             groups=self.groups.attached(),
             draining=bool(self.drainage.refusal),
             clock=clocks.name(),
+            link_secret=self.membership.link_secret,
         )
 
     def _heard(self, message: pb.CoordinatorMessage) -> None:
@@ -368,6 +367,7 @@ class _Worker:
             self.groups.heard(message)
 
     def _welcomed(self) -> None:
+        self.reception.prove_with(self.settings.secret or self.membership.link_secret)
         self.groups.stall_after = self.membership.stall_seconds
         self.groups.ask_again()
         self.health.change(True)

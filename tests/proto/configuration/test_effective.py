@@ -16,7 +16,8 @@ from collectived_proto.configuration.keys import REQUIRED, keys_of
 
 PLACE = {"task": "0", "coordinator": "unix:/c", "folder": "/run/x"}
 EVERYWHERE = [(settings, key) for settings in DAEMONS.values() for key in keys_of(settings)]
-NAMED = {"log_level": "info", "log_format": "json"}
+SECRET = "s3cret-of-these-tests"
+NAMED = {"log_level": "info", "log_format": "json", "secret": SECRET}
 SAMPLES = {
     "[host:]port": "9450",
     "time": "250ms",
@@ -42,7 +43,7 @@ def worker(file: File | None = None, environment: dict[str, str] | None = None, 
 def test_every_key_can_be_given_everywhere(tmp_path: Path, settings: type[DaemonSettings], key: Any) -> None:
     word = NAMED.get(key.name) or SAMPLES.get(key.kind.name, "true" if key.kind.yes_or_no else "/a")
     if key.name == "secret_file":
-        (tmp_path / "secret").write_text("s3cret")
+        (tmp_path / "secret").write_text(SECRET)
         (tmp_path / "secret").chmod(0o600)
         word = str(tmp_path / "secret")
     expected = key.kind.read(word)
@@ -126,14 +127,34 @@ def test_a_key_that_is_needed_says_how_to_give_it() -> None:
 
 def test_the_secret_is_read_from_its_file_and_never_shown(tmp_path: Path) -> None:
     path = tmp_path / "secret"
-    path.write_text("s3cret\n")
+    path.write_text(f"{SECRET}\n")
     path.chmod(0o600)
     found = worker(None, {"COLLECTIVED_SECRET": "other"}, secret_file=str(path))
-    assert found.secret == "s3cret" and "s3cret" not in repr(found)
+    assert found.secret == SECRET and SECRET not in repr(found)
     path.chmod(0o604)
     with pytest.raises(Misconfigured, match=r"has mode 0604, by which everybody on this host gets at it: chmod 600"):
         worker(secret_file=str(path))
-    assert effective(WorkerSettings, {**PLACE, "secret_file": ""}, {}, None, "given").secret == "given"
+    assert effective(WorkerSettings, {**PLACE, "secret_file": ""}, {}, None, SECRET).secret == SECRET
+
+
+def test_a_secret_of_few_characters_is_refused_wherever_it_comes_from_and_not_shown(tmp_path: Path) -> None:
+    path, short = tmp_path / "secret", SECRET[:15]
+    path.write_text(f"{short}\n")
+    path.chmod(0o600)
+    ways: list[tuple[dict[str, str], dict[str, str], str | None]] = [
+        ({}, {}, short),
+        ({}, {"COLLECTIVED_SECRET": short}, None),
+        ({"secret_file": str(path)}, {}, None),
+    ]
+    for (flags, environment, said), origin in zip(
+        ways, ("standard input", "COLLECTIVED_SECRET", str(path)), strict=True
+    ):
+        with pytest.raises(Misconfigured) as error:
+            told(WorkerSettings, {**PLACE, **flags}, environment, None, said)
+        assert f"secret, from {origin}: it is shorter than 16 characters" in str(error.value)
+        assert "openssl rand -hex 32" in str(error.value) and short not in str(error.value)
+    assert told(WorkerSettings, PLACE, {}, None, SECRET[:16]).values["secret"] == SECRET[:16]
+    assert told(WorkerSettings, PLACE, {}, None, "").values["secret"] == ""
 
 
 def test_where_the_file_is_looked_for(tmp_path: Path) -> None:

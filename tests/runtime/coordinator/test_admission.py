@@ -68,7 +68,7 @@ def with_server(gate: Gate, unix: Path, story: Callable[[str, str], Awaitable[No
     """Runs a story that is given both addresses of a server."""
 
     async def run() -> None:
-        porter = Porter(guests((), ()))
+        porter = Porter(guests((), ()), 100)
         server = grpc.aio.server(interceptors=[Admission(Callers(gate, porter))])
         server.add_generic_rpc_handlers((Echo(),))
         local = bind(server, f"unix:{unix}", porter)

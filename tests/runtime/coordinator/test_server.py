@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -18,7 +19,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from collectived_proto.configuration.daemons import CoordinatorSettings
-from collectived_proto.v1 import coordinator_pb2_grpc, status_pb2
+from collectived_proto.v1 import coordinator_pb2, coordinator_pb2_grpc, status_pb2
 from collectived_runtime.coordinator.journal import next_epoch
 from collectived_runtime.coordinator.server import serve
 
@@ -127,6 +128,25 @@ def test_a_socket_that_a_killed_process_left_is_used_again(tmp_path: Path, capsy
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
     served(CoordinatorSettings(job="job", listen=(f"unix:{path}",), secret="s3cret"), capsys, nothing)
+
+
+@pytest.mark.parametrize(("secret", "expected"), [("", "[0-9a-f]{64}"), ("s3cret", "")])
+def test_workers_get_a_secret_for_links_where_the_job_has_none(
+    secret: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = []
+
+    async def story(ready: dict[str, Any]) -> None:
+        async with grpc.aio.insecure_channel(ready["address"]) as channel:
+            call = coordinator_pb2_grpc.CoordinatorStub(channel).Attach()
+            await call.write(coordinator_pb2.WorkerMessage(hello=coordinator_pb2.Hello(task=0, incarnation="i")))
+            given.append((await call.read()).welcome.link_secret)
+
+    settings = CoordinatorSettings(job="job", listen=(f"unix:{tmp_path}/c",), secret=secret)
+    served(settings, capsys, story)
+    served(settings, capsys, story)
+    assert all(re.fullmatch(expected, one) for one in given)
+    assert len(given) == 2 and (given[0] != given[1] or secret)
 
 
 def test_epochs_rise_over_restarts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -364,6 +364,22 @@ def test_a_higher_epoch_ends_this_coordinator(play: Play) -> None:
     play(story)
 
 
+def test_an_epoch_that_no_coordinator_can_have_yet_ends_nobody(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(stage: Stage) -> None:
+        same, other = stage.worker(0), stage.worker(0)
+        await same.hello(incarnation="i")
+        hello = coordinator_pb2.Hello(protocol=PROTOCOL, task=0, incarnation="i", highest_epoch=2**63)
+        await other.send(hello=hello)
+        code, text = await other.refused()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and f"epoch {2**63}, more than a day ahead" in text
+        assert not stage.service.ended.done()
+        await same.ask("r0", size=1)
+        await same.hear("join_done")
+
+    play(story)
+    assert [one.levelname for one in caplog.records if f"epoch {2**63}" in one.getMessage()] == ["WARNING"]
+
+
 def test_stopping_tells_the_workers(play: Play) -> None:
     async def story(stage: Stage) -> None:
         worker = stage.worker(0)

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import collectived_runtime.coordinator
+from collectived_proto.errors import Code
 from collectived_proto.types import RankPosition, Report, ReportKind, shown_name
 from collectived_proto.wording import ranks_text, seconds
 from collectived_runtime.coordinator.events import (
     Beat,
+    Drop,
+    End,
     Hello,
     JoinAsk,
     JoinAsked,
     JoinDone,
     JoinRefused,
     JoinUpdate,
+    Log,
     Message,
     Reported,
     Send,
     Tick,
+    Welcome,
     WorkerAttached,
 )
 from collectived_runtime.coordinator.registry import KEPT_FAILURES, KEPT_GENERATIONS, Registry
 from collectived_runtime.coordinator.state import Coordinator
+from collectived_runtime.coordinator.workers import DAY_MS
 
 THIS_YEAR = 1_790_000_000_000  # milliseconds
 
@@ -167,3 +174,54 @@ def test_a_snapshot_tells_since_when_an_elastic_group_forms_and_from_which_size_
     elastic, fixed = mind.snapshot(15.0).groups
     assert (elastic.state, elastic.forming_seconds, elastic.min_size, elastic.size) == ("forming", 5.0, 3, 8)
     assert (fixed.state, fixed.forming_seconds, fixed.min_size, fixed.size) == ("forming", 2.0, 0, 2)
+
+
+MADE, GIVEN_BEFORE = "a" * 64, "b" * 64
+
+
+def welcomed(mind: Coordinator, task: int, link_secret: str = "") -> Welcome:
+    """What a worker that comes with this secret for links, or comes back with it, is welcomed with."""
+    effects = mind.step(WorkerAttached(Hello(task, f"i{task}", "h", 1, link_secret=link_secret)), 0.0)
+    [found] = [one.message for one in effects if isinstance(one, Send) and isinstance(one.message, Welcome)]
+    return found
+
+
+def test_all_workers_of_a_job_without_a_secret_get_the_same_one_for_links() -> None:
+    mind = Coordinator(THIS_YEAR, link_secret=MADE)
+    assert [welcomed(mind, task).link_secret for task in range(3)] == [MADE] * 3
+    assert welcomed(Coordinator(THIS_YEAR), 0, GIVEN_BEFORE).link_secret == "", "the job has a secret"
+
+
+def test_a_coordinator_that_has_given_out_none_takes_over_what_the_first_worker_brings_back() -> None:
+    mind = Coordinator(THIS_YEAR, link_secret=MADE)
+    assert welcomed(mind, 0, GIVEN_BEFORE).link_secret == GIVEN_BEFORE
+    assert welcomed(mind, 1).link_secret == GIVEN_BEFORE
+    assert welcomed(mind, 2, "c" * 64).link_secret == GIVEN_BEFORE
+
+
+def test_a_coordinator_that_has_given_out_a_secret_for_links_takes_over_none() -> None:
+    mind = Coordinator(THIS_YEAR, link_secret=MADE)
+    assert [welcomed(mind, 0).link_secret, welcomed(mind, 1, GIVEN_BEFORE).link_secret] == [MADE, MADE]
+    assert welcomed(Coordinator(THIS_YEAR, link_secret=MADE), 0, "a word").link_secret == MADE, "it was never made"
+
+
+def test_a_secret_for_links_is_in_no_text_of_what_knows_it() -> None:
+    mind = Coordinator(THIS_YEAR, link_secret=MADE)
+    hello = Hello(0, "i0", "h", 1, link_secret=MADE)
+    effects = mind.step(WorkerAttached(hello), 0.0)
+    texts = [repr(hello), str(hello), repr(effects), repr(mind._book), repr(mind.snapshot(0.0))]
+    assert not any(MADE in text for text in texts)
+
+
+@pytest.mark.parametrize("clock", [0, THIS_YEAR + 30 * DAY_MS])
+def test_an_epoch_of_more_than_a_day_ahead_is_the_fault_of_whoever_brings_it(clock: int) -> None:
+    mind = Coordinator(THIS_YEAR)
+    latest = max(THIS_YEAR, clock) + DAY_MS
+    mad = Hello(0, "i", "h", 1, highest_epoch=latest + 1)
+    drop, log = mind.step(WorkerAttached(mad, clock), 0.0)
+    assert isinstance(drop, Drop) and (drop.incarnation, drop.code) == ("i", Code.INVALID_ARGUMENT)
+    assert f"epoch {latest + 1}, more than a day ahead of this one's clock, {latest - DAY_MS}" in drop.why
+    assert isinstance(log, Log) and (log.level, log.text) == ("warning", drop.why)
+    assert not mind.snapshot(0.0).workers
+    [end] = mind.step(WorkerAttached(replace(mad, highest_epoch=latest), clock), 0.0)
+    assert isinstance(end, End), "a later coordinator may well have been started within a day"

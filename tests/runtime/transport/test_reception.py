@@ -108,6 +108,32 @@ def test_a_worker_with_another_secret_is_refused_on_both_sides() -> None:
         place.close()
 
 
+def test_nobody_is_let_in_by_an_empty_secret_which_everybody_knows() -> None:
+    place = Place(secret_of_1="")
+    try:
+        said = Hello(0, 1, 7, 100, 3, bytes(NONCE_BYTES)).encode()
+        with socket.create_connection(("127.0.0.1", place.workers[1].link_port), timeout=10) as guest:
+            guest.sendall(said)
+            assert guest.recv(ANSWER_BYTES, socket.MSG_WAITALL) == b"", "no digest of it is shown either"
+        place.workers[0].dial(place.call())
+        assert place.next()[0] == "failed"
+        place.workers[1].prove_with(SECRET)
+        place.workers[0].dial(place.call())
+        kind, link = place.next()
+        assert kind == "dialled"
+        link.close()
+    finally:
+        place.close()
+
+
+def test_who_dials_without_a_secret_proves_nothing_and_says_so(place: Place) -> None:
+    place.workers[0].prove_with("")
+    place.workers[0].dial(place.call())
+    kind, (peer, why) = place.next()
+    assert (kind, peer) == ("failed", 1)
+    assert why.startswith("this worker has no secret by which its peers are known: ")
+
+
 def test_a_replayed_proof_opens_nothing(place: Place) -> None:
     said = Hello(0, 1, 7, 100, 3, bytes(NONCE_BYTES)).encode()
     place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
@@ -281,3 +307,19 @@ def test_when_a_generation_ends_links_that_nobody_expected_are_closed(place: Pla
         while not mine.recv_into(memoryview(bytearray(1))):
             select.select([mine.stream], [], [], 10)
     mine.close()
+
+
+def test_of_two_early_links_of_one_key_the_older_is_closed_and_the_later_serves(place: Place) -> None:
+    place.workers[0].dial(place.call())
+    _, older = place.next()
+    place.workers[0].dial(place.call())
+    _, later = place.next()
+    with pytest.raises(LinkBroken):
+        while not older.recv_into(memoryview(bytearray(1))):
+            assert select.select([older.stream], [], [], 10)[0], "it was left open"
+    place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    kind, theirs = place.next()
+    assert kind == "accepted" and theirs.send([b"x"]) == 1
+    assert select.select([later.stream], [], [], 10)[0] and later.recv_into(memoryview(bytearray(1))) == 1
+    for link in (older, later, theirs):
+        link.close()

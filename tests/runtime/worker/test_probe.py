@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import struct
@@ -18,12 +19,16 @@ from collectived_runtime.transport.reception import Call, Reception
 from collectived_runtime.worker import probe
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A TCP connection."""
+def connected() -> tuple[socket.socket, socket.socket]:
+    """The two ends of a TCP connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
-        other, _ = listener.accept()
+        return one, listener.accept()[0]
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = connected()
     with one, other:
         yield one, other
 
@@ -55,7 +60,7 @@ def in_a_second() -> float:
 
 def test_two_receptions_measure_their_link(reception: Callable[[int, str], Reception]) -> None:
     mine, theirs = reception(0, "secret"), reception(1, "secret")
-    theirs.on_probe(probe.answer)
+    theirs.on_probe(probe.Answers().answer)
     found = probed(mine, f"127.0.0.1:{theirs.link_port}")
     assert found.why == ""
     assert 0 < found.latency_seconds < 0.1 and found.bytes_per_second > 1e6
@@ -68,7 +73,7 @@ def test_a_worker_that_does_not_answer_probes_is_not_waited_for(reception: Calla
 
 def test_nobody_is_measured_without_the_secret(reception: Callable[[int, str], Reception]) -> None:
     mine, theirs = reception(0, "secret"), reception(1, "another")
-    theirs.on_probe(probe.answer)
+    theirs.on_probe(probe.Answers().answer)
     assert probed(mine, f"127.0.0.1:{theirs.link_port}").why == "the peer does not know this job's secret"
 
 
@@ -122,6 +127,32 @@ def test_a_slow_link_is_asked_for_little(ends: tuple[socket.socket, socket.socke
     server.join()
     assert 0 < found.bytes_per_second < 11e6  # at most ten times what the whole exchange took
     assert served == probe.ROUNDS * probe.ANSWER_BYTES + 2 * (64 << 10)
+
+
+def test_four_probes_are_answered_at_once_and_further_ones_are_closed() -> None:
+    answers = probe.Answers()
+    request = struct.pack("<I", 8) + bytes(8)
+
+    def probing() -> socket.socket:
+        mine, theirs = connected()
+        mine.settimeout(10)
+        answers.answer(Link(7, PROBE_CHANNEL, TcpStream(theirs)))
+        return mine
+
+    def is_answered(one: socket.socket) -> bool:
+        try:
+            one.sendall(request)
+            return len(one.recv(probe.ANSWER_BYTES, socket.MSG_WAITALL)) == probe.ANSWER_BYTES
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+
+    with contextlib.ExitStack() as stack:
+        first = [stack.enter_context(probing()) for _ in range(probe.MOST_ANSWERED)]
+        assert all(map(is_answered, first)) and probe.MOST_ANSWERED == 4
+        assert not is_answered(stack.enter_context(probing()))
+        first[0].close()
+        while not is_answered(stack.enter_context(probing())):  # until it has been noticed
+            pass
 
 
 def test_a_probe_is_a_hello_that_no_group_says() -> None:

@@ -37,7 +37,7 @@ def start() -> Iterator[Start]:
     """Starts daemons with the secret of these tests; ends those that still run."""
     started: list[subprocess.Popen[str]] = []
 
-    def one(*arguments: str, secret: str = "ours") -> subprocess.Popen[str]:
+    def one(*arguments: str, secret: str = "ours, of these tests") -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
         command = [sys.executable, "-m", "collectived_runtime", *arguments, "--attached"]
         daemon = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
@@ -77,7 +77,7 @@ def test_a_coordinator_that_is_not_there_is_named(folder: Path, start: Start) ->
 def test_a_coordinator_that_refuses_is_quoted(folder: Path, start: Start) -> None:
     coordinator = start("coordinator", "--listen", "127.0.0.1:0")
     address = ready(coordinator).split('"address": "')[1].split('"')[0]
-    said = refusal(start(*worker(folder, address), secret="not ours"), status=3)
+    said = refusal(start(*worker(folder, address), secret="another one than ours"), status=3)
     assert f"the coordinator at {address} refuses this worker" in said and "secret" in said
 
 
@@ -260,7 +260,7 @@ def test_a_worker_without_number_names_a_coordinator_that_is_not_there_or_refuse
     assert f"collectived worker: the coordinator at unix:{folder}/nobody.sock did not answer within 0.5 s" in said
     coordinator = start("coordinator", "--listen", "127.0.0.1:0")
     address = ready(coordinator).split('"address": "')[1].split('"')[0]
-    said = refusal(start(*there, address, "--patience", "20", secret="not ours"), status=3)
+    said = refusal(start(*there, address, "--patience", "20", secret="another one than ours"), status=3)
     assert f"the coordinator at {address} refuses this worker" in said and "secret" in said
 
 
