@@ -26,6 +26,7 @@ from collectived_runtime.device.gpus import view
 
 PAGE = 2 << 20
 TOTAL_BYTES = 1 << 30
+LOWEST = 1 << 16  # no address is below
 INVALID, OUT_OF_MEMORY, BAD_HANDLE, ILLEGAL_ADDRESS = 1, 2, 400, 700
 
 
@@ -136,7 +137,7 @@ class FakeCuda:
         return bool(state[1] >= state[0])
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        into, from_ = self._bytes(target, nbytes), self._bytes(source, nbytes)
+        into, from_ = self._bytes(target, nbytes, True), self._bytes(source, nbytes, True)
 
         def copied() -> None:
             into[:] = from_
@@ -188,10 +189,19 @@ class FakeCuda:
                 while stream:
                     stream.popleft()()
 
-    def _bytes(self, address: int, nbytes: int) -> NDArray[np.uint8]:
+    def _bytes(self, address: int, nbytes: int, anywhere: bool = False) -> NDArray[np.uint8]:
+        """Of a device or pinned; `anywhere`, as copies may, of the host too."""
         for memory in (*self._memory.values(), *self._pinned.values()):
             if memory.address <= address and address + nbytes <= memory.address + memory.size:
                 return view(address, nbytes)
+        if (
+            anywhere
+            and address > LOWEST
+            and not any(
+                memory.address - nbytes < address < memory.address + memory.size for memory in self._memory.values()
+            )
+        ):
+            return view(address, nbytes)
         raise CudaError("a launch", ILLEGAL_ADDRESS, f"{nbytes} bytes at {address:#x} are nobody's")
 
     def _check_device(self, call: str, device: int) -> None:

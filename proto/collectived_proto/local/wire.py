@@ -60,9 +60,11 @@ class Kind(enum.IntEnum):
     # client → worker, session socket
     ARENA_ASK = 32
     ARENA_DROP = 33
+    DEVICE_ASK = 34  # an arena in the memory of a GPU: its index, and a size; answered as ARENA_ASK is
 
 
 STAGED = 1  # flag of a ring: one address, of a staging slot laid out as Prepare said
+OUTPUT = 2  # flag of a ring: the last address is where the result is to be written
 LAST = 1  # flag of DONE: the last pack of its instance
 RESULT = 2  # flag of DONE: this rank receives a result
 
@@ -86,7 +88,8 @@ class Ring(NamedTuple):
 
     `addresses` are (arena, byte offset) per leaf, or the one of the staging slot where `staged`. `remaining` is the
     time until the deadline in seconds, 0 for none; `timeout` is what the caller had asked for, for messages.
-    `released` are result slots that this rank needs no longer.
+    `released` are result slots that this rank needs no longer. `output` is memory of a GPU in which the result is to
+    be written, laid out as Prepare said; None: in a result slot.
     """
 
     generation: int
@@ -97,8 +100,13 @@ class Ring(NamedTuple):
     addresses: tuple[tuple[int, int], ...]
     released: tuple[int, ...] = ()
     timeout: float = 0.0
+    output: tuple[int, int] | None = None
 
     def encode(self) -> bytes:
+        if self.output is not None:
+            inputs = self._replace(output=None).encode()
+            counted = struct.pack("<BBH", Kind.RING, inputs[1] | OUTPUT, len(self.addresses) + 1)
+            return counted + inputs[4:] + _ADDRESS.pack(*self.output)
         head = _RING.pack(
             Kind.RING,
             STAGED if self.staged else 0,
@@ -135,7 +143,12 @@ def parse_ring(data: bytes) -> Ring:
     else:
         addresses = tuple(_ADDRESS.iter_unpack(data[start:]))
         slots = struct.unpack_from(f"<{released}Q", data, _RING.size)
-    return Ring(generation, prepared, instance, remaining, bool(flags & STAGED), addresses, slots, timeout)
+    output = None
+    if flags & OUTPUT:
+        if not addresses:
+            raise Malformed("a ring that says where its result is to be written, without an address")
+        addresses, output = addresses[:-1], addresses[-1]
+    return Ring(generation, prepared, instance, remaining, bool(flags & STAGED), addresses, slots, timeout, output)
 
 
 def release(slots: tuple[int, ...]) -> bytes:
@@ -207,7 +220,8 @@ def parse_waiting(data: bytes) -> int:
 
 
 def arena(kind: Kind, number: int, size: int) -> bytes:
-    """ARENA (a descriptor rides along), ARENA_ASK (number unused), ARENA_DROP and WITHDRAWN (size unused)."""
+    """ARENA (a descriptor rides along), ARENA_ASK (number unused), DEVICE_ASK (number: the GPU's), ARENA_DROP and
+    WITHDRAWN (size unused)."""
     return _ARENA.pack(kind, number, size)
 
 

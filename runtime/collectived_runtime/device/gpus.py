@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from collectived_runtime.device.cuda.driver import Cuda, CudaError, Device
 from collectived_runtime.device.launching import Launch, Launching, Work
 
 OUT_OF_MEMORY = 2  # the driver's number
+MOST_FREE = 512 << 20  # bytes of a pool that wait for the next who asks
+_SMALLEST = 64 << 10
 
 
 def view(address: int, nbytes: int) -> NDArray[np.uint8]:
@@ -30,6 +32,13 @@ def view(address: int, nbytes: int) -> NDArray[np.uint8]:
 def _array(memory: Any) -> NDArray[np.uint8]:
     found: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
     return found
+
+
+class _Sized(Protocol):
+    def __len__(self) -> int: ...
+
+
+M = TypeVar("M", bound=_Sized)
 
 
 class Region:
@@ -87,19 +96,55 @@ class DeviceArena:
         self._memory = None
 
 
+class Pool(Generic[M]):
+    """Memory that is dear to make: what is given back serves again, as far as it is not too much."""
+
+    def __init__(self, make: Callable[[int], M]) -> None:
+        self._make = make
+        self._free: list[M] = []
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> M:
+        """At least `size` bytes; what they held before is undefined. Raises CudaError where there is no memory."""
+        size = 1 << (max(size, _SMALLEST) - 1).bit_length()
+        with self._lock:
+            for number, free in enumerate(self._free):
+                if size <= len(free) <= 4 * size:
+                    return self._free.pop(number)
+        return self._make(size)
+
+    def give(self, memory: M) -> None:
+        """Nobody looks into it any more."""
+        with self._lock:
+            self._free.append(memory)
+            while sum(map(len, self._free)) > MOST_FREE:
+                del self._free[0]
+
+
 class Gpu:
     """One GPU of a worker. May be used from any thread.
+
+    Args:
+        lost: told, once or more often and from any thread, why the GPU is of no use any more.
 
     Attributes:
         index: as in `GPU:0`, the order in which the worker was told of its GPUs.
         device: as the driver describes it.
+        scratch, pinned: memory for intermediate results, of the GPU and of the host.
     """
 
-    def __init__(self, index: int, device: Device, cuda: Cuda) -> None:
+    def __init__(self, index: int, device: Device, cuda: Cuda, lost: Callable[[str], object]) -> None:
         self.index = index
         self.device = device
         self.cuda = cuda
+        self.scratch: Pool[Region] = Pool(self._region)
+        self.pinned: Pool[NDArray[np.uint8]] = Pool(lambda size: pinned(cuda, size))
+        self._lost = lost
         self._launching = Launching(cuda, device.number)
+
+    def give_up(self, why: str) -> None:
+        """It has failed, or hangs: nothing can be done with it in this process any more."""
+        self._lost(f"GPU:{self.index} ({self.device.name}, {self.device.uuid}) of this worker is lost: {why}")
 
     def arena(self, number: int, size: int) -> DeviceArena:
         """New memory of at least `size` bytes, all zero, that can be handed to a client. Takes milliseconds.
@@ -115,8 +160,7 @@ class Gpu:
             raise launch.failed
         return DeviceArena(number, self, memory, self.cuda.export(memory.address))
 
-    def scratch(self, size: int) -> Region:
-        """Memory for intermediate results, which never leaves the worker. Raises CudaError where there is none."""
+    def _region(self, size: int) -> Region:
         memory = self._allocate(size)
         return Region(self, memory.address, memory.size, memory)
 
@@ -143,12 +187,13 @@ def pinned(cuda: Cuda, size: int) -> NDArray[np.uint8]:
     return _array(memory)
 
 
-def chosen(cuda: Cuda, wanted: Sequence[str] | None) -> tuple[Gpu, ...]:
+def chosen(cuda: Cuda, wanted: Sequence[str] | None, lost: Callable[[str], object]) -> tuple[Gpu, ...]:
     """The GPUs that a worker is to offer.
 
     Args:
         wanted: numbers as the driver gives them, or UUIDs or their beginnings, in the order in which they become GPU:0,
             GPU:1, …; None: all.
+        lost: as of `Gpu`.
 
     Raises:
         ValueError: one of them is not there, or is wanted twice.
@@ -161,7 +206,7 @@ def chosen(cuda: Cuda, wanted: Sequence[str] | None) -> tuple[Gpu, ...]:
         twice = next((device for device in found if found.count(device) > 1), None)
         if twice is not None:
             raise ValueError(f"GPU {twice.number} ({twice.uuid}) is wanted twice: name each GPU once")
-    return tuple(Gpu(index, device, cuda) for index, device in enumerate(found))
+    return tuple(Gpu(index, device, cuda, lost) for index, device in enumerate(found))
 
 
 def _find(devices: Sequence[Device], name: str) -> Device:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from collectived_proto.local import wire
 from collectived_proto.local.spin import cores
@@ -56,8 +57,8 @@ class Lane:
         self._watch = Watch()
         self._bells = Bells(self._watch, self._message, self._lost, surroundings.refusals)
         self._results = Results(surroundings.budget, self._bells, self._grown)
-        help = Help(surroundings.crew, lambda: self._watch.ask(_look))
-        tools = Tools(Workspace(self._grown), help, Counters())
+        wake = partial(self._watch.ask, _look)
+        tools = Tools(Workspace(self._grown), Help(surroundings.crew, wake), Counters(), wake)
         group, tasks = topology.group, tuple(peer.task for peer in topology.peers)
         places = tuple(tuple(peer.ranks) for peer in topology.peers)
         label = Label(self.name, group.key, group.size, topology.ranks, tasks, places)
