@@ -9,6 +9,7 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,6 @@ import grpc.aio
 
 from collectived_proto.codec import versions_to_proto
 from collectived_proto.configuration.daemons import WorkerSettings
-from collectived_proto.devices import DeviceName
 from collectived_proto.errors import CollectiveError, UnavailableError
 from collectived_proto.lanes import with_own
 from collectived_proto.local.jobs import check_socket_path
@@ -51,7 +51,7 @@ from collectived_runtime.limits.refusals import Limit, Refusals
 from collectived_runtime.pacing import Pacing
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
-from collectived_runtime.worker import probe, telemetry
+from collectived_runtime.worker import devices, probe, telemetry
 from collectived_runtime.worker.draining import Drainage
 from collectived_runtime.worker.enlist import enlist
 from collectived_runtime.worker.groups import Groups
@@ -70,7 +70,8 @@ if TYPE_CHECKING:
 SERVICE = "collectived.v1.Worker"
 STATUS_SECONDS = 0.45  # for the coordinator's answer, which itself waits 0.3 s for workers
 SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
-CPU_DEVICES = 8
+GPU_LOST = 70  # exit status
+GPU_LOST_SECONDS = 1.0  # in which ranks are told
 LET_GO = "its launcher is gone, or has ended it"  # standard input has ended, which tells no more
 # A session over gRPC lives by its stream: a client whose host has vanished is noticed within the sum of the first two.
 KEEPALIVE = (
@@ -84,8 +85,13 @@ KEEPALIVE = (
 UNREACHABLE = 3  # exit status
 
 
-async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = None) -> None:
+async def serve(
+    settings: WorkerSettings, lifeline: Awaitable[None] | None = None, cuda: devices.GetCuda = devices.real_cuda
+) -> None:
     """Runs a worker until SIGTERM, SIGINT, or the lifeline ends.
+
+    Args:
+        cuda: where it gets its GPUs.
 
     Raises:
         SystemExit: it cannot start; the reason has been printed. Status 3 where no coordinator takes it, else 1.
@@ -98,7 +104,7 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
             host = settings.host or socket.gethostname()
             if number is None:
                 number = await enlist(settings.coordinator, settings.secret, host, settings.patience_seconds)
-            worker = _Worker(settings, number, host)
+            worker = _Worker(settings, number, host, cuda)
             await worker.start()
         except (OSError, ValueError, CollectiveError, CannotStart) as error:
             if worker is not None:
@@ -122,8 +128,11 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
 class _Worker:
     """The parts of one worker, in the order in which they start; they end in the reverse order."""
 
-    def __init__(self, settings: WorkerSettings, task: int, host: str) -> None:
+    def __init__(self, settings: WorkerSettings, task: int, host: str, cuda: devices.GetCuda) -> None:
         self.settings = settings
+        self.devices = devices.offer(settings.devices, cuda, _end_without)
+        if self.devices.missing:
+            log.warning("no GPU is offered: %s", self.devices.missing)
         self.refusals = Refusals()
         self.descriptors = raise_limit()
         self.callers = gate(
@@ -134,7 +143,7 @@ class _Worker:
         self.door = check_socket_path(folder / f"door-{task}.sock")
         self.listen = listening(settings.listen, f"unix:{check_socket_path(folder / f'worker-{task}.sock')}")
         check_exposed([*self.listen, settings.link_listen], settings.secret, settings.insecure)
-        devices = tuple(DeviceName(task, "CPU", index) for index in range(CPU_DEVICES))
+        names = self.devices.names(task)
         memory = settings.memory_limit or default_memory_limit()
         self.budget = Budget(memory, lambda: self.refusals.limit(Limit.MEMORY))
         most = Most(
@@ -161,17 +170,17 @@ class _Worker:
             task,
             host,
             f"{int(time.time() * 1000):x}-{secrets.token_hex(4)}",
-            tuple(str(device) for device in devices),
+            tuple(str(device) for device in names),
             self.listen[0],
             f"{link_host}:{self.reception.link_port}",
         )
         self.telemetry: telemetry.Telemetry | None = None
         self.telling: set[asyncio.Future[None]] = set()
-        self.sessions = Sessions(self.budget, shared_with_group(folder), self.refusals, most)
+        self.sessions = Sessions(self.budget, shared_with_group(folder), self.refusals, most, self.devices)
         self.groups = Groups(
             task,
             host,
-            devices,
+            names,
             self.reception,
             self.door,
             self.budget,
@@ -296,6 +305,7 @@ class _Worker:
         await self.membership.close(why)
         await self.server.stop(0.2)
         await asyncio.to_thread(self.groups.close)
+        await asyncio.to_thread(self.devices.close)
         await asyncio.to_thread(self.reception.close)
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.close)
@@ -412,6 +422,14 @@ class _Worker:
             part.clock.how = "same clock"
             yield trace_pb2.TraceReply(worker=part)
         yield trace_pb2.TraceReply(last=True, warnings=[reason] if reason else [])
+
+
+def _end_without(why: str) -> None:
+    """A GPU is lost to this process, and only a new one can have it again: its lanes tell their ranks, then it ends."""
+    log.critical("%s; this worker ends, for its supervisor to start it again", why)
+    ending = threading.Timer(GPU_LOST_SECONDS, os._exit, (GPU_LOST,))  # whatever hangs in the driver
+    ending.daemon = True
+    ending.start()
 
 
 def listening(wanted: Sequence[str], default: str) -> list[str]:
