@@ -41,8 +41,10 @@ class Call:
         slot: where the result lies, from its first pack until it is collected.
         awaited: whether a coroutine waits for it.
         uncollected: who is told of its error, where its `Work` was dropped while it was in flight.
+        output: where on a GPU the worker is to write the result; None: in a result slot.
     """
 
+    output: Address | None = None
     __slots__ = (
         "_backing", "_leaves", "_shared", "arrays", "awaited", "callbacks", "complete", "copied", "cut", "generation",
         "instance", "out", "packs", "prepared", "slot", "spec", "staging", "timeout", "uncollected", "verdict",
@@ -65,7 +67,7 @@ class Call:
         self.complete = False
         self.verdict: Verdict | None = None
         self.waiting = 0  # how many waited to join the group when it ended
-        self.slot: Slot | None = None
+        self.slot: Any = None  # a `places.Slot`
         self.callbacks: list[Callable[[], object]] | None = None
         self.awaited = False
         self.uncollected: Dropped | None = None

@@ -93,7 +93,8 @@ class Doorbell:
             flight.calls[instance] = call
             self._heard = monotonic()
             staged, released, number = call.staging is not None, flight.results.released(), call.prepared.id
-            ring = wire.Ring(standing.generation, number, instance, remaining, staged, addresses, released, timeout)
+            generation, output = standing.generation, call.output
+            ring = wire.Ring(generation, number, instance, remaining, staged, addresses, released, timeout, output)
             message = ring.encode()
             sent = door.send(self._socket, message, 0.0)
         if not sent:  # the worker is behind, or gone: others may hear of what is in flight meanwhile

@@ -56,11 +56,12 @@ class Kind(enum.IntEnum):
     WITHDRAWN = 22  # no result will lie in this arena any more
     # both sockets, worker → client: a descriptor rides along
     ARENA = 19
+    DEVICE_ARENA = 23  # of the memory of a GPU, on a session socket
     REFUSED = 20  # a request cannot be granted: code, text
     # client → worker, session socket
     ARENA_ASK = 32
     ARENA_DROP = 33
-    DEVICE_ASK = 34  # an arena in the memory of a GPU: its index, and a size; answered as ARENA_ASK is
+    DEVICE_ASK = 34  # an arena in the memory of a GPU: its index, and a size; DEVICE_ARENA answers
 
 
 STAGED = 1  # flag of a ring: one address, of a staging slot laid out as Prepare said
@@ -220,8 +221,8 @@ def parse_waiting(data: bytes) -> int:
 
 
 def arena(kind: Kind, number: int, size: int) -> bytes:
-    """ARENA (a descriptor rides along), ARENA_ASK (number unused), DEVICE_ASK (number: the GPU's), ARENA_DROP and
-    WITHDRAWN (size unused)."""
+    """ARENA, DEVICE_ARENA (a descriptor rides along), ARENA_ASK (number unused), DEVICE_ASK (number: that of the GPU),
+    ARENA_DROP and WITHDRAWN (size unused)."""
     return _ARENA.pack(kind, number, size)
 
 

@@ -173,6 +173,7 @@ class _Worker:
             tuple(str(device) for device in names),
             self.listen[0],
             f"{link_host}:{self.reception.link_port}",
+            self.devices.missing,
         )
         self.telemetry: telemetry.Telemetry | None = None
         self.telling: set[asyncio.Future[None]] = set()

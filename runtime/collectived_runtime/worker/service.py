@@ -111,7 +111,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         session = self._sessions.open(_client(request), remote=not local)
         try:
             opened = worker_pb2.SessionOpened(
-                session=session.identity, protocol=versions_to_proto(OURS), worker=self._name, devices=self._devices
+                session=session.identity,
+                protocol=versions_to_proto(OURS),
+                worker=self._name,
+                devices=self._devices,
+                gpus=self._sessions.gpus,
             )
             if local:
                 opened.door = self._door

@@ -355,7 +355,7 @@ class Session:
             self._let_go_of(arena)
             return
         self._arenas[arena.number] = arena
-        self._send(wire.arena(wire.Kind.ARENA, arena.number, arena.size), arena.descriptor)
+        self._send(wire.arena(wire.Kind.DEVICE_ARENA, arena.number, arena.size), arena.descriptor)
 
     def _send(self, message: bytes, descriptor: int = -1) -> None:
         assert self._socket is not None
@@ -436,6 +436,11 @@ class Sessions:
     def versions(self) -> list[Versions]:
         """What the clients speak, each once; of clients that make them up, not all."""
         return sorted({session.client.versions for session in self._sessions.values()})[:MOST_VERSIONS]
+
+    @property
+    def gpus(self) -> list[str]:
+        """UUIDs of the GPUs that this worker offers, in order of their indices."""
+        return [gpu.device.uuid for gpu in self._devices.gpus]
 
     @property
     def arena_bytes(self) -> int:

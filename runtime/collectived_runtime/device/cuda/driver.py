@@ -13,16 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from collectived_proto.local.gpu import CudaError as CudaError
 from collectived_proto.types import DType, ReduceOp
-
-
-class CudaError(Exception):
-    """The driver refused something. `code` is its number, `call` what was asked of it."""
-
-    def __init__(self, call: str, code: int, text: str) -> None:
-        super().__init__(f"{call} failed: {text} (CUDA error {code})")
-        self.call = call
-        self.code = code
 
 
 @dataclass(frozen=True, slots=True)

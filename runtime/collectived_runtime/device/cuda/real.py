@@ -15,13 +15,22 @@ from typing import Any
 
 from cuda.bindings import driver
 
+from collectived_proto.local.cuda import (
+    POSIX_DESCRIPTOR,
+    asked,
+    begin,
+    error_of,
+    mapped,
+    primary_context,
+    unmapped,
+    uuid,
+)
 from collectived_runtime.device.cuda import compiler, kernels
 from collectived_runtime.device.cuda.driver import CudaError, Device, Fold
 
 _THREADS = 256  # of a block
 _BLOCKS_PER_PROCESSOR = 8
 _NOT_READY = 600
-_HANDLE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 @dataclass(slots=True)
@@ -46,20 +55,13 @@ class RealCuda:
     """
 
     def __init__(self) -> None:
-        try:
-            _asked("cuInit", 0)
-        except CudaError:
-            raise
-        except Exception as error:  # the driver's library is loaded at the first call
-            raise CudaError("cuInit", -1, str(error)) from None
         self._gpus: dict[int, _Gpu] = {}
         self._allocations: dict[int, _Allocation] = {}
         self._device_of: dict[int, int] = {}  # of streams
         self._kernels: dict[tuple[int, Fold, int], Any] = {}
         self._lock = threading.Lock()  # over all four
         self._here = threading.local()  # the device whose context is current in a thread
-        (count,) = _asked("cuDeviceGetCount")
-        self._devices = tuple(_describe(number) for number in range(count))
+        self._devices = tuple(_describe(number) for number in range(begin()))
 
     def devices(self) -> Sequence[Device]:
         return self._devices
@@ -70,22 +72,22 @@ class RealCuda:
         wish.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         wish.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         wish.location.id = device
-        wish.requestedHandleTypes = _HANDLE
+        wish.requestedHandleTypes = POSIX_DESCRIPTOR
         least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        (page,) = _asked("cuMemGetAllocationGranularity", wish, least)
+        (page,) = asked("cuMemGetAllocationGranularity", wish, least)
         size = -(-max(1, size) // page) * page
-        (handle,) = _asked("cuMemCreate", size, wish, 0)
+        (handle,) = asked("cuMemCreate", size, wish, 0)
         try:
             address = mapped(handle, size, device)
         except CudaError:
-            _asked("cuMemRelease", handle)
+            asked("cuMemRelease", handle)
             raise
         with self._lock:
             self._allocations[address] = _Allocation(handle, size)
         return address, size
 
     def export(self, address: int) -> int:
-        (descriptor,) = _asked("cuMemExportToShareableHandle", self._allocations[address].handle, _HANDLE, 0)
+        (descriptor,) = asked("cuMemExportToShareableHandle", self._allocations[address].handle, POSIX_DESCRIPTOR, 0)
         os.set_inheritable(int(descriptor), False)
         return int(descriptor)
 
@@ -93,21 +95,21 @@ class RealCuda:
         with self._lock:
             allocation = self._allocations.pop(address)
         unmapped(address, allocation.size)
-        _asked("cuMemRelease", allocation.handle)
+        asked("cuMemRelease", allocation.handle)
 
     def pin(self, size: int) -> int:
         self._use(next(iter(self._gpus), 0))
         portable = driver.CU_MEMHOSTALLOC_PORTABLE
-        (address,) = _asked("cuMemHostAlloc", max(1, size), portable)
+        (address,) = asked("cuMemHostAlloc", max(1, size), portable)
         return int(address)
 
     def unpin(self, address: int) -> None:
         self._use(next(iter(self._gpus), 0))
-        _asked("cuMemFreeHost", address)
+        asked("cuMemFreeHost", address)
 
     def stream(self, device: int) -> int:
         self._use(device)
-        (stream,) = _asked("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        (stream,) = asked("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         with self._lock:
             self._device_of[int(stream)] = device
         return int(stream)
@@ -115,34 +117,34 @@ class RealCuda:
     def end_stream(self, stream: int) -> None:
         with self._lock:
             self._device_of.pop(stream)
-        _asked("cuStreamDestroy", driver.CUstream(stream))
+        asked("cuStreamDestroy", driver.CUstream(stream))
 
     def event(self, device: int) -> int:
         self._use(device)
-        (event,) = _asked("cuEventCreate", driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        (event,) = asked("cuEventCreate", driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         return int(event)
 
     def end_event(self, event: int) -> None:
-        _asked("cuEventDestroy", driver.CUevent(event))
+        asked("cuEventDestroy", driver.CUevent(event))
 
     def record(self, event: int, stream: int) -> None:
         self._use(self._device_of[stream])
-        _asked("cuEventRecord", driver.CUevent(event), driver.CUstream(stream))
+        asked("cuEventRecord", driver.CUevent(event), driver.CUstream(stream))
 
     def over(self, event: int) -> bool:
         code = int(driver.cuEventQuery(driver.CUevent(event))[0])
         if code not in (0, _NOT_READY):
-            raise _error("cuEventQuery", code)
+            raise error_of("cuEventQuery", code)
         return not code
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self._use(self._device_of[stream])
         if nbytes:
-            _asked("cuMemcpyAsync", target, source, nbytes, driver.CUstream(stream))
+            asked("cuMemcpyAsync", target, source, nbytes, driver.CUstream(stream))
 
     def clear(self, address: int, nbytes: int, stream: int) -> None:
         self._use(self._device_of[stream])
-        _asked("cuMemsetD8Async", address, 0, nbytes, driver.CUstream(stream))
+        asked("cuMemsetD8Async", address, 0, nbytes, driver.CUstream(stream))
 
     def fold(self, fold: Fold, sources: Sequence[int], out: int, count: int, stream: int) -> None:
         if not count:
@@ -155,7 +157,7 @@ class RealCuda:
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
         blocks = min(-(-count // _THREADS), self._gpus[device].processors * _BLOCKS_PER_PROCESSOR)
         grid, block = (blocks, 1, 1), (_THREADS, 1, 1)
-        _asked("cuLaunchKernel", kernel, *grid, *block, 0, driver.CUstream(stream), ctypes.addressof(pointers), 0)
+        asked("cuLaunchKernel", kernel, *grid, *block, 0, driver.CUstream(stream), ctypes.addressof(pointers), 0)
 
     def _kernel(self, device: int, fold: Fold, count: int) -> Any:
         key = (device, fold, count)
@@ -165,8 +167,8 @@ class RealCuda:
                 code = compiler.compiled(kernels.source(fold, count), self._gpus[device].capability)
             except RuntimeError as error:
                 raise CudaError("nvrtcCompileProgram", -1, str(error)) from None
-            (module,) = _asked("cuModuleLoadData", code)
-            (found,) = _asked("cuModuleGetFunction", module, kernels.NAME.encode())
+            (module,) = asked("cuModuleLoadData", code)
+            (found,) = asked("cuModuleGetFunction", module, kernels.NAME.encode())
             self._kernels[key] = found
         return found
 
@@ -177,41 +179,16 @@ class RealCuda:
         with self._lock:
             if device not in self._gpus:
                 self._gpus[device] = _open(device)
-        _asked("cuCtxSetCurrent", self._gpus[device].context)
+        asked("cuCtxSetCurrent", self._gpus[device].context)
         self._here.device = device
 
 
-def mapped(handle: Any, size: int, device: int) -> int:
-    """Address space for an allocation, which may then be read and written by a device."""
-    (address,) = _asked("cuMemAddressReserve", size, 0, 0, 0)
-    try:
-        _asked("cuMemMap", address, size, 0, handle, 0)
-        access = driver.CUmemAccessDesc()
-        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = device
-        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        try:
-            _asked("cuMemSetAccess", address, size, [access], 1)
-        except CudaError:
-            _asked("cuMemUnmap", address, size)
-            raise
-    except CudaError:
-        _asked("cuMemAddressFree", address, size)
-        raise
-    return int(address)
-
-
-def unmapped(address: int, size: int) -> None:
-    _asked("cuMemUnmap", address, size)
-    _asked("cuMemAddressFree", address, size)
-
-
 def _open(device: int) -> _Gpu:
-    (handle,) = _asked("cuDeviceGet", device)
-    (context,) = _asked("cuDevicePrimaryCtxRetain", handle)
+    (handle,) = asked("cuDeviceGet", device)
+    context = primary_context(device)
     attribute = driver.CUdevice_attribute
     major, minor, processors = (
-        int(_asked("cuDeviceGetAttribute", which, handle)[0])
+        int(asked("cuDeviceGetAttribute", which, handle)[0])
         for which in (
             attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
             attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
@@ -222,39 +199,12 @@ def _open(device: int) -> _Gpu:
 
 
 def _describe(number: int) -> Device:
-    (handle,) = _asked("cuDeviceGet", number)
-    (name,) = _asked("cuDeviceGetName", 128, handle)
-    (total,) = _asked("cuDeviceTotalMem", handle)
-    (uuid,) = _asked("cuDeviceGetUuid", handle)
-    (pci,) = _asked("cuDeviceGetPCIBusId", 32, handle)
-    return Device(number, _uuid(bytes(uuid.bytes)), _text(name), int(total), _text(pci))
-
-
-def _uuid(data: bytes) -> str:
-    """As nvidia-smi writes it."""
-    digits = data[:16].hex()
-    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    (handle,) = asked("cuDeviceGet", number)
+    (name,) = asked("cuDeviceGetName", 128, handle)
+    (total,) = asked("cuDeviceTotalMem", handle)
+    (pci,) = asked("cuDeviceGetPCIBusId", 32, handle)
+    return Device(number, uuid(number), _text(name), int(total), _text(pci))
 
 
 def _text(data: bytes) -> str:
     return bytes(data).split(b"\0")[0].decode(errors="replace").strip()
-
-
-def _asked(name: str, *arguments: Any) -> tuple[Any, ...]:
-    """What the driver answers.
-
-    Raises:
-        CudaError: it refuses.
-    """
-    code, *found = getattr(driver, name)(*arguments)
-    if int(code):
-        raise _error(name, int(code))
-    return tuple(found)
-
-
-def _error(name: str, code: int) -> CudaError:
-    try:
-        text = driver.CUresult(code).name
-    except ValueError:
-        text = "an error that these bindings do not know"
-    return CudaError(name, code, text)
