@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from collectived.calls.limit import Limit
 from collectived.calls.places import Describe
 from collectived.calls.route import Route
-from collectived.errors import NotFoundError, UnavailableError
+from collectived.errors import NotFoundError, UnavailableError, UnimplementedError
 from collectived.gpu.driver import Cuda, CudaError, binding
 from collectived.grpc_alone.heap import Heap
 from collectived.shared import door
@@ -50,6 +50,7 @@ class Transport(Protocol):
 
         Raises:
             NotFoundError: this process may not use that GPU. UnavailableError: it can use none.
+            UnimplementedError: the worker does not say which GPU that is.
         """
 
     def lost(self) -> bool:
@@ -87,6 +88,8 @@ class SharedMemory:
         self._on_gpus: dict[int, DeviceMemory] = {}
 
     def on_gpu(self, index: int) -> DeviceMemory | None:
+        if index >= len(self._gpus):
+            raise UnimplementedError(f"arrays on GPU:{index} are not offered: {self._rpc.name} does not name its UUID")
         if index not in self._on_gpus:
             cuda, device = _own_number(self._gpus[index], index)
             self._on_gpus.setdefault(index, DeviceMemory(self.memory, index, cuda, device))

@@ -372,3 +372,12 @@ def test_a_gpu_that_fails_ends_its_worker_after_its_ranks_have_heard(
             group.all_reduce("sum", x)
         assert cluster.workers[0].process.wait(20) == 70
     assert "GPU:0 (Fake, GPU-fake-0) of this worker is lost" in cluster.workers[0].log
+
+
+def test_cross_device_operations_reduce_over_gpus(one_worker: Cluster, cuda: FakeClientCuda) -> None:
+    with cd.connect(one_worker.addresses[0]) as session:
+        parts = cd.PerReplica([filled(session, np.full(6, 1.0 + index), f"GPU:{index}") for index in range(2)])
+        for ops in (cd.NcclAllReduce(session=session), cd.ReductionToOneDevice(session=session)):
+            total = ops.reduce("sum", parts, parts)
+            assert [np.asarray(component).tolist() for component in total.values] == [[3.0] * 6] * 2
+            assert [device.rpartition("device:")[2] for device in total.devices] == ["GPU:0", "GPU:1"]

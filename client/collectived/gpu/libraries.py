@@ -33,11 +33,11 @@ def to_cupy(array: DeviceArray | NDArray[Any], device: int) -> Any:
 
 def from_torch(tensor: Any) -> DeviceArray:
     """One that looks into a tensor on a GPU, or into a contiguous copy of it, without its gradient."""
-    torch = sys.modules["torch"]
+    torch, cuda = sys.modules["torch"], binding()
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     dtype = _BFLOAT16 if tensor.dtype is torch.bfloat16 else np.dtype(str(tensor.dtype).removeprefix("torch."))
     stream = torch.cuda.current_stream(tensor.device).cuda_stream or LEGACY_STREAM
-    return DeviceArray(binding(), tensor.device.index, tensor.data_ptr(), tuple(tensor.shape), dtype, tensor, stream)
+    return DeviceArray(cuda, tensor.device.index, tensor.data_ptr(), tuple(tensor.shape), dtype, tensor, stream)
 
 
 class _Look:

@@ -73,7 +73,7 @@ def _why_not(tensor: Any, error: str = "") -> str:
     if tensor.is_meta:
         return f"{what} without data, on the device meta: send one that has data"
     if not tensor.is_cpu:
-        return f"{what} on {tensor.device}: {_NO_GPU}; send its .cpu()"
+        return f"{what} on {tensor.device}: expected one on the CPU or on a GPU of CUDA; send its .cpu()"
     if tensor.is_nested:
         return f"{what} that is nested: send its parts, list(tensor.unbind())"
     if tensor.layout is not sys.modules["torch"].strided:
