@@ -335,8 +335,6 @@ class Group(Collectives):
         if call.arrays:
             if call.prepared.direct and located is not None and None not in located:
                 addresses = tuple(located)  # type: ignore[arg-type]  # mypy does not see that None is out
-                if isinstance(call, DeviceCall):
-                    call.settle()
             else:
                 _stage(call, deadline)
         if call.staging is not None:

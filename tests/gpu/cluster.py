@@ -1,4 +1,4 @@
-"""A coordinator and workers whose GPUs are fake."""
+"""A coordinator and workers, whose GPUs are fake or those of this machine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 
 import collectived as cd
+from collectived.gpu.array import DeviceArray
 from collectived.testing.daemon import Daemon
 from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 
@@ -30,17 +32,23 @@ class Cluster:
     hold, broken: files that hold up the fake GPUs of all workers, or break them, while they are there.
     """
 
-    def __init__(self, workers: int, gpus: int, place: Path) -> None:
+    def __init__(self, workers: int, gpus: int, place: Path, real: bool = False) -> None:
+        """`gpus` are those of each worker where they are not real; `place` is a folder for their files."""
         self.hold, self.broken = place / "hold", place / "broken"
         self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
         told = {"GPUS": str(gpus), "HOLD": str(self.hold), "BROKEN": str(self.broken)}
-        within = ("env", f"PYTHONPATH={ROOT}", *(f"COLLECTIVED_FAKE_{name}={value}" for name, value in told.items()))
+        within: tuple[str, ...] = (
+            "env",
+            f"PYTHONPATH={ROOT}",
+            *(f"COLLECTIVED_FAKE_{name}={value}" for name, value in told.items()),
+        )
         listen = ("--job", "test", "--listen", f"unix:{self.folder}/c.sock")
         self.coordinator = Daemon(("coordinator", *listen), SECRET)
         address = str(self.coordinator.ready(30)["address"])
         options = ("--job", "test", "--coordinator", address, "--folder", str(self.folder))
+        kind, within = (Daemon, ()) if real else (FakeWorker, within)
         self.workers = [
-            FakeWorker(("worker", "--task", str(task), "--host-name", f"host{task}", *options), SECRET, within)
+            kind(("worker", "--task", str(task), "--host-name", f"host{task}", *options), SECRET, within)
             for task in range(workers)
         ]
         self.addresses = [str(worker.ready(30)["address"]) for worker in self.workers]
@@ -104,3 +112,11 @@ class FakeWorker(Daemon):
     """A worker as tests/gpu/fake_worker.py composes it."""
 
     COMMAND = (sys.executable, "-m", "tests.gpu.fake_worker")
+
+
+def filled(session: cd.Session, value: Any, device: str = "GPU:0") -> DeviceArray:
+    """An array on a GPU in memory of the worker, with these elements."""
+    host = np.asarray(value)
+    array: DeviceArray = session.empty(host.shape, host.dtype, device=device)
+    array.assign(host)
+    return array

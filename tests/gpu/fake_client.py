@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import struct
 from collections.abc import Sequence
 
 
@@ -15,6 +16,9 @@ class FakeClientCuda:
         self._uuids = tuple(uuids)
         self.mapped: dict[int, mmap.mmap] = {}
         self.copied_bytes = 0
+        self.synchronized = 0
+        self.events: dict[int, int] = {}  # how often each was recorded
+        self.held: set[int] = set()  # streams on which nothing goes on
 
     def devices(self) -> Sequence[str]:
         return self._uuids
@@ -35,5 +39,29 @@ class FakeClientCuda:
         ctypes.memmove(target, source, nbytes)
         self.copied_bytes += nbytes
 
+    def event(self, device: int) -> tuple[int, bytes]:
+        descriptor = os.memfd_create("fake-event")
+        os.ftruncate(descriptor, 16)
+        self.events[descriptor] = 0
+        return descriptor, f"/proc/{os.getpid()}/fd/{descriptor}".encode().ljust(64, b"\0")
+
+    def end_event(self, event: int) -> None:
+        del self.events[event]
+        os.close(event)
+
+    def record(self, device: int, event: int, stream: int) -> None:
+        self.events[event] += 1
+        self._tell(event, stream in self.held)
+
+    def let_go(self) -> None:
+        """What was held up goes on."""
+        self.held.clear()
+        for event in self.events:
+            self._tell(event, False)
+
+    def _tell(self, event: int, held: bool) -> None:
+        recorded = self.events[event]
+        os.pwrite(event, struct.pack("<2q", recorded, recorded - held), 0)
+
     def synchronize(self, device: int, stream: int) -> None:
-        pass
+        self.synchronized += 1

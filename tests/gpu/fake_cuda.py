@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import mmap
 import os
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -62,6 +63,7 @@ class FakeCuda:
         self._pinned: dict[int, _Memory] = {}
         self._streams: dict[int, deque[Callable[[], None]]] = {}
         self._events: dict[int, list[int]] = {}  # how often recorded, how often over
+        self._opened: dict[int, int] = {}  # events of other processes: files of how often recorded, how often over
         self._handles = itertools.count(1)
         self.copied_bytes = 0
         self.folds: list[tuple[Fold, int]] = []  # and how many sources each had
@@ -115,7 +117,20 @@ class FakeCuda:
         self._events[handle] = [0, 0]
         return handle
 
+    def open_event(self, device: int, handle: bytes) -> int:
+        self._check_device("cuIpcOpenEventHandle", device)
+        try:
+            opened = os.open(handle.rstrip(b"\0"), os.O_RDONLY)
+        except OSError as error:
+            raise CudaError("cuIpcOpenEventHandle", INVALID, str(error)) from None
+        event = next(self._handles)
+        self._opened[event] = opened
+        return event
+
     def end_event(self, event: int) -> None:
+        if event in self._opened:
+            os.close(self._opened.pop(event))
+            return
         self._found("cuEventDestroy", self._events, event)
         del self._events[event]
 
@@ -130,6 +145,9 @@ class FakeCuda:
         self._put("cuEventRecord", stream, reached)
 
     def over(self, event: int) -> bool:
+        if event in self._opened:
+            recorded, done = struct.unpack("<2q", os.pread(self._opened[event], 16, 0))
+            return bool(done >= recorded)
         state = self._found("cuEventQuery", self._events, event)
         if self._broken is not None and self._broken.exists():
             raise CudaError("cuEventQuery", ILLEGAL_ADDRESS, "an illegal memory access was encountered")

@@ -10,7 +10,7 @@ from collectived.calls.call import Call
 from collectived.calls.places import Address
 from collectived.calls.prepare import Prepared
 from collectived.errors import InternalError
-from collectived.gpu.array import DeviceArray
+from collectived.gpu.array import LEGACY_STREAM, DeviceArray
 from collectived.values import nest
 from collectived.values.leaves import Array
 from collectived_proto.types import Verdict
@@ -19,23 +19,38 @@ from collectived_proto.types import Verdict
 class DeviceCall(Call):
     """Results on a GPU look into that memory, which is this rank's own; others are copied to the host."""
 
-    __slots__ = ("output",)
+    marks = True
+    __slots__ = ("_streams", "output")
 
     def __init__(
         self, prepared: Prepared, arrays: list[Array], located: list[Address | None] | None, spec: nest.Spec
     ) -> None:
         super().__init__(prepared, arrays, located, spec)
+        given: list[Any] = arrays
+        streams = {array.stream for array in given if isinstance(array, DeviceArray)}
+        self._streams = tuple(streams) or (LEGACY_STREAM,)
         self.output = None
         if prepared.room is not None and prepared.receives:
             self.slot = prepared.room.output(prepared.layout.result_bytes)
             self.output = self.slot.address
 
-    def settle(self) -> None:
-        """Before the worker reads arrays where they lie: what writes them is done."""
-        arrays: list[Any] = self.arrays
-        streams = {array.stream: array for array in arrays if isinstance(array, DeviceArray)}
-        for array in streams.values():
-            array.settle()
+    def mark(self, number: int, events: dict[int, int]) -> bytes:
+        """Records the event of that number behind what is on the streams of the value.
+
+        Args:
+            events: those of the caller, by number; a new one is made where there is none, whose handle is returned.
+        """
+        room = self.prepared.room
+        if room is None:
+            raise InternalError(f"{self.prepared.op} is not carried on a GPU")
+        handle = b""
+        if number not in events:
+            events[number], handle = room.cuda.event(room.device)
+        first, *others = self._streams
+        for stream in others:  # a value of several streams; an event stands on one
+            room.cuda.synchronize(room.device, stream)
+        room.cuda.record(room.device, events[number], first)
+        return handle
 
     def end(self, verdict: Verdict | None = None, retire: bool = False) -> None:
         if retire:  # the worker may still be writing it

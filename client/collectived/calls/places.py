@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from collectived.gpu.array import DeviceArray
+from collectived.gpu.driver import Cuda
 from collectived.values.leaves import Array
 from collectived_proto.deadline import Deadline
 from collectived_proto.types import Collective, Layout
@@ -73,7 +74,10 @@ class Room(Protocol):
 
 
 class DeviceRoom(Room, Protocol):
-    """Where inputs and results lie on a GPU."""
+    """Where inputs and results lie on a GPU: `device` of this process, which is spoken to by `cuda`."""
+
+    cuda: Cuda
+    device: int
 
     def output(self, nbytes: int) -> Any:
         """A slot for a result; it has an `address`."""

@@ -30,6 +30,14 @@ class Cuda(Protocol):
     def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
         """Between any memories of device and host, after what is on the stream."""
 
+    def event(self, device: int) -> tuple[int, bytes]:
+        """A new event, and the handle of 64 bytes by which another process may wait for it."""
+
+    def end_event(self, event: int) -> None: ...
+
+    def record(self, device: int, event: int, stream: int) -> None:
+        """The event is over when all work that is on the stream now is done."""
+
     def synchronize(self, device: int, stream: int) -> None:
         """Returns when all work that is on the stream is done."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import Any
 from cuda.bindings import driver
 
 from collectived_proto.local.cuda import POSIX_DESCRIPTOR, asked, begin, mapped, primary_context, unmapped, uuid
+
+_HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 
 
 class RealCuda:
@@ -47,6 +50,26 @@ class RealCuda:
         try:
             if nbytes:
                 asked("cuMemcpyAsync", target, source, nbytes, driver.CUstream(stream))
+        finally:
+            asked("cuCtxSetCurrent", before)
+
+    def event(self, device: int) -> tuple[int, bytes]:
+        before = self._enter(device)
+        try:
+            flags = driver.CUevent_flags
+            (event,) = asked("cuEventCreate", flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_INTERPROCESS)
+            (handle,) = asked("cuIpcGetEventHandle", event)
+            return int(event), ctypes.string_at(handle.getPtr(), _HANDLE_BYTES)
+        finally:
+            asked("cuCtxSetCurrent", before)
+
+    def end_event(self, event: int) -> None:
+        asked("cuEventDestroy", driver.CUevent(event))
+
+    def record(self, device: int, event: int, stream: int) -> None:
+        before = self._enter(device)
+        try:
+            asked("cuEventRecord", driver.CUevent(event), driver.CUstream(stream))
         finally:
             asked("cuCtxSetCurrent", before)
 

@@ -40,14 +40,9 @@ class DeviceStaging:
         self.views = [memory.array(slot, offset, shape, dtype) for offset, dtype, shape in places]
 
     def fill(self, arrays: Sequence[Any]) -> None:
-        """Copies the leaves there, each after what is on its stream; the worker may read them when this returns."""
-        streams: dict[int, DeviceArray] = {}
+        """Puts copies there on the streams of the leaves; from the host they are done when this returns."""
         for view, array in zip(self.views, arrays, strict=True):
             view.assign(array)
-            if isinstance(array, DeviceArray):
-                streams[array.stream] = array
-        for array in streams.values():
-            array.settle()
 
 
 class DeviceMemory(Memory):
@@ -65,14 +60,14 @@ class DeviceMemory(Memory):
         super().__init__(host.source)
         self._lock = host._lock  # questions over the socket are answered in their order
         self._index = index
-        self._cuda = cuda
+        self.cuda = cuda
         self.device = device
         self.kind: Any = None
 
     def _ask(self, size: int, limit: Limit) -> InputArena:
         number, size, descriptor = self.source.ask_device(self._index, size, limit)
         try:
-            mapping = _Mapping(self._cuda, self.device, descriptor, size)
+            mapping = _Mapping(self.cuda, self.device, descriptor, size)
         except CudaError as error:
             self.source.drop(number)
             raise ResourceExhaustedError(f"memory of GPU:{self._index} cannot be mapped here: {error}") from error
@@ -81,7 +76,7 @@ class DeviceMemory(Memory):
     def array(self, slot: Slot, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
         """What lies at an offset of a slot, which it keeps."""
         address = slot.arena.base + slot.offset + offset
-        return DeviceArray(self._cuda, self.device, address, shape, dtype, slot, LEGACY_STREAM, self)
+        return DeviceArray(self.cuda, self.device, address, shape, dtype, slot, LEGACY_STREAM, self)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:  # type: ignore[override]
         """An uninitialised array there, row-major."""

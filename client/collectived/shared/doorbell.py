@@ -56,6 +56,7 @@ class Doorbell:
         self._looks = cores() > near + 1  # as many ranks as look leave cores for the others, and for workers
         self._spin = Spin()
         self._buffer = bytearray(wire.MAX_MESSAGE)
+        self._events: dict[int, int] = {}  # of a GPU
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._heard = self._pinged = 0.0
@@ -95,8 +96,11 @@ class Doorbell:
             staged, released, number = call.staging is not None, flight.results.released(), call.prepared.id
             generation, output = standing.generation, call.output
             ring = wire.Ring(generation, number, instance, remaining, staged, addresses, released, timeout, output)
+            sent = True
+            if call.marks:
+                ring, sent = self._mark(call, ring)
             message = ring.encode()
-            sent = door.send(self._socket, message, 0.0)
+            sent = sent and door.send(self._socket, message, 0.0)
         if not sent:  # the worker is behind, or gone: others may hear of what is in flight meanwhile
             sent = door.send(self._socket, message, min(_ROOM_WITHIN, max(0.0, call.cut - monotonic())))
         if not sent:
@@ -104,6 +108,16 @@ class Doorbell:
             with self.mutex:
                 self._lose("it takes no more messages")
             self.callbacks.call_back()
+
+    def _mark(self, call: Call, ring: wire.Ring) -> tuple[wire.Ring, bool]:
+        """The ring with its event, of which as many serve in turn as there may be calls in flight.
+
+        Returns too whether the worker knows of the event.
+        """
+        number = ring.instance % wire.MAX_OUTSTANDING + 1
+        handle = call.mark(number, self._events)
+        known = not handle or door.send(self._socket, wire.event(number, handle), _ROOM_WITHIN)
+        return ring._replace(event=number), known
 
     def _make_room(self) -> None:
         """Reads what has come. Calls of an older generation end first: a completion does not say its generation."""

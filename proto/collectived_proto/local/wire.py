@@ -35,6 +35,7 @@ _DONE = struct.Struct("<BBHIQQQ")
 _FAILED = struct.Struct("<Bxxxxxxxq")
 _WAITING = struct.Struct("<BxxxI")
 _ARENA = struct.Struct("<BxxxIQ")
+_EVENT = struct.Struct("<BxxxI64s")
 
 
 class Malformed(ValueError):
@@ -48,6 +49,7 @@ class Kind(enum.IntEnum):
     LEAVE = 3  # no further instances from this rank
     ABORT = 4  # end the generation for all; text follows
     PING = 5  # are you there?
+    EVENT = 6  # an event of a GPU, by a number and CUDA's handle of it
     # worker → client, doorbell
     DONE = 16  # one pack of an instance is complete
     FAILED = 17  # an instance ended with a verdict (a serialized collectived.v1.Verdict follows)
@@ -90,7 +92,8 @@ class Ring(NamedTuple):
     `addresses` are (arena, byte offset) per leaf, or the one of the staging slot where `staged`. `remaining` is the
     time until the deadline in seconds, 0 for none; `timeout` is what the caller had asked for, for messages.
     `released` are result slots that this rank needs no longer. `output` is memory of a GPU in which the result is to
-    be written, laid out as Prepare said; None: in a result slot.
+    be written, laid out as Prepare said; None: in a result slot. `event` is the number of one behind which the value is
+    there, from 1; 0: it is there now.
     """
 
     generation: int
@@ -102,6 +105,7 @@ class Ring(NamedTuple):
     released: tuple[int, ...] = ()
     timeout: float = 0.0
     output: tuple[int, int] | None = None
+    event: int = 0
 
     def encode(self) -> bytes:
         if self.output is not None:
@@ -113,7 +117,7 @@ class Ring(NamedTuple):
             STAGED if self.staged else 0,
             len(self.addresses),
             len(self.released),
-            0,
+            self.event,
             self.generation,
             self.prepared,
             self.instance,
@@ -130,7 +134,7 @@ class Ring(NamedTuple):
 def parse_ring(data: bytes) -> Ring:
     if len(data) < _RING.size:
         raise Malformed(f"a ring of {len(data)} bytes is too short")
-    _, flags, leaves, released, _, generation, prepared, instance, remaining, timeout = _RING.unpack_from(data)
+    _, flags, leaves, released, event, generation, prepared, instance, remaining, timeout = _RING.unpack_from(data)
     start = _RING.size + 8 * released
     if len(data) != start + _ADDRESS.size * leaves:
         raise Malformed(f"a ring of {len(data)} bytes announces {leaves} addresses and {released} releases")
@@ -149,7 +153,8 @@ def parse_ring(data: bytes) -> Ring:
         if not addresses:
             raise Malformed("a ring that says where its result is to be written, without an address")
         addresses, output = addresses[:-1], addresses[-1]
-    return Ring(generation, prepared, instance, remaining, bool(flags & STAGED), addresses, slots, timeout, output)
+    staged = bool(flags & STAGED)
+    return Ring(generation, prepared, instance, remaining, staged, addresses, slots, timeout, output, event)
 
 
 def release(slots: tuple[int, ...]) -> bytes:
@@ -232,6 +237,20 @@ def parse_arena(data: bytes) -> tuple[int, int]:
         raise Malformed(f"an arena message of {len(data)} bytes")
     _, number, size = _ARENA.unpack(data)
     return number, size
+
+
+def event(number: int, handle: bytes) -> bytes:
+    return _EVENT.pack(Kind.EVENT, number, handle)
+
+
+def parse_event(data: bytes) -> tuple[int, bytes]:
+    """(number, handle)."""
+    if len(data) != _EVENT.size:
+        raise Malformed(f"an event of {len(data)} bytes")
+    _, number, handle = _EVENT.unpack(data)
+    if not 0 < number <= MAX_OUTSTANDING:
+        raise Malformed(f"an event of number {number}")
+    return number, handle
 
 
 def refused(code: int, text: str) -> bytes:

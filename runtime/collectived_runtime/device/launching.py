@@ -28,7 +28,7 @@ class Launch:
     """Work on a GPU.
 
     Attributes:
-        failed: why it has failed, if it has; read it when `done`.
+        failed: why it has failed, if it has; read it when `done`. event: that it ends with; 0: it has not begun.
     """
 
     __slots__ = ("_ended", "_over", "_work", "event", "failed", "since", "waits")

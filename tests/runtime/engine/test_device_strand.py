@@ -280,20 +280,24 @@ def test_memory_is_freed_when_nobody_looks_into_it(party: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "output", "why"),
+    ("operation", "output", "event", "why"),
     [
-        (AllGather(), None, "in the memory of a GPU"),
-        (AllReduce(ReduceOp.SUM), (HOST, 0), "into memory of the host"),
-        (AllReduce(ReduceOp.SUM), (GPU, ARENA_BYTES), "bytes of"),
+        (AllGather(), None, 0, "in the memory of a GPU"),
+        (AllReduce(ReduceOp.SUM), (HOST, 0), 0, "into memory of the host"),
+        (AllReduce(ReduceOp.SUM), (GPU, ARENA_BYTES), 0, "bytes of"),
+        (AllReduce(ReduceOp.SUM), (GPU, 0), 3, "event 3, which was never named"),
+        (AllReduce(ReduceOp.SUM), (GPU, 0), 1, "an event that cannot be waited for"),
+        (AllReduce(ReduceOp.SUM), (HOST, 0), 1, "event 1, whose value does not lie on a GPU"),
     ],
 )
 def test_what_cannot_be_meant_ends_its_rank(
-    party: Make, operation: Operation, output: tuple[int, int] | None, why: str
+    party: Make, operation: Operation, output: tuple[int, int] | None, event: int, why: str
 ) -> None:
     ranks = party((1,), (0,))
     one = ranks.world.ranks[0]
     collective = Collective(operation, "*", (Leaf("", from_numpy(np.dtype(np.float32)) or pytest.fail(), (10,)),))
     one.seat.prepared[5] = prepare(collective, 0, ranks.world.lane_of(0).topology)
-    one.bell.send(wire.Ring(100, 5, 0, 0.0, False, ((GPU, 0),), output=output).encode())
+    one.bell.send(wire.event(1, b"/nowhere".ljust(64, b"\0")))
+    one.bell.send(wire.Ring(100, 5, 0, 0.0, False, ((GPU, 0),), output=output, event=event).encode())
     report = ranks.world.report(ReportKind.LOST)
     assert why in report.text

@@ -71,6 +71,9 @@ class Cuda(Protocol):
 
     def event(self, device: int) -> int: ...
 
+    def open_event(self, device: int, handle: bytes) -> int:
+        """The event of another process that this handle of 64 bytes names. Nothing may be recorded behind it here."""
+
     def end_event(self, event: int) -> None: ...
 
     def record(self, event: int, stream: int) -> None:

@@ -124,6 +124,13 @@ class RealCuda:
         (event,) = asked("cuEventCreate", driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         return int(event)
 
+    def open_event(self, device: int, handle: bytes) -> int:
+        self._use(device)
+        named = driver.CUipcEventHandle()
+        ctypes.memmove(named.getPtr(), handle, len(handle))
+        (event,) = asked("cuIpcOpenEventHandle", named)
+        return int(event)
+
     def end_event(self, event: int) -> None:
         asked("cuEventDestroy", driver.CUevent(event))
 
