@@ -32,7 +32,7 @@ class FakeClientCuda:
         self.mapped[address] = mapped
         return address
 
-    def unmap(self, address: int, size: int) -> None:
+    def unmap(self, device: int, address: int, size: int) -> None:
         del self.mapped[address]
 
     def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:

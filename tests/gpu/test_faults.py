@@ -268,6 +268,7 @@ def test_what_is_still_being_written_is_waited_for_by_the_worker_and_by_nobody_h
         assert (on_host.result() == 1).all()
 
     one_worker.run(1, body, device="GPU:0")
+    assert not cuda.events, "they end with the group"
 
 
 def test_a_deadline_ends_what_is_never_written(one_worker: Cluster, cuda: FakeClientCuda) -> None:

@@ -24,8 +24,8 @@ class Cuda(Protocol):
     def map(self, device: int, descriptor: int, size: int) -> int:
         """The address of memory that a worker has handed over; the descriptor is taken over."""
 
-    def unmap(self, address: int, size: int) -> None:
-        """No work that uses it may be under way."""
+    def unmap(self, device: int, address: int, size: int) -> None:
+        """Lets go of it, after what this process has under way on the device."""
 
     def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
         """Between any memories of device and host, after what is on the stream."""

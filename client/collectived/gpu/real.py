@@ -42,8 +42,13 @@ class RealCuda:
             os.close(descriptor)
             asked("cuCtxSetCurrent", before)
 
-    def unmap(self, address: int, size: int) -> None:
-        unmapped(address, size)
+    def unmap(self, device: int, address: int, size: int) -> None:
+        before = self._enter(device)
+        try:
+            asked("cuCtxSynchronize")
+            unmapped(address, size)
+        finally:
+            asked("cuCtxSetCurrent", before)
 
     def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
         before = self._enter(device)

@@ -26,7 +26,7 @@ class _Mapping:
 
     def __init__(self, cuda: Cuda, device: int, descriptor: int, size: int) -> None:
         self.address = cuda.map(device, descriptor, size)
-        weakref.finalize(self, cuda.unmap, self.address, size).atexit = False
+        weakref.finalize(self, cuda.unmap, device, self.address, size).atexit = False
 
 
 class DeviceStaging:

@@ -5,6 +5,7 @@ There is no reader thread: what nobody waits for stays in the socket until someb
 
 from __future__ import annotations
 
+import contextlib
 import math
 import select
 import socket
@@ -20,6 +21,7 @@ from collectived.calls.places import Address
 from collectived.calls.standing import Standing
 from collectived.calls.turns import LOOK_UP, Turns
 from collectived.errors import FailedPreconditionError
+from collectived.gpu.driver import CudaError, binding
 from collectived.shared import door
 from collectived.shared.flight import Echo, Flight
 from collectived_proto.errors import Code, CollectiveError
@@ -337,6 +339,9 @@ class Doorbell:
             self._flight.end_all(self.standing.left(), retire=True)
             door.hang_up(self._socket, self._buffer)
             self._flight.results.forget()
+            while self._events:
+                with contextlib.suppress(CudaError):  # which matters to nobody any more
+                    binding().end_event(self._events.popitem()[1])
         self.callbacks.call_back()
 
     def sever(self, why: str) -> None:
