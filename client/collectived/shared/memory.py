@@ -25,6 +25,7 @@ from collectived.calls.places import Backing, Place, Stageable
 from collectived.calls.turns import LOOK_UP
 from collectived.errors import (
     CancelledError,
+    CollectiveError,
     InternalError,
     ResourceExhaustedError,
     UnavailableError,
