@@ -87,9 +87,7 @@ def offer(text: str, cuda: GetCuda, lost: Callable[[str], object], driver: str =
 
 def _with(gpus: tuple[Gpu, ...]) -> Offer:
     budgets = {
-        gpu: Budget(
-            gpu.device.total_bytes // _SHARE, what=f"memory of GPU:{gpu.index} for clients", advice="free some"
-        )
+        gpu: Budget(gpu.device.total_bytes // _SHARE, what=f"memory of GPU:{gpu.index} for clients", advice="free some")
         for gpu in gpus
     }
     return Offer(CPU_DEVICES, gpus, budgets=budgets)
