@@ -20,7 +20,7 @@ RELEASED := proto/released
 TORCH_VENV := .venv-torch
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-torch test-kill test-slurm drills bench fuzz mutants docs check format lint types layers proto proto-check proto-release clean
+.PHONY: help setup demo test test-torch test-gpu test-kill test-slurm drills bench fuzz mutants docs check format lint types layers proto proto-check proto-release clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -37,6 +37,9 @@ test: $(VENV)/installed-dev ## run all tests; a few that failed side by side are
 test-torch: $(TORCH_VENV)/installed ## run the tests that need PyTorch, in an environment of their own
 	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_OPTIONS) tests/client/test_torch.py tests/client/cross_device/test_indexed_slices.py tests/multi/test_torch.py \
 	    tests/docs/test_examples.py tests/docs/test_snippets.py
+
+test-gpu: $(VENV)/installed-dev ## run the tests about GPUs, on the GPU of this machine as far as it has one
+	$(BIN)/python -m pytest -n 0 -rs tests/gpu tests/runtime/device tests/runtime/engine/test_device_strand.py
 
 test-kill: $(VENV)/installed-dev ## kill launchers over ssh at ten random moments, and look for what they leave
 	COLLECTIVED_TEST_MOMENTS=10 $(BIN)/python -m pytest -n 0 -rsP tests/launcher/test_ssh.py -k random_moment

@@ -16,10 +16,11 @@ import numpy as np
 from collectived import several, site
 from collectived.arguments import whole
 from collectived.calls.call import Call
+from collectived.calls.device_call import DeviceCall
 from collectived.calls.limit import GRACE
 from collectived.calls.outlined import OutlinedCall
 from collectived.calls.places import Address
-from collectived.calls.prepare import OPEN, Signatures, Special, Value, cut, locate, take_apart
+from collectived.calls.prepare import OPEN, Prepared, Signatures, Special, Value, cut, locate, on_host, take_apart
 from collectived.calls.route import Route
 from collectived.calls.uncollected import Uncollected
 from collectived.collectives import Collectives
@@ -255,8 +256,9 @@ class Group(Collectives):
             if taken.sparse and isinstance(operation, (AllReduce, Reduce)):
                 return self._start_several(operation, taken, merged, line, deadline, async_op, out, special)
             prepared = self._signatures.find(operation, taken, merged, line, deadline, special)
-            located = locate(prepared, taken.arrays)
-            call = (Call if prepared.form is None else OutlinedCall)(prepared, taken.arrays, located, taken.spec)
+            arrays = on_host(taken).arrays if prepared.fetches else taken.arrays
+            located = locate(prepared, arrays)
+            call = _kind(prepared)(prepared, arrays, located, taken.spec)
             if out is not None:
                 call.fill(out)
             self._ring(call, located, timeout or 0.0, deadline)
@@ -299,7 +301,7 @@ class Group(Collectives):
         """A value with sparse leaves. Everything that can be refused is, before the first collective starts."""
         if out is not None:
             raise TypeError("out cannot take IndexedSlices, for how many rows there will be is not known: leave it out")
-        parts = several.parts(operation, taken, self.size)
+        parts = several.parts(operation, on_host(taken), self.size)
         found = [
             self._signatures.find(
                 part.operation, part.value, merged, line, deadline, None if part.sparse else special, whole=False
@@ -311,8 +313,7 @@ class Group(Collectives):
         places = []
         for prepared, part in zip(found, parts, strict=True):
             located = locate(prepared, part.value.arrays)
-            kind = OutlinedCall if part.sparse else Call
-            calls.append(kind(prepared, part.value.arrays, located, part.value.spec))
+            calls.append(_kind(prepared)(prepared, part.value.arrays, located, part.value.spec))
             if located is None or None in located:
                 _stage(calls[-1], deadline)
             places.append(located)
@@ -407,12 +408,17 @@ class Group(Collectives):
         self._signatures.forget()
 
 
+def _kind(prepared: Prepared) -> type[Call]:
+    if prepared.room is not None:
+        return DeviceCall
+    return Call if prepared.form is None else OutlinedCall
+
+
 def _stage(call: Call, deadline: Deadline | None) -> None:
     """Copies the arrays of a call to where the worker reads them."""
     patience = _PATIENCE if deadline is None else min(_PATIENCE, deadline.remaining() + GRACE)
     call.staging = call.prepared.memory.stage(call.prepared, patience)
     began = monotonic()
-    for view, array in zip(call.staging.views, call.arrays, strict=True):
-        np.copyto(view, array)
+    call.staging.fill(call.arrays)
     call.arrays = []
     call.copied = monotonic() - began

@@ -23,11 +23,13 @@ from collectived.errors import (
     CollectiveError,
     FailedPreconditionError,
     NotFoundError,
+    UnavailableError,
     UnimplementedError,
 )
+from collectived.gpu.driver import CudaError, binding
 from collectived.group import Group, Seat
 from collectived.transports import Transport, choose, grpc_alone
-from collectived.values.leaves import element_type, numpy_dtype, template
+from collectived.values.leaves import element_type, gpu_of, numpy_dtype, template
 from collectived.values.libraries import device_name
 from collectived_proto.devices import DeviceName
 from collectived_proto.numpy_types import to_numpy
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     import grpc
 
     from collectived.connection.rpc import Opened, Worker
+    from collectived.shared.device_memory import DeviceMemory
 
 log = logging.getLogger("collectived")
 
@@ -118,6 +121,7 @@ class Session:
         self._rpc = rpc
         self._token = opened.session
         self._transport = transport
+        self._gpus = opened.gpus
         self._memory = transport.memory
         self._held: list[Held] = []
         self._unusable = ""
@@ -159,6 +163,7 @@ class Session:
             raise TypeError(f"options must be CommunicationOptions or None, got {type(options).__name__}")
         default_timeout = environment.timeout()
         full = "" if device is None else str(self._device(device))
+        self._room(full)  # where its memory cannot be used, the others need not hear of this rank
         wished = wish(name, size, rank, full, settle, timeout, idle)
         group = Group(self, wished, self._seat(wished), options or CommunicationOptions(), default_timeout)
         self._entered(group)
@@ -172,7 +177,13 @@ class Session:
         with self._until_closed():
             joined = self._rpc.join(self._token, wish, log.warning)
             route, describe = self._transport.seat(joined)
-        return Seat(joined.group, joined.rank, route, Signatures(describe, self._memory, joined.rank))
+        room = self._room(joined.group.members[joined.rank].device)
+        return Seat(joined.group, joined.rank, route, Signatures(describe, self._memory, joined.rank, room))
+
+    def _room(self, device: str) -> DeviceMemory | None:
+        """Memory on a device, given in full; None for a CPU, and where memory of GPUs cannot be shared."""
+        name = DeviceName.parse(device) if device else None
+        return self._transport.on_gpu(name.index) if name is not None and name.kind == "GPU" else None
 
     def _entered(self, group: Group) -> None:
         """A group takes part, and is to be left when the session is closed.
@@ -214,14 +225,15 @@ class Session:
     ) -> Any:
         """An uninitialised array in memory that the worker owns; collectives on it copy nothing in.
 
-        Slices, reshapes and views of it count too. The memory is given back when the last of them is collected. Where
-        the transport is "grpc" it is an ordinary array.
+        On a GPU it is a `DeviceArray` unless `like` says otherwise; `cupy.asarray` and `torch.as_tensor` look into it.
+        Slices, reshapes and views count too. The memory is given back when the last of them is collected. Where the
+        transport is "grpc" it is an ordinary array.
 
         Args:
             shape: lengths; left out: those of `like`.
             dtype: any that collectives carry, `torch.dtype` too; left out: that of `like`, else float32.
-            device: a CPU device of the worker, by name or as a `torch.device`, or None.
-            like: an array or PyTorch tensor, or a library such as `torch`, whose kind of array to return; None: NumPy.
+            device: of the worker, by name or as a `torch.device`; None: where `like` lies.
+            like: an array or PyTorch tensor, or a library such as `torch` or `cupy`, whose kind of array to return.
 
         Raises:
             ValueError: a length is negative.
@@ -231,9 +243,14 @@ class Session:
             ResourceExhaustedError: the worker refuses more memory.
         """
         self._check_usable()
-        if device is not None and self._device(device).kind != "CPU":
-            raise UnimplementedError(f"arrays on {device} are not offered: only on CPU devices")
-        kind, like_shape, like_dtype = template(like)
+        there = gpu_of(like) if device is None else None
+        if there is not None:
+            device = f"cuda:{there}"
+        place = None if device is None else self._device(device)
+        room = None if place is None else self._room(str(place))
+        if room is None and place is not None and place.kind == "GPU":
+            raise UnimplementedError(f"arrays on {place.short} need shared memory, and this session has none")
+        kind, like_shape, like_dtype = template(like, room)
         if shape is None:
             if like_shape is None:
                 raise TypeError("shape is missing: give lengths, or an array as like")
@@ -245,7 +262,7 @@ class Session:
             dtype = np.float32 if like_dtype is None else like_dtype
         element = element_type(numpy_dtype(dtype), "the array")
         with self._until_closed():
-            return kind.restore(self._memory.empty(lengths, to_numpy(element)))
+            return kind.restore((room or self._memory).empty(lengths, to_numpy(element)))
 
     def close(self) -> None:
         """Leaves all groups in the order in which they were joined and ends the session; idempotent.
@@ -298,11 +315,24 @@ class Session:
         name = device_name(device)
         if name is None:
             raise TypeError(f"device must be a name such as 'CPU:1', a torch.device or None, got {device!r}")
-        found = DeviceName.parse(name, _task(self.worker))
+        found = self._translated(DeviceName.parse(name, _task(self.worker)), name)
         if str(found) not in self.devices:
             shown = ", ".join(DeviceName.parse(known).short for known in self.devices)
             raise NotFoundError(f"{self.worker} has no device {name!r}: it has {shown}")
         return found
+
+    def _translated(self, device: DeviceName, name: str) -> DeviceName:
+        """`cuda:1` is what this process calls so: the same GPU, as the worker calls it."""
+        if not name.lower().startswith("cuda") or not self._gpus:
+            return device
+        try:
+            own = binding().devices()
+        except CudaError as error:
+            raise UnavailableError(f"{name!r} cannot be looked up by this process: {error}") from None
+        if device.index >= len(own) or own[device.index] not in self._gpus:
+            there = own[device.index] if device.index < len(own) else "not there"
+            raise NotFoundError(f"{name!r} is {there}, and {self.worker} has {', '.join(self._gpus)}")
+        return DeviceName(device.task, "GPU", self._gpus.index(own[device.index]))
 
     def _check_usable(self) -> None:
         if self._unusable:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 from collectived.calls.limit import Limit
 from collectived.calls.places import Describe
 from collectived.calls.route import Route
-from collectived.errors import UnavailableError
+from collectived.errors import NotFoundError, UnavailableError, UnimplementedError
+from collectived.gpu.driver import Cuda, CudaError, binding
 from collectived.grpc_alone.heap import Heap
 from collectived.shared import door
+from collectived.shared.device_memory import DeviceMemory
 from collectived.shared.doorbell import Doorbell
 from collectived.shared.memory import Memory, SessionSocket
 
@@ -42,6 +44,14 @@ class Transport(Protocol):
 
     def seat(self, joined: Joined) -> tuple[Route, Describe]:
         """The way of a rank that was joined, and how its collectives are described."""
+
+    def on_gpu(self, index: int) -> DeviceMemory | None:
+        """Memory of that GPU of the worker; None where it cannot be shared.
+
+        Raises:
+            NotFoundError: this process may not use that GPU. UnavailableError: it can use none.
+            UnimplementedError: the worker does not say which GPU that is.
+        """
 
     def lost(self) -> bool:
         """Whether the worker has ended the session."""
@@ -74,6 +84,16 @@ class SharedMemory:
             self.socket.close()
             raise
         self.memory = Memory(self.socket)
+        self._gpus = opened.gpus
+        self._on_gpus: dict[int, DeviceMemory] = {}
+
+    def on_gpu(self, index: int) -> DeviceMemory | None:
+        if index >= len(self._gpus):
+            raise UnimplementedError(f"arrays on GPU:{index} are not offered: {self._rpc.name} does not name its UUID")
+        if index not in self._on_gpus:
+            cuda, device = _own_number(self._gpus[index], index)
+            self._on_gpus.setdefault(index, DeviceMemory(self.memory, index, cuda, device))
+        return self._on_gpus[index]
 
     def seat(self, joined: Joined) -> tuple[Route, Describe]:
         info, rank = joined.group, joined.rank
@@ -94,6 +114,8 @@ class SharedMemory:
     def close(self) -> None:
         self.socket.close()
         self.memory.forget()
+        while self._on_gpus:
+            self._on_gpus.popitem()[1].forget()
 
 
 class Grpc:
@@ -105,6 +127,9 @@ class Grpc:
         self._rpc = rpc
         self._session = opened.session
         self.memory = Heap()
+
+    def on_gpu(self, index: int) -> DeviceMemory | None:
+        return None
 
     def seat(self, joined: Joined) -> tuple[Route, Describe]:
         from collectived.grpc_alone.remote import Remote  # late, for it imports grpc
@@ -121,6 +146,21 @@ class Grpc:
 
     def close(self) -> None:
         self.memory.forget()
+
+
+def _own_number(uuid: str, index: int) -> tuple[Cuda, int]:
+    """What this process calls a GPU of the worker, and what it speaks to it by."""
+    try:
+        cuda = binding()
+    except CudaError as error:
+        raise UnavailableError(f"GPU:{index} of the worker cannot be used by this process: {error}") from None
+    own = list(cuda.devices())
+    if uuid not in own:
+        raise NotFoundError(
+            f"GPU:{index} of the worker is {uuid}, and this process may use {', '.join(own) or 'no GPU'}: is "
+            "CUDA_VISIBLE_DEVICES set?"
+        )
+    return cuda, own.index(uuid)
 
 
 def choose(rpc: Worker, limit: Limit, alone: bool) -> tuple[Opened, Transport]:

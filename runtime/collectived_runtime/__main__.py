@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Awaitable, Callable
 
 from collectived_proto.configuration import flags
 from collectived_proto.configuration.daemons import DAEMONS, CoordinatorSettings, DaemonSettings, WorkerSettings
@@ -12,8 +13,15 @@ from collectived_proto.configuration.effective import effective
 from collectived_proto.configuration.files import Misconfigured, find, load
 from collectived_runtime import logs
 
+ServeWorker = Callable[[WorkerSettings, Awaitable[None] | None], Awaitable[None]]
 
-def main(arguments: list[str] | None = None) -> None:
+
+def main(arguments: list[str] | None = None, serve_worker: ServeWorker | None = None) -> None:
+    """Runs what the arguments say.
+
+    Args:
+        serve_worker: instead of `worker.server.serve`, whose GPUs are those of this machine.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["simulate"]:
         from collectived_runtime.simulation import command
@@ -33,10 +41,10 @@ def main(arguments: list[str] | None = None) -> None:
         "GRPC_VERBOSITY", "ERROR"
     )  # else gRPC says a line for everybody who fails to speak TLS with it
     logs.configure(settings.log_level, settings.log_format)
-    asyncio.run(_run(settings, options.attached))
+    asyncio.run(_run(settings, options.attached, serve_worker))
 
 
-async def _run(settings: DaemonSettings, attached: bool) -> None:
+async def _run(settings: DaemonSettings, attached: bool, serve_worker: ServeWorker | None) -> None:
     lifeline = asyncio.ensure_future(_end_of_input()) if attached else None
     match settings:
         case CoordinatorSettings():
@@ -46,7 +54,7 @@ async def _run(settings: DaemonSettings, attached: bool) -> None:
         case WorkerSettings():
             from collectived_runtime.worker import server as worker
 
-            await worker.serve(settings, lifeline)
+            await (serve_worker or worker.serve)(settings, lifeline)
 
 
 async def _end_of_input() -> None:

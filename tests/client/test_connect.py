@@ -389,7 +389,7 @@ def test_a_torch_device_is_taken_as_its_name(worker: Any) -> None:
         session.join("train", 2, rank=0, device=device("cpu:1"))
         assert worker.joins[0].device == "/job:worker/replica:0/task:3/device:CPU:1"
         assert session.empty(3, device=device("cpu")).shape == (3,)
-        with pytest.raises(cd.errors.UnimplementedError, match="arrays on cuda:0 are"):
+        with pytest.raises(cd.errors.UnimplementedError, match="arrays on GPU:0 are"):
             session.empty(3, device=device("cuda:0"))
         with pytest.raises(cd.errors.NotFoundError, match="has no device 'cuda:7'"):
             session.empty(3, device=device("cuda:7"))

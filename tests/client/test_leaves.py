@@ -139,10 +139,10 @@ def test_dlpack_over_worker_memory_goes_in_without_a_copy(make: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (OnGpu(np.ones(2)), r"the value is a .*\.OnGpu on a device of DLPack's kind 2: GPUs are not offered yet; copy"),
+        (OnGpu(np.ones(2)), r"the value is a .*\.OnGpu on a device of DLPack's kind 2: of .*; give cupy.from_dlpack"),
         (
             Cuda(),
-            r"the value is a .*\.Cuda, whose elements lie on a GPU: GPUs are not offered yet; copy it to the host",
+            r"the value is a .*\.Cuda, whose elements lie on a GPU: of .*; give cupy.asarray\(value\)",
         ),
         (np.ndarray, "the value is a builtins.type: expected NumPy arrays"),
         (Strange(np.ones(2, ">f4")), r"Strange, which numpy.from_dlpack refuses: .*; send it as a NumPy array"),
@@ -168,7 +168,7 @@ def test_a_view_to_write_into_is_given_of_numpy_arrays() -> None:
     with pytest.raises(ValueError, match="read-only: it cannot be written"):
         leaves.writable_view(np.broadcast_to(1.0, 3))
     for other in (1.0, np.float32(1), jnp.ones(2), Strange(np.ones(2))):
-        with pytest.raises(leaves.UnknownLeaf, match="expected a NumPy array or a PyTorch tensor"):
+        with pytest.raises(leaves.UnknownLeaf, match="expected a NumPy array, a PyTorch tensor or a CuPy array"):
             leaves.writable_view(other)
 
 

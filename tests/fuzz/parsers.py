@@ -77,8 +77,10 @@ def _doorbell_of_clients(data: bytes) -> object:
             return wire.parse_ring(data)
         case wire.Kind.RELEASE:
             return wire.parse_release(data)
-        case wire.Kind.ARENA_ASK | wire.Kind.ARENA_DROP:
+        case wire.Kind.ARENA_ASK | wire.Kind.ARENA_DROP | wire.Kind.DEVICE_ASK:
             return wire.parse_arena(data)
+        case wire.Kind.EVENT:
+            return wire.parse_event(data)
         case _:
             return wire.text_of(data)
 

@@ -41,8 +41,12 @@ class Call:
         slot: where the result lies, from its first pack until it is collected.
         awaited: whether a coroutine waits for it.
         uncollected: who is told of its error, where its `Work` was dropped while it was in flight.
+        output: where on a GPU the worker is to write the result; None: in a result slot.
+        marks: whether the worker has to wait for an event before it reads the value; see `DeviceCall.mark`.
     """
 
+    output: Address | None = None
+    marks = False
     __slots__ = (
         "_backing", "_leaves", "_shared", "arrays", "awaited", "callbacks", "complete", "copied", "cut", "generation",
         "instance", "out", "packs", "prepared", "slot", "spec", "staging", "timeout", "uncollected", "verdict",
@@ -65,7 +69,7 @@ class Call:
         self.complete = False
         self.verdict: Verdict | None = None
         self.waiting = 0  # how many waited to join the group when it ended
-        self.slot: Slot | None = None
+        self.slot: Any = None  # a `places.Slot`
         self.callbacks: list[Callable[[], object]] | None = None
         self.awaited = False
         self.uncollected: Dropped | None = None
@@ -94,6 +98,10 @@ class Call:
         """It has its number and is about to be sent."""
         self.generation = generation
         self.instance = instance
+
+    def mark(self, number: int, events: dict[int, int]) -> bytes:
+        """Of calls that mark."""
+        raise InternalError(f"{self.prepared.op} does not wait for an event")
 
     def receive(self, slot: Slot) -> None:
         """The result, or the part of it that is complete, lies here.

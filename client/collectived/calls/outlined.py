@@ -10,6 +10,7 @@ from collectived.calls.parcel import Parcel
 from collectived.calls.places import Address, Slot
 from collectived.calls.prepare import Prepared
 from collectived.errors import InternalError
+from collectived.gpu.array import DeviceArray
 from collectived.values import nest, structure
 from collectived.values.leaves import Array, Kind
 from collectived.values.targets import Targets, check_fits, take_targets
@@ -95,7 +96,11 @@ class OutlinedCall(Call):
     def _take(self, index: int) -> Any:
         parcel = self._came()
         if self.out is not None:
-            parcel.copy(index, self.out.views[index])
+            into: Any = self.out.views[index]
+            if isinstance(into, DeviceArray):
+                into.assign(parcel.array(index))
+            else:
+                parcel.copy(index, into)
             return self.out.leaves[index]
         kind = _COMES if self.prepared.open else self.prepared.kinds[index]
         if kind.shares and self._shared is not None and self._shared[index] is not None:

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from collectived.gpu.array import DeviceArray
+from collectived.gpu.driver import Cuda
 from collectived.values.leaves import Array
 from collectived_proto.deadline import Deadline
 from collectived_proto.types import Collective, Layout
@@ -43,12 +45,13 @@ class Staged(Protocol):
     """Room for the leaves of one call.
 
     Attributes:
-        views: arrays to copy the leaves into.
         address: as `Route.ring` takes it.
     """
 
-    views: list[Array]
     address: tuple[Address, ...]
+
+    def fill(self, arrays: Sequence[Array]) -> None:
+        """Copies the leaves there."""
 
 
 class Room(Protocol):
@@ -68,6 +71,19 @@ class Room(Protocol):
 
     def outdated(self, prepared: Stageable) -> None:
         """No more calls of it will come."""
+
+
+class DeviceRoom(Room, Protocol):
+    """Where inputs and results lie on a GPU: `device` of this process, which is spoken to by `cuda`."""
+
+    cuda: Cuda
+    device: int
+
+    def output(self, nbytes: int) -> Any:
+        """A slot for a result; it has an `address`."""
+
+    def array(self, slot: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+        """What lies there."""
 
 
 class Slot(Protocol):

@@ -14,7 +14,7 @@ import numpy as np
 
 from collectived.arguments import sendable
 from collectived.calls.parcel import Form
-from collectived.calls.places import Address, Describe, Place, Room, Slot
+from collectived.calls.places import Address, Describe, DeviceRoom, Place, Room, Slot
 from collectived.errors import InternalError, InvalidArgumentError
 from collectived.values import axes, nest
 from collectived.values.indexed_slices import IndexedSlices
@@ -24,6 +24,8 @@ from collectived_proto.deadline import Deadline
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import (
+    AllReduce,
+    Broadcast,
     Collective,
     Cutting,
     Gather,
@@ -42,7 +44,8 @@ MOST = 2048  # signatures of a group; the worker keeps the latest 4096 of a rank
 _MOST_VIEWS = 64  # places in one memory of results whose views are kept; a group uses few, in turn
 _FEW = 8  # leaves that are read where they lie, however small
 _SMALL_BYTES = 16 << 10  # a leaf of this size is copied as quickly as its address is followed
-_MOST_DIRECT = 8192  # addresses that fit in one message
+_MOST_DIRECT = 8191  # addresses that fit in one message, beside that of the result
+_ON_DEVICES = (AllReduce, Reduce, Broadcast)  # what is carried from and to GPUs
 
 
 class Value(NamedTuple):
@@ -104,9 +107,16 @@ def cut(operation: Cutting, value: Value) -> tuple[Cutting, Value]:
             f"{path} is IndexedSlices, which {operation} does not take: all_reduce, reduce, broadcast and send do; "
             "give its values and indices as arrays"
         )
-    operation, arrays = axes.moved(operation, value.spec, value.arrays)
+    operation, arrays = axes.moved(operation, value.spec, on_host(value).arrays)
     metas = [(kind, dtype, array.shape) for (kind, dtype, _), array in zip(value.metas, arrays, strict=True)]
     return operation, Value(value.spec, arrays, tuple(metas))
+
+
+def on_host(value: Value) -> Value:
+    """The same with copies of those arrays that lie on GPUs."""
+    if not any(kind.device for kind, _, _ in value.metas):
+        return value
+    return value._replace(arrays=[np.asarray(array) for array in value.arrays])
 
 
 class Prepared:
@@ -122,18 +132,32 @@ class Prepared:
         packs: how many completions are told apart.
         post: whether it is numbered apart from the group's instances.
         current: whether it is still found by its signature.
+        room: of the GPU from and to which it is carried; None: it is carried from and to the host.
+        fetches: whether its arrays must come from GPUs to the host first.
     """
 
     __slots__ = (
-        "current", "direct", "form", "id", "kinds", "layout", "memory", "native", "op", "open", "packs",
-        "paths", "post", "receives", "result_places", "site", "spec", "staging_places",
+        "current", "direct", "fetches", "form", "id", "kinds", "layout", "memory", "native", "op", "open", "packs",
+        "paths", "post", "receives", "result_places", "room", "site", "spec", "staging_places",
     )  # fmt: skip
 
-    def __init__(self, id: int, layout: Layout, collective: Collective, value: Value, memory: Room, rank: int) -> None:
+    def __init__(
+        self,
+        id: int,
+        layout: Layout,
+        collective: Collective,
+        value: Value,
+        memory: Room,
+        rank: int,
+        room: DeviceRoom | None = None,
+    ) -> None:
+        carried = isinstance(collective.operation, _ON_DEVICES) and not collective.open and bool(collective.leaves)
+        self.room = room if carried else None
+        self.fetches = self.room is None and any(kind.device for kind, _, _ in value.metas)
         self.id = id
         self.current = True
         self.layout = layout
-        self.memory = memory
+        self.memory = self.room or memory
         self.op = str(collective.operation)
         self.site = collective.site
         self.spec = value.spec
@@ -196,9 +220,11 @@ def _receives(operation: Operation, rank: int) -> bool:
 class Signatures:
     """The latest prepared collectives of one group. Calls in flight keep theirs beyond that."""
 
-    def __init__(self, describe: Describe, memory: Room, rank: int) -> None:
+    def __init__(self, describe: Describe, memory: Room, rank: int, room: DeviceRoom | None = None) -> None:
+        """`room` is on the rank's own GPU, if it is on one."""
         self._describe = describe
         self._memory = memory
+        self._room = room
         self._rank = rank
         self._lock = threading.Lock()  # over changes of `_known`
         self._known: dict[Hashable, Prepared] = {}
@@ -229,7 +255,7 @@ class Signatures:
             collective = _collective(operation, value, options, site, special)
             number, layout = self._described(collective, deadline)
             try:
-                prepared = Prepared(number, layout, collective, value, self._memory, self._rank)
+                prepared = Prepared(number, layout, collective, value, self._memory, self._rank, self._room)
             except (ValueError, IndexError) as error:
                 raise InternalError(f"the worker's layout does not fit {operation} from {site}: {error}") from error
             if whole and nest.has_classes(value.spec) and not isinstance(operation, Send):
@@ -251,7 +277,7 @@ class Signatures:
             if replaced is None and len(self._known) >= MOST:
                 replaced = self._known.pop(next(iter(self._known)))
             if replaced is not None:
-                self._memory.outdated(replaced)
+                replaced.memory.outdated(replaced)
             self._known[key] = prepared
 
     def forget(self) -> None:

@@ -63,13 +63,17 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a worker says to a new session; `door` is '' where it offers no shared memory."""
+    """What a worker says to a new session; `door` is '' where it offers no shared memory.
+
+    `gpus` are the UUIDs of its GPUs, in order of their indices.
+    """
 
     session: bytes
     worker: str
     devices: tuple[str, ...]
     door: str
     token: bytes
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,8 @@ class Worker:
         opened = event.opened
         self._called = opened.worker
         agree(codec.versions_from_proto(opened.protocol), self.name, "this client")
-        return Opened(opened.session, opened.worker, tuple(opened.devices), opened.door, opened.token)
+        devices, gpus = tuple(opened.devices), tuple(opened.gpus)
+        return Opened(opened.session, opened.worker, devices, opened.door, opened.token, gpus)
 
     @property
     def ended(self) -> bool:

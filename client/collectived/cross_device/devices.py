@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from collectived.gpu.array import DeviceArray
 from collectived.values.indexed_slices import IndexedSlices
 from collectived_proto.devices import DeviceName
 
@@ -31,10 +32,12 @@ def full_name(text: str, task: int) -> str:
 def device_of(component: Any) -> str | None:
     """The GPU on which an array lies, as it says itself; None for all that lies in the memory of the host.
 
-    Understood are the `device` of arrays of PyTorch, CuPy and JAX.
+    Understood are the `device` of arrays of PyTorch, CuPy and JAX, and of a `DeviceArray`.
     """
     if isinstance(component, IndexedSlices):
         return device_of(component.values)
+    if isinstance(component, DeviceArray):
+        return f"GPU:{component.device}"
     device = getattr(component, "device", None)
     if device is None or isinstance(device, str):  # NumPy says "cpu"
         return None

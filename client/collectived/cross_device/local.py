@@ -1,4 +1,7 @@
-"""Arithmetic on components in this process, where no worker is needed. Results have the kind of the inputs."""
+"""Arithmetic on components in this process, where no worker is needed. Results have the kind of the inputs.
+
+Arrays on GPUs are copied to the host for it, and back.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def copied(component: Any) -> Any:
     if isinstance(component, IndexedSlices):
         return IndexedSlices(copied(component.values), copied(component.indices), component.dense_shape)
     kind = kind_of(component)
-    return kind.restore(native(kind.array(component)).copy(order="C"))
+    return kind.restore(native(np.asarray(kind.array(component))).copy(order="C"))
 
 
 def reduced(components: Sequence[Any], op: ReduceOp) -> Any:
@@ -121,7 +124,7 @@ def _plain(component: Any) -> Any:
     """The same over NumPy arrays in native byte order."""
     if isinstance(component, IndexedSlices):
         return IndexedSlices(_plain(component.values), _plain(component.indices), component.dense_shape)
-    return native(kind_of(component).array(component))
+    return native(np.asarray(kind_of(component).array(component)))
 
 
 def _as_kind_of(example: Any, array: Array) -> Any:

@@ -39,6 +39,11 @@ class HeapStaging:
         ]
         self.parts: list[Bytes] = [view.reshape(-1).view(np.uint8) for view in self.views]
 
+    def fill(self, arrays: Sequence[Array]) -> None:
+        """Copies the leaves there."""
+        for view, array in zip(self.views, arrays, strict=True):
+            np.copyto(view, array)
+
 
 class Heap:
     """A `places.Room` that no worker can read: every value is staged, and sent from there."""

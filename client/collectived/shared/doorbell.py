@@ -5,6 +5,7 @@ There is no reader thread: what nobody waits for stays in the socket until someb
 
 from __future__ import annotations
 
+import contextlib
 import math
 import select
 import socket
@@ -20,6 +21,7 @@ from collectived.calls.places import Address
 from collectived.calls.standing import Standing
 from collectived.calls.turns import LOOK_UP, Turns
 from collectived.errors import FailedPreconditionError
+from collectived.gpu.driver import CudaError, binding
 from collectived.shared import door
 from collectived.shared.flight import Echo, Flight
 from collectived_proto.errors import Code, CollectiveError
@@ -56,6 +58,7 @@ class Doorbell:
         self._looks = cores() > near + 1  # as many ranks as look leave cores for the others, and for workers
         self._spin = Spin()
         self._buffer = bytearray(wire.MAX_MESSAGE)
+        self._events: dict[int, int] = {}  # of a GPU
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._heard = self._pinged = 0.0
@@ -93,9 +96,13 @@ class Doorbell:
             flight.calls[instance] = call
             self._heard = monotonic()
             staged, released, number = call.staging is not None, flight.results.released(), call.prepared.id
-            ring = wire.Ring(standing.generation, number, instance, remaining, staged, addresses, released, timeout)
+            generation, output = standing.generation, call.output
+            ring = wire.Ring(generation, number, instance, remaining, staged, addresses, released, timeout, output)
+            sent = True
+            if call.marks:
+                ring, sent = self._mark(call, ring)
             message = ring.encode()
-            sent = door.send(self._socket, message, 0.0)
+            sent = sent and door.send(self._socket, message, 0.0)
         if not sent:  # the worker is behind, or gone: others may hear of what is in flight meanwhile
             sent = door.send(self._socket, message, min(_ROOM_WITHIN, max(0.0, call.cut - monotonic())))
         if not sent:
@@ -103,6 +110,16 @@ class Doorbell:
             with self.mutex:
                 self._lose("it takes no more messages")
             self.callbacks.call_back()
+
+    def _mark(self, call: Call, ring: wire.Ring) -> tuple[wire.Ring, bool]:
+        """The ring with its event, of which as many serve in turn as there may be calls in flight.
+
+        Returns too whether the worker knows of the event.
+        """
+        number = ring.instance % wire.MAX_OUTSTANDING + 1
+        handle = call.mark(number, self._events)
+        known = not handle or door.send(self._socket, wire.event(number, handle), _ROOM_WITHIN)
+        return ring._replace(event=number), known
 
     def _make_room(self) -> None:
         """Reads what has come. Calls of an older generation end first: a completion does not say its generation."""
@@ -322,6 +339,9 @@ class Doorbell:
             self._flight.end_all(self.standing.left(), retire=True)
             door.hang_up(self._socket, self._buffer)
             self._flight.results.forget()
+            while self._events:
+                with contextlib.suppress(CudaError):  # which matters to nobody any more
+                    binding().end_event(self._events.popitem()[1])
         self.callbacks.call_back()
 
     def sever(self, why: str) -> None:

@@ -7,7 +7,6 @@ last array that looks into it is collected; finalizers run anywhere, so they onl
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import select
 import socket
@@ -49,7 +48,7 @@ _PATIENCE = 30.0  # seconds in which a worker hands over an arena: it must fill 
 @dataclass(slots=True, eq=False)
 class InputArena:
     number: int
-    memory: mmap.mmap
+    memory: Any  # its mapping
     base: int  # address
     slots: Slots
 
@@ -86,6 +85,11 @@ class Staging:
             np.ndarray(shape, dtype, memory, slot.offset + offset) for offset, dtype, shape in places
         ]
 
+    def fill(self, arrays: Sequence[Array]) -> None:
+        """Copies the leaves there."""
+        for view, array in zip(self.views, arrays, strict=True):
+            np.copyto(view, array)
+
 
 class SessionSocket:
     """The socket over which input arenas are asked for. Not thread-safe; its owner has a lock."""
@@ -103,12 +107,29 @@ class SessionSocket:
             UnavailableError: no answer within the limit; one that comes later serves the next who asks.
             CollectiveError: as the worker refused it, or because it is lost.
         """
-        if not door.send(self.socket, wire.arena(wire.Kind.ARENA_ASK, 0, size), limit.remaining):
+        number, size, descriptor = self._ask(wire.arena(wire.Kind.ARENA_ASK, 0, size), wire.Kind.ARENA, size, limit)
+        try:
+            return shared.attach(number, size, descriptor, writable=True)
+        except ValueError as error:
+            raise self._nonsense(error) from error
+
+    def ask_device(self, index: int, size: int, limit: Limit) -> tuple[int, int, int]:
+        """Memory of one of the worker's GPUs: number and size of the arena, and a descriptor.
+
+        Raises:
+            UnavailableError, CollectiveError: as `ask`.
+        """
+        return self._ask(wire.arena(wire.Kind.DEVICE_ASK, index, size), wire.Kind.DEVICE_ARENA, size, limit)
+
+    def _ask(self, message: bytes, kind: wire.Kind, size: int, limit: Limit) -> tuple[int, int, int]:
+        if not door.send(self.socket, message, limit.remaining):
             raise UnavailableError(f"{self._worker} is lost: it does not take messages any more; connect again")
-        while True:
-            found = self._answer(limit)
-            if found.size >= size:
-                return found
+        while True:  # what comes first may be the answer to somebody who has given up
+            came, number, got, descriptor = self._answer(limit)
+            if came is kind and got >= size:
+                return number, got, descriptor
+            os.close(descriptor)
+            self.drop(number)
 
     def greet(self, limit: Limit) -> None:
         """Waits for the worker's word that this socket is the session now.
@@ -125,18 +146,15 @@ class SessionSocket:
         if kind is not wire.Kind.PONG:
             raise InternalError(f"{self._worker} began a session socket with {kind.name}")
 
-    def _answer(self, limit: Limit) -> shared.Arena:
+    def _answer(self, limit: Limit) -> tuple[wire.Kind, int, int, int]:
         kind, message, descriptor = self._receive(limit, "a request for memory")
         try:
             if kind is wire.Kind.REFUSED:
                 raise self._refusal(message)
-            if kind is not wire.Kind.ARENA or descriptor < 0:
+            if kind not in (wire.Kind.ARENA, wire.Kind.DEVICE_ARENA) or descriptor < 0:
                 raise InternalError(f"{self._worker} answered a request for memory with {kind.name}")
-            number, size = wire.parse_arena(message)
-            return shared.attach(number, size, descriptor, writable=True)
-        except CollectiveError:
-            raise
-        except (wire.Malformed, ValueError) as error:
+            return kind, *wire.parse_arena(message), descriptor
+        except wire.Malformed as error:
             raise self._nonsense(error) from error
 
     def _refusal(self, message: bytes) -> CollectiveError:
@@ -186,11 +204,11 @@ class Memory:
     """All input arenas of a session. Thread-safe."""
 
     def __init__(self, source: SessionSocket) -> None:
-        self._source = source
+        self.source = source
         self._lock = threading.Lock()
         self._map: tuple[tuple[int, ...], tuple[InputArena, ...]] = ((), ())  # by address; replaced, never changed
         self._returned: deque[tuple[InputArena, int]] = deque()
-        self._spares: dict[Stageable, Staging] = {}
+        self._spares: dict[Stageable, Any] = {}
         self._retired: list[object] = []
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -211,16 +229,19 @@ class Memory:
         flags = array.flags
         if flags.owndata or not (flags.c_contiguous and flags.aligned):
             return None
+        return self._find(array.__array_interface__["data"][0], array.nbytes)
+
+    def _find(self, address: int, nbytes: int) -> tuple[int, int] | None:
+        """(arena, byte offset) of those bytes."""
         bases, arenas = self._map
-        address: int = array.__array_interface__["data"][0]
         index = bisect_right(bases, address) - 1
         if index < 0:
             return None
         arena = arenas[index]
         offset = address - arena.base
-        return (arena.number, offset) if offset + array.nbytes <= arena.size else None
+        return (arena.number, offset) if offset + nbytes <= arena.size else None
 
-    def stage(self, prepared: Stageable, patience: float = _PATIENCE) -> Staging:
+    def stage(self, prepared: Stageable, patience: float = _PATIENCE) -> Any:
         """A staging slot for a collective: the one that it used last, or a new one within so many seconds."""
         staging = self._spares.pop(prepared, None)
         if staging is None:
@@ -273,21 +294,25 @@ class Memory:
         least = max(1, -(-nbytes // _PAGES)) * _PAGES
         total = sum(arena.size for arena in self._map[1])
         try:
-            self._add(self._source.ask(max(least, FIRST, min(total, LARGEST)), limit))
+            self._add(self._ask(max(least, FIRST, min(total, LARGEST)), limit))
         except ResourceExhaustedError:
             self._drop_unused()
-            self._add(self._source.ask(least, limit))
+            self._add(self._ask(least, limit))
 
-    def _add(self, mapped: shared.Arena) -> None:
+    def _ask(self, size: int, limit: Limit) -> InputArena:
+        mapped = self.source.ask(size, limit)
         if mapped.memory is None:
             raise InternalError(f"arena {mapped.number} came without memory")
         base = np.ndarray((mapped.size,), np.uint8, mapped.memory).__array_interface__["data"][0]
-        self._arrange([*self._map[1], InputArena(mapped.number, mapped.memory, base, Slots(mapped.size))])
+        return InputArena(mapped.number, mapped.memory, base, Slots(mapped.size))
+
+    def _add(self, arena: InputArena) -> None:
+        self._arrange([*self._map[1], arena])
 
     def _drop_unused(self) -> None:
         for arena in self._map[1]:
             if not arena.slots.used:
-                self._source.drop(arena.number)
+                self.source.drop(arena.number)
         self._arrange([arena for arena in self._map[1] if arena.slots.used])
 
     def _arrange(self, arenas: list[InputArena]) -> None:

@@ -27,11 +27,16 @@ class Daemon:
     arguments: `coordinator …` or `worker …`.
     secret: the job's, told over standard input.
     within: a command that runs another, such as `("ip", "netns", "exec", "a")`.
+
+    Attributes:
+        COMMAND: what runs a daemon.
     """
+
+    COMMAND: Sequence[str] = COMMAND
 
     def __init__(self, arguments: Sequence[str], secret: str, within: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [*within, *COMMAND, arguments[0], *NO_CERTIFICATES, *arguments[1:], "--attached"],
+            [*within, *self.COMMAND, arguments[0], *NO_CERTIFICATES, *arguments[1:], "--attached"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -6,6 +6,8 @@ What has no name here but speaks DLPack gets a kind made for its class.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -13,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collectived.gpu import libraries as gpus
+from collectived.gpu.array import DeviceArray
 from collectived.values import libraries
 from collectived.values.libraries import Array as Array
 from collectived.values.libraries import UnknownLeaf as UnknownLeaf
@@ -32,12 +36,16 @@ class Kind:
         restore: a result, in an array of its own, as that kind.
         shares: results may be read-only views of worker memory if the input lay there.
         looks: what `restore` makes looks into the array, and can be written.
+        device: its elements lie on a GPU: `array` gives a `DeviceArray`, and `restore` takes one too.
+        of: a value's own kind, where not all of its class are of this one.
     """
 
-    array: Callable[[Any], Array]
-    restore: Callable[[Array], Any]
+    array: Callable[[Any], Any]
+    restore: Callable[[Any], Any]
     shares: bool = False
     looks: bool = False
+    device: bool = False
+    of: Callable[[Any], Kind] | None = None
 
 
 def _same(value: Array) -> Array:
@@ -55,12 +63,51 @@ def _integer(value: int) -> Array:
         raise ValueError(f"{value} does not fit in int64; send it as float or in parts") from None
 
 
+def _on_gpu(array: Callable[[Any], Any], restore: Callable[[Any, int], Any]) -> Callable[[int], Kind]:
+    """By number of the device, the kind of a library's arrays there."""
+
+    @functools.cache
+    def kind(device: int) -> Kind:
+        return Kind(
+            functools.partial(libraries.on_gpu, array),
+            lambda result: restore(result, device),
+            looks=True,
+            device=True,
+        )
+
+    return kind
+
+
+def _ours(array: DeviceArray) -> Kind:
+    """Of an array that `Session.empty` has made, or a result: results are like it, in memory of the same worker."""
+    origin = array.origin
+    if origin.kind is None:
+
+        def restore(result: Any) -> Any:
+            if isinstance(result, DeviceArray):
+                return result
+            made = origin.empty(result.shape, result.dtype)
+            made.assign(result)
+            return made
+
+        origin.kind = Kind(_same, restore, looks=True, device=True)
+    found: Kind = origin.kind
+    return found
+
+
 ARRAY = Kind(_same, _same, shares=True, looks=True)
-_TORCH = Kind(libraries.from_torch, libraries.to_torch, looks=True)
+CUPY = _on_gpu(gpus.from_cupy, gpus.to_cupy)
+TORCH_ON_GPU = _on_gpu(gpus.from_torch, gpus.to_torch)
+_TORCH_ON_HOST = Kind(libraries.from_torch, libraries.to_torch, looks=True)
+_TORCH = dataclasses.replace(
+    _TORCH_ON_HOST, of=lambda tensor: TORCH_ON_GPU(tensor.device.index) if tensor.is_cuda else _TORCH_ON_HOST
+)
 _JAX = Kind(libraries.from_jax, libraries.to_jax)
 _KINDS = {
     "numpy.ndarray": ARRAY,
     "torch.Tensor": _TORCH,
+    "cupy.ndarray": Kind(_same, _same, looks=True, device=True, of=lambda value: CUPY(value.device.id)),
+    "collectived.gpu.array.DeviceArray": Kind(_same, _same, looks=True, device=True, of=_ours),
     "jaxlib._jax.ArrayImpl": _JAX,
     "jaxlib.xla_extension.ArrayImpl": _JAX,  # before JAX 0.6
     "numpy.generic": Kind(np.asarray, lambda value: value[()]),
@@ -69,6 +116,7 @@ _KINDS = {
     "builtins.float": Kind(np.asarray, _item),
     "builtins.complex": Kind(np.asarray, _item),
 }
+_ON_GPUS = {"cupy": CUPY, "torch": TORCH_ON_GPU}
 _MODULES = {"numpy": ARRAY, "torch": _TORCH, "jax": _JAX, "jax.numpy": _JAX}
 _REFUSED = {
     "jax._src.core.Tracer": "it stands for values yet to come: call collectives outside of jit, grad and vmap",
@@ -94,7 +142,9 @@ def kind_of(value: object) -> Kind:
         UnknownLeaf: collectives do not carry such objects.
     """
     kind = _by_type.get(type(value))
-    return kind if kind is not None else _find(value)
+    if kind is None:
+        kind = _find(value)
+    return kind if kind.of is None else kind.of(value)
 
 
 def _find(value: object) -> Kind:
@@ -119,14 +169,17 @@ def writable_view(leaf: object) -> Array:
         ValueError: it cannot be written.
     """
     kind = kind_of(leaf)
-    if kind is not ARRAY and kind is not _TORCH:
-        raise UnknownLeaf(f"a {type(leaf).__name__}: expected a NumPy array or a PyTorch tensor")
+    if kind is not ARRAY and kind is not _TORCH_ON_HOST and not kind.device:
+        raise UnknownLeaf(f"a {type(leaf).__name__}: expected a NumPy array, a PyTorch tensor or a CuPy array")
     view = kind.array(leaf)
-    if kind is _TORCH:
+    if kind.device:
+        libraries.check_in_place(leaf, view)
+    elif kind is _TORCH_ON_HOST:
         libraries.check_writable(leaf)
     elif not view.flags.writeable:
         raise ValueError("read-only: it cannot be written")
-    return view
+    found: Array = view
+    return found
 
 
 class Template(NamedTuple):
@@ -137,19 +190,26 @@ class Template(NamedTuple):
     dtype: np.dtype[Any] | None
 
 
-def template(like: object) -> Template:
+def template(like: object, room: Any = None) -> Template:
     """What `session.empty(like=...)` asks for: an array's kind, shape and dtype, a library's kind, or NumPy's.
+
+    Args:
+        room: memory of a GPU, where the array is to lie there.
 
     Raises:
         TypeError: `like` is neither, or arrays of its kind cannot look into memory that is written.
     """
     if like is None:
-        return Template(ARRAY, None, None)
+        return Template(ARRAY if room is None else Kind(_same, _same), None, None)
     if isinstance(like, ModuleType):
-        kind = _MODULES.get(like.__name__)
+        modules = _MODULES if room is None else {name: make(room.device) for name, make in _ON_GPUS.items()}
+        kind = modules.get(like.__name__)
         if kind is None:
-            known = ", ".join(sorted(_MODULES))
-            raise TypeError(f"like is the module {like.__name__}: expected an array, or one of the modules {known}")
+            where = "" if room is None else "on a GPU, "
+            raise TypeError(
+                f"like is the module {like.__name__}: {where}expected an array, or one of the modules "
+                f"{', '.join(sorted(modules))}"
+            )
         found = Template(kind, None, None)
     else:
         try:
@@ -162,7 +222,22 @@ def template(like: object) -> Template:
         raise TypeError("like is of JAX, whose arrays are never written: take a NumPy array, and make JAX arrays of it")
     if not kind.looks:
         raise TypeError(f"like is a {type(like).__name__}: expected an array, or the module of a library")
+    if not isinstance(like, ModuleType) and kind.device != (room is not None):  # as there, but elsewhere
+        library = type(like).__module__.partition(".")[0]
+        if room is None:
+            found = found._replace(kind=_MODULES.get(library, ARRAY))
+        else:
+            found = found._replace(kind=_ON_GPUS[library](room.device) if library in _ON_GPUS else Kind(_same, _same))
     return found
+
+
+def gpu_of(like: object) -> int | None:
+    """The number, in this process, of the GPU on which an array lies."""
+    try:
+        kind = kind_of(like)
+        return int(kind.array(like).device) if kind.device else None
+    except UnknownLeaf:
+        return None
 
 
 def numpy_dtype(dtype: Any) -> np.dtype[Any]:

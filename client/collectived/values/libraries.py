@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from collectived.gpu.array import DeviceArray
+from collectived.gpu.driver import CudaError
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import DType
 
 Array = NDArray[Any]
 _BFLOAT16 = to_numpy(DType.BFLOAT16)
 _ON_THE_HOST = (1, 3, 11)  # DLPack's numbers for plain host memory and for what CUDA and ROCm have pinned
-_NO_GPU = "GPUs are not offered yet"
+_NO_GPU = "of arrays on GPUs, those of CuPy and PyTorch are taken"
 
 
 class UnknownLeaf(TypeError):
@@ -45,12 +47,33 @@ def from_torch(tensor: Any) -> Array:
     return found
 
 
+def on_gpu(see: Callable[[Any], DeviceArray], value: Any) -> DeviceArray:
+    """An array on a GPU as collectives see it.
+
+    Raises:
+        UnknownLeaf: this process cannot copy it.
+    """
+    try:
+        return see(value)
+    except CudaError as error:
+        raise UnknownLeaf(f"a {type(value).__name__} on a GPU, which this process cannot copy: {error}") from None
+    except (RuntimeError, TypeError) as error:
+        raise UnknownLeaf(f"a {type(value).__name__} on a GPU whose elements cannot be had: {error}") from None
+
+
+def check_in_place(value: Any, view: DeviceArray) -> None:
+    """Raises ValueError where what is seen of an array on a GPU is a copy of it."""
+    pointer = value.data_ptr() if hasattr(value, "data_ptr") else value.__cuda_array_interface__["data"][0]
+    if view.size and pointer != view.address:
+        raise ValueError("an array on a GPU that is not contiguous: it cannot be written; give a contiguous one")
+
+
 def _why_not(tensor: Any, error: str = "") -> str:
     what = f"a {type(tensor).__name__} of PyTorch"
     if tensor.is_meta:
         return f"{what} without data, on the device meta: send one that has data"
     if not tensor.is_cpu:
-        return f"{what} on {tensor.device}: {_NO_GPU}; send its .cpu()"
+        return f"{what} on {tensor.device}: expected one on the CPU or on a GPU of CUDA; send its .cpu()"
     if tensor.is_nested:
         return f"{what} that is nested: send its parts, list(tensor.unbind())"
     if tensor.layout is not sys.modules["torch"].strided:
@@ -104,9 +127,7 @@ def from_jax(value: Any) -> Array:
     try:
         platform = next(iter(value.devices())).platform
         if platform != "cpu":
-            raise UnknownLeaf(
-                f"a JAX array on {platform}: {_NO_GPU}; send jax.device_put(value, jax.devices('cpu')[0])"
-            )
+            raise UnknownLeaf(f"a JAX array on {platform}: {_NO_GPU}; give cupy.from_dlpack(value)")
         return np.asarray(value)
     except RuntimeError as error:  # donated, or spread over processes
         raise UnknownLeaf(f"a JAX array whose elements cannot be had: {error}") from None
@@ -134,7 +155,7 @@ def from_dlpack(value: Any) -> Array:
     what = f"a {type(value).__module__}.{type(value).__qualname__}"
     place = value.__dlpack_device__()[0]
     if place not in _ON_THE_HOST:
-        raise UnknownLeaf(f"{what} on a device of DLPack's kind {int(place)}: {_NO_GPU}; copy it to the host")
+        raise UnknownLeaf(f"{what} on a device of DLPack's kind {int(place)}: {_NO_GPU}; give cupy.from_dlpack(value)")
     try:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
@@ -154,4 +175,4 @@ def check_no_gpu(value: Any) -> None:
     """Raises UnknownLeaf where a value says that its elements lie on a GPU."""
     if hasattr(type(value), "__cuda_array_interface__"):
         what = f"a {type(value).__module__}.{type(value).__qualname__}"
-        raise UnknownLeaf(f"{what}, whose elements lie on a GPU: {_NO_GPU}; copy it to the host, as cupy.asnumpy does")
+        raise UnknownLeaf(f"{what}, whose elements lie on a GPU: {_NO_GPU}; give cupy.asarray(value)")

@@ -147,6 +147,11 @@ class WorkerSettings(DaemonSettings):
     )
     link_listen: str = key(ADDRESS, "127.0.0.1:0", "host:port for links of other workers; port 0 is one that is free.")
     host: str = key(TEXT, "", "Name of this host for people; empty: its hostname.", also=("--host-name",))
+    devices: str = key(
+        TEXT,
+        "auto",
+        "Devices to offer: `auto` is 8 CPUs and all GPUs, `CPU:n` no GPU, `GPU:0,1` these GPUs, by number or UUID.",
+    )
     memory_limit: int = key(SIZE, 0, "Shared memory in all; 0: half of what this machine, or its cgroup, has.")
     patience_seconds: float = key(
         SECONDS, 10.0, "How long a new worker looks for its coordinator.", also=("--patience",)

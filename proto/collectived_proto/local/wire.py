@@ -35,6 +35,7 @@ _DONE = struct.Struct("<BBHIQQQ")
 _FAILED = struct.Struct("<Bxxxxxxxq")
 _WAITING = struct.Struct("<BxxxI")
 _ARENA = struct.Struct("<BxxxIQ")
+_EVENT = struct.Struct("<BxxxI64s")
 
 
 class Malformed(ValueError):
@@ -48,6 +49,7 @@ class Kind(enum.IntEnum):
     LEAVE = 3  # no further instances from this rank
     ABORT = 4  # end the generation for all; text follows
     PING = 5  # are you there?
+    EVENT = 6  # an event of a GPU, by a number and CUDA's handle of it
     # worker → client, doorbell
     DONE = 16  # one pack of an instance is complete
     FAILED = 17  # an instance ended with a verdict (a serialized collectived.v1.Verdict follows)
@@ -56,13 +58,16 @@ class Kind(enum.IntEnum):
     WITHDRAWN = 22  # no result will lie in this arena any more
     # both sockets, worker → client: a descriptor rides along
     ARENA = 19
+    DEVICE_ARENA = 23  # of the memory of a GPU, on a session socket
     REFUSED = 20  # a request cannot be granted: code, text
     # client → worker, session socket
     ARENA_ASK = 32
     ARENA_DROP = 33
+    DEVICE_ASK = 34  # an arena in the memory of a GPU: its index, and a size; DEVICE_ARENA answers
 
 
 STAGED = 1  # flag of a ring: one address, of a staging slot laid out as Prepare said
+OUTPUT = 2  # flag of a ring: the last address is where the result is to be written
 LAST = 1  # flag of DONE: the last pack of its instance
 RESULT = 2  # flag of DONE: this rank receives a result
 
@@ -86,7 +91,9 @@ class Ring(NamedTuple):
 
     `addresses` are (arena, byte offset) per leaf, or the one of the staging slot where `staged`. `remaining` is the
     time until the deadline in seconds, 0 for none; `timeout` is what the caller had asked for, for messages.
-    `released` are result slots that this rank needs no longer.
+    `released` are result slots that this rank needs no longer. `output` is memory of a GPU in which the result is to
+    be written, laid out as Prepare said; None: in a result slot. `event` is the number of one behind which the value is
+    there, from 1; 0: it is there now.
     """
 
     generation: int
@@ -97,14 +104,20 @@ class Ring(NamedTuple):
     addresses: tuple[tuple[int, int], ...]
     released: tuple[int, ...] = ()
     timeout: float = 0.0
+    output: tuple[int, int] | None = None
+    event: int = 0
 
     def encode(self) -> bytes:
+        if self.output is not None:
+            inputs = self._replace(output=None).encode()
+            counted = struct.pack("<BBH", Kind.RING, inputs[1] | OUTPUT, len(self.addresses) + 1)
+            return counted + inputs[4:] + _ADDRESS.pack(*self.output)
         head = _RING.pack(
             Kind.RING,
             STAGED if self.staged else 0,
             len(self.addresses),
             len(self.released),
-            0,
+            self.event,
             self.generation,
             self.prepared,
             self.instance,
@@ -121,7 +134,7 @@ class Ring(NamedTuple):
 def parse_ring(data: bytes) -> Ring:
     if len(data) < _RING.size:
         raise Malformed(f"a ring of {len(data)} bytes is too short")
-    _, flags, leaves, released, _, generation, prepared, instance, remaining, timeout = _RING.unpack_from(data)
+    _, flags, leaves, released, event, generation, prepared, instance, remaining, timeout = _RING.unpack_from(data)
     start = _RING.size + 8 * released
     if len(data) != start + _ADDRESS.size * leaves:
         raise Malformed(f"a ring of {len(data)} bytes announces {leaves} addresses and {released} releases")
@@ -135,7 +148,13 @@ def parse_ring(data: bytes) -> Ring:
     else:
         addresses = tuple(_ADDRESS.iter_unpack(data[start:]))
         slots = struct.unpack_from(f"<{released}Q", data, _RING.size)
-    return Ring(generation, prepared, instance, remaining, bool(flags & STAGED), addresses, slots, timeout)
+    output = None
+    if flags & OUTPUT:
+        if not addresses:
+            raise Malformed("a ring that says where its result is to be written, without an address")
+        addresses, output = addresses[:-1], addresses[-1]
+    staged = bool(flags & STAGED)
+    return Ring(generation, prepared, instance, remaining, staged, addresses, slots, timeout, output, event)
 
 
 def release(slots: tuple[int, ...]) -> bytes:
@@ -207,7 +226,8 @@ def parse_waiting(data: bytes) -> int:
 
 
 def arena(kind: Kind, number: int, size: int) -> bytes:
-    """ARENA (a descriptor rides along), ARENA_ASK (number unused), ARENA_DROP and WITHDRAWN (size unused)."""
+    """ARENA, DEVICE_ARENA (a descriptor rides along), ARENA_ASK (number unused), DEVICE_ASK (number: that of the GPU),
+    ARENA_DROP and WITHDRAWN (size unused)."""
     return _ARENA.pack(kind, number, size)
 
 
@@ -217,6 +237,20 @@ def parse_arena(data: bytes) -> tuple[int, int]:
         raise Malformed(f"an arena message of {len(data)} bytes")
     _, number, size = _ARENA.unpack(data)
     return number, size
+
+
+def event(number: int, handle: bytes) -> bytes:
+    return _EVENT.pack(Kind.EVENT, number, handle)
+
+
+def parse_event(data: bytes) -> tuple[int, bytes]:
+    """(number, handle)."""
+    if len(data) != _EVENT.size:
+        raise Malformed(f"an event of {len(data)} bytes")
+    _, number, handle = _EVENT.unpack(data)
+    if not 0 < number <= MAX_OUTSTANDING:
+        raise Malformed(f"an event of number {number}")
+    return number, handle
 
 
 def refused(code: int, text: str) -> bytes:

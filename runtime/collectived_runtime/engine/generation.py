@@ -24,6 +24,8 @@ from collectived_proto.types import (
     Send,
     Verdict,
 )
+from collectived_runtime.device.cuda.driver import CudaError
+from collectived_runtime.device.gpus import Region
 from collectived_runtime.engine import preliminary, verdicts
 from collectived_runtime.engine import strand as strands
 from collectived_runtime.engine.counters import NOT_STARTED
@@ -86,7 +88,7 @@ class Generation:
             return
         if isinstance(prepared.collective.operation, (Send, Recv)):
             raise wire.Malformed(f"{prepared.op} numbered as an instance of the group")
-        sources = seat.sources(prepared, ring.addresses, ring.staged)  # checks every bound; outlives the session
+        sources = seat.sources(prepared, ring)  # checks every bound; outlives the session
         arrival = Arrival(prepared, sources, time.monotonic())
         agrees = ledger.arrive(seat.rank, ring.instance, arrival, ring.remaining, ring.timeout)
         verdict = ledger.verdict_on(ring.instance)
@@ -144,6 +146,8 @@ class Generation:
     def give_up(self, error: Exception) -> None:
         """Tells the coordinator that no local rank goes beyond what it has finished."""
         text = f"a defect of collectived ended its lane: {type(error).__name__}: {error}"
+        if isinstance(error, CudaError):
+            text = f"a GPU of its worker failed: {error}"
         for rank, standing in self.ledger.standings.items():
             if not standing.gone:
                 self.reports.fault(ReportKind.LOST, standing.finished, rank=rank, text=text)
@@ -174,6 +178,10 @@ class Generation:
         except LinkBroken as error:
             self.links.drop_peer(error.peer)
             self.link_broken(error)
+            return False
+        except Exhausted as error:
+            self._stop_running()
+            self._exhausted(running.instance, error)
             return False
         for strand in ended:
             self._strand_done(running, strand)
@@ -223,9 +231,15 @@ class Generation:
         program = self._shop.program(instance)
         slot: Slot | None = None
         memory: NDArray[np.uint8] | None = None
-        if program.delivers:
+        readers = program.receivers
+        outputs: list[Region] | None = None
+        if any(arrival.sources.on_device for arrival in instance.arrivals.values()):
+            written = {rank: instance.arrivals[rank].sources.output for rank in readers}
+            outputs = [output for output in written.values() if output is not None]
+            readers = tuple(rank for rank, output in written.items() if output is None)
+        if readers:
             try:
-                slot = self._shop.results.take(program.slot_bytes, program.receivers)
+                slot = self._shop.results.take(program.slot_bytes, readers)
             except (Exhausted, OSError) as error:
                 self._exhausted(instance, error)
                 return
@@ -234,12 +248,12 @@ class Generation:
                 memory[: len(program.head)] = np.frombuffer(program.head, np.uint8)
                 memory = memory[len(program.head) :]
         sources = [instance.arrivals[rank].sources for rank in program.sources]
-        if program.at_once and memory is not None:
+        if program.at_once and memory is not None and outputs is None:
             strands.at_once(program, sources, memory, self._shop.counters)
-            self._tell_done(instance, program, slot, 0, True)
-            self._finished(instance, program, slot)
+            self._tell_done(instance, program, slot, 0, True, readers)
+            self._finished(instance, program, slot, readers)
             return
-        self.running = self._stages.program(instance, program, slot, sources, memory)
+        self.running = self._stages.program(instance, program, slot, sources, memory, readers, outputs)
 
     def _strand_done(self, running: Running, strand: Strand) -> None:
         """Done means done: only when all strands of a pack have ended are its ranks told."""
@@ -251,26 +265,31 @@ class Generation:
             return
         if complete:
             running.told = running.slot is not None
-            self._tell_done(running.instance, running.program, running.slot, strand.pack_number, last)
+            self._tell_done(running.instance, running.program, running.slot, strand.pack_number, last, running.readers)
         if last:
             self.running = None
-            self._finished(running.instance, running.program, running.slot)
+            self._finished(running.instance, running.program, running.slot, running.readers)
 
-    def _tell_done(self, instance: Instance, program: Program, slot: Slot | None, pack: int, last: bool) -> None:
+    def _tell_done(
+        self, instance: Instance, program: Program, slot: Slot | None, pack: int, last: bool, readers: tuple[int, ...]
+    ) -> None:
         """Tells the ranks that a pack is complete: nothing of it is read or written any more."""
-        number, receivers = instance.number, program.receivers
+        number = instance.number
         if slot is not None:
             begin = slot.offset + len(program.head)
             done = wire.Done(number, pack, last, True, slot.arena.number, begin, slot.number)
             for rank, offset in program.outlines.items():
                 self._deliver((rank,), number, done._replace(offset=slot.offset + offset).encode())
-            knowing = [rank for rank in receivers if rank not in program.outlines] if program.outlines else receivers
+            knowing = [rank for rank in readers if rank not in program.outlines] if program.outlines else readers
             self._deliver(knowing, number, done.encode())
-        if last and len(receivers) < len(instance.arrivals):
-            others = [rank for rank in instance.arrivals if slot is None or rank not in receivers]
+        if len(readers) < len(program.receivers):  # others have it in memory of their own
+            having = [rank for rank in program.receivers if rank not in readers]
+            self._deliver(having, number, wire.Done(number, pack, last, False).encode())
+        if last and len(program.receivers) < len(instance.arrivals):
+            others = [rank for rank in instance.arrivals if rank not in program.receivers]
             self._deliver(others, number, wire.Done(number, pack, last, False).encode())
 
-    def _finished(self, instance: Instance, program: Program, slot: Slot | None) -> None:
+    def _finished(self, instance: Instance, program: Program, slot: Slot | None, readers: tuple[int, ...]) -> None:
         shop, counters, now = self._shop, self._shop.counters, time.monotonic()
         counters.done += 1
         counters.result_bytes += program.nbytes
@@ -278,7 +297,7 @@ class Generation:
         counters.tally(operation, program.gist.algorithm, program.nbytes, now - first)
         counters.waited(operation, instance.last.at - first)
         if slot is not None:
-            for rank in program.receivers:
+            for rank in readers:
                 if shop.bells.seats[rank].gone:
                     shop.results.release(slot.number, rank)
         self.ledger.finish(instance, now)
@@ -403,7 +422,7 @@ class Generation:
         assert running is not None
         self.links.abandon(running.stop())
         if running.slot is not None:
-            for rank in running.program.receivers:
+            for rank in running.readers:
                 if not running.told or self._shop.bells.seats[rank].gone:  # others may be reading it
                     self._shop.results.release(running.slot.number, rank)
         self.running = None

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from collectived_proto.local import wire
 from collectived_proto.local.spin import cores
@@ -23,6 +24,7 @@ from collectived_proto.types import GroupInfo, RankPosition, Verdict, shown_name
 from collectived_runtime.engine.bells import Bells
 from collectived_runtime.engine.counters import Counters
 from collectived_runtime.engine.crew import Help
+from collectived_runtime.engine.events import Events
 from collectived_runtime.engine.generation import Generation
 from collectived_runtime.engine.ledger import Ledger
 from collectived_runtime.engine.minute import Minute
@@ -56,13 +58,14 @@ class Lane:
         self._watch = Watch()
         self._bells = Bells(self._watch, self._message, self._lost, surroundings.refusals)
         self._results = Results(surroundings.budget, self._bells, self._grown)
-        help = Help(surroundings.crew, lambda: self._watch.ask(_look))
-        tools = Tools(Workspace(self._grown), help, Counters())
+        wake = partial(self._watch.ask, _look)
+        tools = Tools(Workspace(self._grown), Help(surroundings.crew, wake), Counters(), wake)
         group, tasks = topology.group, tuple(peer.task for peer in topology.peers)
         places = tuple(tuple(peer.ranks) for peer in topology.peers)
         label = Label(self.name, group.key, group.size, topology.ranks, tasks, places)
         tape = Tape(surroundings.recorder, label)
         self._shop = Workshop(topology, self.name, surroundings, self._watch, self._bells, self._results, tools, tape)
+        self._events = Events(self._watch.ask, self._bells.take, self._bells.lose)
         self._past: dict[int, Verdict] = {}  # how earlier generations of this lane ended
         self._early: list[Callable[[], None]] = []  # what was submitted to a generation that has not begun here
         self._early_verdicts: list[Verdict] = []  # and verdicts about one
@@ -272,6 +275,8 @@ class Lane:
                 self._generation.leave(seat.rank)
             case wire.Kind.ABORT:
                 self._generation.abort(seat.rank, wire.text_of(data))
+            case wire.Kind.EVENT:
+                self._events.name(seat.rank, *wire.parse_event(data))
             case wire.Kind.PING:
                 if seat.reads:
                     self._bells.tell(seat, wire.bare(wire.Kind.PONG))
@@ -280,6 +285,8 @@ class Lane:
                 raise wire.Malformed(f"a client does not send {kind.name}")
 
     def _ring(self, seat: Seat, ring: wire.Ring) -> None:
+        if self._events.holds(seat, ring):
+            return
         for number in ring.released:
             self._results.release(number, seat.rank)
         if ring.generation == self._generation.number:
@@ -303,6 +310,7 @@ class Lane:
             self._early.append(lambda: self._late(seat, generation, instance, op, timeout))
 
     def _lost(self, rank: int, why: str) -> None:
+        self._events.drop(rank)
         self._results.drop(rank)
         self._generation.lose(rank, why)
 
@@ -351,6 +359,7 @@ class Lane:
         self._over = True
         self._generation.close()
         self._bells.close()
+        self._events.close()
         self._results.close()
         self._around.ended(self)
         self._watch.close()

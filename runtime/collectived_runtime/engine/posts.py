@@ -146,7 +146,7 @@ class Posts:
         times = (deadline, ring.timeout, now, now + self._shop.around.stall_after)
         match operation:
             case Send(to, tag):
-                sources = seat.sources(prepared, ring.addresses, ring.staged)
+                sources = seat.sources(prepared, ring)
                 self._send(seat, Post(seat.rank, ring.instance, prepared, to, *times), (to, seat.rank, tag), sources)
             case Recv(source, tag):
                 self._receive(Post(seat.rank, ring.instance, prepared, source, *times), (seat.rank, source, tag))

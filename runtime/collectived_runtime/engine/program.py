@@ -51,6 +51,8 @@ from collectived_runtime.plan.packs import aligned, reduce_op_of, tier_of_leaf
 from collectived_runtime.plan.packs import layout as pack_layout
 
 CHANNELS = 8  # strands that run side by side
+SEGMENT_BYTES = 8 << 20  # of a pack that passes between GPUs and hosts: while one is copied, others are on the wire
+MOST_SEGMENTS = 64
 AT_ONCE_BYTES = 256 << 10  # of a result: what takes the worker some tens of microseconds
 _SIGNAL = Pack(DType.UINT8, DType.UINT8, 1, 0, 0)  # what a collective without data sends, so that it still synchronises
 
@@ -85,6 +87,11 @@ class Topology:
     def automatic_pack_bytes(self) -> int:
         """The pack size where a call leaves it open; 0: one pack per type."""
         return self.table[0].bytes_per_pack
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether any rank is on a GPU."""
+        return any("GPU" in member.device for member in self.group.members)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -358,6 +365,14 @@ _LOCAL = _Carrier("local", 1, "all ranks are on one worker")
 
 def _carrier(collective: Collective, topology: Topology, first: Mapping[int, int], number: int, pack: Pack) -> _Carrier:
     """What carries this pack across workers, in how many shards: the same choice on every worker."""
+    carrier = _chosen(collective, topology, first, number, pack)
+    if len(topology.peers) == 1 or not topology.on_gpus:
+        return carrier
+    segments = min(MOST_SEGMENTS, -(-pack.count * pack.dtype.itemsize // SEGMENT_BYTES))
+    return carrier._replace(shards=max(carrier.shards, segments))
+
+
+def _chosen(collective: Collective, topology: Topology, first: Mapping[int, int], number: int, pack: Pack) -> _Carrier:
     operation = collective.operation
     if isinstance(operation, (Reduce, Broadcast)):
         return _Carrier("tree", 1, f"it carries every {'reduce' if isinstance(operation, Reduce) else 'broadcast'}")
@@ -369,7 +384,11 @@ def _carrier(collective: Collective, topology: Topology, first: Mapping[int, int
     nbytes = pack.count * pack.dtype.itemsize
     tier = tier_of(topology.table, nbytes)
     if collective.implementation in _RING_HINTS:
-        falls = ", which falls back to RING on CPU devices" if collective.implementation is _NCCL else ""
+        falls = (
+            f", which falls back to RING {'where values pass by the host' if topology.on_gpus else 'on CPU devices'}"
+            if collective.implementation is _NCCL
+            else ""
+        )
         return _Carrier("ring", tier.shards, f"the hint {collective.implementation.value}{falls}")
     return _Carrier(
         tier.algorithm, tier.shards, f"table of AUTO for {nbytes} {'byte' if nbytes == 1 else 'bytes'}: {tier}"

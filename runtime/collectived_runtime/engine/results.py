@@ -33,14 +33,22 @@ class Exhausted(Exception):
 
 
 class Budget:
-    """Bytes of shared memory that the worker may use in all; shared by its threads.
+    """Bytes of shared memory, or of `what`, that the worker may use in all; shared by its threads.
 
     Args:
         refused: called where somebody wants too much.
     """
 
-    def __init__(self, limit: int, refused: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        refused: Callable[[], None] = lambda: None,
+        what: str = "shared memory",
+        advice: str = "free some, or raise memory_limit of the worker",
+    ) -> None:
         self.limit = limit
+        self._what = what
+        self._advice = advice
         self.used = 0
         self._refused = refused
         self._lock = threading.Lock()
@@ -55,9 +63,14 @@ class Budget:
         if not fits:
             self._refused()
             raise Exhausted(
-                f"{size} bytes more would exceed the worker's {self.limit} bytes of shared memory, of which {used} are "
-                "in use: free some, or raise memory_limit of the worker"
+                f"{size} bytes more would exceed the worker's {self.limit} bytes of {self._what}, of which {used} are "
+                f"in use: {self._advice}"
             )
+
+    def add(self, size: int) -> None:
+        """What was taken has become this much, whatever the limit."""
+        with self._lock:
+            self.used += size
 
     def give(self, size: int) -> None:
         with self._lock:
@@ -86,6 +99,11 @@ class Share(Budget):
         with self._lock:
             self.used -= size
         self._whole.give(size)
+
+
+def next_number() -> int:
+    """A number for an arena made elsewhere."""
+    return next(_numbers)
 
 
 def new_arena(size: int, *, readers_only: bool) -> Arena:

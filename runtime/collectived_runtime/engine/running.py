@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from collectived_runtime.device.launching import Launch
 from collectived_runtime.engine.crew import Job
 from collectived_runtime.engine.ledger import Instance
 from collectived_runtime.engine.links import Links
@@ -17,6 +18,7 @@ from collectived_runtime.engine.strand import Wait
 from collectived_runtime.transport.link import Link
 
 Start = Callable[[Strand, dict[int, Link]], Iterator[Wait]]
+_ELSEWHERE = (Job, Launch)  # work of other threads, which is waited for without a descriptor
 
 
 @dataclass(slots=True)
@@ -31,7 +33,8 @@ class _Active:
 class Running:
     """`start` makes the generator of a strand once its links are there.
 
-    `then` is what follows where this is a stage before the program itself.
+    `then` is what follows where this is a stage before the program itself. `readers` are the ranks that read the result
+    in `slot`; all other ranks that receive one have it written into memory of their own.
     """
 
     def __init__(
@@ -41,8 +44,10 @@ class Running:
         slot: Slot | None,
         start: Start,
         then: Callable[[], None] | None = None,
+        readers: tuple[int, ...] = (),
     ) -> None:
         self.instance = instance
+        self.readers = readers
         self.program = program
         self.slot = slot
         self.then = then
@@ -72,7 +77,7 @@ class Running:
                     strand, self._start(strand, found), frozenset(found.values()), time.monotonic()
                 )
             elif active.wait and not any(
-                one.done if isinstance(one, Job) else one in links.ready for one, _ in active.wait
+                one.done if isinstance(one, _ELSEWHERE) else one in links.ready for one, _ in active.wait
             ):
                 continue
             try:
@@ -97,7 +102,9 @@ class Running:
     def waited_for(self) -> tuple[int, ...]:
         """The workers from which something is to come; may be read from any thread."""
         waits = [one for active in list(self._active.values()) for one in active.wait]
-        return tuple(sorted({one.peer for one, event in waits if not isinstance(one, Job) and event & select.POLLIN}))
+        return tuple(
+            sorted({one.peer for one, event in waits if not isinstance(one, _ELSEWHERE) and event & select.POLLIN})
+        )
 
     def ended(self, strand: Strand) -> tuple[bool, bool]:
         """Takes note of a strand's end: whether its pack is complete, and whether that was the last pack."""
@@ -121,7 +128,7 @@ class Running:
         for active in self._active.values():
             events.update(dict.fromkeys(active.links, 0 if active.wait else select.POLLIN))
             for one, event in active.wait:
-                if not isinstance(one, Job):
+                if not isinstance(one, _ELSEWHERE):
                     events[one] |= event
         return events
 

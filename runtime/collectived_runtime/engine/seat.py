@@ -6,23 +6,26 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectived_proto.local import wire
 from collectived_proto.local.arena import Arena
-from collectived_proto.types import Member
+from collectived_proto.types import AllReduce, Broadcast, Member, Reduce
+from collectived_runtime.device.gpus import Gpu, Region
 from collectived_runtime.engine.ledger import Prepared
 
 log = logging.getLogger("collectived.lane")
 
 HUNG_UP = (BrokenPipeError, ConnectionError)  # how a client that is gone shows when we send
 
+Bytes = NDArray[np.uint8] | Region  # of the host, or of a GPU
 # (arena, offset, length in bytes) -> that memory; raises wire.Malformed where it is not the client's
-Memory = Callable[[int, int, int], NDArray[np.uint8]]
+Memory = Callable[[int, int, int], Bytes]
+ON_DEVICES = (AllReduce, Reduce, Broadcast)  # what is carried from and to the memory of GPUs
 
 
 class Outlet(Protocol):
@@ -73,9 +76,9 @@ class Seat:
         self.unread_bytes = 0
         self._outcomes: dict[int, list[bytes]] = {}
 
-    def sources(self, prepared: Prepared, addresses: Sequence[tuple[int, int]], staged: bool) -> Sources:
+    def sources(self, prepared: Prepared, ring: wire.Ring) -> Sources:
         """The memory of a submission; raises wire.Malformed where it is out of bounds."""
-        return Sources(self.memory, prepared, addresses, staged)
+        return Sources(self.memory, prepared, ring)
 
     def connect(self, bell: socket.socket) -> None:
         """The client's end of the doorbell has arrived."""
@@ -160,23 +163,52 @@ class Seat:
 
 
 class Sources:
-    """Where a submission's value lies. Bounds are checked at once; arrays are made when they are asked for."""
+    """Where a submission's value lies. Bounds are checked at once; arrays are made when they are asked for.
 
-    def __init__(self, memory: Memory, prepared: Prepared, addresses: Sequence[tuple[int, int]], staged: bool) -> None:
+    Attributes:
+        output: where the result is to be written; None: in a result slot.
+        on_device: whether any of it lies in the memory of a GPU. Then ask for `parts`, else for all the others.
+    """
+
+    def __init__(self, memory: Memory, prepared: Prepared, ring: wire.Ring) -> None:
         self.prepared = prepared
-        self.staged = staged
-        if staged:
+        self.staged = ring.staged
+        self.output: Region | None = None
+        self._parts: list[NDArray[np.uint8]]  # or Regions, where `on_device`
+        look: Callable[[int, int, int], Any] = memory
+        addresses = ring.addresses
+        if ring.staged:
             if len(addresses) != 1:
                 raise wire.Malformed(f"a staged ring with {len(addresses)} addresses instead of 1")
             arena, offset = addresses[0]
-            self._parts = [memory(arena, offset, prepared.layout.staging_bytes)]
+            self._parts = [look(arena, offset, prepared.layout.staging_bytes)]
         else:
             leaves = prepared.collective.leaves
             if len(addresses) != len(leaves):
                 raise wire.Malformed(f"a ring with {len(addresses)} addresses for {len(leaves)} leaves")
             self._parts = [
-                memory(arena, offset, leaf.nbytes) for leaf, (arena, offset) in zip(leaves, addresses, strict=True)
+                look(arena, offset, leaf.nbytes) for leaf, (arena, offset) in zip(leaves, addresses, strict=True)
             ]
+        if ring.output is not None:
+            output = memory(*ring.output, prepared.layout.result_bytes)
+            if not isinstance(output, Region):
+                raise wire.Malformed("a result that is to be written into memory of the host")
+            self.output = output
+        self.on_device = ring.output is not None or any(map(_gpu_of, self._parts))
+        if self.on_device:
+            self._check_devices(prepared)
+
+    def _check_devices(self, prepared: Prepared) -> None:
+        gpus = set(map(_gpu_of, self._parts))
+        if len(gpus) > 1 or len((gpus | {_gpu_of(self.output)}) - {None}) > 1:
+            raise wire.Malformed(f"{prepared.op} with a value that lies in several memories")
+        if prepared.collective.open or not isinstance(prepared.collective.operation, ON_DEVICES):
+            raise wire.Malformed(f"{prepared.op} with a value in the memory of a GPU")
+
+    def parts(self, pack_number: int) -> list[tuple[int, Bytes]]:
+        """(offset in the pack in elements, bytes): all of the pack where it lies side by side, else by leaf."""
+        whole = self.whole(pack_number)
+        return [(0, whole)] if whole is not None else list(self.leaves(pack_number))
 
     def whole(self, pack_number: int) -> NDArray[np.uint8] | None:
         """The bytes of a pack where they lie side by side, else None."""
@@ -215,3 +247,7 @@ class Sources:
 
     def _size(self, leaf: int) -> int:
         return self.prepared.collective.leaves[leaf].nbytes
+
+
+def _gpu_of(memory: object) -> Gpu | None:
+    return memory.gpu if isinstance(memory, Region) else None

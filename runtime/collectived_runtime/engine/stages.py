@@ -10,12 +10,14 @@ Which of them an instance needs, and what follows on each, is for the generation
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived_runtime.engine import preliminary
+from collectived_runtime.device.gpus import Region
+from collectived_runtime.engine import device_strand, preliminary
 from collectived_runtime.engine import strand as strands
 from collectived_runtime.engine.announce import announce
 from collectived_runtime.engine.execute import Judge
@@ -108,16 +110,26 @@ class Stages:
         return Running(instance, program, None, start, exchanged)
 
     def program(
-        self, instance: Instance, program: Program, slot: Slot | None, sources: Sequence[Any], memory: Any
+        self,
+        instance: Instance,
+        program: Program,
+        slot: Slot | None,
+        sources: Sequence[Any],
+        memory: Any,
+        readers: tuple[int, ...],
+        outputs: Sequence[Region] | None = None,
     ) -> Running:
         """What the instance is about; from here on its contract is part of the chain.
 
         Args:
             sources: what the contributing local ranks submitted. memory: of the result, behind the slot's head.
+            readers: the ranks that read it there. outputs: where the result is to be written as well; None: all of it
+                is about memory of the host.
         """
-        start = self._starter(instance, program, sources, memory, instance.marks)
+        carry = strands.run if outputs is None else partial(device_strand.run, outputs)
+        start = self._starter(instance, program, sources, memory, instance.marks, carry)
         self.chain = self._next(instance)
-        return Running(instance, program, slot, start)
+        return Running(instance, program, slot, start, readers=readers)
 
     def _starter(
         self,
@@ -126,6 +138,7 @@ class Stages:
         sources: Sequence[Any],
         memory: NDArray[np.uint8] | None,
         marks: list[Mark] | None = None,
+        carry: Callable[..., Iterator[Wait]] = strands.run,
     ) -> Start:
         shop, number, chain = self._shop, self._number, self._next(instance)
 
@@ -139,7 +152,7 @@ class Stages:
                 plan=strand.plan_hash,
                 chain=chain,
             )
-            return strands.run(program, strand, sources, memory, shop.tools, links, stamp, self._judge, marks)
+            return carry(program, strand, sources, memory, shop.tools, links, stamp, self._judge, marks)
 
         return start
 

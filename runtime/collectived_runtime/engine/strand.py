@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from collectived_proto.numpy_types import to_numpy
 from collectived_runtime.device.arithmetic import STRETCH_BYTES, Arithmetic
+from collectived_runtime.device.launching import Launch
 from collectived_runtime.engine.counters import Counters
 from collectived_runtime.engine.crew import PIECE_BYTES, SPREAD_BYTES, Help, Job
 from collectived_runtime.engine.cutting import Cut, Window, one_run
@@ -29,7 +30,7 @@ from collectived_runtime.transport.frame import Stamp
 from collectived_runtime.transport.link import Link
 
 Array = NDArray[Any]
-Wait = Sequence[tuple[Link | Job, int]]  # as of `execute`; a job is waited for with 0
+Wait = Sequence[tuple[Link | Job | Launch, int]]  # as of `execute`; work of others is waited for with 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,13 @@ class Tools:
 
     Attributes:
         workspace: scratch memory. help: with folding what is large. counters: are told how much is folded and copied.
+        wake: wakes the lane, from any thread.
     """
 
     workspace: Workspace
     help: Help
     counters: Counters
+    wake: Callable[[], object]
 
 
 def run(
@@ -117,7 +120,7 @@ def _combined(
 ) -> Iterator[Wait]:
     """The result, where all that contribute are here."""
     for arrays, out in _side_by_side(strand, sources, output):
-        yield from _spread(arithmetic.combine, arithmetic.partial_bytes, arrays, out, tools)
+        yield from spread(arithmetic.combine, arithmetic.partial_bytes, arrays, out, tools)
 
 
 def _output(strand: Strand, result: NDArray[np.uint8]) -> Array:
@@ -164,7 +167,7 @@ def _moved(
                 tools.counters.copied_bytes += part.nbytes
                 yield AGAIN
     assert mine is not None
-    return Buffers(mine, mine, output, _never, _copy, _stays)
+    return Buffers(mine, mine, output, never, copy_over, stays)
 
 
 def _handed_over(
@@ -190,7 +193,7 @@ def _handed_over(
         tools.counters.copied_bytes += sum(part.stop - part.start for part in cut.sent) * dtype.itemsize
         for part in cut.sent:
             yield from copied(leaves[part.rank][part.start : part.stop], sending[cut.sending.at(part.to) :])
-    return Buffers(sending, sending, output, _never, _in_place_already, _stays, windows)
+    return Buffers(sending, sending, output, never, _in_place_already, stays, windows)
 
 
 def copied(source: Array, target: Array) -> Iterator[Wait]:
@@ -224,13 +227,13 @@ def _folded(
         memory = tools.workspace.buffer(strand.pack_number, count * arithmetic.partial_bytes)
         partials = arithmetic.partials(memory, count)
     if not sources:  # a signal: nobody reads its value
-        return Buffers(partials, partials, partials, arithmetic.fold, _copy, _stays)
+        return Buffers(partials, partials, partials, arithmetic.fold, copy_over, stays)
     whole = sources[0].whole(strand.pack_number) if len(sources) == 1 and (cut is None or cut.straight) else None
     if whole is not None and arithmetic.in_place:
         mine = whole.view(to_numpy(strand.pack.dtype))
         return Buffers(mine, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here, windows)
     for arrays, out in _side_by_side(strand, sources, partials):
-        yield from _spread(arithmetic.gather, arithmetic.partial_bytes, arrays, out, tools)
+        yield from spread(arithmetic.gather, arithmetic.partial_bytes, arrays, out, tools)
     return Buffers(partials, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here, windows)
 
 
@@ -250,7 +253,7 @@ def _whole(source: Sources, strand: Strand) -> NDArray[np.uint8]:
     return whole
 
 
-def _spread(
+def spread(
     fold: Callable[[list[Array], Array], None], row_bytes: int, arrays: list[Array], out: Array, tools: Tools
 ) -> Iterator[Wait]:
     """fold(arrays, out), stretch by stretch with looks at the world in between; what is large with the help of others.
@@ -284,11 +287,11 @@ def _spread(
         raise job.failed
 
 
-def _never(left: Array, right: Array, out: Array) -> None:
+def never(left: Array, right: Array, out: Array) -> None:
     raise AssertionError("a plan folded elements that are only moved")
 
 
-def _copy(source: Array, out: Array) -> None:
+def copy_over(source: Array, out: Array) -> None:
     np.copyto(out, source)
 
 
@@ -296,5 +299,5 @@ def _in_place_already(source: Array, out: Array) -> None:
     """A worker's own rows are put in their place before the plan runs."""
 
 
-def _stays(out: Array) -> None:
+def stays(out: Array) -> None:
     """What is moved is final where it is."""

@@ -73,7 +73,8 @@ class Workshop:
             program = compose(instance.collective, self.topology, instance.rows, strangers)
             self.keep(key, program)
             if instance.collective.implementation is CommunicationImplementation.NCCL:
-                self.note("on CPU devices: the hint NCCL falls back to RING")
+                where = "on GPUs, but values pass by the host" if self.topology.on_gpus else "on CPU devices"
+                self.note(f"{where}: the hint NCCL falls back to RING")
         return program
 
     def note(self, text: str) -> None:

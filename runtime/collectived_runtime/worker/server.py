@@ -10,11 +10,11 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -22,7 +22,6 @@ import grpc.aio
 
 from collectived_proto.codec import versions_to_proto
 from collectived_proto.configuration.daemons import WorkerSettings
-from collectived_proto.devices import DeviceName
 from collectived_proto.errors import CollectiveError, UnavailableError
 from collectived_proto.lanes import with_own
 from collectived_proto.local.jobs import check_socket_path
@@ -58,11 +57,12 @@ from collectived_runtime.pacing import Pacing
 from collectived_runtime.transport.handshake import Contexts
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
-from collectived_runtime.worker import probe, telemetry
+from collectived_runtime.worker import devices, probe, telemetry
 from collectived_runtime.worker.draining import Drainage
 from collectived_runtime.worker.enlist import enlist
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.membership import Membership
+from collectived_runtime.worker.memory_limit import default_memory_limit
 from collectived_runtime.worker.metrics import WorkerMetrics
 from collectived_runtime.worker.service import WorkerService
 from collectived_runtime.worker.sessions import Sessions
@@ -77,7 +77,8 @@ if TYPE_CHECKING:
 SERVICE = "collectived.v1.Worker"
 STATUS_SECONDS = 0.45  # for the coordinator's answer, which itself waits 0.3 s for workers
 SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
-CPU_DEVICES = 8
+GPU_LOST = 70  # exit status
+GPU_LOST_SECONDS = 1.0  # in which ranks are told
 LET_GO = "its launcher is gone, or has ended it"  # standard input has ended, which tells no more
 # A session over gRPC lives by its stream: a client whose host has vanished is noticed within the sum of the first two.
 KEEPALIVE = (
@@ -91,8 +92,13 @@ KEEPALIVE = (
 UNREACHABLE = 3  # exit status
 
 
-async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = None) -> None:
+async def serve(
+    settings: WorkerSettings, lifeline: Awaitable[None] | None = None, cuda: devices.GetCuda = devices.real_cuda
+) -> None:
     """Runs a worker until SIGTERM, SIGINT, or the lifeline ends.
+
+    Args:
+        cuda: where it gets its GPUs.
 
     Raises:
         SystemExit: it cannot start; the reason has been printed. Status 3 where no coordinator takes it, else 1.
@@ -106,7 +112,7 @@ async def serve(settings: WorkerSettings, lifeline: Awaitable[None] | None = Non
             tls = certificates(settings, settings.listen)
             if number is None:
                 number = await enlist(settings.coordinator, settings.secret, host, settings.patience_seconds, tls)
-            worker = _Worker(settings, number, host, tls)
+            worker = _Worker(settings, number, host, tls, cuda)
             await worker.start()
         except (OSError, ValueError, CollectiveError, CannotStart) as error:
             if worker is not None:
@@ -143,9 +149,14 @@ def _contexts(tls: Certificates) -> Contexts | None:
 class _Worker:
     """The parts of one worker, in the order in which they start; they end in the reverse order."""
 
-    def __init__(self, settings: WorkerSettings, task: int, host: str, tls: Certificates) -> None:
+    def __init__(
+        self, settings: WorkerSettings, task: int, host: str, tls: Certificates, cuda: devices.GetCuda
+    ) -> None:
         self.settings = settings
         self.tls = tls
+        self.devices = devices.offer(settings.devices, cuda, _end_without)
+        if self.devices.missing:
+            log.warning("no GPU is offered: %s", self.devices.missing)
         self.refusals = Refusals()
         self.descriptors = raise_limit()
         self.gate = gate(settings)
@@ -157,7 +168,7 @@ class _Worker:
         self.door = check_socket_path(folder / f"door-{task}.sock")
         self.listen = listening(settings.listen, f"unix:{check_socket_path(folder / f'worker-{task}.sock')}")
         check_exposed([*self.listen, settings.link_listen], settings.secret, settings.insecure, tls.mutual)
-        devices = tuple(DeviceName(task, "CPU", index) for index in range(CPU_DEVICES))
+        names = self.devices.names(task)
         memory = settings.memory_limit or default_memory_limit()
         self.budget = Budget(memory, lambda: self.refusals.limit(Limit.MEMORY))
         most = Most(
@@ -185,17 +196,18 @@ class _Worker:
             task,
             host,
             f"{int(time.time() * 1000):x}-{secrets.token_hex(4)}",
-            tuple(str(device) for device in devices),
+            tuple(str(device) for device in names),
             self.listen[0],
             f"{link_host}:{self.reception.link_port}",
+            self.devices.missing,
         )
         self.telemetry: telemetry.Telemetry | None = None
         self.telling: set[asyncio.Future[None]] = set()
-        self.sessions = Sessions(self.budget, self.refusals, most)
+        self.sessions = Sessions(self.budget, self.refusals, most, self.devices)
         self.groups = Groups(
             task,
             host,
-            devices,
+            names,
             self.reception,
             self.door,
             self.budget,
@@ -232,7 +244,7 @@ class _Worker:
         self._inspecting: set[asyncio.Task[None]] = set()
         service = WorkerService(
             self.name,
-            partial(offered, devices, rules[1]),
+            partial(offered, names, rules[1], uuids=self.devices.uuids),
             self.door,
             callers,
             self.sessions,
@@ -329,6 +341,7 @@ class _Worker:
         await self.server.stop(0.2)
         self.porter.close()
         await asyncio.to_thread(self.groups.close)
+        await asyncio.to_thread(self.devices.close)
         await asyncio.to_thread(self.reception.close)
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.close)
@@ -450,6 +463,14 @@ class _Worker:
         yield trace_pb2.TraceReply(last=True, warnings=[reason] if reason else [])
 
 
+def _end_without(why: str) -> None:
+    """A GPU is lost to this process, and only a new one can have it again: its lanes tell their ranks, then it ends."""
+    log.critical("%s; this worker ends, for its supervisor to start it again", why)
+    ending = threading.Timer(GPU_LOST_SECONDS, os._exit, (GPU_LOST,))  # whatever hangs in the driver
+    ending.daemon = True
+    ending.start()
+
+
 def listening(wanted: Sequence[str], default: str) -> list[str]:
     """The addresses to serve at: always one Unix socket, first, and TCP addresses where some are wanted.
 
@@ -467,30 +488,3 @@ def listening(wanted: Sequence[str], default: str) -> list[str]:
 def _with_host(address: str) -> str:
     host, colon, port = address.rpartition(":")
     return address if host or not colon else f"127.0.0.1:{port}"
-
-
-def default_memory_limit(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """Half of the memory that this process may use: of the machine's, or of the least that a cgroup above it has."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in (*_limits_above(cgroups, own), cgroups / "memory" / "memory.limit_in_bytes"):
-        try:
-            limits.append(int(path.read_text()))
-        except (OSError, ValueError):  # no such controller here, or no limit ("max")
-            continue
-    return min(limits) // 2
-
-
-def _limits_above(cgroups: Path, own: Path) -> Iterator[Path]:
-    """Where version 2 keeps the limits: of the process's own cgroup, as `MemoryMax=` sets it, and of those above it.
-
-    In a container its own is the root, as far as it can see.
-    """
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        lines = []
-    for name in [line.removeprefix("0::/") for line in lines if line.startswith("0::/")] or [""]:
-        folder = cgroups / name
-        for above in (folder, *folder.parents):
-            if above == cgroups or cgroups in above.parents:
-                yield above / "memory.max"

@@ -123,6 +123,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 protocol=versions_to_proto(OURS),
                 worker=self._name,
                 devices=map(str, devices),
+                gpus=self._sessions.gpus,
             )
             if local:
                 opened.door = self._door

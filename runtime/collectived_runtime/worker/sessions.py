@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import (
@@ -33,14 +32,18 @@ from collectived_proto.local import wire
 from collectived_proto.local.arena import Arena
 from collectived_proto.protocol import FIRST, Versions
 from collectived_runtime.credentials import Right
+from collectived_runtime.device.cuda.driver import CudaError
+from collectived_runtime.device.gpus import DeviceArena
 from collectived_runtime.engine.bells import LAST_WORDS_SECONDS
 from collectived_runtime.engine.lane import Lane
-from collectived_runtime.engine.results import Budget, Exhausted, Share, new_arena
+from collectived_runtime.engine.results import Budget, Exhausted, Share, new_arena, next_number
+from collectived_runtime.engine.seat import Bytes
 from collectived_runtime.guests.callers import Caller
 from collectived_runtime.guests.peers import peer_of
 from collectived_runtime.limits.descriptors import WANTED, room
 from collectived_runtime.limits.most import Most
 from collectived_runtime.limits.refusals import Limit, Refusals, Where, too_many
+from collectived_runtime.worker.devices import Offer
 from collectived_runtime.worker.submit import Place
 
 log = logging.getLogger("collectived.worker")
@@ -87,18 +90,19 @@ class Session:
     most_ranks: int = 0  # that it may hold or be joining; 0: any number
     descriptors: int = WANTED  # that this process may have
     joining: int = 0
+    offer: Offer = field(default_factory=lambda: Offer(0))  # of its worker
     identity: bytes = field(default_factory=lambda: secrets.token_bytes(SESSION_BYTES))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     holdings: list[Holding] = field(default_factory=list)
     pidfd: int = -1
     _socket: socket.socket | None = None
-    _arenas: dict[int, Arena] = field(default_factory=dict)
-    _asked: deque[int] = field(default_factory=deque)  # sizes of arenas
+    _arenas: dict[int, Arena | DeviceArena] = field(default_factory=dict)
+    _asked: deque[tuple[int, int]] = field(default_factory=deque)  # of arenas: index of the GPU or -1, and size
     _granting: asyncio.Task[None] | None = None
     _seats: int = 0  # in lanes, which may read its memory
     _why: str = "its session ended"
 
-    def memory(self, arena: int, offset: int, length: int) -> NDArray[np.uint8]:
+    def memory(self, arena: int, offset: int, length: int) -> Bytes:
         """Those bytes of the client's memory; raises wire.Malformed where they are not all its own."""
         known = self._arenas.get(arena)
         if known is None:
@@ -106,13 +110,15 @@ class Session:
         if offset + length > known.size:
             raise wire.Malformed(f"bytes {offset} to {offset + length} of arena {arena}, which has {known.size}")
         try:
+            if isinstance(known, DeviceArena):
+                return known.region(offset, length)
             return np.frombuffer(known.view(), np.uint8, length, offset)
         except ValueError:  # dropped just now, in the other thread
             raise wire.Malformed(f"an address in arena {arena}, which is being given back") from None
 
     @property
     def arena_bytes(self) -> int:
-        return sum(arena.size for arena in self._arenas.values())
+        return sum(arena.size for arena in list(self._arenas.values()) if isinstance(arena, Arena))
 
     @property
     def uid(self) -> int | None:
@@ -243,7 +249,9 @@ class Session:
         try:
             match wire.kind_of(data):
                 case wire.Kind.ARENA_ASK:
-                    self._ask(wire.parse_arena(data)[1])
+                    self._ask(-1, wire.parse_arena(data)[1])
+                case wire.Kind.DEVICE_ASK:
+                    self._ask(*wire.parse_arena(data))
                 case wire.Kind.ARENA_DROP:
                     self._drop(wire.parse_arena(data)[0])
                 case kind:
@@ -252,28 +260,25 @@ class Session:
             self.refusals.bad(Where.SESSION)
             self.end(f"it sent something malformed: {error}")
 
-    def _ask(self, size: int) -> None:
+    def _ask(self, gpu: int, size: int) -> None:
         """The client wants an arena; asks are granted or refused in their order."""
         if len(self._asked) >= MOST_ASKED:
             raise wire.Malformed(f"more than {MOST_ASKED} arenas asked for at once")
-        self._asked.append(size)
+        self._asked.append((gpu, size))
         if self._granting is None:
             self._granting = asyncio.get_running_loop().create_task(self._grant_all())
 
     async def _grant_all(self) -> None:
         try:
             while self._asked and not self.ended.is_set():
-                await self._grant(self._asked.popleft())
+                gpu, size = self._asked.popleft()
+                await (self._grant(size) if gpu < 0 else self._grant_on(gpu, size))
         finally:
             self._granting = None
 
     async def _grant(self, size: int) -> None:
         """Filling pages with zeros takes the kernel long: large arenas come into being beside the event loop."""
-        if len(self._arenas) >= MOST_ARENAS:
-            self.refusals.limit(Limit.SESSION_ARENAS)
-            self._refuse(
-                f"this session has {MOST_ARENAS} pieces of shared memory, the most there may be: ask for larger"
-            )
+        if self._full():
             return
         try:
             self.budget.take(size)
@@ -305,8 +310,47 @@ class Session:
         self._arenas[arena.number] = arena
         self._send(wire.arena(wire.Kind.ARENA, arena.number, size), arena.descriptor)
 
+    def _full(self) -> bool:
+        """Whether there may be no more arenas; says so."""
+        if len(self._arenas) < MOST_ARENAS:
+            return False
+        self.refusals.limit(Limit.SESSION_ARENAS)
+        self._refuse(f"this session has {MOST_ARENAS} pieces of shared memory, the most there may be: ask for larger")
+        return True
+
     def _refuse(self, why: str) -> None:
         self._send(wire.refused(Code.RESOURCE_EXHAUSTED, why))
+
+    async def _grant_on(self, index: int, size: int) -> None:
+        """Memory of a GPU; its driver takes milliseconds, beside the event loop."""
+        allowed = any((device.kind, device.index) == ("GPU", index) for device in self.devices)
+        gpu = next((gpu for gpu in self.offer.gpus if allowed and gpu.index == index), None)
+        if gpu is None:
+            self._send(wire.refused(Code.NOT_FOUND, f"this worker has no device GPU:{index}"))
+            return
+        if self._full():
+            return
+        budget = self.offer.budgets[gpu]
+        try:
+            budget.take(size)
+        except Exhausted as error:
+            self._send(wire.refused(Code.RESOURCE_EXHAUSTED, str(error)))
+            return
+        try:
+            loop = asyncio.get_running_loop()
+            arena = await loop.run_in_executor(_COMMITTING, gpu.arena, next_number(), size)
+        except CudaError as error:
+            budget.give(size)
+            if not self.ended.is_set():
+                self._send(wire.refused(Code.RESOURCE_EXHAUSTED, f"{size} bytes of GPU:{index}: {error}"))
+            return
+        budget.give(size)
+        budget.add(arena.size)  # whole pages
+        if self.ended.is_set():  # meanwhile
+            self._let_go_of(arena)
+            return
+        self._arenas[arena.number] = arena
+        self._send(wire.arena(wire.Kind.DEVICE_ARENA, arena.number, arena.size), arena.descriptor)
 
     def _send(self, message: bytes, descriptor: int = -1) -> None:
         assert self._socket is not None
@@ -321,8 +365,12 @@ class Session:
     def _drop(self, number: int) -> None:
         arena = self._arenas.pop(number, None)
         if arena is not None:
-            self.budget.give(arena.size)
-            arena.close()
+            self._let_go_of(arena)
+
+    def _let_go_of(self, arena: Arena | DeviceArena) -> None:
+        budget = self.offer.budgets[arena.gpu] if isinstance(arena, DeviceArena) else self.budget
+        budget.give(arena.size)
+        arena.close()
 
 
 def _gone(why: str) -> UnavailableError:
@@ -356,10 +404,17 @@ def _pidfd(connected: socket.socket) -> int:
 class Sessions:
     """All sessions of the worker, by their secret names."""
 
-    def __init__(self, budget: Budget, refusals: Refusals | None = None, most: Most | None = None) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        refusals: Refusals | None = None,
+        most: Most | None = None,
+        offer: Offer | None = None,
+    ) -> None:
         self._budget = budget
         self._refusals = refusals or Refusals()
         self._most = most or Most()
+        self._offer = offer or Offer(0)
         self._sessions: dict[bytes, Session] = {}
         self._ended: OrderedDict[bytes, str] = OrderedDict()  # the latest, and why
         self.opened = 0  # in all
@@ -374,6 +429,11 @@ class Sessions:
     def versions(self) -> list[Versions]:
         """What the clients speak, each once; of clients that make them up, not all."""
         return sorted({session.client.versions for session in self._sessions.values()})[:MOST_VERSIONS]
+
+    @property
+    def gpus(self) -> list[str]:
+        """UUIDs of the GPUs that this worker offers, in order of their indices."""
+        return [gpu.device.uuid for gpu in self._offer.gpus]
 
     @property
     def arena_bytes(self) -> int:
@@ -392,7 +452,16 @@ class Sessions:
             raise ResourceExhaustedError(too_many(what, most.sessions, "max_sessions", "close some"))
         share = Share(self._budget, most.memory or self._budget.limit, lambda: refusals.limit(Limit.SESSION_MEMORY))
         session = Session(
-            client, share, self._over, remote, caller, devices, refusals, most.ranks, descriptors=most.descriptors
+            client,
+            share,
+            self._over,
+            remote,
+            caller,
+            devices,
+            refusals,
+            most.ranks,
+            descriptors=most.descriptors,
+            offer=self._offer,
         )
         self.opened += 1
         self._sessions[session.identity] = session

@@ -36,6 +36,7 @@ class Identity:
     devices: tuple[str, ...]
     address: str
     link_address: str
+    gpus_missing: str = ""  # why GPUs that are there are not offered
     started: float = field(default_factory=time.monotonic)
 
 
@@ -64,6 +65,7 @@ async def worker_status(identity: Identity, lanes: Iterable[Lane], standing: Sta
         protocol=versions_to_proto(OURS),
         uptime_seconds=time.monotonic() - identity.started,
         devices=identity.devices,
+        gpus_missing=identity.gpus_missing,
         address=identity.address,
         link_address=identity.link_address,
         connected=standing.connected,

@@ -25,7 +25,7 @@ from collectived_launcher.doctor.judgements import system as judge_system
 from collectived_launcher.doctor.probes import certificates, gpus, network, running, software, system
 from collectived_launcher.status import find
 from collectived_proto.v1 import status_pb2
-from collectived_runtime.worker.server import default_memory_limit
+from collectived_runtime.worker.memory_limit import default_memory_limit
 
 PATIENCE = 30.0
 

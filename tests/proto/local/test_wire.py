@@ -26,6 +26,8 @@ u63 = st.integers(0, 2**63 - 1)
     staged=st.booleans(),
     addresses=st.lists(st.tuples(u32, u63), max_size=20),
     released=st.lists(u63, max_size=20),
+    output=st.none() | st.tuples(u32, u63),
+    event=st.integers(0, 64),
 )
 def test_a_ring_is_read_as_it_was_written(
     remaining: float, more: float, addresses: Any, released: Any, **fields: Any
@@ -37,6 +39,18 @@ def test_a_ring_is_read_as_it_was_written(
     expected = ring if timeout else ring._replace(timeout=0.0)
     assert wire.kind_of(ring.encode()) is wire.Kind.RING
     assert wire.parse_ring(ring.encode()) == expected
+
+
+@given(number=st.integers(1, 64), handle=st.binary(min_size=64, max_size=64))
+def test_an_event_is_read_as_it_was_written(number: int, handle: bytes) -> None:
+    assert wire.kind_of(wire.event(number, handle)) is wire.Kind.EVENT
+    assert wire.parse_event(wire.event(number, handle)) == (number, handle)
+
+
+@pytest.mark.parametrize("number", [0, 65])
+def test_events_are_numbered_as_calls_in_flight_are(number: int) -> None:
+    with pytest.raises(wire.Malformed, match=f"an event of number {number}"):
+        wire.parse_event(wire.event(number, bytes(64)))
 
 
 @given(
@@ -61,6 +75,7 @@ def test_random_bytes_are_read_or_refused_and_nothing_else(data: bytes) -> None:
         wire.parse_done,
         wire.parse_failed,
         wire.parse_arena,
+        wire.parse_event,
         wire.parse_refused,
         wire.parse_hello,
         wire.kind_of,

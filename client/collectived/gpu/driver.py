@@ -1,0 +1,69 @@
+"""The seam to CUDA: what a client asks of it, in raw integers.
+
+A client copies between its own arrays and memory of its worker; the work itself is the worker's. `real.py` speaks to
+the driver, and is imported at the first array on a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from collectived_proto.local.gpu import CudaError as CudaError
+
+INSTALL = "pip install 'collectived[cuda12]', or [cuda13] for CUDA 13"
+
+
+class Cuda(Protocol):
+    """Devices are numbered as in this process, streams are the driver's handles. Every method may raise CudaError."""
+
+    def devices(self) -> Sequence[str]:
+        """UUIDs of the GPUs that this process may use."""
+
+    def map(self, device: int, descriptor: int, size: int) -> int:
+        """The address of memory that a worker has handed over; the descriptor is taken over."""
+
+    def unmap(self, device: int, address: int, size: int) -> None:
+        """Lets go of it, after what this process has under way on the device."""
+
+    def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Between any memories of device and host, after what is on the stream."""
+
+    def event(self, device: int) -> tuple[int, bytes]:
+        """A new event, and the handle of 64 bytes by which another process may wait for it."""
+
+    def end_event(self, event: int) -> None: ...
+
+    def record(self, device: int, event: int, stream: int) -> None:
+        """The event is over when all work that is on the stream now is done."""
+
+    def synchronize(self, device: int, stream: int) -> None:
+        """Returns when all work that is on the stream is done."""
+
+
+_lock = threading.Lock()
+_chosen: Cuda | None = None
+
+
+def binding() -> Cuda:
+    """What this process speaks to GPUs by.
+
+    Raises:
+        CudaError: there is no driver, or the bindings are not installed.
+    """
+    global _chosen
+    with _lock:
+        if _chosen is None:
+            try:
+                from collectived.gpu.real import RealCuda
+            except ImportError as error:
+                raise CudaError("import cuda.bindings", -1, f"{error}: {INSTALL}") from None
+            _chosen = RealCuda()
+        return _chosen
+
+
+def use(cuda: Cuda | None) -> None:
+    """From here on this process speaks to GPUs by `cuda`; None: by the driver, as it would have."""
+    global _chosen
+    _chosen = cuda

@@ -1,0 +1,95 @@
+"""The driver itself, by `cuda-bindings`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from cuda.bindings import driver
+
+from collectived_proto.local.cuda import POSIX_DESCRIPTOR, asked, begin, mapped, primary_context, unmapped, uuid
+
+_HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
+
+
+class RealCuda:
+    """A `Cuda`.
+
+    Raises:
+        CudaError: there is no driver, or no GPU that this process may use.
+    """
+
+    def __init__(self) -> None:
+        self._uuids = tuple(uuid(number) for number in range(begin()))
+        self._contexts: dict[int, Any] = {}
+        self._lock = threading.Lock()
+
+    def devices(self) -> Sequence[str]:
+        return self._uuids
+
+    def map(self, device: int, descriptor: int, size: int) -> int:
+        before = self._enter(device)
+        try:
+            (handle,) = asked("cuMemImportFromShareableHandle", descriptor, POSIX_DESCRIPTOR)
+            try:
+                return mapped(handle, size, device)
+            finally:
+                asked("cuMemRelease", handle)  # the mapping keeps the memory
+        finally:
+            os.close(descriptor)
+            asked("cuCtxSetCurrent", before)
+
+    def unmap(self, device: int, address: int, size: int) -> None:
+        before = self._enter(device)
+        try:
+            asked("cuCtxSynchronize")
+            unmapped(address, size)
+        finally:
+            asked("cuCtxSetCurrent", before)
+
+    def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
+        before = self._enter(device)
+        try:
+            if nbytes:
+                asked("cuMemcpyAsync", target, source, nbytes, driver.CUstream(stream))
+        finally:
+            asked("cuCtxSetCurrent", before)
+
+    def event(self, device: int) -> tuple[int, bytes]:
+        before = self._enter(device)
+        try:
+            flags = driver.CUevent_flags
+            (event,) = asked("cuEventCreate", flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_INTERPROCESS)
+            (handle,) = asked("cuIpcGetEventHandle", event)
+            return int(event), ctypes.string_at(handle.getPtr(), _HANDLE_BYTES)
+        finally:
+            asked("cuCtxSetCurrent", before)
+
+    def end_event(self, event: int) -> None:
+        asked("cuEventDestroy", driver.CUevent(event))
+
+    def record(self, device: int, event: int, stream: int) -> None:
+        before = self._enter(device)
+        try:
+            asked("cuEventRecord", driver.CUevent(event), driver.CUstream(stream))
+        finally:
+            asked("cuCtxSetCurrent", before)
+
+    def synchronize(self, device: int, stream: int) -> None:
+        before = self._enter(device)
+        try:
+            asked("cuStreamSynchronize", driver.CUstream(stream))
+        finally:
+            asked("cuCtxSetCurrent", before)
+
+    def _enter(self, device: int) -> Any:
+        """Makes a device current; the caller's context, which is to be current again afterwards."""
+        with self._lock:
+            if device not in self._contexts:
+                self._contexts[device] = primary_context(device)
+        (before,) = asked("cuCtxGetCurrent")
+        asked("cuCtxSetCurrent", self._contexts[device])
+        return before

@@ -1,0 +1,81 @@
+"""CUDA's driver by `cuda-bindings`, as far as both sides of shared memory need it. Imported where there are GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cuda.bindings import driver
+
+from collectived_proto.local.gpu import CudaError, uuid_text
+
+POSIX_DESCRIPTOR = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+def asked(name: str, *arguments: Any) -> tuple[Any, ...]:
+    """What the driver answers.
+
+    Raises:
+        CudaError: it refuses.
+    """
+    code, *found = getattr(driver, name)(*arguments)
+    if int(code):
+        raise error_of(name, int(code))
+    return tuple(found)
+
+
+def error_of(name: str, code: int) -> CudaError:
+    try:
+        text = driver.CUresult(code).name
+    except ValueError:
+        text = "an error that these bindings do not know"
+    return CudaError(name, code, text)
+
+
+def begin() -> int:
+    """Loads the driver; how many GPUs this process may use.
+
+    Raises:
+        CudaError: there is no driver, or no GPU.
+    """
+    try:
+        asked("cuInit", 0)
+    except CudaError:
+        raise
+    except Exception as error:  # its library is loaded at the first call
+        raise CudaError("cuInit", -1, str(error)) from None
+    return int(asked("cuDeviceGetCount")[0])
+
+
+def primary_context(device: int) -> Any:
+    """The context that CUDA's run-time library and what is built on it use too."""
+    return asked("cuDevicePrimaryCtxRetain", asked("cuDeviceGet", device)[0])[0]
+
+
+def uuid(device: int) -> str:
+    (found,) = asked("cuDeviceGetUuid", asked("cuDeviceGet", device)[0])
+    return uuid_text(bytes(found.bytes))
+
+
+def mapped(handle: Any, size: int, device: int) -> int:
+    """Address space for an allocation, which a device may then read and write."""
+    (address,) = asked("cuMemAddressReserve", size, 0, 0, 0)
+    try:
+        asked("cuMemMap", address, size, 0, handle, 0)
+        access = driver.CUmemAccessDesc()
+        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = device
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        try:
+            asked("cuMemSetAccess", address, size, [access], 1)
+        except CudaError:
+            asked("cuMemUnmap", address, size)
+            raise
+    except CudaError:
+        asked("cuMemAddressFree", address, size)
+        raise
+    return int(address)
+
+
+def unmapped(address: int, size: int) -> None:
+    asked("cuMemUnmap", address, size)
+    asked("cuMemAddressFree", address, size)

@@ -1,0 +1,95 @@
+"""The seam to CUDA: what a worker asks of its GPUs, in raw integers.
+
+Devices are numbered as the driver numbers them. Addresses are of the unified address space, so that one `copy` serves
+in all directions; streams and events are the driver's handles. `real.py` speaks to the driver; `tests/gpu/fake_cuda.py`
+keeps device memory in files. Both pass `tests/gpu/test_driver.py`.
+
+Everything may be called from any thread. Calls that take a stream return before the work is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from collectived_proto.local.gpu import CudaError as CudaError
+from collectived_proto.types import DType, ReduceOp
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU. `uuid` is the same in every process, whatever CUDA_VISIBLE_DEVICES says; `number` is this process's."""
+
+    number: int
+    uuid: str
+    name: str
+    total_bytes: int
+    pci: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """out = sources[0] ∘ sources[1] ∘ …, element by element, as `device.arithmetic.Arithmetic` does it.
+
+    With `widen`, sources have elements of `dtype`, else they are partial sums. With `finish`, `out` gets elements of
+    `result`: rounded, and divided by `contributions` for a mean; else it gets partial sums.
+    """
+
+    operation: ReduceOp
+    dtype: DType
+    result: DType
+    contributions: int
+    widen: bool
+    finish: bool
+
+
+class Cuda(Protocol):
+    """See the module. Every method may raise CudaError."""
+
+    def devices(self) -> Sequence[Device]:
+        """The GPUs that this process may use."""
+
+    def allocate(self, device: int, size: int) -> tuple[int, int]:
+        """(address, bytes) of new memory that `export` can hand to another process: `size` rounded up to pages."""
+
+    def export(self, address: int) -> int:
+        """A new descriptor of memory that was allocated; whoever maps it keeps the memory alive."""
+
+    def free(self, address: int) -> None:
+        """Gives allocated memory back; no work that uses it may be under way."""
+
+    def pin(self, size: int) -> int:
+        """The address of new host memory that GPUs copy from and to."""
+
+    def unpin(self, address: int) -> None: ...
+
+    def stream(self, device: int) -> int:
+        """A new stream: work on it runs in order, beside that of other streams."""
+
+    def end_stream(self, stream: int) -> None: ...
+
+    def event(self, device: int) -> int: ...
+
+    def open_event(self, device: int, handle: bytes) -> int:
+        """The event of another process that this handle of 64 bytes names. Nothing may be recorded behind it here."""
+
+    def end_event(self, event: int) -> None: ...
+
+    def record(self, event: int, stream: int) -> None:
+        """The event is over when all work that is on the stream now is done."""
+
+    def over(self, event: int) -> bool:
+        """Whether it is.
+
+        Raises:
+            CudaError: work on the device has failed.
+        """
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None: ...
+
+    def clear(self, address: int, nbytes: int, stream: int) -> None:
+        """Zeros."""
+
+    def fold(self, fold: Fold, sources: Sequence[int], out: int, count: int, stream: int) -> None:
+        """`count` elements; `out` may be one of the sources where elements keep their size."""

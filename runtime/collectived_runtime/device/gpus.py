@@ -1,0 +1,222 @@
+"""The GPUs of a worker: which of them it offers, their memory, and the thread that launches on each.
+
+Memory that a GPU is given lives as long as somebody looks into it, as an array's does: freed under a kernel it would
+take the whole device along.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived_runtime.device.cuda.driver import Cuda, CudaError, Device
+from collectived_runtime.device.launching import Launch, Launching, Work
+
+OUT_OF_MEMORY = 2  # the driver's number
+MOST_FREE = 512 << 20  # bytes of a pool that wait for the next who asks
+_SMALLEST = 64 << 10
+
+
+def view(address: int, nbytes: int) -> NDArray[np.uint8]:
+    """Those bytes of this process's memory; whoever asks keeps them alive."""
+    return _array((ctypes.c_uint8 * nbytes).from_address(address))
+
+
+def _array(memory: Any) -> NDArray[np.uint8]:
+    found: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+    return found
+
+
+class _Sized(Protocol):
+    def __len__(self) -> int: ...
+
+
+M = TypeVar("M", bound=_Sized)
+
+
+class Region:
+    """Bytes in the memory of a GPU; parts of it are had by slicing, as of an array of bytes. Keeps its memory."""
+
+    __slots__ = ("address", "gpu", "memory", "nbytes")
+
+    def __init__(self, gpu: Gpu, address: int, nbytes: int, memory: object) -> None:
+        self.gpu = gpu
+        self.address = address
+        self.nbytes = nbytes
+        self.memory = memory
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __getitem__(self, part: slice) -> Region:
+        start, stop, _ = part.indices(self.nbytes)
+        return Region(self.gpu, self.address + start, max(0, stop - start), self.memory)
+
+
+class _Memory:
+    """An allocation, as something that can be held."""
+
+    __slots__ = ("__weakref__", "address", "size")
+
+    def __init__(self, cuda: Cuda, address: int, size: int) -> None:
+        self.address = address
+        self.size = size
+        weakref.finalize(self, cuda.free, address).atexit = False  # with the process the driver frees all of it
+
+
+class DeviceArena:
+    """Memory of a GPU that a client maps too; see `local.arena.Arena` for that of the host."""
+
+    def __init__(self, number: int, gpu: Gpu, memory: _Memory, descriptor: int) -> None:
+        self.number = number
+        self.gpu = gpu
+        self.size = memory.size
+        self.descriptor = descriptor
+        self._memory: _Memory | None = memory
+
+    def region(self, offset: int, length: int) -> Region:
+        """Raises ValueError where it is closed."""
+        memory = self._memory
+        if memory is None:
+            raise ValueError(f"arena {self.number} is closed")
+        return Region(self.gpu, memory.address + offset, length, memory)
+
+    def close(self) -> None:
+        """Lets go of it: the memory is freed when nobody looks into it any more, here and in the client."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+        self._memory = None
+
+
+class Pool(Generic[M]):
+    """Memory that is dear to make: what is given back serves again, as far as it is not too much."""
+
+    def __init__(self, make: Callable[[int], M]) -> None:
+        self._make = make
+        self._free: list[M] = []
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> M:
+        """At least `size` bytes; what they held before is undefined. Raises CudaError where there is no memory."""
+        size = 1 << (max(size, _SMALLEST) - 1).bit_length()
+        with self._lock:
+            for number, free in enumerate(self._free):
+                if size <= len(free) <= 4 * size:
+                    return self._free.pop(number)
+        return self._make(size)
+
+    def give(self, memory: M) -> None:
+        """Nobody looks into it any more."""
+        with self._lock:
+            self._free.append(memory)
+            while sum(map(len, self._free)) > MOST_FREE:
+                del self._free[0]
+
+
+class Gpu:
+    """One GPU of a worker. May be used from any thread.
+
+    Args:
+        lost: told, once or more often and from any thread, why the GPU is of no use any more.
+
+    Attributes:
+        index: as in `GPU:0`, the order in which the worker was told of its GPUs.
+        device: as the driver describes it.
+        scratch, pinned: memory for intermediate results, of the GPU and of the host.
+    """
+
+    def __init__(self, index: int, device: Device, cuda: Cuda, lost: Callable[[str], object]) -> None:
+        self.index = index
+        self.device = device
+        self.cuda = cuda
+        self.scratch: Pool[Region] = Pool(self._region)
+        self.pinned: Pool[NDArray[np.uint8]] = Pool(lambda size: pinned(cuda, size))
+        self._lost = lost
+        self._launching = Launching(cuda, device.number)
+
+    def give_up(self, why: str) -> None:
+        """It has failed, or hangs: nothing can be done with it in this process any more."""
+        self._lost(f"GPU:{self.index} ({self.device.name}, {self.device.uuid}) of this worker is lost: {why}")
+
+    def arena(self, number: int, size: int) -> DeviceArena:
+        """New memory of at least `size` bytes, all zero, that can be handed to a client. Takes milliseconds.
+
+        Raises:
+            CudaError: there is none.
+        """
+        memory = self._allocate(size)
+        cleared = threading.Event()
+        launch = self.submit(lambda stream: self.cuda.clear(memory.address, memory.size, stream), cleared.set)
+        cleared.wait()
+        if launch.failed is not None:
+            raise launch.failed
+        return DeviceArena(number, self, memory, self.cuda.export(memory.address))
+
+    def _region(self, size: int) -> Region:
+        memory = self._allocate(size)
+        return Region(self, memory.address, memory.size, memory)
+
+    def _allocate(self, size: int) -> _Memory:
+        return _Memory(self.cuda, *self.cuda.allocate(self.device.number, size))
+
+    def submit(self, work: Work, over: Callable[[], object], waits: tuple[int, ...] = ()) -> Launch:
+        """See `Launching.submit`."""
+        return self._launching.submit(work, over, waits)
+
+    def close(self) -> None:
+        self._launching.close()
+
+
+def pinned(cuda: Cuda, size: int) -> NDArray[np.uint8]:
+    """Host memory that GPUs copy from and to at full speed.
+
+    Raises:
+        CudaError: there is none.
+    """
+    address = cuda.pin(size)
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(memory, cuda.unpin, address).atexit = False
+    return _array(memory)
+
+
+def chosen(cuda: Cuda, wanted: Sequence[str] | None, lost: Callable[[str], object]) -> tuple[Gpu, ...]:
+    """The GPUs that a worker is to offer.
+
+    Args:
+        wanted: numbers as the driver gives them, or UUIDs or their beginnings, in the order in which they become GPU:0,
+            GPU:1, …; None: all.
+        lost: as of `Gpu`.
+
+    Raises:
+        ValueError: one of them is not there, or is wanted twice.
+    """
+    devices = cuda.devices()
+    if wanted is None:
+        found = list(devices)
+    else:
+        found = [_find(devices, name) for name in wanted]
+        twice = next((device for device in found if found.count(device) > 1), None)
+        if twice is not None:
+            raise ValueError(f"GPU {twice.number} ({twice.uuid}) is wanted twice: name each GPU once")
+    return tuple(Gpu(index, device, cuda, lost) for index, device in enumerate(found))
+
+
+def _find(devices: Sequence[Device], name: str) -> Device:
+    fitting = [device for device in devices if name == str(device.number) or device.uuid.startswith(name)]
+    if len(fitting) == 1:
+        return fitting[0]
+    there = ", ".join(f"{device.number} ({device.uuid})" for device in devices) or "none"
+    why = "is the beginning of several" if fitting else "is not here"
+    raise ValueError(f"GPU {name!r} {why}: this process may use {there}")
+
+
+def out_of_memory(error: CudaError) -> bool:
+    return error.code == OUT_OF_MEMORY

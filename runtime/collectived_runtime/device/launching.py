@@ -1,0 +1,178 @@
+"""The thread that gives one GPU its work: everything that is launched there is launched by it, in one order.
+
+Whoever wants something done submits it and goes on; a lane waits for the `Launch` in its one poll, as it waits for
+links. The thread waits for nothing but more work and the end of what it has launched: between looks at the device it
+sleeps a moment, shorter for what has just begun.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from collectived_runtime.device.cuda.driver import Cuda
+
+log = logging.getLogger("collectived.device")
+
+LONGEST_LOOK = 0.0005  # seconds between two looks at what is under way
+STOP_WITHIN = 5.0  # seconds in which what was launched comes to its end, once nobody wants it any more
+
+Work = Callable[[int], None]  # puts work on a stream
+
+
+class Launch:
+    """Work on a GPU.
+
+    Attributes:
+        failed: why it has failed, if it has; read it when `done`. event: that it ends with; 0: it has not begun.
+    """
+
+    __slots__ = ("_ended", "_over", "_work", "event", "failed", "since", "waits")
+
+    def __init__(self, work: Work, waits: tuple[int, ...], over: Callable[[], object]) -> None:
+        self.failed: BaseException | None = None
+        self.waits = waits
+        self.event = 0
+        self.since = 0.0
+        self._work: Work | None = work
+        self._over = over
+        self._ended = threading.Event()
+
+    @property
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    @property
+    def wanted(self) -> bool:
+        return self._work is not None
+
+    def begin(self, stream: int) -> None:
+        """Puts the work on the stream."""
+        if (work := self._work) is not None:
+            work(stream)
+
+    def end(self, failed: BaseException | None = None) -> None:
+        self.failed = failed
+        self._work = None
+        self._ended.set()
+        self._over()
+
+    def stop(self, within: float = STOP_WITHIN) -> bool:
+        """Returns when the work neither reads nor writes any more; False where that has not come about in time."""
+        self._work = None  # what has not begun will not
+        return self._ended.wait(within)
+
+
+class Launching:
+    """One GPU's thread and stream; the thread starts with the first work."""
+
+    def __init__(self, cuda: Cuda, device: int) -> None:
+        self._cuda = cuda
+        self._device = device
+        self._stream = 0
+        self._submitted: queue.SimpleQueue[Launch | None] = queue.SimpleQueue()
+        self._parked: list[Launch] = []  # until their events are over
+        self._under_way: deque[Launch] = deque()  # in the order of the stream
+        self._events: list[int] = []  # that serve again
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Work, over: Callable[[], object], waits: tuple[int, ...] = ()) -> Launch:
+        """Has `work(stream)` called in the thread; it only puts work there.
+
+        Args:
+            over: called from the thread when all of it is done on the device.
+            waits: events that come first. They may be another process's, which may never come: so they are looked at
+                here, and nobody else's work on the stream waits for them.
+        """
+        launch = Launch(work, waits, over)
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"gpu {self._device}", daemon=True)
+                self._thread.start()
+        self._submitted.put(launch)
+        return launch
+
+    def close(self) -> None:
+        """Ends the thread after what is under way, or leaves it behind where that does not end."""
+        with self._starting:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._submitted.put(None)
+            thread.join(STOP_WITHIN)
+
+    def _run(self) -> None:
+        going_on = True
+        while going_on or self._under_way:
+            asked: Launch | None
+            try:
+                busy = self._under_way or self._parked
+                asked = self._submitted.get(timeout=self._pause()) if busy else self._submitted.get()
+            except queue.Empty:
+                pass
+            else:
+                if asked is None:
+                    going_on = False
+                    self._let_go()
+                else:
+                    asked.since = time.monotonic()
+                    self._parked.append(asked)
+            self._begin_ready()
+            self._look()
+        for event in self._events:
+            self._cuda.end_event(event)
+        if self._stream:
+            self._cuda.end_stream(self._stream)
+
+    def _let_go(self) -> None:
+        parked, self._parked = self._parked, []
+        for launch in parked:
+            launch.end()
+
+    def _pause(self) -> float:
+        """What has run for long is likely to run for longer."""
+        oldest = self._under_way[0] if self._under_way else self._parked[-1]
+        return min(LONGEST_LOOK, max(0.00001, (time.monotonic() - oldest.since) / 8))
+
+    def _begin_ready(self) -> None:
+        parked, self._parked = self._parked, []
+        for launch in parked:
+            try:
+                if not launch.wanted:
+                    launch.end()
+                elif all(self._cuda.over(event) for event in launch.waits):
+                    self._begin(launch)
+                else:
+                    self._parked.append(launch)
+            except Exception as error:
+                launch.end(error)
+
+    def _begin(self, launch: Launch) -> None:
+        if not self._stream:
+            self._stream = self._cuda.stream(self._device)
+        launch.event = self._events.pop() if self._events else self._cuda.event(self._device)
+        try:
+            launch.begin(self._stream)
+        except Exception as error:  # whoever waits for it raises it; some of it may be under way
+            launch.failed = error
+        self._cuda.record(launch.event, self._stream)
+        launch.since = time.monotonic()
+        self._under_way.append(launch)
+
+    def _look(self) -> None:
+        while self._under_way:
+            launch = self._under_way[0]
+            failed = launch.failed
+            try:
+                if not self._cuda.over(launch.event):
+                    return
+            except Exception as error:
+                failed = failed or error
+            self._under_way.popleft()
+            self._events.append(launch.event)
+            launch.end(failed)
+            del launch  # and with it the memory that it looks into

@@ -1,0 +1,358 @@
+"""A strand whose values lie in the memory of GPUs: folded there first, carried between workers by the host.
+
+Where all that contribute and receive are on one GPU of one worker, one kernel does it all. Else each GPU folds what its
+own ranks contribute, in rank order; the partial sums come into pinned memory of the host, are folded there in the order
+of the lowest rank of each, and the plan runs on them as it does for values of the host. The result is copied to where
+each rank wants it. While one strand is copied, others are on the wire: a pack of a group with GPUs is cut into several.
+
+A generator like `strand.run`: closing it returns when the GPUs neither read nor write for it any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived_proto.numpy_types import to_numpy
+from collectived_runtime.device.arithmetic import Arithmetic
+from collectived_runtime.device.cuda.driver import CudaError, Fold
+from collectived_runtime.device.cuda.kernels import MOST_SOURCES
+from collectived_runtime.device.gpus import Gpu, Region, out_of_memory
+from collectived_runtime.device.launching import Launch, Work
+from collectived_runtime.engine.cutting import Window
+from collectived_runtime.engine.execute import Buffers, Judge, execute
+from collectived_runtime.engine.ledger import Mark
+from collectived_runtime.engine.program import Program, Strand
+from collectived_runtime.engine.recorder import FOLD, MOST_MOVES
+from collectived_runtime.engine.results import Exhausted
+from collectived_runtime.engine.seat import Bytes, Sources
+from collectived_runtime.engine.strand import Tools, Wait, copied, copy_over, never, spread, stays
+from collectived_runtime.plan.moves import Buffer
+from collectived_runtime.transport.frame import Stamp
+from collectived_runtime.transport.link import Link
+
+Array = NDArray[Any]
+
+
+def run(
+    outputs: Sequence[Region],
+    program: Program,
+    strand: Strand,
+    sources: Sequence[Sources],
+    result: NDArray[np.uint8] | None,
+    tools: Tools,
+    links: Mapping[int, Link],
+    stamp: Stamp,
+    judge: Judge,
+    marks: list[Mark] | None = None,
+) -> Iterator[Wait]:
+    """Runs a strand.
+
+    Args:
+        outputs: where the result is to be written, one per rank that wants it there.
+        result: the result slot of the ranks that read it on the host, if there are any.
+        sources, tools, links, stamp, judge, marks: as of `strand.run`.
+
+    Raises:
+        Exhausted: there is no memory for what lies in between.
+        CudaError: a GPU has failed.
+    """
+    one = _Strand(program, strand, tools)
+    try:
+        gpu = None if result is not None or not program.alone else _the_one(one.pieces(sources), outputs)
+        if gpu is not None:
+            yield from one.on_one_gpu(gpu, sources, outputs)
+            return
+        began = time.monotonic()
+        buffers = yield from one.brought(sources, outputs, result)
+        if marks is not None and len(marks) < MOST_MOVES:
+            marks.append((FOLD, strand.pack_number, strand.shard, 0, -1, began, time.monotonic()))
+        yield from execute(strand.plan, buffers, links, stamp, judge, marks)
+        if buffers.output is not None:
+            yield from one.delivered(buffers.part(Buffer.OUTPUT, strand.span), outputs)
+    except CudaError as error:
+        if out_of_memory(error):
+            raise Exhausted(f"on a GPU of this worker: {error}") from error
+        raise
+    finally:
+        one.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What one rank contributes to elements [start, stop) of the pack."""
+
+    start: int
+    stop: int
+    memory: Bytes
+
+
+def _the_one(ranks: Sequence[Sequence[_Piece]], outputs: Sequence[Region]) -> Gpu | None:
+    """The GPU on which all of it lies, if that is so."""
+    memory = [piece.memory for pieces in ranks for piece in pieces] + list(outputs)
+    gpus = {one.gpu if isinstance(one, Region) else None for one in memory}
+    return gpus.pop() if len(gpus) == 1 and outputs and 0 < len(ranks) <= MOST_SOURCES else None
+
+
+@dataclass(slots=True)
+class _Strand:
+    """One strand under way, with what its GPUs are at and the memory that they use meanwhile."""
+
+    program: Program
+    strand: Strand
+    tools: Tools
+    _launches: list[tuple[Gpu, Launch]] = field(default_factory=list)
+    _pinned: list[tuple[Gpu, NDArray[np.uint8]]] = field(default_factory=list)
+    _scratch: list[tuple[Gpu, Region]] = field(default_factory=list)
+
+    @property
+    def arithmetic(self) -> Arithmetic | None:
+        return self.program.arithmetic[self.strand.pack_number]
+
+    def pieces(self, sources: Sequence[Sources]) -> list[list[_Piece]]:
+        """What each rank contributes to this strand, cut at the same places for all."""
+        itemsize, span = self.strand.pack.dtype.itemsize, self.strand.span
+        parts = [source.parts(self.strand.pack_number) for source in sources]
+        by_rank = [[(at, at + len(memory) // itemsize, memory) for at, memory in one] for one in parts]
+        cuts = sorted(
+            {edge for one in by_rank for start, stop, _ in one for edge in (start, stop)} | {span.start, span.stop}
+        )
+        found: list[list[_Piece]] = []
+        for one in by_rank:
+            pieces = []
+            for first, last in zip(cuts, cuts[1:], strict=False):
+                if first < span.start or last > span.stop:
+                    continue
+                for start, stop, memory in one:
+                    if start <= first and last <= stop:
+                        part = memory[(first - start) * itemsize : (last - start) * itemsize]
+                        pieces.append(_Piece(first, last, part))
+            found.append(pieces)
+        return found
+
+    # All on one GPU
+
+    def on_one_gpu(self, gpu: Gpu, sources: Sequence[Sources], outputs: Sequence[Region]) -> Iterator[Wait]:
+        """The result is written once by a kernel, and copied from there."""
+        pack, span, how = self.strand.pack, self.strand.span, self.arithmetic
+        size, ranks, cuda = pack.result_dtype.itemsize, self.pieces(sources), gpu.cuda
+        targets = [output[pack.result_offset :] for output in outputs]
+        first = targets[0]
+
+        def work(stream: int) -> None:
+            for together in zip(*ranks, strict=True):
+                start, count = together[0].start, together[0].stop - together[0].start
+                addresses = [_address(piece.memory) for piece in together]
+                if how is None:
+                    cuda.copy(first.address + start * size, addresses[0], count * size, stream)
+                else:
+                    fold = _fold(how, widen=True, finish=True)
+                    cuda.fold(fold, addresses, first.address + start * size, count, stream)
+            for target in targets[1:]:
+                cuda.copy(
+                    target.address + span.start * size, first.address + span.start * size, len(span) * size, stream
+                )
+
+        self._count(ranks)
+        self._submit(gpu, work)
+        yield from self._all_done()
+
+    def _count(self, ranks: Sequence[Sequence[_Piece]]) -> None:
+        nbytes = sum(len(piece.memory) for pieces in ranks for piece in pieces)
+        if self.arithmetic is None:
+            self.tools.counters.copied_bytes += nbytes
+        else:
+            self.tools.counters.folded_bytes += nbytes
+
+    # By way of the host
+
+    def brought(
+        self, sources: Sequence[Sources], outputs: Sequence[Region], result: NDArray[np.uint8] | None
+    ) -> Generator[Wait, None, Buffers]:
+        """What the plan works on, in memory of the host."""
+        pack, span = self.strand.pack, self.strand.span
+        window = Window(offsets=(-span.start,))  # buffers hold this strand's span alone
+        windows = {Buffer.INPUT: window, Buffer.SCRATCH: window}
+        gpu = _some_gpu(self.pieces(sources), outputs)
+        output: Array | None = None
+        dtype = to_numpy(pack.result_dtype)
+        if result is not None:
+            output = result[pack.result_offset : pack.result_offset + pack.count * dtype.itemsize].view(dtype)
+        elif outputs:
+            output = self._host(gpu, len(span) * dtype.itemsize).view(dtype)
+            windows[Buffer.OUTPUT] = window
+        how = self.arithmetic
+        if how is None:
+            if not sources:  # it comes over the links, to where the result is
+                assert output is not None
+                windows = dict.fromkeys(windows, window) if Buffer.OUTPUT in windows else {}
+                return Buffers(output, output, output, never, copy_over, stays, windows)
+            mine = yield from self._moved(gpu, sources)
+            return Buffers(mine, mine, output, never, copy_over, stays, windows)
+        partials = yield from self._folded(gpu, how, sources)
+        return Buffers(partials, partials, output, how.fold, how.finish, how.finish_here, windows)
+
+    def _moved(self, gpu: Gpu | None, sources: Sequence[Sources]) -> Generator[Wait, None, Array]:
+        """What the one rank that contributes has."""
+        itemsize, start = self.strand.pack.dtype.itemsize, self.strand.span.start
+        (pieces,) = ranks = self.pieces(sources)
+        self._count(ranks)
+        mine = self._host(gpu, len(self.strand.span) * itemsize)
+        for piece in pieces:
+            into = mine[(piece.start - start) * itemsize : (piece.stop - start) * itemsize]
+            if isinstance(piece.memory, Region):
+                self._fetch(piece.memory, into)
+            else:
+                yield from copied(_on_host(piece.memory), into)
+        yield from self._all_done()
+        return mine.view(to_numpy(self.strand.pack.dtype))
+
+    def _folded(self, gpu: Gpu | None, how: Arithmetic, sources: Sequence[Sources]) -> Generator[Wait, None, Array]:
+        """The partial sums of all ranks of this worker."""
+        ranks, count = self.pieces(sources), len(self.strand.span)
+        self._count(ranks)
+        found: list[Array] = []
+        for place, group in _by_place(ranks):
+            partials = how.partials(self._host(place or gpu, count * how.partial_bytes), count)
+            found.append(partials)
+            if place is None:
+                yield from self._gathered(how, group, partials)
+            else:
+                self._gather_there(place, how, group, partials)
+        yield from self._all_done()
+
+        def fold(pair: list[Array], out: Array) -> None:
+            how.fold(pair[0], pair[1], out)
+
+        total = found[0]
+        for other in found[1:]:
+            yield from spread(fold, how.partial_bytes, [total, other], total, self.tools)
+        return total
+
+    def _gathered(self, how: Arithmetic, group: Sequence[Sequence[_Piece]], partials: Array) -> Iterator[Wait]:
+        """Of ranks whose values lie on the host."""
+        dtype, start = to_numpy(self.strand.pack.dtype), self.strand.span.start
+        for together in zip(*group, strict=True):
+            arrays = [_on_host(piece.memory).view(dtype) for piece in together]
+            into = partials[together[0].start - start : together[0].stop - start]
+            yield from spread(how.gather, how.partial_bytes, arrays, into, self.tools)
+
+    def _gather_there(self, gpu: Gpu, how: Arithmetic, group: Sequence[Sequence[_Piece]], partials: Array) -> None:
+        """Of ranks of one GPU, by that GPU."""
+        if len(group) == 1 and how.direct:  # its elements are partial sums as they are
+            start, size = self.strand.span.start, how.partial_bytes
+            into = partials.view(np.uint8)
+            for piece in group[0]:
+                self._fetch(_on_gpu(piece.memory), into[(piece.start - start) * size : (piece.stop - start) * size])
+            return
+        scratch = gpu.scratch.take(partials.nbytes)
+        self._scratch.append((gpu, scratch))
+        fold, first, size, cuda = (
+            _fold(how, widen=True, finish=False),
+            self.strand.span.start,
+            how.partial_bytes,
+            gpu.cuda,
+        )
+        to, nbytes = partials.ctypes.data, partials.nbytes
+
+        def work(stream: int) -> None:
+            for together in zip(*group, strict=True):
+                addresses = [_address(piece.memory) for piece in together]
+                start, count = together[0].start, together[0].stop - together[0].start
+                cuda.fold(fold, addresses, scratch.address + (start - first) * size, count, stream)
+            cuda.copy(to, scratch.address, nbytes, stream)
+
+        self._submit(gpu, work)
+
+    def _fetch(self, source: Region, into: NDArray[np.uint8]) -> None:
+        target = into.ctypes.data
+        self._submit(source.gpu, lambda stream: source.gpu.cuda.copy(target, source.address, len(source), stream))
+
+    def delivered(self, result: Array, outputs: Sequence[Region]) -> Iterator[Wait]:
+        """The result of this strand, to wherever it is wanted."""
+        pack = self.strand.pack
+        start = pack.result_offset + self.strand.span.start * pack.result_dtype.itemsize
+        for output in outputs:
+            self._send(result, output[start : start + result.nbytes])
+        yield from self._all_done()
+
+    def _send(self, result: Array, target: Region) -> None:
+        source, nbytes = result.ctypes.data, result.nbytes
+        self._submit(target.gpu, lambda stream: target.gpu.cuda.copy(target.address, source, nbytes, stream))
+
+    # What is under way
+
+    def _host(self, gpu: Gpu | None, size: int) -> NDArray[np.uint8]:
+        """Memory of the host; pinned where a GPU is to read or write it."""
+        if gpu is None:
+            return np.empty(size, np.uint8)
+        memory = gpu.pinned.take(size)
+        self._pinned.append((gpu, memory))
+        return memory[:size]
+
+    def _submit(self, gpu: Gpu, work: Work) -> None:
+        self._launches.append((gpu, gpu.submit(work, self.tools.wake)))
+
+    def _all_done(self) -> Iterator[Wait]:
+        for _, launch in self._launches:
+            while not launch.done:
+                yield [(launch, 0)]
+        launches, self._launches = self._launches, []
+        for gpu, launch in launches:
+            if launch.failed is not None:
+                if not isinstance(launch.failed, CudaError) or not out_of_memory(launch.failed):
+                    gpu.give_up(str(launch.failed))
+                raise launch.failed
+
+    def stop(self) -> None:
+        """When this returns no GPU reads or writes any of it; one that does not come to an end is given up."""
+        ended = True
+        for gpu, launch in self._launches:
+            if not launch.stop():
+                gpu.give_up("a copy or fold does not come to its end")
+                ended = False
+        if ended:
+            for gpu, memory in self._pinned:
+                gpu.pinned.give(memory)
+            for gpu, region in self._scratch:
+                gpu.scratch.give(region)
+
+
+def _fold(how: Arithmetic, *, widen: bool, finish: bool) -> Fold:
+    return Fold(how.operation, how.dtype, how.result, how.contributions, widen, finish)
+
+
+def _some_gpu(ranks: Sequence[Sequence[_Piece]], outputs: Sequence[Region]) -> Gpu | None:
+    memory = [*outputs, *(piece.memory for pieces in ranks for piece in pieces)]
+    return next((one.gpu for one in memory if isinstance(one, Region)), None)
+
+
+def _by_place(ranks: Sequence[Sequence[_Piece]]) -> list[tuple[Gpu | None, list[Sequence[_Piece]]]]:
+    """Ranks by the GPU on which their values lie, None for the host; in order of the lowest."""
+    found: dict[tuple[int, int], tuple[Gpu | None, list[Sequence[_Piece]]]] = {}
+    counts: dict[int, int] = {}
+    for pieces in ranks:
+        gpu = _some_gpu([pieces], ())
+        index = -1 if gpu is None else gpu.index
+        number = counts[index] = counts.get(index, -1) + 1
+        found.setdefault((index, number // MOST_SOURCES), (gpu, []))[1].append(pieces)
+    return list(found.values())
+
+
+def _address(memory: Bytes) -> int:
+    return _on_gpu(memory).address
+
+
+def _on_gpu(memory: Bytes) -> Region:
+    assert isinstance(memory, Region)
+    return memory
+
+
+def _on_host(memory: Bytes) -> NDArray[np.uint8]:
+    assert not isinstance(memory, Region)
+    return memory

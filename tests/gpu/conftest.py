@@ -1,0 +1,80 @@
+"""GPUs for tests: fake ones, and those of this machine, skipped aloud where it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.gpu.cluster import Cluster
+from tests.gpu.fake_client import FakeClientCuda
+from tests.gpu.fake_cuda import FakeCuda
+
+from collectived.gpu import driver
+from collectived_runtime.device.cuda.driver import Cuda, CudaError
+
+
+def real_cuda() -> Cuda:
+    """The driver, or a skip that says what is missing."""
+    pytest.importorskip("cuda.bindings", reason="no GPU is asked: cuda-bindings are not installed")
+    from collectived_runtime.device.cuda.real import RealCuda
+
+    try:
+        return RealCuda()
+    except CudaError as error:
+        pytest.skip(f"no GPU can be asked: {error}")
+
+
+@pytest.fixture(params=["fake", "real"])
+def cuda(request: pytest.FixtureRequest) -> Cuda:
+    return FakeCuda() if request.param == "fake" else real_cuda()
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
+    """Starts clusters, and closes them."""
+    made: list[Cluster] = []
+
+    def one(workers: int, real: bool = False) -> Cluster:
+        made.append(Cluster(workers, 2, tmp_path_factory.mktemp("fakes"), real))
+        return made[-1]
+
+    yield one
+    for cluster in made:
+        cluster.close()
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["fake", "real"])
+def real(request: pytest.FixtureRequest) -> bool:
+    """Whether the GPUs are those of this machine."""
+    if request.param:
+        real_cuda()
+    return bool(request.param)
+
+
+@pytest.fixture
+def client_cuda(real: bool) -> Iterator[None]:
+    """What this process speaks to GPUs by."""
+    driver.use(None if real else FakeClientCuda())
+    yield
+    driver.use(None)
+
+
+@pytest.fixture(scope="module")
+def make(start: Callable[..., Cluster], real: bool) -> Callable[..., Cluster]:
+    return lambda workers: start(workers, real)
+
+
+@pytest.fixture(scope="module")
+def one_worker(make: Callable[..., Cluster]) -> Cluster:
+    return make(1)
+
+
+@pytest.fixture(scope="module")
+def two_workers(make: Callable[..., Cluster]) -> Cluster:
+    return make(2)
+
+
+@pytest.fixture(params=["one_worker", "two_workers"])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    found: Cluster = request.getfixturevalue(request.param)
+    return found

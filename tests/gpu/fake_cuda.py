@@ -1,0 +1,232 @@
+"""CUDA without a GPU: device memory is in files that processes share, a stream is a queue that a test can hold up.
+
+It refuses what the driver refuses: addresses that nobody has allocated, more memory than there is, handles that have
+ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived_proto.numpy_types import to_numpy
+from collectived_runtime.device.arithmetic import Arithmetic
+from collectived_runtime.device.cuda.driver import CudaError, Device, Fold
+from collectived_runtime.device.gpus import view
+
+PAGE = 2 << 20
+TOTAL_BYTES = 1 << 30
+LOWEST = 1 << 16  # no address is below
+INVALID, OUT_OF_MEMORY, BAD_HANDLE, ILLEGAL_ADDRESS = 1, 2, 400, 700
+
+
+class _Memory:
+    def __init__(self, size: int, name: str) -> None:
+        self.size = size
+        self.descriptor = os.memfd_create(name)
+        os.ftruncate(self.descriptor, size)
+        self.mapped = mmap.mmap(self.descriptor, size)
+        self.address = ctypes.addressof(ctypes.c_uint8.from_buffer(self.mapped))
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class FakeCuda:
+    """A `Cuda` of `count` GPUs.
+
+    Args:
+        hold: while this file is there, nothing on any stream goes on.
+        broken: while this file is there, looking at an event says that work on the device has failed.
+    """
+
+    def __init__(self, count: int = 1, hold: Path | None = None, broken: Path | None = None) -> None:
+        self._devices = tuple(
+            Device(number, f"GPU-fake-{number}", "Fake", TOTAL_BYTES, f"0000:{number:02x}:00.0")
+            for number in range(count)
+        )
+        self._hold = hold
+        self._broken = broken
+        self._lock = threading.RLock()
+        self._memory: dict[int, _Memory] = {}
+        self._pinned: dict[int, _Memory] = {}
+        self._streams: dict[int, deque[Callable[[], None]]] = {}
+        self._events: dict[int, list[int]] = {}  # how often recorded, how often over
+        self._opened: dict[int, int] = {}  # events of other processes: files of how often recorded, how often over
+        self._handles = itertools.count(1)
+        self.copied_bytes = 0
+        self.folds: list[tuple[Fold, int]] = []  # and how many sources each had
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(memory.size for memory in self._memory.values())
+
+    def devices(self) -> Sequence[Device]:
+        return self._devices
+
+    def allocate(self, device: int, size: int) -> tuple[int, int]:
+        self._check_device("cuMemCreate", device)
+        size = -(-size // PAGE) * PAGE
+        with self._lock:
+            if self.used_bytes + size > TOTAL_BYTES:
+                raise CudaError("cuMemCreate", OUT_OF_MEMORY, "out of memory")
+            memory = _Memory(size, f"fake-gpu-{device}")
+            self._memory[memory.address] = memory
+        return memory.address, size
+
+    def export(self, address: int) -> int:
+        return os.dup(self._found("cuMemExportToShareableHandle", self._memory, address).descriptor)
+
+    def free(self, address: int) -> None:
+        self._found("cuMemRelease", self._memory, address).close()
+        del self._memory[address]
+
+    def pin(self, size: int) -> int:
+        memory = _Memory(max(1, size), "pinned")
+        self._pinned[memory.address] = memory
+        return memory.address
+
+    def unpin(self, address: int) -> None:
+        self._found("cuMemFreeHost", self._pinned, address).close()
+        del self._pinned[address]
+
+    def stream(self, device: int) -> int:
+        self._check_device("cuStreamCreate", device)
+        handle = next(self._handles)
+        self._streams[handle] = deque()
+        return handle
+
+    def end_stream(self, stream: int) -> None:
+        self._found("cuStreamDestroy", self._streams, stream)
+        del self._streams[stream]
+
+    def event(self, device: int) -> int:
+        self._check_device("cuEventCreate", device)
+        handle = next(self._handles)
+        self._events[handle] = [0, 0]
+        return handle
+
+    def open_event(self, device: int, handle: bytes) -> int:
+        self._check_device("cuIpcOpenEventHandle", device)
+        try:
+            opened = os.open(handle.rstrip(b"\0"), os.O_RDONLY)
+        except OSError as error:
+            raise CudaError("cuIpcOpenEventHandle", INVALID, str(error)) from None
+        event = next(self._handles)
+        self._opened[event] = opened
+        return event
+
+    def end_event(self, event: int) -> None:
+        if event in self._opened:
+            os.close(self._opened.pop(event))
+            return
+        self._found("cuEventDestroy", self._events, event)
+        del self._events[event]
+
+    def record(self, event: int, stream: int) -> None:
+        state = self._found("cuEventRecord", self._events, event)
+        state[0] += 1
+        number = state[0]
+
+        def reached() -> None:
+            state[1] = max(state[1], number)
+
+        self._put("cuEventRecord", stream, reached)
+
+    def over(self, event: int) -> bool:
+        if event in self._opened:
+            recorded, done = struct.unpack("<2q", os.pread(self._opened[event], 16, 0))
+            return bool(done >= recorded)
+        state = self._found("cuEventQuery", self._events, event)
+        if self._broken is not None and self._broken.exists():
+            raise CudaError("cuEventQuery", ILLEGAL_ADDRESS, "an illegal memory access was encountered")
+        self._go_on()
+        return bool(state[1] >= state[0])
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        into, from_ = self._bytes(target, nbytes, True), self._bytes(source, nbytes, True)
+
+        def copied() -> None:
+            into[:] = from_
+            self.copied_bytes += nbytes
+
+        self._put("cuMemcpyAsync", stream, copied)
+
+    def clear(self, address: int, nbytes: int, stream: int) -> None:
+        into = self._bytes(address, nbytes)
+        self._put("cuMemsetD8Async", stream, lambda: into.fill(0))
+
+    def fold(self, fold: Fold, sources: Sequence[int], out: int, count: int, stream: int) -> None:
+        how = Arithmetic(fold.operation, fold.dtype, fold.result, fold.contributions)
+
+        def partials(address: int) -> NDArray[Any]:
+            return how.partials(self._bytes(address, count * how.partial_bytes), count)
+
+        def elements(address: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+            return self._bytes(address, count * dtype.itemsize).view(dtype)
+
+        given = [elements(one, to_numpy(fold.dtype)) if fold.widen else partials(one) for one in sources]
+        into = elements(out, to_numpy(fold.result)) if fold.finish else partials(out)
+
+        def folded() -> None:
+            self.folds.append((fold, len(given)))
+            total = how.partials(np.empty(count * how.partial_bytes, np.uint8), count)
+            if fold.widen:
+                how.gather(given, total)
+            else:
+                np.copyto(total, given[0])
+                for one in given[1:]:
+                    how.fold(total, one, total)
+            if fold.finish:
+                how.finish(total, into)
+            else:
+                np.copyto(into, total)
+
+        self._put("cuLaunchKernel", stream, folded)
+
+    def _put(self, call: str, stream: int, work: Callable[[], None]) -> None:
+        self._found(call, self._streams, stream).append(work)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._hold is not None and self._hold.exists():
+            return
+        with self._lock:
+            for stream in list(self._streams.values()):
+                while stream:
+                    stream.popleft()()
+
+    def _bytes(self, address: int, nbytes: int, anywhere: bool = False) -> NDArray[np.uint8]:
+        """Of a device or pinned; `anywhere`, as copies may, of the host too."""
+        for memory in (*self._memory.values(), *self._pinned.values()):
+            if memory.address <= address and address + nbytes <= memory.address + memory.size:
+                return view(address, nbytes)
+        if (
+            anywhere
+            and address > LOWEST
+            and not any(
+                memory.address - nbytes < address < memory.address + memory.size for memory in self._memory.values()
+            )
+        ):
+            return view(address, nbytes)
+        raise CudaError("a launch", ILLEGAL_ADDRESS, f"{nbytes} bytes at {address:#x} are nobody's")
+
+    def _check_device(self, call: str, device: int) -> None:
+        if not 0 <= device < len(self._devices):
+            raise CudaError(call, INVALID, f"no device {device}")
+
+    def _found(self, call: str, known: dict[int, Any], handle: int) -> Any:
+        if handle not in known:
+            raise CudaError(call, BAD_HANDLE, f"{handle} is not known")
+        return known[handle]

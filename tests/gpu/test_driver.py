@@ -1,0 +1,155 @@
+"""What every implementation of the seam to CUDA does."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from collectived_proto.numpy_types import to_numpy
+from collectived_proto.types import DType, ReduceOp
+from collectived_runtime.device.arithmetic import Arithmetic
+from collectived_runtime.device.cuda.driver import Cuda, CudaError, Fold
+from collectived_runtime.device.gpus import view
+from collectived_runtime.plan.packs import result_dtype
+
+Array = NDArray[Any]
+COUNT = 5000
+TYPES = (
+    DType.INT32,
+    DType.BFLOAT16,
+    DType.FLOAT16,
+    DType.FLOAT32,
+    DType.FLOAT64,
+    DType.INT64,
+    DType.UINT8,
+)  # of the issue; the kernels of all others are compared in tests/runtime/device
+
+
+def until(over: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not over():
+        assert time.monotonic() < end
+
+
+class Bench:
+    """Arrays on a device, by a stream of its own."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+        self.stream = cuda.stream(0)
+        self._event = cuda.event(0)
+        self._pinned: list[int] = []
+        self._allocated: list[int] = []
+
+    def finish(self) -> None:
+        self.cuda.record(self._event, self.stream)
+        until(lambda: self.cuda.over(self._event))
+
+    def put(self, array: Array) -> int:
+        address, _ = self.cuda.allocate(0, array.nbytes)
+        self._allocated.append(address)
+        host = self.cuda.pin(array.nbytes)
+        self._pinned.append(host)
+        view(host, array.nbytes)[:] = array.view(np.uint8)
+        self.cuda.copy(address, host, array.nbytes, self.stream)
+        self.finish()
+        return address
+
+    def get(self, address: int, like: Array) -> Array:
+        host = self.cuda.pin(like.nbytes)
+        self._pinned.append(host)
+        self.cuda.copy(host, address, like.nbytes, self.stream)
+        self.finish()
+        return view(host, like.nbytes).view(like.dtype).copy()
+
+    def close(self) -> None:
+        self.finish()
+        for address in self._allocated:
+            self.cuda.free(address)
+        for address in self._pinned:
+            self.cuda.unpin(address)
+        self.cuda.end_event(self._event)
+        self.cuda.end_stream(self.stream)
+
+
+def test_devices_are_numbered_and_have_names_of_their_own(cuda: Cuda) -> None:
+    devices = cuda.devices()
+    assert devices
+    assert [device.number for device in devices] == list(range(len(devices)))
+    assert len({device.uuid for device in devices}) == len(devices)
+    assert all(device.uuid.startswith("GPU-") and device.name and device.total_bytes > 0 for device in devices)
+
+
+def test_what_is_copied_there_comes_back(cuda: Cuda) -> None:
+    bench = Bench(cuda)
+    array = np.arange(COUNT, dtype=np.float64)
+    there = bench.put(array)
+    second, _ = cuda.allocate(0, array.nbytes)
+    cuda.copy(second, there, array.nbytes, bench.stream)
+    assert (bench.get(second, array) == array).all()
+    cuda.free(second)
+    bench.close()
+
+
+def test_memory_is_cleared(cuda: Cuda) -> None:
+    bench, array = Bench(cuda), np.ones(COUNT, np.int32)
+    there = bench.put(array)
+    cuda.clear(there, array.nbytes, bench.stream)
+    assert not bench.get(there, array).any()
+    bench.close()
+
+
+def test_memory_comes_in_whole_pages_and_is_handed_over_by_a_descriptor(cuda: Cuda) -> None:
+    address, size = cuda.allocate(0, 1)
+    assert size >= 1 and size % 4096 == 0
+    descriptor = cuda.export(address)
+    assert descriptor >= 0
+    assert not os.get_inheritable(descriptor)
+    os.close(descriptor)
+    cuda.free(address)
+
+
+def test_more_memory_than_there_is_is_an_error_that_says_so(cuda: Cuda) -> None:
+    with pytest.raises(CudaError) as refused:
+        cuda.allocate(0, 2 * cuda.devices()[0].total_bytes)
+    assert refused.value.code == 2
+    address, _ = cuda.allocate(0, 1 << 20)  # and that there is
+    cuda.free(address)
+
+
+def test_an_event_is_over_when_what_came_before_it_is(cuda: Cuda) -> None:
+    bench, event = Bench(cuda), cuda.event(0)
+    assert cuda.over(event), "nothing has been recorded"
+    bench.put(np.zeros(1 << 20, np.uint8))
+    cuda.record(event, bench.stream)
+    until(lambda: cuda.over(event))
+    cuda.end_event(event)
+    bench.close()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX], ids=lambda op: op.value)
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.label)
+def test_what_is_folded_on_a_device_has_the_bits_of_the_host(cuda: Cuda, op: ReduceOp, dtype: DType) -> None:
+    bench = Bench(cuda)
+    random = np.random.default_rng(1)
+    arrays = [(random.standard_normal(COUNT) * 100).astype(to_numpy(dtype)) for _ in range(4)]
+    result = result_dtype(dtype, op)
+    arithmetic = Arithmetic(op, dtype, result, len(arrays))
+    expected = np.empty(COUNT, to_numpy(result))
+    arithmetic.combine(arrays, expected)
+    there = [bench.put(array) for array in arrays]
+    out, partials = bench.put(np.zeros_like(expected)), bench.put(np.zeros(COUNT * arithmetic.partial_bytes, np.uint8))
+
+    cuda.fold(Fold(op, dtype, result, 4, widen=True, finish=True), there, out, COUNT, bench.stream)
+    assert (bench.get(out, expected) == expected).all()
+    cuda.fold(Fold(op, dtype, result, 4, widen=True, finish=False), there, partials, COUNT, bench.stream)
+    cuda.fold(Fold(op, dtype, result, 4, widen=False, finish=True), [partials], out, COUNT, bench.stream)
+    assert (bench.get(out, expected) == expected).all()
+    bench.close()

@@ -1,0 +1,285 @@
+"""Real daemons and clients on GPUs that are fake: what a real one does not do when a test wants it."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.gpu.cluster import Cluster, filled
+from tests.gpu.fake_client import FakeClientCuda
+
+import collectived as cd
+from collectived.gpu import driver
+
+STREAM = 7
+
+
+@pytest.fixture
+def cuda() -> Iterator[FakeClientCuda]:
+    fake = FakeClientCuda()
+    driver.use(fake)
+    yield fake
+    driver.use(None)
+
+
+@pytest.fixture(scope="module")
+def make(start: Callable[..., Cluster]) -> Callable[..., Cluster]:
+    return start
+
+
+@pytest.fixture(scope="module")
+def one_worker(make: Callable[..., Cluster]) -> Cluster:
+    return make(1)
+
+
+@pytest.fixture(scope="module")
+def two_workers(make: Callable[..., Cluster]) -> Cluster:
+    return make(2)
+
+
+@pytest.fixture(params=["one_worker", "two_workers"])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    found: Cluster = request.getfixturevalue(request.param)
+    return found
+
+
+def test_memory_is_given_back_with_the_last_array(one_worker: Cluster, cuda: FakeClientCuda) -> None:
+    with cd.connect(one_worker.addresses[0]) as session:
+        array = filled(session, np.zeros(1000))
+        arenas = len(cuda.mapped)
+        for _ in range(100):
+            filled(session, np.zeros(100_000))
+        assert len(cuda.mapped) == arenas, "the same memory serves again"
+    assert cuda.mapped, "somebody looks into it"
+    del array
+    assert not cuda.mapped
+
+
+def test_memory_beyond_a_gpus_share_is_refused_with_its_size(one_worker: Cluster, cuda: FakeClientCuda) -> None:
+    with cd.connect(one_worker.addresses[0]) as session:
+        with pytest.raises(cd.errors.ResourceExhaustedError, match="memory of GPU:0 for clients"):
+            session.empty(1 << 30, np.uint8, device="GPU:0")
+        filled(session, np.ones(10))
+
+
+def test_devices_are_matched_by_uuid(one_worker: Cluster) -> None:
+    driver.use(FakeClientCuda(["GPU-other", "GPU-fake-1"]))
+    try:
+        with cd.connect(one_worker.addresses[0]) as session:
+            assert session.empty(3, device="cuda:1").device == 1
+            assert session.empty(3, device="GPU:1").device == 1, "the same GPU, as the worker calls it"
+            with pytest.raises(
+                cd.errors.NotFoundError, match=r"GPU:0 of the worker is GPU-fake-0, and this process may"
+            ):
+                session.empty(3, device="GPU:0")
+            with pytest.raises(cd.errors.NotFoundError, match="'cuda:0' is GPU-other"):
+                session.join("uuid", 1, device="cuda:0")
+            with session.join("uuid", 1, device="cuda:1") as group:
+                assert group.device.endswith("device:GPU:1")
+    finally:
+        driver.use(None)
+
+
+def test_over_grpc_a_group_on_gpus_takes_values_of_the_host(
+    one_worker: Cluster, cuda: FakeClientCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLLECTIVED_TRANSPORT", "grpc")
+
+    def body(session: cd.Session, group: cd.Group) -> None:
+        with pytest.raises(cd.errors.UnimplementedError, match="arrays on GPU:0 need shared memory"):
+            session.empty(3, device="GPU:0")
+        assert (group.all_reduce("sum", np.ones(10)) == 2).all()
+
+    one_worker.run(2, body, device="GPU:0")
+
+
+class Library(types.ModuleType):
+    """As much of CuPy as arrays need, in the memory of the host, which is where a fake GPU has its own."""
+
+    class ndarray:
+        def __init__(self, host: Any, keep: Any = None) -> None:
+            self.host, self.keep = host, keep
+            self.shape, self.dtype = host.shape, host.dtype
+            self.device = types.SimpleNamespace(id=0)
+            self.data = types.SimpleNamespace(ptr=host.ctypes.data)
+
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]:
+            return dict(self.host.__array_interface__)
+
+    ndarray.__module__, ndarray.__qualname__ = "cupy", "ndarray"
+
+    def __init__(self) -> None:
+        super().__init__("cupy")
+        stream = types.SimpleNamespace(ptr=0)
+        self.cuda = types.SimpleNamespace(get_current_stream=lambda: stream, Device=lambda number: _Nothing())
+
+    def ascontiguousarray(self, value: Any) -> Any:
+        return value if value.host.flags.c_contiguous else self.ndarray(np.ascontiguousarray(value.host))
+
+    def asarray(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return self.ndarray(value.copy())
+        held = types.SimpleNamespace(__array_interface__=value.__cuda_array_interface__)
+        return self.ndarray(np.asarray(held), value)
+
+
+class _Nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_arrays_of_a_library_come_back_as_such(
+    cluster: Cluster, cuda: FakeClientCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cupy = Library()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+
+    def body(session: cd.Session, group: cd.Group) -> None:
+        x = cupy.ndarray(np.arange(24, dtype=np.float32).reshape(4, 6))
+        y = group.all_reduce("sum", {"a": x})["a"]
+        assert type(y) is cupy.ndarray and (y.host == 2 * x.host).all()
+        across = cupy.ndarray(x.host.T)
+        assert (group.all_reduce("sum", across).host == 2 * x.host.T).all(), "what is not contiguous is copied"
+        joined = group.all_gather(x)
+        assert type(joined) is cupy.ndarray and joined.shape == (8, 6)
+        made = session.empty((2, 2), np.int32, device="GPU:0", like=cupy)
+        assert type(made) is cupy.ndarray and made.shape == (2, 2)
+        made.host[:] = 5
+        assert (group.all_reduce("max", made).host == 5).all()
+        assert group.all_reduce("sum", x, out=x) is x
+        with pytest.raises(ValueError, match="not contiguous"):
+            group.all_reduce("sum", across, out=across)
+
+    cluster.run(2, body, device="GPU:0")
+
+
+def test_session_arrays_of_a_library_are_read_where_they_lie(
+    one_worker: Cluster, cuda: FakeClientCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cupy = Library()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+
+    def body(session: cd.Session, group: cd.Group) -> None:
+        made = session.empty((2, 2), np.int32, device="GPU:0", like=cupy)
+        made.host[:] = 5
+        before = cuda.copied_bytes
+        assert (group.all_reduce("max", made).host == 5).all()
+        assert cuda.copied_bytes == before, "nothing is copied in or out"
+
+    one_worker.run(1, body, device="GPU:0")
+
+
+def test_without_bindings_a_join_says_what_to_install(one_worker: Cluster) -> None:
+    with cd.connect(one_worker.addresses[0]) as session:
+        try:
+            driver.binding()
+        except driver.CudaError:
+            with pytest.raises(cd.errors.UnavailableError, match="GPU:0 of the worker cannot be used by this process"):
+                session.join("bare", 1, device="GPU:0")
+        else:
+            pytest.skip("this machine has GPUs of its own")
+
+
+def test_status_names_the_gpus(one_worker: Cluster) -> None:
+    devices = list(one_worker.status().workers[0].devices)
+    assert [name.rpartition("device:")[2] for name in devices if "GPU" in name] == ["GPU:0", "GPU:1"]
+
+
+def test_a_deadline_ends_what_a_gpu_holds_up_and_it_goes_on_afterwards(
+    make: Callable[..., Cluster], cuda: FakeClientCuda
+) -> None:
+    cluster = make(1)
+
+    def body(session: cd.Session, group: cd.Group) -> None:
+        x = filled(session, np.ones(10, np.float32))
+        group.all_reduce("sum", x)
+        cluster.hold.touch()
+        try:
+            with pytest.raises(cd.errors.DeadlineExceededError):
+                group.all_reduce("sum", x, options=cd.CommunicationOptions(timeout_seconds=0.3))
+        finally:
+            cluster.hold.unlink()
+        group.rejoin(timeout=20)
+        assert (np.asarray(group.all_reduce("sum", x)) == 1).all()
+
+    cluster.run(1, body, device="GPU:0")
+
+
+def test_a_client_that_is_killed_frees_all_it_had(make: Callable[..., Cluster]) -> None:
+    cluster = make(1)
+    before = cluster.files()
+    client = cluster.client(
+        "import collectived as cd, os, signal\n"
+        "from collectived.gpu import driver\n"
+        "from tests.gpu.fake_client import FakeClientCuda\n"
+        "driver.use(FakeClientCuda())\n"
+        "session = cd.connect()\n"
+        "group = session.join('alone', 1, rank=0, device='GPU:0')\n"
+        "x = session.empty(1000, device='GPU:0')\n"
+        "group.all_reduce('sum', x)\n"
+        "print('ready', flush=True)\n"
+        "input()\n"
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == "ready\n"
+    assert cluster.files() > before
+    client.kill()
+    client.communicate()
+    cluster.until(lambda: cluster.files() == before)
+
+
+def test_a_gpu_that_fails_ends_its_worker_after_its_ranks_have_heard(
+    make: Callable[..., Cluster], cuda: FakeClientCuda
+) -> None:
+    cluster = make(1)
+    with cd.connect(cluster.addresses[0]) as session:
+        group = session.join("broken", 1, rank=0, device="GPU:0", timeout=20)
+        x = filled(session, np.ones(10))
+        cluster.broken.touch()
+        with pytest.raises(cd.errors.UnavailableError, match="cannot be waited for|a GPU of its worker failed|is lost"):
+            group.all_reduce("sum", x)
+        assert cluster.workers[0].process.wait(20) == 70
+    assert "GPU:0 (Fake, GPU-fake-0) of this worker is lost" in cluster.workers[0].log
+
+
+def test_what_is_still_being_written_is_waited_for_by_the_worker_and_by_nobody_here(
+    one_worker: Cluster, cuda: FakeClientCuda
+) -> None:
+    def body(session: cd.Session, group: cd.Group) -> None:
+        x = filled(session, np.full(100, 1.0))
+        group.all_reduce("sum", x)
+        before = cuda.synchronized
+        x.stream = STREAM
+        cuda.held.add(STREAM)
+        works = [group.all_reduce("sum", x, async_op=True) for _ in range(3)]
+        with session.join("beside", 1, device="GPU:0") as other:
+            other.all_reduce("sum", np.ones(3))
+        on_host = group.all_reduce("sum", np.ones(3), async_op=True)
+        assert cuda.synchronized <= before + 4, "for values of the host alone"
+        assert not any(work.done() for work in (*works, on_host)), "they keep their order"
+        cuda.let_go()
+        assert [np.asarray(work.result()).tolist() for work in works] == [[1.0] * 100] * 3
+        assert (on_host.result() == 1).all()
+
+    one_worker.run(1, body, device="GPU:0")
+    assert not cuda.events, "they end with the group"
+
+
+def test_a_deadline_ends_what_is_never_written(one_worker: Cluster, cuda: FakeClientCuda) -> None:
+    def body(session: cd.Session, group: cd.Group) -> None:
+        x = filled(session, np.ones(10))
+        x.stream = STREAM
+        cuda.held.add(STREAM)
+        with pytest.raises(cd.errors.DeadlineExceededError):
+            group.all_reduce("sum", x, options=cd.CommunicationOptions(timeout_seconds=0.3))
+        cuda.let_go()
+        group.rejoin(timeout=20)
+        assert (np.asarray(group.all_reduce("sum", x)) == 1).all()
+
+    one_worker.run(1, body, device="GPU:0")

@@ -1,0 +1,144 @@
+"""The kernels that fold on GPUs, compiled here for the host: they give what the worker's own arithmetic gives."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from collectived_proto.numpy_types import to_numpy
+from collectived_proto.types import DType, ReduceOp
+from collectived_runtime.device.arithmetic import Arithmetic, unsupported
+from collectived_runtime.device.cuda.driver import Fold
+from collectived_runtime.device.cuda.kernels import source
+from collectived_runtime.plan.packs import result_dtype
+
+COMPILER = shutil.which("g++")
+COUNT = 1000  # elements
+PAIRS = [(op, dtype) for op, dtype in itertools.product(ReduceOp, DType) if not unsupported(op, dtype)]
+_ON_THE_HOST = """
+#include <cstring>
+#define __device__ static inline
+#define __global__
+struct { unsigned x; } static gridDim = {1}, blockDim = {1}, blockIdx = {0}, threadIdx = {0};
+"""
+_ENTRY = """
+extern "C" void %s(const void **at, void *out, unsigned long long length, double contributions) {
+    Sources sources;
+    for (int i = 0; i < %d; i++) sources.at[i] = decltype(sources.at[0] + 0)(at[i]);
+    fold(sources, (Out *)out, length, contributions);
+}
+"""
+
+Folder = Callable[[Fold, Sequence[NDArray[Any]], NDArray[Any]], None]
+
+
+def folds(op: ReduceOp, dtype: DType, ranks: int) -> tuple[Fold, Fold, Fold]:
+    """All in one; to partial sums; from partial sums to the result."""
+    result = result_dtype(dtype, op)
+    return (
+        Fold(op, dtype, result, ranks, widen=True, finish=True),
+        Fold(op, dtype, result, ranks, widen=True, finish=False),
+        Fold(op, dtype, result, ranks, widen=False, finish=True),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """Folds by the kernels of all that is defined, compiled at once."""
+    if COMPILER is None:
+        pytest.skip("g++ is not installed, which compiles the kernels for the host")
+    place: Path = tmp_path_factory.mktemp("kernels")
+    names: dict[tuple[Fold, int], str] = {}
+    parts = [_ON_THE_HOST]
+    for op, dtype in PAIRS:
+        for number, (fold, count) in enumerate(zip(folds(op, dtype, 3), (3, 3, 1), strict=True)):
+            name = f"{op.value}_{dtype.label}_{number}"
+            names[fold, count] = name
+            text = source(fold, count).replace('extern "C" __global__', "static")
+            parts.append(f"namespace of_{name} {{\n{text}\n{_ENTRY % (name, count)}\n}}\n")
+    (place / "kernels.cpp").write_text("".join(parts))
+    library = place / "kernels.so"
+    line = [COMPILER, "-O1", "-fwrapv", "-ffp-contract=off", "-w", "-shared", "-fPIC", "-o", str(library)]
+    subprocess.run([*line, str(place / "kernels.cpp")], check=True, timeout=50)
+    loaded = ctypes.CDLL(str(library))
+
+    def fold_on_host(fold: Fold, sources: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
+        addresses = (ctypes.c_void_p * len(sources))(*(one.ctypes.data for one in sources))
+        function = loaded[names[fold, len(sources)]]
+        function(
+            addresses,
+            ctypes.c_void_p(out.ctypes.data),
+            ctypes.c_ulonglong(len(out)),
+            ctypes.c_double(fold.contributions),
+        )
+
+    return fold_on_host
+
+
+def values(dtype: DType, seed: int) -> NDArray[Any]:
+    """Elements of all magnitudes, with those that are no numbers where the type has them."""
+    random = np.random.default_rng(seed)
+    kind = to_numpy(dtype)
+    if dtype.is_integer:
+        info = np.iinfo(kind)
+        return random.integers(info.min, info.max, COUNT, kind, endpoint=True)
+    made = random.standard_normal(COUNT) * 10.0 ** random.integers(-9, 5, COUNT)
+    if dtype.is_complex:
+        made = made + 1j * random.standard_normal(COUNT)
+    else:
+        made[:4] = np.inf, -np.inf, np.nan, 0.0
+    with np.errstate(over="ignore"):
+        found: NDArray[Any] = made.astype(kind)
+    return found
+
+
+def same(got: NDArray[Any], expected: NDArray[Any]) -> bool:
+    if got.dtype.kind in "iu":
+        return bool((got == expected).all())
+    if got.dtype.kind == "c":  # NumPy multiplies and divides them with roundings of its own
+        return np.allclose(got, expected, rtol=1e-5 if got.dtype == np.complex64 else 1e-13)
+    return np.array_equal(got.astype(np.float64), expected.astype(np.float64), equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("op", "dtype"), PAIRS, ids=lambda one: one.value if isinstance(one, ReduceOp) else one.label)
+def test_a_kernel_gives_the_bits_that_the_host_gives(op: ReduceOp, dtype: DType, folder: Folder) -> None:
+    arithmetic = Arithmetic(op, dtype, result_dtype(dtype, op), 3)
+    sources = [values(dtype, seed) for seed in range(3)]
+    expected = np.empty(COUNT, to_numpy(arithmetic.result))
+    arithmetic.combine(sources, expected)
+    at_once, gather, finish = folds(op, dtype, 3)
+
+    out = np.empty_like(expected)
+    folder(at_once, sources, out)
+    assert same(out, expected)
+
+    partials = arithmetic.partials(np.empty(COUNT * arithmetic.partial_bytes, np.uint8), COUNT)
+    folder(gather, sources, partials)
+    known = np.empty_like(partials)
+    arithmetic.gather(sources, known)
+    assert same(partials, known)
+    folder(finish, [partials], out)
+    assert same(out, expected)
+
+
+def test_the_kernels_compile_for_a_gpu() -> None:
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings are not installed, by which NVRTC is asked")
+    from collectived_runtime.device.cuda import compiler
+
+    try:
+        compiler.version()
+    except RuntimeError as error:
+        pytest.skip(f"NVRTC is not installed, which compiles for GPUs: {error}")
+    for op, dtype in PAIRS:
+        for fold, count in zip(folds(op, dtype, 3), (2, 3, 1), strict=True):
+            assert b".entry fold" in compiler.compiled(source(fold, count), (9, 0))

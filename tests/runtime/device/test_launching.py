@@ -1,0 +1,104 @@
+"""The thread that launches: what is submitted is done in order, waited for from outside, and let go when unwanted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.gpu.fake_cuda import FakeCuda
+
+from collectived_runtime.device.cuda.driver import CudaError
+from collectived_runtime.device.gpus import view
+from collectived_runtime.device.launching import Launching
+
+
+class Gate:
+    """A file that holds up a fake device."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def close(self) -> None:
+        self.path.touch()
+
+    def open(self) -> None:
+        self.path.unlink()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path / "hold")
+
+
+@pytest.fixture
+def cuda(gate: Gate, tmp_path: Path) -> FakeCuda:
+    return FakeCuda(hold=gate.path, broken=tmp_path / "broken")
+
+
+@pytest.fixture
+def launching(cuda: FakeCuda, gate: Gate) -> Iterator[Launching]:
+    launching = Launching(cuda, 0)
+    yield launching
+    if gate.path.exists():
+        gate.open()
+    launching.close()
+
+
+def test_work_is_done_and_told(cuda: FakeCuda, launching: Launching) -> None:
+    source, target = cuda.pin(100), cuda.pin(100)
+    view(source, 100)[:] = 7
+    told = threading.Event()
+    launch = launching.submit(lambda stream: cuda.copy(target, source, 100, stream), told.set)
+    assert told.wait(20)
+    assert launch.done and launch.failed is None
+    assert (view(target, 100) == 7).all()
+
+
+def test_work_that_is_under_way_is_not_done(cuda: FakeCuda, launching: Launching, gate: Gate) -> None:
+    gate.close()
+    begun, told = threading.Event(), threading.Event()
+    launch = launching.submit(lambda stream: begun.set(), told.set)
+    assert begun.wait(20)
+    assert not launch.done and not launch.stop(0.02)
+    gate.open()
+    assert told.wait(20) and launch.done
+
+
+def test_what_cannot_be_launched_has_failed(cuda: FakeCuda, launching: Launching) -> None:
+    told = threading.Event()
+    launch = launching.submit(lambda stream: cuda.copy(1, 2, 3, stream), told.set)
+    assert told.wait(20)
+    assert isinstance(launch.failed, CudaError)
+
+
+def test_what_fails_on_the_device_has_failed(cuda: FakeCuda, launching: Launching, tmp_path: Path) -> None:
+    (tmp_path / "broken").touch()
+    told = threading.Event()
+    launch = launching.submit(lambda stream: None, told.set)
+    assert told.wait(20)
+    assert isinstance(launch.failed, CudaError) and launch.failed.code == 700
+
+
+def test_work_comes_after_its_events_and_holds_nobody_else_up(cuda: FakeCuda, launching: Launching, gate: Gate) -> None:
+    stream, event = cuda.stream(0), cuda.event(0)
+    gate.close()
+    cuda.record(event, stream)
+    first, second, begun = threading.Event(), threading.Event(), threading.Event()
+    waiting = launching.submit(lambda stream: begun.set(), first.set, (event,))
+    launching.submit(lambda stream: second.set(), lambda: None)
+    assert second.wait(20), "it has been launched, whatever the other one waits for"
+    assert not begun.is_set() and not waiting.done
+    gate.open()
+    assert first.wait(20) and begun.is_set()
+
+
+def test_what_has_not_begun_never_does_once_it_is_unwanted(cuda: FakeCuda, launching: Launching, gate: Gate) -> None:
+    stream, event = cuda.stream(0), cuda.event(0)
+    gate.close()
+    cuda.record(event, stream)
+    begun = threading.Event()
+    waiting = launching.submit(lambda stream: begun.set(), lambda: None, (event,))
+    assert waiting.stop(20)
+    assert not begun.is_set()
