@@ -1,10 +1,10 @@
-"""In which order a worker launches collectives that NCCL carries out, so that all workers launch them in the same order.
+"""In which order a worker launches what NCCL carries out, so that all workers launch in the same order.
 
 Kernels of two groups on the same GPUs wait for each other for ever where two workers launch them in different orders.
-So every such collective gets a *ticket*, and a worker launches in the order of tickets. For each collective every worker
-of its group *proposes* a number above all that it knows; the highest proposal is its ticket, which all of them *settle*
-on. A collective's *turn* has come when it is settled and no other one, settled or only proposed, has a lower number:
-whatever is proposed later will be higher. Groups may share any workers, and nobody else need know which.
+So every such collective gets a *ticket*, and a worker launches in the order of tickets. For each collective every
+worker of its group *proposes* a number above all that it knows; the highest proposal is its ticket, which all of them
+*settle* on. A collective's *turn* has come when it is settled and no other one, settled or only proposed, has a lower
+number: whatever is proposed later will be higher. Groups may share any workers, and nobody else need know which.
 
 A worker proposes only when all have come (`agreement.py`), so that no collective waits for one that a rank has not
 submitted.

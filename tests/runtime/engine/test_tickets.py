@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -16,7 +16,7 @@ A, B, C = Key(1, 1, 0), Key(2, 1, 0), Key(3, 1, 0)
 class Simulated:
     """Workers that tell each other their proposals over a network which delivers in any order."""
 
-    def __init__(self, groups: dict[Key, Sequence[int]], chance: random.Random) -> None:
+    def __init__(self, groups: Mapping[Key, Sequence[int]], chance: random.Random) -> None:
         self.groups = groups
         self.chance = chance
         self.workers = {worker: Tickets() for members in groups.values() for worker in members}
