@@ -409,6 +409,7 @@ class Peer:
     host: str
     link_address: str
     ranks: tuple[int, ...]
+    nccl: int = 0  # its version of NCCL, 22809 for 2.28.9; 0: it has none
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class FakeNccl:
         self.capabilities = Capabilities(nonblocking=not blocking, max_count=most)
         self._init_hold = init_hold
         self._abort_hold = abort_hold
+        self.stuck = False  # while it is true no collective comes to its end here
         self._ends: Kept[_End] = Kept()
         self._open: list[socket.socket] = []
         self.inits: list[int] = []  # ranks for which one was begun
@@ -113,7 +114,7 @@ class FakeNccl:
 
     def ready(self, communicator: int) -> bool:
         end = self._ends[communicator]
-        return not (self._init_hold is not None and self._init_hold.exists()) and end.step()
+        return not self.stuck and not (self._init_hold is not None and self._init_hold.exists()) and end.step()
 
     def all_reduce(
         self, send: int, receive: int, count: int, dtype: DataType, op: Operation, communicator: int, stream: int

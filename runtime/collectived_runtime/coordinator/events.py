@@ -43,6 +43,7 @@ class Hello:
     groups: tuple[Attached, ...] = ()
     draining: bool = False
     versions: Versions = FIRST
+    nccl: int = 0
 
     def __str__(self) -> str:
         return f"worker /job:worker/task:{self.task} (host {self.host}, pid {self.pid}, incarnation {self.incarnation})"

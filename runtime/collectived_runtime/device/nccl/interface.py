@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from collectived_proto.types import DType, ReduceOp
+from collectived_runtime.device.arithmetic import Arithmetic
 
 UNIQUE_ID_BYTES = 128
 
@@ -131,14 +132,23 @@ _OPERATIONS = {
 }
 
 
-def data_type(dtype: DType) -> DataType | None:
-    """NCCL's name of an element type; None where it has none."""
-    return DataType.__members__.get(dtype.name)
-
-
 def operation(reduce_op: ReduceOp) -> Operation | None:
     """NCCL's name of a reduce op; None where it has none."""
     return _OPERATIONS.get(reduce_op)
+
+
+Elements = tuple[DataType, int]  # what NCCL takes one partial sum for: so many elements of that type
+
+
+def elements(how: Arithmetic) -> Elements | None:
+    """What NCCL takes partial sums for; None where it cannot fold them as they are to be folded."""
+    if operation(how.operation) is None:
+        return None
+    if how.dtype.is_complex:  # two numbers side by side, as long as they are only added
+        added = how.operation in (ReduceOp.SUM, ReduceOp.MEAN)
+        return (DataType.FLOAT32 if how.dtype is DType.COMPLEX64 else DataType.FLOAT64, 2) if added else None
+    found = DataType.__members__.get(how.partial.name.upper())
+    return None if found is None else (found, 2 if how.split else 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ import pytest
 
 from collectived_proto.errors import FailedPreconditionError
 from collectived_proto.types import DType, ReduceOp
+from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.nccl.choose import LOADERS, choose
-from collectived_runtime.device.nccl.interface import DataType, Nccl, Operation, data_type, in_parts, operation
+from collectived_runtime.device.nccl.interface import DataType, Nccl, elements, in_parts
 
 
 class Loaded:
@@ -64,14 +65,26 @@ def test_importing_what_users_and_daemons_import_imports_neither_cupy_nor_nccl()
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("dtype", ["INT32", "BFLOAT16", "FLOAT16", "FLOAT32", "FLOAT64", "INT64", "UINT8"])
-def test_an_element_type_has_the_name_that_nccl_gives_it(dtype: str) -> None:
-    assert data_type(DType[dtype]) is DataType[dtype]
-
-
-def test_what_nccl_has_no_name_for_has_none() -> None:
-    assert data_type(DType.COMPLEX64) is None and data_type(DType.INT16) is None and data_type(DType.BOOL) is None
-    assert operation(ReduceOp.BXOR) is None and operation(ReduceOp.MEAN) is Operation.AVERAGE
+@pytest.mark.parametrize(
+    ("operation", "dtype", "result", "found"),
+    [
+        (ReduceOp.SUM, DType.INT32, DType.INT32, (DataType.INT32, 1)),
+        (ReduceOp.SUM, DType.BFLOAT16, DType.BFLOAT16, (DataType.FLOAT32, 1)),
+        (ReduceOp.MEAN, DType.FLOAT16, DType.FLOAT16, (DataType.FLOAT32, 1)),
+        (ReduceOp.MAX, DType.FLOAT64, DType.FLOAT64, (DataType.FLOAT64, 1)),
+        (ReduceOp.PRODUCT, DType.UINT8, DType.UINT8, (DataType.UINT8, 1)),
+        (ReduceOp.MEAN, DType.INT16, DType.FLOAT32, (DataType.INT64, 1)),
+        (ReduceOp.MEAN, DType.INT64, DType.FLOAT64, (DataType.INT64, 2)),
+        (ReduceOp.SUM, DType.COMPLEX64, DType.COMPLEX64, (DataType.FLOAT32, 2)),
+        (ReduceOp.PRODUCT, DType.COMPLEX64, DType.COMPLEX64, None),
+        (ReduceOp.SUM, DType.INT16, DType.INT16, None),
+        (ReduceOp.BXOR, DType.INT32, DType.INT32, None),
+    ],
+)
+def test_nccl_folds_partial_sums_of_these_types(
+    operation: ReduceOp, dtype: DType, result: DType, found: tuple[DataType, int] | None
+) -> None:
+    assert elements(Arithmetic(operation, dtype, result, 4)) == found
 
 
 @pytest.mark.parametrize(
