@@ -30,6 +30,7 @@ from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.lane import Lane, Surroundings
+from collectived_runtime.engine.native import Engine
 from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.recorder import Recorder
 from collectived_runtime.engine.results import Budget
@@ -68,6 +69,7 @@ class Groups:
         say: sends a message to the coordinator, from any thread.
         connected: whether the coordinator can be reached.
         refusals: counts what limits refuse, and what nobody should have sent.
+        native: what the worker has of NCCL, if anything.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Groups:
         connected: Callable[[], bool],
         refusals: Refusals | None = None,
         most: Most | None = None,
+        native: Engine | None = None,
     ) -> None:
         self._refusals = refusals or Refusals()
         self._most = most or Most()
@@ -93,6 +96,7 @@ class Groups:
         self._door = door
         self._budget = budget
         self._crew = Crew()
+        self._native = native
         self.recorder = Recorder()
         self._say = say
         self._connected = connected
@@ -383,6 +387,7 @@ class Groups:
             self._lane_ended,
             self.recorder,
             self._refusals,
+            self._native,
         )
 
     def _report(self, report: Report) -> None:

@@ -42,6 +42,7 @@ from collectived_runtime.daemon import (
     signals,
     until_stopped,
 )
+from collectived_runtime.device.nccl.choose import choose
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.health import Health, reflect
@@ -57,6 +58,7 @@ from collectived_runtime.worker.enlist import enlist
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.metrics import WorkerMetrics
+from collectived_runtime.worker.native import GetNccl, native
 from collectived_runtime.worker.service import WorkerService
 from collectived_runtime.worker.sessions import Sessions
 from collectived_runtime.worker.status import Identity, Standing, group_seen_from, worker_status
@@ -86,12 +88,15 @@ UNREACHABLE = 3  # exit status
 
 
 async def serve(
-    settings: WorkerSettings, lifeline: Awaitable[None] | None = None, cuda: devices.GetCuda = devices.real_cuda
+    settings: WorkerSettings,
+    lifeline: Awaitable[None] | None = None,
+    cuda: devices.GetCuda = devices.real_cuda,
+    nccl: GetNccl = choose,
 ) -> None:
     """Runs a worker until SIGTERM, SIGINT, or the lifeline ends.
 
     Args:
-        cuda: where it gets its GPUs.
+        cuda: where it gets its GPUs. nccl: where it gets NCCL, by the name of a binding or "".
 
     Raises:
         SystemExit: it cannot start; the reason has been printed. Status 3 where no coordinator takes it, else 1.
@@ -104,7 +109,7 @@ async def serve(
             host = settings.host or socket.gethostname()
             if number is None:
                 number = await enlist(settings.coordinator, settings.secret, host, settings.patience_seconds)
-            worker = _Worker(settings, number, host, cuda)
+            worker = _Worker(settings, number, host, cuda, nccl)
             await worker.start()
         except (OSError, ValueError, CollectiveError, CannotStart) as error:
             if worker is not None:
@@ -128,7 +133,7 @@ async def serve(
 class _Worker:
     """The parts of one worker, in the order in which they start; they end in the reverse order."""
 
-    def __init__(self, settings: WorkerSettings, task: int, host: str, cuda: devices.GetCuda) -> None:
+    def __init__(self, settings: WorkerSettings, task: int, host: str, cuda: devices.GetCuda, nccl: GetNccl) -> None:
         self.settings = settings
         self.devices = devices.offer(settings.devices, cuda, _end_without)
         if self.devices.missing:
@@ -138,6 +143,7 @@ class _Worker:
         self.callers = gate(
             settings.secret, settings.insecure, settings.viewing_token_file, settings.max_login_failures
         )
+        self.native = native(settings.nccl, self.devices.gpus, _end_without, nccl)
         folder = settings.folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
@@ -174,6 +180,7 @@ class _Worker:
             self.listen[0],
             f"{link_host}:{self.reception.link_port}",
             self.devices.missing,
+            self.native.text,
         )
         self.telemetry: telemetry.Telemetry | None = None
         self.telling: set[asyncio.Future[None]] = set()
@@ -189,6 +196,7 @@ class _Worker:
             self._connected,
             self.refusals,
             most,
+            self.native.engine,
         )
         self.membership = Membership(
             settings.coordinator,
@@ -306,6 +314,7 @@ class _Worker:
         await self.membership.close(why)
         await self.server.stop(0.2)
         await asyncio.to_thread(self.groups.close)
+        await asyncio.to_thread(self.native.close)
         await asyncio.to_thread(self.devices.close)
         await asyncio.to_thread(self.reception.close)
         if self.telemetry is not None:
@@ -323,6 +332,7 @@ class _Worker:
             devices=identity.devices,
             address=self.listen[0],
             link_address=identity.link_address,
+            nccl=self.native.version,
             highest_epoch=epoch,
             groups=self.groups.attached(),
             draining=bool(self.drainage.refusal),

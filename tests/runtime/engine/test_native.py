@@ -16,10 +16,12 @@ from tests.runtime.engine.conftest import World, wait_for
 from tests.runtime.engine.test_device_strand import Party
 
 from collectived_proto.errors import Code, UnimplementedError
-from collectived_proto.types import AllReduce, CommunicationImplementation, ReduceOp, ReportKind, Tier
+from collectived_proto.types import AllReduce, CommunicationImplementation, DType, ReduceOp, ReportKind, Tier
+from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.gpus import Gpu, chosen
 from collectived_runtime.device.nccl.communicators import Communicators
-from collectived_runtime.engine.native import Engine
+from collectived_runtime.engine.native import Engine, Order, averages
+from collectived_runtime.engine.tickets import Key, Turnstile
 
 NCCL: Any = {"implementation": CommunicationImplementation.NCCL}
 
@@ -200,15 +202,17 @@ def test_a_verdict_amid_a_kernel_aborts_it_and_the_gpu_is_usable_afterwards(clus
     group = there.group((1, 1), (0, 0))
     value = np.ones(10, np.float32)
     group.all_reduce([value, value])
-    there.nccls[1].stuck = True
+    for nccl in there.nccls:
+        nccl.stuck = True
     for rank in (0, 1):
         group.submit(rank, [value], AllReduce(ReduceOp.SUM), **NCCL)
-    wait_for(lambda: len(there.nccls[0].calls) == 2)
+    wait_for(lambda: [len(nccl.calls) for nccl in there.nccls] == [2, 2])
     group.world.rule(group.world.verdict(Code.UNAVAILABLE))
     for rank in (0, 1):
         assert group.world.ranks[rank].failed()[1].code == Code.UNAVAILABLE
     wait_for(lambda: [nccl.freed for nccl in there.nccls] == [[("abort", 0)], [("abort", 1)]])
-    there.nccls[1].stuck = False
+    for nccl in there.nccls:
+        nccl.stuck = False
     assert (there.group((1, 1), (0, 0), key=9).all_reduce([value, value])[0] == 2).all()
     assert not there.lost and there.died.empty()
 
@@ -260,3 +264,31 @@ def test_a_hint_for_what_nccl_cannot_do_falls_back_and_says_so(cluster: Make) ->
     assert (group.all_reduce([value, value], ReduceOp.BXOR)[0] == 0).all()
     assert group.world.lanes[0].notes == ["on GPUs, but not for NCCL: the hint NCCL falls back to RING"]
     assert there.calls == []
+
+
+def test_strands_are_launched_in_the_order_of_the_program_and_then_the_turn_is_over() -> None:
+    stile, woken = Turnstile(), []
+    key, later = Key(1, 1, 0), Key(2, 1, 0)
+    stile.settle(key, stile.propose(key), lambda: None)
+    waiting = stile.settle(later, stile.propose(later), lambda: None)
+    order = Order(key, 2, stile, lambda: woken.append(1))
+    first, second = order.place(0), order.place(1)
+    assert first.done and not second.done
+    order.launched()
+    assert second.done and not first.done and len(woken) == 1 and not waiting.done
+    order.launched()
+    assert waiting.done
+
+
+@pytest.mark.parametrize(("op", "dtype", "single", "found"), [
+    (ReduceOp.MEAN, DType.FLOAT32, True, True),
+    (ReduceOp.MEAN, DType.FLOAT32, False, False),
+    (ReduceOp.MEAN, DType.FLOAT16, True, False),
+    (ReduceOp.MEAN, DType.INT32, True, False),
+    (ReduceOp.SUM, DType.FLOAT32, True, False),
+])  # fmt: skip
+def test_nccl_divides_a_mean_where_every_gpu_has_one_rank_and_nothing_is_rounded_after_it(
+    op: ReduceOp, dtype: DType, single: bool, found: bool
+) -> None:
+    result = DType.FLOAT64 if op is ReduceOp.MEAN and dtype.is_integer else dtype
+    assert averages(Arithmetic(op, dtype, result, 2), single) is found
