@@ -30,13 +30,16 @@ _names = itertools.count()
 class Cluster:
     """Attributes:
     hold, broken: files that hold up the fake GPUs of all workers, or break them, while they are there.
+    nccl_hold, abort_hold: files that hold up what NCCL is at, or its aborts.
     """
 
     def __init__(self, workers: int, gpus: int, place: Path, real: bool = False) -> None:
         """`gpus` are those of each worker where they are not real; `place` is a folder for their files."""
         self.hold, self.broken = place / "hold", place / "broken"
+        self.nccl_hold, self.abort_hold = place / "nccl_hold", place / "abort_hold"
         self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
         told = {"GPUS": str(gpus), "HOLD": str(self.hold), "BROKEN": str(self.broken)}
+        told |= {"INIT_HOLD": str(self.nccl_hold), "ABORT_HOLD": str(self.abort_hold)}
         within: tuple[str, ...] = (
             "env",
             f"PYTHONPATH={ROOT}",
@@ -99,7 +102,7 @@ class Cluster:
             threading.Event().wait(0.01)
 
     def close(self) -> None:
-        for file in (self.hold, self.broken):
+        for file in (self.hold, self.broken, self.nccl_hold, self.abort_hold):
             file.unlink(missing_ok=True)
         for daemon in (*self.workers, self.coordinator):
             daemon.close()
