@@ -416,9 +416,8 @@ class Peer:
 class Verdict:
     """What was decided about a generation, the same for every rank of it.
 
-    Instances from `from_instance` on fail with it. `successor` is the generation in which the group goes on without a
-    new join (0: join again). `members` tells for every rank the last instance it is known to have finished. With
-    `orderly` a rank has only left: sends and receives between others go on.
+    Instances from `from_instance` on fail; the group goes on in generation `successor` (0: join again). `members` tell
+    the last instance each is known to have finished. `orderly`: a rank has only left; other sends and receives go on.
     """
 
     group: str
