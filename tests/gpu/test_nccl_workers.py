@@ -1,4 +1,7 @@
-"""Real daemons and clients, by GPUs and a NCCL that are fake: two workers with one GPU each."""
+"""Real daemons and clients: two workers with one GPU each, which is fake, or where there is a real one is that.
+
+What hangs or is killed is tried with fake ones.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.gpu.cluster import Cluster
+from tests.gpu.conftest import real_cuda
 from tests.gpu.fake_client import FakeClientCuda
 
 import collectived as cd
 from collectived.gpu import driver
+from collectived_proto.errors import FailedPreconditionError
+from collectived_runtime.device.nccl.choose import choose
 
 NCCL = cd.CommunicationOptions(implementation=cd.CommunicationImplementation.NCCL)
 ABORT_SECONDS = 5.0  # that an abort may take, before its worker ends
@@ -48,6 +54,28 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made.close()
 
 
+@pytest.fixture(scope="module", params=["fake", "real"])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, bool]]:
+    real = request.param == "real"
+    if real:
+        real_cuda()
+        try:
+            choose()
+        except FailedPreconditionError as error:
+            pytest.skip(str(error))
+    made = Cluster(2, 1, tmp_path_factory.mktemp("either"), real=real)
+    yield made, real
+    made.close()
+
+
+@pytest.fixture
+def either(shared: tuple[Cluster, bool]) -> Iterator[Cluster]:
+    cluster, real = shared
+    driver.use(None if real else FakeClientCuda())
+    yield cluster
+    driver.use(None)
+
+
 def filled(session: cd.Session, value: Any) -> Any:
     host = np.asarray(value)
     array = session.empty(host.shape, host.dtype, device="GPU:0")
@@ -61,12 +89,17 @@ def summed(session: cd.Session, group: cd.Group) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_nccl_carries_an_all_reduce_between_workers(cluster: Cluster, cuda: FakeClientCuda, size: int) -> None:
+@pytest.mark.parametrize("dtype", ["int32", "float16", "float32", "float64", "int64", "uint8"])
+@pytest.mark.parametrize("op", ["sum", "mean", "max"])
+def test_nccl_carries_an_all_reduce_between_workers(either: Cluster, size: int, dtype: str, op: str) -> None:
     def body(session: cd.Session, group: cd.Group) -> Any:
-        return np.asarray(group.all_reduce("mean", filled(session, np.arange(1000.0) + group.rank), options=NCCL))
+        value = (np.arange(1000) % 50 + group.rank).astype(dtype)
+        return np.asarray(group.all_reduce(op, filled(session, value), options=NCCL))
 
-    for got in cluster.run(size, body, device="GPU:0"):
-        assert (got == np.arange(1000) + (size - 1) / 2).all()
+    exact = np.stack([np.arange(1000) % 50 + rank for rank in range(size)]).astype(np.float64)
+    expected = {"sum": exact.sum(0), "mean": exact.mean(0), "max": exact.max(0)}[op]
+    for got in either.run(size, body, device="GPU:0"):
+        assert (got == expected.astype(got.dtype)).all()
 
 
 def test_status_says_which_nccl_there_is_and_what_it_carries(cluster: Cluster, cuda: FakeClientCuda) -> None:
@@ -88,19 +121,19 @@ def test_status_says_which_nccl_there_is_and_what_it_carries(cluster: Cluster, c
     assert {worker.nccl for worker in cluster.status().workers} == {"fake, NCCL 2.28.9"}
 
 
-def test_many_of_many_sizes_come_out_right(cluster: Cluster, cuda: FakeClientCuda) -> None:
+def test_many_of_many_sizes_come_out_right(either: Cluster) -> None:
     def body(session: cd.Session, group: cd.Group) -> None:
         for n in np.random.default_rng(7).integers(1, 100_000, 60):
             found = group.all_reduce("sum", filled(session, np.full(n, n % 91, np.int32)), options=NCCL)
             assert (np.asarray(found) == 2 * (n % 91)).all()
 
-    cluster.run(2, body, device="GPU:0")
+    either.run(2, body, device="GPU:0")
 
 
-def test_several_groups_over_the_same_gpus_called_in_opposite_orders(cluster: Cluster, cuda: FakeClientCuda) -> None:
+def test_several_groups_over_the_same_gpus_called_in_opposite_orders(either: Cluster) -> None:
     def one(rank: int) -> None:
         with (
-            cd.connect(cluster.address_of(rank, 2)) as session,
+            cd.connect(either.address_of(rank, 2)) as session,
             session.join("first", 2, rank=rank, device="GPU:0", timeout=20) as first,
             session.join("second", 2, rank=rank, device="GPU:0", timeout=20) as second,
         ):
