@@ -10,6 +10,7 @@ communicators are aborted.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +26,14 @@ from collectived_runtime.device.cuda.driver import CudaError, Fold
 from collectived_runtime.device.cuda.kernels import MOST_SOURCES
 from collectived_runtime.device.gpus import Gpu, Region, out_of_memory
 from collectived_runtime.device.nccl.communicators import Communicator, Communicators, Rank
-from collectived_runtime.device.nccl.interface import Elements, Operation, elements, in_parts, operation
+from collectived_runtime.device.nccl.interface import (
+    Elements,
+    NcclRemoteError,
+    Operation,
+    elements,
+    in_parts,
+    operation,
+)
 from collectived_runtime.engine.device_strand import DeviceStrand, Piece
 from collectived_runtime.engine.execute import Judge
 from collectived_runtime.engine.ledger import Mark
@@ -38,6 +46,7 @@ from collectived_runtime.transport.frame import Stamp
 from collectived_runtime.transport.link import Link
 
 Array = NDArray[Any]
+GRACE_SECONDS = 1.0  # in which links that broke are reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +175,30 @@ def run(
         raise
     finally:
         one.stop()
+
+
+def patiently(one: Iterator[Wait], wake: Callable[[], object]) -> Iterator[Wait]:
+    """Where NCCL says that a rank is gone, it does not say which: for a moment those are waited for who know."""
+    try:
+        yield from one
+    except NcclRemoteError:
+        grace = _Grace(wake)
+        while not grace.done:
+            yield [(grace, 0)]
+        raise
+
+
+class _Grace:
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self.done = False
+        self._wake = wake
+        timer = threading.Timer(GRACE_SECONDS, self._end)
+        timer.daemon = True
+        timer.start()
+
+    def _end(self) -> None:
+        self.done = True
+        self._wake()
 
 
 def averages(how: Arithmetic, single: bool) -> bool:

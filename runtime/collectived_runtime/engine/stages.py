@@ -25,7 +25,7 @@ from collectived_runtime.engine.agreement import Talk, agree, meet, partners
 from collectived_runtime.engine.announce import announce
 from collectived_runtime.engine.execute import Judge
 from collectived_runtime.engine.ledger import Instance, Mark
-from collectived_runtime.engine.native import Meeting, Order, ranks_here
+from collectived_runtime.engine.native import Meeting, Order, patiently, ranks_here
 from collectived_runtime.engine.program import NCCL, Program, Strand
 from collectived_runtime.engine.results import Slot
 from collectived_runtime.engine.running import Running, Start
@@ -144,7 +144,7 @@ class Stages:
         strand = replace(preliminary.announcement(topology, 0), peers=partners(len(topology.peers), topology.place))
 
         def start(_: Strand, links: dict[int, Link]) -> Iterator[Wait]:
-            return self._agree(instance, program.native, links)
+            return patiently(self._agree(instance, program.native, links), self._shop.tools.wake)
 
         def agreed() -> None:
             instance.agreed = True
@@ -194,7 +194,8 @@ class Stages:
 
         def carry(program: Program, strand: Strand, *rest: Any) -> Iterator[Wait]:
             if strand.algorithm == NCCL:
-                return native.run(meeting, outputs or (), program, strand, *rest)
+                carried = native.run(meeting, outputs or (), program, strand, *rest)
+                return patiently(carried, self._shop.tools.wake)
             return other(program, strand, *rest)
 
         return carry

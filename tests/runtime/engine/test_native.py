@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from collectived_proto.types import AllReduce, CommunicationImplementation, DTyp
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.gpus import Gpu, chosen
 from collectived_runtime.device.nccl.communicators import Communicators
-from collectived_runtime.engine.native import Engine, Order, averages
+from collectived_runtime.device.nccl.interface import NcclError, NcclRemoteError
+from collectived_runtime.engine.native import Engine, Order, averages, patiently
 from collectived_runtime.engine.tickets import Key, Turnstile
 
 NCCL: Any = {"implementation": CommunicationImplementation.NCCL}
@@ -292,3 +294,20 @@ def test_nccl_divides_a_mean_where_every_gpu_has_one_rank_and_nothing_is_rounded
 ) -> None:
     result = DType.FLOAT64 if op is ReduceOp.MEAN and dtype.is_integer else dtype
     assert averages(Arithmetic(op, dtype, result, 2), single) is found
+
+
+def failing(error: NcclError) -> Iterator[Any]:
+    yield from ()
+    raise error
+
+
+def test_that_a_rank_is_gone_is_said_after_those_who_know_which_and_all_else_at_once() -> None:
+    woken = threading.Event()
+    patient = patiently(failing(NcclRemoteError(6, "all_reduce")), woken.set)
+    ((grace, _),) = next(patient)
+    assert not grace.done
+    assert woken.wait(10) and grace.done
+    with pytest.raises(NcclRemoteError):
+        next(patient)
+    with pytest.raises(NcclError):
+        next(patiently(failing(NcclError(3, "all_reduce")), woken.set))
