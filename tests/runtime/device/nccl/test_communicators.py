@@ -124,6 +124,7 @@ def test_an_init_that_blocks_for_ever_ends_the_worker_only_after_it_was_given_up
 def test_an_init_that_was_given_up_before_its_turn_never_begins(worker: Callable[..., Worker]) -> None:
     one = worker()
     first = one.make(2, one.mint(), Rank(0, 0))
+    until(lambda: one.nccl.inits)
     second = one.make(2, b"any".ljust(128), Rank(0, 0))
     second.give_up()
     first.give_up()
