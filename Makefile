@@ -18,9 +18,10 @@ PROTO_OUT := proto
 RELEASED := proto/released
 
 TORCH_VENV := .venv-torch
+NCCL_VENV := .venv-nccl
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-torch test-gpu test-kill test-slurm drills bench fuzz mutants docs check format lint types layers proto proto-check proto-release clean
+.PHONY: help setup demo test test-torch test-gpu test-nccl test-kill test-slurm drills bench fuzz mutants docs check format lint types layers proto proto-check proto-release clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -40,6 +41,9 @@ test-torch: $(TORCH_VENV)/installed ## run the tests that need PyTorch, in an en
 
 test-gpu: $(VENV)/installed-dev ## run the tests about GPUs, on the GPU of this machine as far as it has one
 	$(BIN)/python -m pytest -n 0 -rs tests/gpu tests/runtime/device tests/runtime/engine/test_device_strand.py
+
+test-nccl: $(NCCL_VENV)/installed ## run the tests of the three bindings of NCCL, in an environment of their own; needs no GPU
+	$(NCCL_VENV)/bin/python -m pytest -n 0 -rs tests/runtime/device/nccl
 
 test-kill: $(VENV)/installed-dev ## kill launchers over ssh at ten random moments, and look for what they leave
 	COLLECTIVED_TEST_MOMENTS=10 $(BIN)/python -m pytest -n 0 -rsP tests/launcher/test_ssh.py -k random_moment
@@ -103,7 +107,7 @@ proto-release: ## keep the .proto files as those of a release, with which later 
 	cp $(PROTO_FILES) $(RELEASED)/collectived_proto/v1/
 
 clean: ## remove what was built or installed here
-	rm -rf $(VENV) $(PROTO_VENV) $(TORCH_VENV) .venv-bench-* dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(PROTO_VENV) $(TORCH_VENV) $(NCCL_VENV) .venv-bench-* dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -134,6 +138,15 @@ $(TORCH_VENV)/installed: pyproject.toml $(LOCK)
 	@echo '*' > $(TORCH_VENV)/.gitignore
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(CONSTRAINTS) \
 	    --editable '.[dev,torch]'
+	@touch $@
+
+# Bindings alone: the tests bring a libnccl of their own.
+$(NCCL_VENV)/installed: pyproject.toml $(LOCK)
+	@echo 'installing the bindings of NCCL into $(NCCL_VENV) (once) ...'
+	@$(PYTHON) -m venv $(NCCL_VENV)
+	@echo '*' > $(NCCL_VENV)/.gitignore
+	@$(NCCL_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(CONSTRAINTS) \
+	    --editable '.[dev,pynccl]' 'cupy-cuda12x>=14,<15' 'nccl4py~=0.6.0' 'cuda-bindings~=12.9'
 	@touch $@
 
 # The generator needs an older setuptools than everything else, so it lives apart.

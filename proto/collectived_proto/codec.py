@@ -287,11 +287,13 @@ def peer_to_proto(peer: Peer) -> coordinator.Peer:
         host=peer.host,
         link_address=peer.link_address,
         ranks=peer.ranks,
+        nccl=peer.nccl,
     )
 
 
 def peer_from_proto(message: coordinator.Peer) -> Peer:
-    return Peer(message.task, message.incarnation, message.host, message.link_address, tuple(message.ranks))
+    ranks = tuple(message.ranks)
+    return Peer(message.task, message.incarnation, message.host, message.link_address, ranks, message.nccl)
 
 
 def versions_to_proto(versions: Versions) -> common.Protocol:

@@ -409,15 +409,15 @@ class Peer:
     host: str
     link_address: str
     ranks: tuple[int, ...]
+    nccl: int = 0  # its version of NCCL, 22809 for 2.28.9; 0: it has none
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What was decided about a generation, the same for every rank of it.
 
-    Instances from `from_instance` on fail with it. `successor` is the generation in which the group goes on without a
-    new join (0: join again). `members` tells for every rank the last instance it is known to have finished. With
-    `orderly` a rank has only left: sends and receives between others go on.
+    Instances from `from_instance` on fail; the group goes on in generation `successor` (0: join again). `members` tell
+    the last instance each is known to have finished. `orderly`: a rank has only left; other sends and receives go on.
     """
 
     group: str

@@ -30,25 +30,30 @@ _names = itertools.count()
 class Cluster:
     """Attributes:
     hold, broken: files that hold up the fake GPUs of all workers, or break them, while they are there.
+    nccl_hold, abort_hold: files that hold up what NCCL is at, or its aborts.
+
+    With `real` the workers share the GPUs of this machine, which NCCL allows where it takes them for two hosts.
     """
 
     def __init__(self, workers: int, gpus: int, place: Path, real: bool = False) -> None:
         """`gpus` are those of each worker where they are not real; `place` is a folder for their files."""
         self.hold, self.broken = place / "hold", place / "broken"
+        self.nccl_hold, self.abort_hold = place / "nccl_hold", place / "abort_hold"
         self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
         told = {"GPUS": str(gpus), "HOLD": str(self.hold), "BROKEN": str(self.broken)}
-        within: tuple[str, ...] = (
-            "env",
-            f"PYTHONPATH={ROOT}",
-            *(f"COLLECTIVED_FAKE_{name}={value}" for name, value in told.items()),
-        )
+        told |= {"INIT_HOLD": str(self.nccl_hold), "ABORT_HOLD": str(self.abort_hold)}
+        within = ("env", f"PYTHONPATH={ROOT}", *(f"COLLECTIVED_FAKE_{name}={value}" for name, value in told.items()))
         listen = ("--job", "test", "--listen", f"unix:{self.folder}/c.sock")
         self.coordinator = Daemon(("coordinator", *listen), SECRET)
         address = str(self.coordinator.ready(30)["address"])
         options = ("--job", "test", "--coordinator", address, "--folder", str(self.folder))
-        kind, within = (Daemon, ()) if real else (FakeWorker, within)
+        kind = Daemon if real else FakeWorker
         self.workers = [
-            kind(("worker", "--task", str(task), "--host-name", f"host{task}", *options), SECRET, within)
+            kind(
+                ("worker", "--task", str(task), "--host-name", f"host{task}", *options),
+                SECRET,
+                ("env", f"NCCL_HOSTID=host{task}", "NCCL_SOCKET_IFNAME=lo") if real else within,
+            )
             for task in range(workers)
         ]
         self.addresses = [str(worker.ready(30)["address"]) for worker in self.workers]
@@ -99,7 +104,7 @@ class Cluster:
             threading.Event().wait(0.01)
 
     def close(self) -> None:
-        for file in (self.hold, self.broken):
+        for file in (self.hold, self.broken, self.nccl_hold, self.abort_hold):
             file.unlink(missing_ok=True)
         for daemon in (*self.workers, self.coordinator):
             daemon.close()

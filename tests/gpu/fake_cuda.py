@@ -75,6 +75,9 @@ class FakeCuda:
     def devices(self) -> Sequence[Device]:
         return self._devices
 
+    def use(self, device: int) -> None:
+        self._check_device("cuCtxSetCurrent", device)
+
     def allocate(self, device: int, size: int) -> tuple[int, int]:
         self._check_device("cuMemCreate", device)
         size = -(-size // PAGE) * PAGE

@@ -1,6 +1,7 @@
 """A worker whose GPUs are fake: `python -m tests.gpu.fake_worker worker …`, else as `python -m collectived_runtime`.
 
-COLLECTIVED_FAKE_GPUS says how many; COLLECTIVED_FAKE_HOLD and COLLECTIVED_FAKE_BROKEN name the files of `FakeCuda`.
+COLLECTIVED_FAKE_GPUS says how many; COLLECTIVED_FAKE_HOLD and COLLECTIVED_FAKE_BROKEN name the files of `FakeCuda`,
+COLLECTIVED_FAKE_INIT_HOLD and COLLECTIVED_FAKE_ABORT_HOLD those of `FakeNccl`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from pathlib import Path
 
 from tests.gpu.fake_cuda import FakeCuda
+from tests.gpu.fake_nccl import FakeNccl
 
 from collectived_runtime import __main__ as daemons
 from collectived_runtime.worker import server
@@ -17,10 +19,19 @@ from collectived_runtime.worker import server
 
 def fake_cuda() -> FakeCuda:
     environment = os.environ
-    hold, broken = (environment.get(f"COLLECTIVED_FAKE_{name}") for name in ("HOLD", "BROKEN"))
+    hold, broken = file("HOLD"), file("BROKEN")
     count = int(environment.get("COLLECTIVED_FAKE_GPUS", "1"))
-    return FakeCuda(count, Path(hold) if hold else None, Path(broken) if broken else None)
+    return FakeCuda(count, hold, broken)
+
+
+def fake_nccl(_: str) -> FakeNccl:
+    return FakeNccl(file("INIT_HOLD"), file("ABORT_HOLD"))
+
+
+def file(name: str) -> Path | None:
+    found = os.environ.get(f"COLLECTIVED_FAKE_{name}")
+    return Path(found) if found else None
 
 
 if __name__ == "__main__":
-    daemons.main(serve_worker=functools.partial(server.serve, cuda=fake_cuda))
+    daemons.main(serve_worker=functools.partial(server.serve, cuda=fake_cuda, nccl=fake_nccl))

@@ -230,7 +230,9 @@ def _workers(workers: Sequence[pb.WorkerStatus]) -> Table:
             worker.host,
             str(worker.pid),
             worker.incarnation or "-",
-            devices(worker.devices) + (f"; no GPU: {worker.gpus_missing}" if worker.gpus_missing else ""),
+            devices(worker.devices)
+            + (f" ({worker.nccl})" if worker.nccl else "")
+            + (f"; no GPU: {worker.gpus_missing}" if worker.gpus_missing else ""),
             *(told if has_told(worker) else ("-",) * len(told)),
             worker.release or "-",
             versions_from_proto(worker.protocol).protocol,

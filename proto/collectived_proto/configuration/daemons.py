@@ -152,6 +152,12 @@ class WorkerSettings(DaemonSettings):
         "auto",
         "Devices to offer: `auto` is 8 CPUs and all GPUs, `CPU:n` no GPU, `GPU:0,1` these GPUs, by number or UUID.",
     )
+    nccl: str = key(
+        one_of("auto", "nccl4py", "cupy", "pynccl"),
+        "auto",
+        "The binding of NCCL, where there are GPUs; `auto` is the first of them that can be loaded, or none.",
+        variable="COLLECTIVED_NCCL",
+    )
     memory_limit: int = key(SIZE, 0, "Shared memory in all; 0: half of what this machine, or its cgroup, has.")
     patience_seconds: float = key(
         SECONDS, 10.0, "How long a new worker looks for its coordinator.", also=("--patience",)

@@ -52,7 +52,7 @@ class CoordinatorStatus(_message.Message):
     def __init__(self, address: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., release: _Optional[str] = ..., job: _Optional[str] = ..., insecure: bool = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("task", "host", "pid", "incarnation", "release", "uptime_seconds", "devices", "address", "link_address", "connected", "last_heartbeat_seconds", "sessions", "arena_bytes", "resident_bytes", "threads", "descriptors", "lanes", "draining", "arena_limit_bytes", "client_releases", "gpus_missing", "silent", "limits_met", "insecure", "protocol", "clients")
+    __slots__ = ("task", "host", "pid", "incarnation", "release", "uptime_seconds", "devices", "address", "link_address", "connected", "last_heartbeat_seconds", "sessions", "arena_bytes", "resident_bytes", "threads", "descriptors", "lanes", "draining", "arena_limit_bytes", "client_releases", "gpus_missing", "silent", "limits_met", "insecure", "protocol", "clients", "nccl")
     TASK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class WorkerStatus(_message.Message):
     INSECURE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    NCCL_FIELD_NUMBER: _ClassVar[int]
     task: int
     host: str
     pid: int
@@ -105,7 +106,8 @@ class WorkerStatus(_message.Message):
     insecure: bool
     protocol: _common_pb2.Protocol
     clients: _containers.RepeatedCompositeFieldContainer[_common_pb2.Protocol]
-    def __init__(self, task: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[str] = ..., release: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., connected: bool = ..., last_heartbeat_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., descriptors: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., draining: bool = ..., arena_limit_bytes: _Optional[int] = ..., client_releases: _Optional[_Iterable[str]] = ..., gpus_missing: _Optional[str] = ..., silent: bool = ..., limits_met: _Optional[_Iterable[_Union[LimitMet, _Mapping]]] = ..., insecure: bool = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., clients: _Optional[_Iterable[_Union[_common_pb2.Protocol, _Mapping]]] = ...) -> None: ...
+    nccl: str
+    def __init__(self, task: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[str] = ..., release: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., connected: bool = ..., last_heartbeat_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., descriptors: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., draining: bool = ..., arena_limit_bytes: _Optional[int] = ..., client_releases: _Optional[_Iterable[str]] = ..., gpus_missing: _Optional[str] = ..., silent: bool = ..., limits_met: _Optional[_Iterable[_Union[LimitMet, _Mapping]]] = ..., insecure: bool = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., clients: _Optional[_Iterable[_Union[_common_pb2.Protocol, _Mapping]]] = ..., nccl: _Optional[str] = ...) -> None: ...
 
 class LimitMet(_message.Message):
     __slots__ = ("limit", "refused", "last_seconds")

@@ -44,6 +44,7 @@ class Hello:
     draining: bool = False
     versions: Versions = FIRST
     link_secret: str = field(default="", repr=False)  # that a coordinator has given it
+    nccl: int = 0
 
     def __str__(self) -> str:
         return f"worker /job:worker/task:{self.task} (host {self.host}, pid {self.pid}, incarnation {self.incarnation})"

@@ -331,7 +331,7 @@ def _peers(book: Registry, members: tuple[Member, ...]) -> tuple[Peer, ...]:
         ranks.setdefault(member.worker, []).append(member.rank)
     hellos = {task: book.workers[task].hello for task in sorted(ranks)}
     return tuple(
-        Peer(task, hello.incarnation, hello.host, hello.link_address, tuple(ranks[task]))
+        Peer(task, hello.incarnation, hello.host, hello.link_address, tuple(ranks[task]), hello.nccl)
         for task, hello in hellos.items()
     )
 

@@ -61,6 +61,7 @@ def hello_from_proto(message: pb.Hello) -> Hello:
         message.draining,
         codec.versions_from_proto(message.protocol),
         message.link_secret,
+        message.nccl,
     )
 
 

@@ -153,6 +153,7 @@ class Launching:
 
     def _begin(self, launch: Launch) -> None:
         if not self._stream:
+            self._cuda.use(self._device)
             self._stream = self._cuda.stream(self._device)
         launch.event = self._events.pop() if self._events else self._cuda.event(self._device)
         try:

@@ -24,6 +24,7 @@ from collectived_runtime.device.cuda.driver import CudaError, Fold
 from collectived_runtime.device.cuda.kernels import MOST_SOURCES
 from collectived_runtime.device.gpus import Gpu, Region, out_of_memory
 from collectived_runtime.device.launching import Launch, Work
+from collectived_runtime.device.nccl.interface import NcclError
 from collectived_runtime.engine.cutting import Window
 from collectived_runtime.engine.execute import Buffers, Judge, execute
 from collectived_runtime.engine.ledger import Mark
@@ -62,7 +63,7 @@ def run(
         Exhausted: there is no memory for what lies in between.
         CudaError: a GPU has failed.
     """
-    one = _Strand(program, strand, tools)
+    one = DeviceStrand(program, strand, tools)
     try:
         gpu = None if result is not None or not program.alone else _the_one(one.pieces(sources), outputs)
         if gpu is not None:
@@ -84,7 +85,7 @@ def run(
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class Piece:
     """What one rank contributes to elements [start, stop) of the pack."""
 
     start: int
@@ -92,7 +93,7 @@ class _Piece:
     memory: Bytes
 
 
-def _the_one(ranks: Sequence[Sequence[_Piece]], outputs: Sequence[Region]) -> Gpu | None:
+def _the_one(ranks: Sequence[Sequence[Piece]], outputs: Sequence[Region]) -> Gpu | None:
     """The GPU on which all of it lies, if that is so."""
     memory = [piece.memory for pieces in ranks for piece in pieces] + list(outputs)
     gpus = {one.gpu if isinstance(one, Region) else None for one in memory}
@@ -100,7 +101,7 @@ def _the_one(ranks: Sequence[Sequence[_Piece]], outputs: Sequence[Region]) -> Gp
 
 
 @dataclass(slots=True)
-class _Strand:
+class DeviceStrand:
     """One strand under way, with what its GPUs are at and the memory that they use meanwhile."""
 
     program: Program
@@ -114,7 +115,7 @@ class _Strand:
     def arithmetic(self) -> Arithmetic | None:
         return self.program.arithmetic[self.strand.pack_number]
 
-    def pieces(self, sources: Sequence[Sources]) -> list[list[_Piece]]:
+    def pieces(self, sources: Sequence[Sources]) -> list[list[Piece]]:
         """What each rank contributes to this strand, cut at the same places for all."""
         itemsize, span = self.strand.pack.dtype.itemsize, self.strand.span
         parts = [source.parts(self.strand.pack_number) for source in sources]
@@ -122,7 +123,7 @@ class _Strand:
         cuts = sorted(
             {edge for one in by_rank for start, stop, _ in one for edge in (start, stop)} | {span.start, span.stop}
         )
-        found: list[list[_Piece]] = []
+        found: list[list[Piece]] = []
         for one in by_rank:
             pieces = []
             for first, last in zip(cuts, cuts[1:], strict=False):
@@ -131,7 +132,7 @@ class _Strand:
                 for start, stop, memory in one:
                     if start <= first and last <= stop:
                         part = memory[(first - start) * itemsize : (last - start) * itemsize]
-                        pieces.append(_Piece(first, last, part))
+                        pieces.append(Piece(first, last, part))
             found.append(pieces)
         return found
 
@@ -158,11 +159,11 @@ class _Strand:
                     target.address + span.start * size, first.address + span.start * size, len(span) * size, stream
                 )
 
-        self._count(ranks)
-        self._submit(gpu, work)
-        yield from self._all_done()
+        self.count(ranks)
+        self.submit(gpu, work)
+        yield from self.all_done()
 
-    def _count(self, ranks: Sequence[Sequence[_Piece]]) -> None:
+    def count(self, ranks: Sequence[Sequence[Piece]]) -> None:
         nbytes = sum(len(piece.memory) for pieces in ranks for piece in pieces)
         if self.arithmetic is None:
             self.tools.counters.copied_bytes += nbytes
@@ -184,7 +185,7 @@ class _Strand:
         if result is not None:
             output = result[pack.result_offset : pack.result_offset + pack.count * dtype.itemsize].view(dtype)
         elif outputs:
-            output = self._host(gpu, len(span) * dtype.itemsize).view(dtype)
+            output = self.host(gpu, len(span) * dtype.itemsize).view(dtype)
             windows[Buffer.OUTPUT] = window
         how = self.arithmetic
         if how is None:
@@ -194,37 +195,40 @@ class _Strand:
                 return Buffers(output, output, output, never, copy_over, stays, windows)
             mine = yield from self._moved(gpu, sources)
             return Buffers(mine, mine, output, never, copy_over, stays, windows)
-        partials = yield from self._folded(gpu, how, sources)
+        ranks = self.pieces(sources)
+        self.count(ranks)
+        partials = yield from self.folded(gpu, how, ranks)
         return Buffers(partials, partials, output, how.fold, how.finish, how.finish_here, windows)
 
     def _moved(self, gpu: Gpu | None, sources: Sequence[Sources]) -> Generator[Wait, None, Array]:
         """What the one rank that contributes has."""
         itemsize, start = self.strand.pack.dtype.itemsize, self.strand.span.start
         (pieces,) = ranks = self.pieces(sources)
-        self._count(ranks)
-        mine = self._host(gpu, len(self.strand.span) * itemsize)
+        self.count(ranks)
+        mine = self.host(gpu, len(self.strand.span) * itemsize)
         for piece in pieces:
             into = mine[(piece.start - start) * itemsize : (piece.stop - start) * itemsize]
             if isinstance(piece.memory, Region):
                 self._fetch(piece.memory, into)
             else:
                 yield from copied(_on_host(piece.memory), into)
-        yield from self._all_done()
+        yield from self.all_done()
         return mine.view(to_numpy(self.strand.pack.dtype))
 
-    def _folded(self, gpu: Gpu | None, how: Arithmetic, sources: Sequence[Sources]) -> Generator[Wait, None, Array]:
-        """The partial sums of all ranks of this worker."""
-        ranks, count = self.pieces(sources), len(self.strand.span)
-        self._count(ranks)
+    def folded(
+        self, gpu: Gpu | None, how: Arithmetic, ranks: Sequence[Sequence[Piece]]
+    ) -> Generator[Wait, None, Array]:
+        """The partial sums of these ranks, on the host."""
+        count = len(self.strand.span)
         found: list[Array] = []
         for place, group in _by_place(ranks):
-            partials = how.partials(self._host(place or gpu, count * how.partial_bytes), count)
+            partials = how.partials(self.host(place or gpu, count * how.partial_bytes), count)
             found.append(partials)
             if place is None:
                 yield from self._gathered(how, group, partials)
             else:
                 self._gather_there(place, how, group, partials)
-        yield from self._all_done()
+        yield from self.all_done()
 
         def fold(pair: list[Array], out: Array) -> None:
             how.fold(pair[0], pair[1], out)
@@ -234,7 +238,7 @@ class _Strand:
             yield from spread(fold, how.partial_bytes, [total, other], total, self.tools)
         return total
 
-    def _gathered(self, how: Arithmetic, group: Sequence[Sequence[_Piece]], partials: Array) -> Iterator[Wait]:
+    def _gathered(self, how: Arithmetic, group: Sequence[Sequence[Piece]], partials: Array) -> Iterator[Wait]:
         """Of ranks whose values lie on the host."""
         dtype, start = to_numpy(self.strand.pack.dtype), self.strand.span.start
         for together in zip(*group, strict=True):
@@ -242,7 +246,7 @@ class _Strand:
             into = partials[together[0].start - start : together[0].stop - start]
             yield from spread(how.gather, how.partial_bytes, arrays, into, self.tools)
 
-    def _gather_there(self, gpu: Gpu, how: Arithmetic, group: Sequence[Sequence[_Piece]], partials: Array) -> None:
+    def _gather_there(self, gpu: Gpu, how: Arithmetic, group: Sequence[Sequence[Piece]], partials: Array) -> None:
         """Of ranks of one GPU, by that GPU."""
         if len(group) == 1 and how.direct:  # its elements are partial sums as they are
             start, size = self.strand.span.start, how.partial_bytes
@@ -267,11 +271,11 @@ class _Strand:
                 cuda.fold(fold, addresses, scratch.address + (start - first) * size, count, stream)
             cuda.copy(to, scratch.address, nbytes, stream)
 
-        self._submit(gpu, work)
+        self.submit(gpu, work)
 
     def _fetch(self, source: Region, into: NDArray[np.uint8]) -> None:
         target = into.ctypes.data
-        self._submit(source.gpu, lambda stream: source.gpu.cuda.copy(target, source.address, len(source), stream))
+        self.submit(source.gpu, lambda stream: source.gpu.cuda.copy(target, source.address, len(source), stream))
 
     def delivered(self, result: Array, outputs: Sequence[Region]) -> Iterator[Wait]:
         """The result of this strand, to wherever it is wanted."""
@@ -279,15 +283,15 @@ class _Strand:
         start = pack.result_offset + self.strand.span.start * pack.result_dtype.itemsize
         for output in outputs:
             self._send(result, output[start : start + result.nbytes])
-        yield from self._all_done()
+        yield from self.all_done()
 
     def _send(self, result: Array, target: Region) -> None:
         source, nbytes = result.ctypes.data, result.nbytes
-        self._submit(target.gpu, lambda stream: target.gpu.cuda.copy(target.address, source, nbytes, stream))
+        self.submit(target.gpu, lambda stream: target.gpu.cuda.copy(target.address, source, nbytes, stream))
 
     # What is under way
 
-    def _host(self, gpu: Gpu | None, size: int) -> NDArray[np.uint8]:
+    def host(self, gpu: Gpu | None, size: int) -> NDArray[np.uint8]:
         """Memory of the host; pinned where a GPU is to read or write it."""
         if gpu is None:
             return np.empty(size, np.uint8)
@@ -295,15 +299,17 @@ class _Strand:
         self._pinned.append((gpu, memory))
         return memory[:size]
 
-    def _submit(self, gpu: Gpu, work: Work) -> None:
+    def submit(self, gpu: Gpu, work: Work) -> None:
         self._launches.append((gpu, gpu.submit(work, self.tools.wake)))
 
-    def _all_done(self) -> Iterator[Wait]:
+    def all_done(self) -> Iterator[Wait]:
         for _, launch in self._launches:
             while not launch.done:
                 yield [(launch, 0)]
         launches, self._launches = self._launches, []
         for gpu, launch in launches:
+            if isinstance(launch.failed, NcclError):
+                raise launch.failed
             if launch.failed is not None:
                 if not isinstance(launch.failed, CudaError) or not out_of_memory(launch.failed):
                     gpu.give_up(str(launch.failed))
@@ -327,14 +333,14 @@ def _fold(how: Arithmetic, *, widen: bool, finish: bool) -> Fold:
     return Fold(how.operation, how.dtype, how.result, how.contributions, widen, finish)
 
 
-def _some_gpu(ranks: Sequence[Sequence[_Piece]], outputs: Sequence[Region]) -> Gpu | None:
+def _some_gpu(ranks: Sequence[Sequence[Piece]], outputs: Sequence[Region]) -> Gpu | None:
     memory = [*outputs, *(piece.memory for pieces in ranks for piece in pieces)]
     return next((one.gpu for one in memory if isinstance(one, Region)), None)
 
 
-def _by_place(ranks: Sequence[Sequence[_Piece]]) -> list[tuple[Gpu | None, list[Sequence[_Piece]]]]:
+def _by_place(ranks: Sequence[Sequence[Piece]]) -> list[tuple[Gpu | None, list[Sequence[Piece]]]]:
     """Ranks by the GPU on which their values lie, None for the host; in order of the lowest."""
-    found: dict[tuple[int, int], tuple[Gpu | None, list[Sequence[_Piece]]]] = {}
+    found: dict[tuple[int, int], tuple[Gpu | None, list[Sequence[Piece]]]] = {}
     counts: dict[int, int] = {}
     for pieces in ranks:
         gpu = _some_gpu([pieces], ())

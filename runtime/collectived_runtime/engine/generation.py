@@ -1,8 +1,9 @@
 """A generation in a lane: its ledger, its links, the instance that runs, and what is decided about it.
 
 What is due is decided by thinking in `ledger.py`; here it is done, always in the lane's thread, and never by waiting.
-An instance runs in up to three *stages*: where some rank takes what comes, the root's worker announces it; where
-lengths differ, the workers exchange them; then the program itself runs.
+An instance runs in up to four *stages*: where some rank takes what comes, the root's worker announces it; where lengths
+differ, the workers exchange them; where NCCL carries it out, they agree that all have come; then the program itself
+runs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collectived_proto.types import (
 )
 from collectived_runtime.device.cuda.driver import CudaError
 from collectived_runtime.device.gpus import Region
+from collectived_runtime.device.nccl.interface import NcclError, NcclRemoteError
 from collectived_runtime.engine import preliminary, verdicts
 from collectived_runtime.engine import strand as strands
 from collectived_runtime.engine.counters import NOT_STARTED
@@ -129,6 +131,7 @@ class Generation:
         self.ledger.closed = True
         if self.running is not None:
             self.links.abandon(self.running.stop())
+        self._stages.release()
         self.posts.let_go(rank)
         self.reports.fault(ReportKind.ABORT, self.ledger.next, rank=rank, text=reason)
 
@@ -183,6 +186,10 @@ class Generation:
             self._stop_running()
             self._exhausted(running.instance, error)
             return False
+        except NcclError as error:
+            self._stop_running()
+            self._nccl_failed(running.instance, error)
+            return False
         for strand in ended:
             self._strand_done(running, strand)
         return again or copying or bool(ended)
@@ -227,8 +234,11 @@ class Generation:
             self._carry_out(instance)
 
     def _carry_out(self, instance: Instance) -> None:
-        self.newcomers.tell(instance.number)
         program = self._shop.program(instance)
+        if program.native and not instance.agreed:
+            self.running = self._stages.agreement(instance, program, lambda: self._carry_out(instance))
+            return
+        self.newcomers.tell(instance.number)
         slot: Slot | None = None
         memory: NDArray[np.uint8] | None = None
         readers = program.receivers
@@ -322,6 +332,7 @@ class Generation:
             self._shop.around.refusals.bad(Where.LINK)
         if self.running is not None:
             self.links.abandon(self.running.stop())
+        self._stages.release()
         log.info("group %s: link to worker %d: %s", self._shop.name, error.peer, error)
         self.reports.fault(ReportKind.LINK, self.ledger.next, worker=error.peer, text=str(error))
 
@@ -362,11 +373,22 @@ class Generation:
     def _exhausted(self, instance: Instance, error: Exception) -> None:
         held = self._shop.results.held()
         rank = max(held, key=lambda r: held[r]) if held else next(iter(instance.arrivals))
+        self._stages.release()
         instance.disputed = True  # it does not start; the verdict is on its way
         text = f"no memory for the results of {instance.collective.operation} #{instance.number}: {error}"
         if held:
             text += f"; rank {rank} holds {held[rank]} bytes of results: release them"
         self.reports.fault(ReportKind.EXHAUSTED, instance.number, rank=rank, text=text)
+
+    def _nccl_failed(self, instance: Instance, error: NcclError) -> None:
+        """NCCL says that another worker is gone, of whom we shall hear more, or that it has failed here."""
+        instance.disputed = True
+        others = [peer.task for peer in self._shop.topology.peers if peer.ranks != self._shop.topology.ranks]
+        if isinstance(error, NcclRemoteError) and len(others) == 1:
+            self.reports.fault(ReportKind.LINK, instance.number, worker=others[0], text=str(error))
+            return
+        rank = min(self.ledger.standings)
+        self.reports.fault(ReportKind.LOST, self.ledger.standings[rank].finished, rank=rank, text=str(error))
 
     def _witness(self, verdict: Verdict) -> Verdict:
         """Another worker's verdict, with the ranks of this one that it waited for."""
@@ -421,6 +443,7 @@ class Generation:
         running = self.running
         assert running is not None
         self.links.abandon(running.stop())
+        self._stages.release()
         if running.slot is not None:
             for rank in running.readers:
                 if not running.told or self._shop.bells.seats[rank].gone:  # others may be reading it
@@ -465,4 +488,5 @@ class Generation:
         """Says goodbye to the peers."""
         self.posts.close()
         self.flood.close()
+        self._stages.close()
         self.links.close()

@@ -15,8 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from collectived_proto.devices import DeviceName
+from collectived_proto.errors import UnimplementedError
 from collectived_proto.types import (
     AllGather,
+    AllReduce,
     Broadcast,
     Collective,
     CommunicationImplementation,
@@ -36,12 +39,13 @@ from collectived_proto.types import (
     tier_of,
 )
 from collectived_runtime.device.arithmetic import Arithmetic
+from collectived_runtime.device.nccl.interface import elements
 from collectived_runtime.engine.checks import check
 from collectived_runtime.engine.cutting import Cut, Rows, Workers, cut
 from collectived_runtime.engine.minute import NOTHING, Load, load_of
 from collectived_runtime.engine.outlines import outlines
 from collectived_runtime.engine.recorder import NO_GIST, Gist, traffic
-from collectived_runtime.plan import ring, tree
+from collectived_runtime.plan import named, ring, tree
 from collectived_runtime.plan.batches import cut as cut_evenly
 from collectived_runtime.plan.batches import strands_of
 from collectived_runtime.plan.collect import Collect, WidePlan
@@ -53,6 +57,7 @@ from collectived_runtime.plan.packs import layout as pack_layout
 CHANNELS = 8  # strands that run side by side
 SEGMENT_BYTES = 8 << 20  # of a pack that passes between GPUs and hosts: while one is copied, others are on the wire
 MOST_SEGMENTS = 64
+NCCL = "nccl"
 AT_ONCE_BYTES = 256 << 10  # of a result: what takes the worker some tens of microseconds
 _SIGNAL = Pack(DType.UINT8, DType.UINT8, 1, 0, 0)  # what a collective without data sends, so that it still synchronises
 
@@ -92,6 +97,26 @@ class Topology:
     def on_gpus(self) -> bool:
         """Whether any rank is on a GPU."""
         return any("GPU" in member.device for member in self.group.members)
+
+    @property
+    def without_nccl(self) -> str:
+        """Why NCCL can carry nothing out in this group, or ''."""
+        for member in self.group.members:
+            if DeviceName.parse(member.device).kind != "GPU":
+                return f"rank {member.rank} is on {member.device}"
+        lacking = next((peer.task for peer in self.peers if not peer.nccl), None)
+        if lacking is not None:
+            return f"worker {lacking} has no NCCL"
+        versions = sorted({peer.nccl for peer in self.peers})
+        if len(versions) > 1:
+            return f"its workers have different versions of NCCL: {' and '.join(map(str, versions))}"
+        return ""
+
+    @property
+    def gpus(self) -> tuple[tuple[int, int], ...]:
+        """(place, index) of each GPU that ranks are on, in order."""
+        named = ((self.place_of(one.rank), DeviceName.parse(one.device)) for one in self.group.members)
+        return tuple(sorted({(place, name.index) for place, name in named if name.kind == "GPU"}))
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -148,6 +173,11 @@ class Program:
     @property
     def algorithm(self) -> str:
         return self.strands[0].algorithm
+
+    @property
+    def native(self) -> int:
+        """How many of its strands NCCL carries out."""
+        return sum(strand.algorithm == NCCL for strand in self.strands)
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -366,7 +396,7 @@ _LOCAL = _Carrier("local", 1, "all ranks are on one worker")
 def _carrier(collective: Collective, topology: Topology, first: Mapping[int, int], number: int, pack: Pack) -> _Carrier:
     """What carries this pack across workers, in how many shards: the same choice on every worker."""
     carrier = _chosen(collective, topology, first, number, pack)
-    if len(topology.peers) == 1 or not topology.on_gpus:
+    if len(topology.peers) == 1 or not topology.on_gpus or carrier.algorithm == NCCL:
         return carrier
     segments = min(MOST_SEGMENTS, -(-pack.count * pack.dtype.itemsize // SEGMENT_BYTES))
     return carrier._replace(shards=max(carrier.shards, segments))
@@ -376,23 +406,46 @@ def _chosen(collective: Collective, topology: Topology, first: Mapping[int, int]
     operation = collective.operation
     if isinstance(operation, (Reduce, Broadcast)):
         return _Carrier("tree", 1, f"it carries every {'reduce' if isinstance(operation, Reduce) else 'broadcast'}")
+    wanted = tier_of_leaf(collective, first[number]) if collective.all_reduce_spec and number in first else None
+    if wanted is not None and wanted.algorithm.startswith(NCCL):
+        _check_nccl(wanted, operation, topology, pack)
+    refusal = _nccl_refuses(operation, topology, pack) if collective.implementation is _NCCL else ""
+    by_nccl = wanted.algorithm == NCCL if wanted is not None else collective.implementation is _NCCL and not refusal
+    if by_nccl and len(topology.gpus) > 1:
+        return _Carrier(NCCL, wanted.shards if wanted else 1, f"all_reduce_spec: {wanted}" if wanted else _HINTED)
     if len(topology.peers) == 1:
         return _LOCAL
-    if collective.all_reduce_spec and number in first:
-        tier = tier_of_leaf(collective, first[number])
+    if wanted is not None:
+        tier = wanted
         return _Carrier(tier.algorithm, tier.shards, f"all_reduce_spec: {tier}")
     nbytes = pack.count * pack.dtype.itemsize
     tier = tier_of(topology.table, nbytes)
     if collective.implementation in _RING_HINTS:
-        falls = (
-            f", which falls back to RING {'where values pass by the host' if topology.on_gpus else 'on CPU devices'}"
-            if collective.implementation is _NCCL
-            else ""
-        )
+        where = f"here: {refusal}" if topology.on_gpus else "on CPU devices"
+        falls = f", which falls back to RING {where}" if collective.implementation is _NCCL else ""
         return _Carrier("ring", tier.shards, f"the hint {collective.implementation.value}{falls}")
     return _Carrier(
         tier.algorithm, tier.shards, f"table of AUTO for {nbytes} {'byte' if nbytes == 1 else 'bytes'}: {tier}"
     )
+
+
+def _check_nccl(tier: Tier, operation: Operation, topology: Topology, pack: Pack) -> None:
+    """Refuses what was ordered of NCCL and cannot be."""
+    why = _nccl_refuses(operation, topology, pack) if tier.algorithm == NCCL else ""
+    if tier.algorithm != NCCL and len(topology.gpus) > len(topology.peers):
+        why = "a worker has several GPUs of this group, which NCCL does not join by itself yet"
+    if why:
+        raise UnimplementedError(f"algorithm {tier.algorithm!r} cannot be had here: {why}; choose xring or pscpu")
+
+
+def _nccl_refuses(operation: Operation, topology: Topology, pack: Pack) -> str:
+    """Why NCCL cannot carry out an operation on a pack, or ''."""
+    if not isinstance(operation, AllReduce):
+        return f"NCCL is not asked for {operation}"
+    how = Arithmetic(operation.reduce_op, pack.dtype, pack.result_dtype, topology.group.size)
+    if elements(how) is None:
+        return f"NCCL has no {operation.reduce_op.value} of {pack.dtype.label}"
+    return topology.without_nccl
 
 
 def _carrier_of_cut(operation: Cutting, workers: Workers) -> tuple[str, str]:
@@ -412,12 +465,15 @@ def _planner(operation: Operation, topology: Topology, name: str) -> Callable[[S
     if isinstance(operation, Broadcast):
         root = topology.place_of(operation.root)
         return lambda span: tree.broadcast(places, me, span, root)
+    if name.startswith(NCCL):
+        return lambda span: named.all_reduce(name, [(place,) for place in places], me, span)
     if len(places) == 1:
         return lambda span: ring.all_reduce(places, me, span)
     across = ON_HOSTS[name]
     return lambda span: tuple(across(places, me, span))
 
 
+_HINTED = "the hint NCCL"
 # A hint for NCCL where there are no GPUs falls back to the ring.
 _NCCL = CommunicationImplementation.NCCL
 _RING_HINTS = (CommunicationImplementation.RING, _NCCL)

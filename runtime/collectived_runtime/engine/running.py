@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from collectived_runtime.device.launching import Launch
-from collectived_runtime.engine.crew import Job
 from collectived_runtime.engine.ledger import Instance
 from collectived_runtime.engine.links import Links
 from collectived_runtime.engine.program import Program, Strand
@@ -18,7 +16,6 @@ from collectived_runtime.engine.strand import Wait
 from collectived_runtime.transport.link import Link
 
 Start = Callable[[Strand, dict[int, Link]], Iterator[Wait]]
-_ELSEWHERE = (Job, Launch)  # work of other threads, which is waited for without a descriptor
 
 
 @dataclass(slots=True)
@@ -77,7 +74,7 @@ class Running:
                     strand, self._start(strand, found), frozenset(found.values()), time.monotonic()
                 )
             elif active.wait and not any(
-                one.done if isinstance(one, _ELSEWHERE) else one in links.ready for one, _ in active.wait
+                one in links.ready if isinstance(one, Link) else one.done for one, _ in active.wait
             ):
                 continue
             try:
@@ -102,9 +99,7 @@ class Running:
     def waited_for(self) -> tuple[int, ...]:
         """The workers from which something is to come; may be read from any thread."""
         waits = [one for active in list(self._active.values()) for one in active.wait]
-        return tuple(
-            sorted({one.peer for one, event in waits if not isinstance(one, _ELSEWHERE) and event & select.POLLIN})
-        )
+        return tuple(sorted({one.peer for one, event in waits if isinstance(one, Link) and event & select.POLLIN}))
 
     def ended(self, strand: Strand) -> tuple[bool, bool]:
         """Takes note of a strand's end: whether its pack is complete, and whether that was the last pack."""
@@ -128,7 +123,7 @@ class Running:
         for active in self._active.values():
             events.update(dict.fromkeys(active.links, 0 if active.wait else select.POLLIN))
             for one, event in active.wait:
-                if not isinstance(one, _ELSEWHERE):
+                if isinstance(one, Link):
                     events[one] |= event
         return events
 

@@ -2,7 +2,8 @@
 
 1. Where some rank takes what comes, the root's worker *announces* it.
 2. Where lengths differ, the workers *exchange* them.
-3. The *program* itself runs.
+3. Where NCCL carries it out, the workers *agree* that all have come, and in which order it is launched.
+4. The *program* itself runs.
 
 Which of them an instance needs, and what follows on each, is for the generation to say (`Generation._begin`).
 """
@@ -10,6 +11,7 @@ Which of them an instance needs, and what follows on each, is for the generation
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,15 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectived_runtime.device.gpus import Region
-from collectived_runtime.engine import device_strand, preliminary
+from collectived_runtime.engine import device_strand, native, preliminary
 from collectived_runtime.engine import strand as strands
+from collectived_runtime.engine.agreement import Talk, agree, meet, partners
 from collectived_runtime.engine.announce import announce
 from collectived_runtime.engine.execute import Judge
 from collectived_runtime.engine.ledger import Instance, Mark
-from collectived_runtime.engine.program import Program, Strand
+from collectived_runtime.engine.native import Meeting, Order, patiently, ranks_here
+from collectived_runtime.engine.program import NCCL, Program, Strand
 from collectived_runtime.engine.results import Slot
 from collectived_runtime.engine.running import Running, Start
 from collectived_runtime.engine.strand import Wait
+from collectived_runtime.engine.tickets import Key
 from collectived_runtime.engine.workshop import Workshop
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link
@@ -49,6 +54,8 @@ class Stages:
         self._number = number
         self._disputed = disputed
         self._judge = judge
+        self._order: Order | None = None  # of the instance that NCCL carries out
+        self._kept = (shop.topology.group.key, number)  # by which the communicators are kept
 
     def announcement(self, instance: Instance, root: int, then: Callable[[], None]) -> Running:
         """What the root is about to send, told to all; then `instance` is described as the root describes it."""
@@ -126,10 +133,72 @@ class Stages:
             readers: the ranks that read it there. outputs: where the result is to be written as well; None: all of it
                 is about memory of the host.
         """
-        carry = strands.run if outputs is None else partial(device_strand.run, outputs)
+        carry = self._carrier(outputs)
         start = self._starter(instance, program, sources, memory, instance.marks, carry)
         self.chain = self._next(instance)
         return Running(instance, program, slot, start, readers=readers)
+
+    def agreement(self, instance: Instance, program: Program, then: Callable[[], None]) -> Running:
+        """Before what NCCL carries out: all have come with the same contract, and it is its turn on this worker."""
+        topology = self._shop.topology
+        strand = replace(preliminary.announcement(topology, 0), peers=partners(len(topology.peers), topology.place))
+
+        def start(_: Strand, links: dict[int, Link]) -> Iterator[Wait]:
+            return patiently(self._agree(instance, program.native, links), self._shop.tools.wake)
+
+        def agreed() -> None:
+            instance.agreed = True
+            then()
+
+        return Running(instance, preliminary.alone(strand), None, start, agreed)
+
+    def _agree(self, instance: Instance, strands: int, links: dict[int, Link]) -> Iterator[Wait]:
+        shop, topology, engine = self._shop, self._shop.topology, self._shop.around.native
+        assert engine is not None, "a worker that has told nobody of NCCL is asked for it"
+        group = topology.group.key
+        stamp = frames.Stamp(group, self._number, instance.number, 0, 0, bytes(8), self._next(instance))
+        talk = Talk(len(topology.peers), topology.place, links, stamp, self._judge, shop.tools.wake)
+        key = Key(group, self._number, instance.number)
+        if engine.communicators.get(self._kept) is None:
+            ranks = ranks_here(topology)
+            made = yield from meet(talk, key, engine.turnstile, engine.communicators, len(topology.gpus), ranks)
+            engine.communicators.keep(self._kept, made)
+        order = self._order = Order(key._replace(step=1), strands, engine.turnstile, shop.tools.wake)
+        yield from agree(talk, order.key, engine.turnstile)
+
+    def release(self) -> None:
+        """What has not been launched of an instance never will be: nobody waits for its turn any more."""
+        if self._order is not None:
+            self._order.close()
+            self._order = None
+
+    def close(self) -> None:
+        """The generation is over: its communicators are ended."""
+        self.release()
+        self._end_communicators(orderly=True)
+
+    def _end_communicators(self, *, orderly: bool = False) -> None:
+        engine = self._shop.around.native
+        if engine is not None:
+            engine.communicators.end(self._kept, orderly=orderly)
+
+    def _carrier(self, outputs: Sequence[Region] | None) -> Callable[..., Iterator[Wait]]:
+        """What carries the strands of a program out, one by one."""
+        engine, order = self._shop.around.native, self._order
+        other = strands.run if outputs is None else partial(device_strand.run, outputs)
+        if engine is None or order is None:
+            return other
+        made = engine.communicators.get(self._kept)
+        assert made is not None, "they are made before it is agreed on"
+        meeting = Meeting(engine, self._shop.topology, order, made, self._end_communicators)
+
+        def carry(program: Program, strand: Strand, *rest: Any) -> Iterator[Wait]:
+            if strand.algorithm == NCCL:
+                carried = native.run(meeting, outputs or (), program, strand, *rest)
+                return patiently(carried, self._shop.tools.wake)
+            return other(program, strand, *rest)
+
+        return carry
 
     def _starter(
         self,

@@ -8,16 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectived_proto.numpy_types import to_numpy
 from collectived_runtime.device.arithmetic import STRETCH_BYTES, Arithmetic
-from collectived_runtime.device.launching import Launch
 from collectived_runtime.engine.counters import Counters
-from collectived_runtime.engine.crew import PIECE_BYTES, SPREAD_BYTES, Help, Job
+from collectived_runtime.engine.crew import PIECE_BYTES, SPREAD_BYTES, Help
 from collectived_runtime.engine.cutting import Cut, Window, one_run
 from collectived_runtime.engine.execute import AGAIN, Buffers, Judge, execute
 from collectived_runtime.engine.ledger import Mark
@@ -30,7 +29,16 @@ from collectived_runtime.transport.frame import Stamp
 from collectived_runtime.transport.link import Link
 
 Array = NDArray[Any]
-Wait = Sequence[tuple[Link | Job | Launch, int]]  # as of `execute`; work of others is waited for with 0
+
+
+class Elsewhere(Protocol):
+    """What others do. Whoever does it wakes the lane when it is `done`."""
+
+    @property
+    def done(self) -> bool: ...
+
+
+Wait = Sequence[tuple[Link | Elsewhere, int]]  # as of `execute`; what others do is waited for with 0
 
 
 @dataclass(frozen=True, slots=True)

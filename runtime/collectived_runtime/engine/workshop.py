@@ -16,6 +16,7 @@ from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.ledger import Instance
 from collectived_runtime.engine.links import Exchange
 from collectived_runtime.engine.minute import Minute
+from collectived_runtime.engine.native import Engine
 from collectived_runtime.engine.program import Program, Topology, compose
 from collectived_runtime.engine.recorder import Recorder, Tape
 from collectived_runtime.engine.results import Budget, Results
@@ -42,6 +43,7 @@ class Surroundings:
     ended: Callable[[Any], None]  # with the lane
     recorder: Recorder = field(default_factory=Recorder)
     refusals: Refusals = field(default_factory=Refusals)
+    native: Engine | None = None  # where this worker has GPUs and NCCL
 
 
 @dataclass(slots=True)
@@ -72,9 +74,9 @@ class Workshop:
         if program is None:
             program = compose(instance.collective, self.topology, instance.rows, strangers)
             self.keep(key, program)
-            if instance.collective.implementation is CommunicationImplementation.NCCL:
-                where = "on GPUs, but values pass by the host" if self.topology.on_gpus else "on CPU devices"
-                self.note(f"{where}: the hint NCCL falls back to RING")
+            if instance.collective.implementation is CommunicationImplementation.NCCL and not program.native:
+                where = f"on GPUs, but {self.topology.without_nccl or 'not for NCCL'}"
+                self.note(f"{where if self.topology.on_gpus else 'on CPU devices'}: the hint NCCL falls back to RING")
         return program
 
     def note(self, text: str) -> None:

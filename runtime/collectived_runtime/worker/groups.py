@@ -38,6 +38,7 @@ from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.lane import Lane, Surroundings
+from collectived_runtime.engine.native import Engine
 from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.recorder import Recorder
 from collectived_runtime.engine.results import Budget
@@ -78,6 +79,7 @@ class Groups:
         connected: whether the coordinator can be reached.
         refusals: counts what limits refuse, and what nobody should have sent.
         rules: who may join which groups, by their names within the cluster: `JOB/NAME`, or `/NAME`.
+        native: what the worker has of NCCL, if anything.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Groups:
         refusals: Refusals | None = None,
         most: Most | None = None,
         rules: Sequence[Reserved] = (),
+        native: Engine | None = None,
     ) -> None:
         self._refusals = refusals or Refusals()
         self._most = most or Most()
@@ -104,6 +107,7 @@ class Groups:
         self._door = door
         self._budget = budget
         self._crew = Crew()
+        self._native = native
         self.recorder = Recorder()
         self._say = say
         self._connected = connected
@@ -404,6 +408,7 @@ class Groups:
             self._lane_ended,
             self.recorder,
             self._refusals,
+            self._native,
         )
 
     def _report(self, report: Report) -> None:

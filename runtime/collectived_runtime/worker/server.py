@@ -12,7 +12,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,6 +43,7 @@ from collectived_runtime.daemon import (
     signals,
     until_stopped,
 )
+from collectived_runtime.device.nccl.choose import choose
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.guests.callers import Callers
@@ -61,9 +62,11 @@ from collectived_runtime.worker import devices, probe, telemetry
 from collectived_runtime.worker.draining import Drainage
 from collectived_runtime.worker.enlist import enlist
 from collectived_runtime.worker.groups import Groups
+from collectived_runtime.worker.listening import listening
 from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.memory_limit import default_memory_limit
 from collectived_runtime.worker.metrics import WorkerMetrics
+from collectived_runtime.worker.native import GetNccl, native
 from collectived_runtime.worker.service import WorkerService
 from collectived_runtime.worker.sessions import Sessions
 from collectived_runtime.worker.status import Identity, Standing, group_seen_from, worker_status
@@ -93,12 +96,15 @@ UNREACHABLE = 3  # exit status
 
 
 async def serve(
-    settings: WorkerSettings, lifeline: Awaitable[None] | None = None, cuda: devices.GetCuda = devices.real_cuda
+    settings: WorkerSettings,
+    lifeline: Awaitable[None] | None = None,
+    cuda: devices.GetCuda = devices.real_cuda,
+    nccl: GetNccl = choose,
 ) -> None:
     """Runs a worker until SIGTERM, SIGINT, or the lifeline ends.
 
     Args:
-        cuda: where it gets its GPUs.
+        cuda: where it gets its GPUs. nccl: where it gets NCCL, by the name of a binding or "".
 
     Raises:
         SystemExit: it cannot start; the reason has been printed. Status 3 where no coordinator takes it, else 1.
@@ -112,7 +118,7 @@ async def serve(
             tls = certificates(settings, settings.listen)
             if number is None:
                 number = await enlist(settings.coordinator, settings.secret, host, settings.patience_seconds, tls)
-            worker = _Worker(settings, number, host, tls, cuda)
+            worker = _Worker(settings, number, host, tls, cuda, nccl)
             await worker.start()
         except (OSError, ValueError, CollectiveError, CannotStart) as error:
             if worker is not None:
@@ -150,7 +156,13 @@ class _Worker:
     """The parts of one worker, in the order in which they start; they end in the reverse order."""
 
     def __init__(
-        self, settings: WorkerSettings, task: int, host: str, tls: Certificates, cuda: devices.GetCuda
+        self,
+        settings: WorkerSettings,
+        task: int,
+        host: str,
+        tls: Certificates,
+        cuda: devices.GetCuda,
+        nccl: GetNccl,
     ) -> None:
         self.settings = settings
         self.tls = tls
@@ -163,6 +175,7 @@ class _Worker:
         self.porter = Porter(guests(settings.allow_users, settings.allow_groups), self.descriptors // 9, self.refusals)
         callers = Callers(self.gate, self.porter, tls.mutual)
         rules = resolved(settings.group_rules, "group_rules"), resolved(settings.device_rules, "device_rules")
+        self.native = native(settings.nccl, self.devices.gpus, _end_without, nccl)
         folder = settings.folder
         folder.mkdir(mode=0o711 if self.porter.names_guests else 0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
@@ -200,6 +213,7 @@ class _Worker:
             self.listen[0],
             f"{link_host}:{self.reception.link_port}",
             self.devices.missing,
+            self.native.text,
         )
         self.telemetry: telemetry.Telemetry | None = None
         self.telling: set[asyncio.Future[None]] = set()
@@ -216,6 +230,7 @@ class _Worker:
             self.refusals,
             most,
             rules[0],
+            self.native.engine,
         )
         self.membership = Membership(
             settings.coordinator,
@@ -341,6 +356,7 @@ class _Worker:
         await self.server.stop(0.2)
         self.porter.close()
         await asyncio.to_thread(self.groups.close)
+        await asyncio.to_thread(self.native.close)
         await asyncio.to_thread(self.devices.close)
         await asyncio.to_thread(self.reception.close)
         if self.telemetry is not None:
@@ -358,6 +374,7 @@ class _Worker:
             devices=identity.devices,
             address=self.listen[0],
             link_address=identity.link_address,
+            nccl=self.native.version,
             highest_epoch=epoch,
             groups=self.groups.attached(),
             draining=bool(self.drainage.refusal),
@@ -469,22 +486,3 @@ def _end_without(why: str) -> None:
     ending = threading.Timer(GPU_LOST_SECONDS, os._exit, (GPU_LOST,))  # whatever hangs in the driver
     ending.daemon = True
     ending.start()
-
-
-def listening(wanted: Sequence[str], default: str) -> list[str]:
-    """The addresses to serve at: always one Unix socket, first, and TCP addresses where some are wanted.
-
-    Raises:
-        ValueError: two Unix sockets are wanted.
-    """
-    local = [address for address in wanted if address.startswith("unix:")]
-    if len(local) > 1:
-        raise ValueError(
-            f"a worker serves at one Unix socket, got {' and '.join(local)}: the others can be symbolic links"
-        )
-    return [*(local or [default]), *(_with_host(address) for address in wanted if address not in local)]
-
-
-def _with_host(address: str) -> str:
-    host, colon, port = address.rpartition(":")
-    return address if host or not colon else f"127.0.0.1:{port}"

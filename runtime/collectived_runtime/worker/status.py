@@ -37,6 +37,7 @@ class Identity:
     address: str
     link_address: str
     gpus_missing: str = ""  # why GPUs that are there are not offered
+    nccl: str = ""
     started: float = field(default_factory=time.monotonic)
 
 
@@ -68,6 +69,7 @@ async def worker_status(identity: Identity, lanes: Iterable[Lane], standing: Sta
         gpus_missing=identity.gpus_missing,
         address=identity.address,
         link_address=identity.link_address,
+        nccl=identity.nccl,
         connected=standing.connected,
         sessions=standing.sessions,
         arena_bytes=standing.arena_bytes,

@@ -17,7 +17,7 @@ from collectived_proto.configuration.keys import REQUIRED, keys_of
 PLACE = {"task": "0", "coordinator": "unix:/c", "folder": "/run/x"}
 EVERYWHERE = [(settings, key) for settings in DAEMONS.values() for key in keys_of(settings)]
 SECRET = "s3cret-of-these-tests"
-NAMED = {"log_level": "info", "log_format": "json", "secret": SECRET}
+NAMED = {"log_level": "info", "log_format": "json", "nccl": "cupy", "secret": SECRET}
 SAMPLES = {
     "[host:]port": "9450",
     "time": "250ms",

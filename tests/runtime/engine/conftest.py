@@ -8,7 +8,7 @@ import queue
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from collectived_proto.codec import verdict_from_proto
+from collectived_proto.devices import DeviceName
 from collectived_proto.local import wire
 from collectived_proto.local.outline import Outline, parse
 from collectived_proto.numpy_types import from_numpy
@@ -37,6 +38,7 @@ from collectived_proto.types import (
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.lane import Lane, Surroundings
+from collectived_runtime.engine.native import Engine
 from collectived_runtime.engine.preliminary import prepare
 from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.results import Budget
@@ -194,8 +196,15 @@ class Rank:
         return memory, parse(memory)
 
 
+def device_of(rank: int, task: int, gpus: tuple[int, ...]) -> DeviceName:
+    return DeviceName(task, "GPU", gpus[rank]) if gpus else DeviceName(task, "CPU", 0)
+
+
 class World:
-    """A group over lanes in this process. `hosts` are numbers of ranks per worker, or the ranks themselves."""
+    """A group over lanes in this process. `hosts` are numbers of ranks per worker, or the ranks themselves.
+
+    Where `gpus` says so each rank is on one; `natives` are what the workers have of NCCL.
+    """
 
     def __init__(
         self,
@@ -204,21 +213,27 @@ class World:
         table: tuple[Tier, ...] = (),
         idle: bool = False,
         idle_after: float = 60.0,
+        gpus: tuple[int, ...] = (),
+        natives: Sequence[Engine] = (),
+        key: int = 7,
     ) -> None:
         ranks = itertools.count()
         self.layout = [host if isinstance(host, tuple) else tuple(next(ranks) for _ in range(host)) for host in hosts]
+        nccl = 22809 if natives else 0
         members = tuple(
             sorted(
                 (
-                    Member(rank, f"/job:worker/replica:0/task:{task}/device:CPU:0", task, f"host{task}", 1000 + rank)
+                    Member(rank, str(device_of(rank, task, gpus)), task, f"host{task}", 1000 + rank)
                     for task, local in enumerate(self.layout)
                     for rank in local
                 ),
                 key=lambda member: member.rank,
             )
         )
-        self.group = GroupInfo("world", 7, 100, members)
-        peers = tuple(Peer(task, "i", f"host{task}", "127.0.0.1:1", local) for task, local in enumerate(self.layout))
+        self.group = GroupInfo("world", key, 100, members)
+        peers = tuple(
+            Peer(task, "i", f"host{task}", "127.0.0.1:1", local, nccl) for task, local in enumerate(self.layout)
+        )
         self.board = Switchboard()
         self.reports: queue.Queue[Report] = queue.Queue()
         self.ended: queue.Queue[Lane] = queue.Queue()
@@ -236,6 +251,7 @@ class World:
                 idle_after,
                 self.reports.put,
                 self.ended.put,
+                native=natives[task] if natives else None,
             )
             lane = Lane(Topology.of(self.group, peers, task, table or TABLE, idle), around)
             self.lanes.append(lane)

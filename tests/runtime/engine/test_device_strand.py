@@ -77,13 +77,15 @@ class Party:
         """What a client of this rank sees of its arena."""
         return view(self.arenas[rank].region(offset, nbytes).address, nbytes)
 
-    def submit(self, rank: int, leaves: list[NDArray[Any]], operation: Operation, receives: bool = True) -> None:
+    def submit(
+        self, rank: int, leaves: list[NDArray[Any]], operation: Operation, receives: bool = True, **described_as: Any
+    ) -> None:
         one = self.world.ranks[rank]
         described = tuple(
             Leaf(f"[{number}]", from_numpy(leaf.dtype) or pytest.fail(), leaf.shape)
             for number, leaf in enumerate(leaves)
         )
-        collective = Collective(operation, "[*]", described, site="test.py:1")
+        collective = Collective(operation, "[*]", described, site="test.py:1", **described_as)
         prepared = prepare(collective, rank, self.world.lane_of(rank).topology)
         one.seat.prepared[5] = prepared
         there, addresses, at = self.places[rank] >= 0, [], 0

@@ -72,7 +72,7 @@ def _numbers(environment: Environment) -> Iterator[Finding]:
             "export COLLECTIVED_TIMEOUT=60, or unset it",
         )
     binding = environment.variables.get("COLLECTIVED_NCCL")
-    if binding and binding not in BINDINGS:
+    if binding and binding not in (*BINDINGS, "auto"):
         yield failure(
             "environment",
             f"COLLECTIVED_NCCL={binding!r} is no binding of NCCL",

@@ -56,7 +56,12 @@ def gpus(said: Mapping[str, Any], environment: Mapping[str, str]) -> Gpus:
 
 def nccl(said: Mapping[str, Any], environment: Mapping[str, str]) -> Nccl:
     bindings = {name: version for name, packages in _PACKAGES.items() if (version := _first_version(packages))}
-    return Nccl(environment.get("COLLECTIVED_NCCL", ""), bindings, said.get("nccl", ""))
+    return Nccl(_chosen(environment.get("COLLECTIVED_NCCL", "")), bindings, said.get("nccl", ""))
+
+
+def _chosen(wanted: str) -> str:
+    """The binding that is asked for by name, or ''."""
+    return "" if wanted.lower() == "auto" else wanted
 
 
 def _first_version(packages: tuple[str, ...]) -> str | None:

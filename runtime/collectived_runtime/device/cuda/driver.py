@@ -50,6 +50,9 @@ class Cuda(Protocol):
     def devices(self) -> Sequence[Device]:
         """The GPUs that this process may use."""
 
+    def use(self, device: int) -> None:
+        """Makes a GPU the current one of the calling thread, for libraries that ask which it is."""
+
     def allocate(self, device: int, size: int) -> tuple[int, int]:
         """(address, bytes) of new memory that `export` can hand to another process: `size` rounded up to pages."""
 

@@ -66,6 +66,9 @@ class RealCuda:
     def devices(self) -> Sequence[Device]:
         return self._devices
 
+    def use(self, device: int) -> None:
+        self._use(device)
+
     def allocate(self, device: int, size: int) -> tuple[int, int]:
         self._use(device)
         wish = driver.CUmemAllocationProp()

@@ -1,0 +1,225 @@
+"""NCCL as this runtime uses it: raw integers in, typed errors out, whichever binding is behind.
+
+    NcclError
+    ├── NcclRemoteError       another rank, or the way to it, is gone
+    ├── NcclTimeoutError      NCCL has given up waiting
+    └── NcclUsageError        the call was wrong: a defect of whoever called
+
+A communicator is an integer as well, and stays with the implementation that made it. A communicator made without
+blocking may take no other call while its `state` is IN_PROGRESS, but for `abort`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from collectived_proto.types import DType, ReduceOp
+from collectived_runtime.device.arithmetic import Arithmetic
+
+UNIQUE_ID_BYTES = 128
+
+
+class Result(enum.IntEnum):
+    """What NCCL answers, numbered as there."""
+
+    SUCCESS = 0
+    UNHANDLED_CUDA_ERROR = 1
+    SYSTEM_ERROR = 2
+    INTERNAL_ERROR = 3
+    INVALID_ARGUMENT = 4
+    INVALID_USAGE = 5
+    REMOTE_ERROR = 6
+    IN_PROGRESS = 7
+    TIMEOUT = 8
+
+
+_MEANINGS: dict[int, str] = {
+    Result.UNHANDLED_CUDA_ERROR: "a CUDA call failed",
+    Result.SYSTEM_ERROR: "a call to the system failed",
+    Result.INTERNAL_ERROR: "an internal check failed",
+    Result.INVALID_ARGUMENT: "an argument has an invalid value",
+    Result.INVALID_USAGE: "the call is invalid here",
+    Result.REMOTE_ERROR: "another rank, or the connection to it, is gone",
+    Result.IN_PROGRESS: "the communicator is still at an earlier call",
+    Result.TIMEOUT: "it has waited too long for another rank",
+}
+
+
+class NcclError(Exception):
+    """A call that NCCL refused, or a communicator that has failed.
+
+    Attributes:
+        code: what NCCL answered; a number that `Result` does not have where NCCL is newer than this list.
+    """
+
+    def __init__(self, code: int, call: str, said: str = "") -> None:
+        meaning = _MEANINGS.get(code, "an error that this release does not know")
+        text = f"NCCL: {call}: {meaning} (code {code})"
+        super().__init__(f"{text}: {said}" if said else text)
+        self.code = code
+
+
+class NcclRemoteError(NcclError):
+    """Another rank, or the way to it, is gone."""
+
+
+class NcclTimeoutError(NcclError):
+    """NCCL has given up waiting."""
+
+
+class NcclUsageError(NcclError):
+    """The call was wrong."""
+
+
+_CLASSES: dict[int, type[NcclError]] = {
+    Result.REMOTE_ERROR: NcclRemoteError,
+    Result.TIMEOUT: NcclTimeoutError,
+    Result.INVALID_ARGUMENT: NcclUsageError,
+    Result.INVALID_USAGE: NcclUsageError,
+}
+
+
+def error(code: int, call: str, said: str = "") -> NcclError:
+    """The exception for what NCCL answered to `call`; `said` is its own explanation, where the binding has it."""
+    return _CLASSES.get(code, NcclError)(code, call, said)
+
+
+def state_of(code: int, call: str) -> bool:
+    """Whether a communicator with this asynchronous result is ready; False: still in progress.
+
+    Raises:
+        NcclError: it has failed.
+    """
+    if code not in (Result.SUCCESS, Result.IN_PROGRESS):
+        raise error(code, call)
+    return code == Result.SUCCESS
+
+
+class DataType(enum.IntEnum):
+    """Numbered as in NCCL."""
+
+    INT8 = 0
+    UINT8 = 1
+    INT32 = 2
+    UINT32 = 3
+    INT64 = 4
+    UINT64 = 5
+    FLOAT16 = 6
+    FLOAT32 = 7
+    FLOAT64 = 8
+    BFLOAT16 = 9
+
+
+class Operation(enum.IntEnum):
+    """Numbered as in NCCL."""
+
+    SUM = 0
+    PRODUCT = 1
+    MAX = 2
+    MIN = 3
+    AVERAGE = 4
+
+
+_OPERATIONS = {
+    ReduceOp.SUM: Operation.SUM,
+    ReduceOp.MEAN: Operation.AVERAGE,
+    ReduceOp.PRODUCT: Operation.PRODUCT,
+    ReduceOp.MAX: Operation.MAX,
+    ReduceOp.MIN: Operation.MIN,
+}
+
+
+def operation(reduce_op: ReduceOp) -> Operation | None:
+    """NCCL's name of a reduce op; None where it has none."""
+    return _OPERATIONS.get(reduce_op)
+
+
+Elements = tuple[DataType, int]  # what NCCL takes one partial sum for: so many elements of that type
+
+
+def elements(how: Arithmetic) -> Elements | None:
+    """What NCCL takes partial sums for; None where it cannot fold them as they are to be folded."""
+    if operation(how.operation) is None:
+        return None
+    if how.dtype.is_complex:  # two numbers side by side, as long as they are only added
+        added = how.operation in (ReduceOp.SUM, ReduceOp.MEAN)
+        return (DataType.FLOAT32 if how.dtype is DType.COMPLEX64 else DataType.FLOAT64, 2) if added else None
+    found = DataType.__members__.get(how.partial.name.upper())
+    return None if found is None else (found, 2 if how.split else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a binding can do.
+
+    Attributes:
+        nonblocking: makes communicators without blocking; where it cannot, `init` returns when all ranks have come.
+        max_count: elements that one call takes.
+    """
+
+    nonblocking: bool
+    max_count: int
+
+
+def in_parts(count: int, most: int) -> Iterator[tuple[int, int]]:
+    """(start, elements) of the calls that together take `count` elements, `most` at a time; at least one call."""
+    for start in range(0, max(count, 1), most):
+        yield start, min(most, count - start)
+
+
+class Nccl(Protocol):
+    """One loaded libnccl. May be used from any thread; one communicator by one thread at a time, but for `abort`.
+
+    Addresses and streams are of the device that is current in the calling thread. All calls but `version` raise
+    `NcclError`; `count` is in elements and at most `capabilities.max_count`.
+    """
+
+    name: str
+    capabilities: Capabilities
+
+    def version(self) -> int:
+        """Such as 22809 for 2.28.9."""
+        ...
+
+    def unique_id(self) -> bytes:
+        """What the ranks of one communicator share; to be minted in the process of one of its ranks."""
+        ...
+
+    def init(self, size: int, unique_id: bytes, rank: int, *, blocking: bool) -> int:
+        """A communicator; not yet `ready` where it is made without blocking."""
+        ...
+
+    def ready(self, communicator: int) -> bool:
+        """False while it is at an earlier call; raises where it has failed meanwhile."""
+        ...
+
+    def all_reduce(
+        self, send: int, receive: int, count: int, dtype: DataType, op: Operation, communicator: int, stream: int
+    ) -> None: ...
+
+    def reduce(
+        self,
+        send: int,
+        receive: int,
+        count: int,
+        dtype: DataType,
+        op: Operation,
+        root: int,
+        communicator: int,
+        stream: int,
+    ) -> None: ...
+
+    def broadcast(
+        self, send: int, receive: int, count: int, dtype: DataType, root: int, communicator: int, stream: int
+    ) -> None: ...
+
+    def abort(self, communicator: int) -> None:
+        """Frees it, whatever it is at. May block; nobody may use it any more."""
+        ...
+
+    def destroy(self, communicator: int) -> None:
+        """Frees it after what it is at. May block; nobody may use it any more."""
+        ...

@@ -1,0 +1,279 @@
+"""NCCL without a GPU: ranks meet at a socket of whoever minted the id, and what they bring is folded there.
+
+Ranks may be in several processes, for the worker that mints an id has a thread per communicator. Addresses are of host
+memory. A collective takes effect while its communicator is in progress, so who asks `ready` until it is true knows that
+the values are there. Nothing waits for others but `init` with `blocking`, and an `abort` that a test holds up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import select
+import socket
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived_proto.numpy_types import to_numpy
+from collectived_proto.types import DType
+from collectived_runtime.device.nccl.interface import (
+    UNIQUE_ID_BYTES,
+    Capabilities,
+    DataType,
+    NcclRemoteError,
+    NcclUsageError,
+    Operation,
+    Result,
+)
+from collectived_runtime.device.nccl.kept import Kept
+
+_HELLO = struct.Struct("<ii")  # size, rank
+_CALL = struct.Struct("<8siiiq")  # kind, element type, operation, root, count
+_GO = b"go"
+_FOLDS = {
+    Operation.SUM: np.add,
+    Operation.AVERAGE: np.add,
+    Operation.PRODUCT: np.multiply,
+    Operation.MAX: np.maximum,
+    Operation.MIN: np.minimum,
+}
+_minted = itertools.count()
+
+
+def view(address: int, nbytes: int) -> NDArray[np.uint8]:
+    """Those bytes of this process's memory."""
+    return np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), np.uint8)
+
+
+class FakeNccl:
+    """An `interface.Nccl`.
+
+    Args:
+        init_hold: while this file is there, no communicator becomes ready.
+        abort_hold: while this file is there, no abort returns.
+        blocking: whether it can only make communicators by blocking, as some bindings.
+        most: elements of one call.
+    """
+
+    name = "fake"
+
+    def __init__(
+        self,
+        init_hold: Path | None = None,
+        abort_hold: Path | None = None,
+        *,
+        blocking: bool = False,
+        most: int = (1 << 63) - 1,
+    ) -> None:
+        self.capabilities = Capabilities(nonblocking=not blocking, max_count=most)
+        self._init_hold = init_hold
+        self._abort_hold = abort_hold
+        self.stuck = False  # while it is true no collective comes to its end here
+        self._ends: Kept[_End] = Kept()
+        self._open: list[socket.socket] = []
+        self.inits: list[int] = []  # ranks for which one was begun
+        self.freed: list[tuple[str, int]] = []  # how, and which rank
+        self.calls: list[tuple[str, int]] = []  # kind and count
+
+    def version(self) -> int:
+        return 22809
+
+    def unique_id(self) -> bytes:
+        name = f"\0collectived-nccl-{os.getpid()}-{next(_minted)}"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(name)
+        listener.listen(64)
+        self._open.append(listener)
+        threading.Thread(target=_meet, args=(listener,), name="fake nccl", daemon=True).start()
+        return name.encode().ljust(UNIQUE_ID_BYTES, b" ")
+
+    def init(self, size: int, unique_id: bytes, rank: int, *, blocking: bool) -> int:
+        if blocking is self.capabilities.nonblocking:
+            raise NcclUsageError(Result.INVALID_USAGE, "init", f"blocking={blocking}")
+        self.inits.append(rank)
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(unique_id.rstrip(b" ").decode())
+        except OSError as error:
+            connection.close()
+            raise NcclRemoteError(Result.REMOTE_ERROR, "init", str(error)) from None
+        self._open.append(connection)
+        connection.setblocking(False)
+        number = self._ends.keep(_End(connection, rank))
+        self._ends[number].ask(_HELLO.pack(size, rank), view_of(bytearray(len(_GO))))
+        while blocking and not self.ready(number):
+            threading.Event().wait(0.001)
+        return number
+
+    def ready(self, communicator: int) -> bool:
+        end = self._ends[communicator]
+        return not self.stuck and not (self._init_hold is not None and self._init_hold.exists()) and end.step()
+
+    def all_reduce(
+        self, send: int, receive: int, count: int, dtype: DataType, op: Operation, communicator: int, stream: int
+    ) -> None:
+        self._call(b"all_redu", send, receive, count, dtype, op, -1, communicator)
+
+    def reduce(
+        self,
+        send: int,
+        receive: int,
+        count: int,
+        dtype: DataType,
+        op: Operation,
+        root: int,
+        communicator: int,
+        stream: int,
+    ) -> None:
+        self._call(b"reduce  ", send, receive, count, dtype, op, root, communicator)
+
+    def broadcast(
+        self, send: int, receive: int, count: int, dtype: DataType, root: int, communicator: int, stream: int
+    ) -> None:
+        self._call(b"broadcas", send, receive, count, dtype, Operation.SUM, root, communicator)
+
+    def abort(self, communicator: int) -> None:
+        self._free("abort", communicator)
+
+    def destroy(self, communicator: int) -> None:
+        self._free("destroy", communicator)
+
+    def close(self) -> None:
+        """After a test: ends whatever it has left."""
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)  # who waits there is woken
+            one.close()
+
+    def _call(
+        self,
+        kind: bytes,
+        send: int,
+        receive: int,
+        count: int,
+        dtype: DataType,
+        op: Operation,
+        root: int,
+        communicator: int,
+    ) -> None:
+        if count > self.capabilities.max_count:
+            raise NcclUsageError(Result.INVALID_ARGUMENT, "a collective", f"{count} elements")
+        end = self._ends[communicator]
+        self.calls.append((kind.decode().strip(), count))
+        nbytes = count * _numpy(dtype).itemsize
+        brings = kind != b"broadcas" or end.rank == root
+        takes = kind != b"reduce  " or end.rank == root
+        payload = view(send, nbytes).tobytes() if brings else b""
+        end.ask(_CALL.pack(kind, dtype, op, root, count) + payload, view(receive, nbytes if takes else 0))
+
+    def _free(self, how: str, communicator: int) -> None:
+        end = self._ends.let_go(communicator)
+        while self._abort_hold is not None and self._abort_hold.exists():
+            threading.Event().wait(0.001)
+        end.connection.close()
+        self.freed.append((how, end.rank))
+
+
+def view_of(room: bytearray) -> NDArray[np.uint8]:
+    return np.frombuffer(room, np.uint8)
+
+
+class _End:
+    """One rank's end: what is still to be sent, and where the answer goes."""
+
+    def __init__(self, connection: socket.socket, rank: int) -> None:
+        self.connection = connection
+        self.rank = rank
+        self._out = b""
+        self._into = view_of(bytearray())
+        self._at = 0
+
+    def ask(self, message: bytes, into: NDArray[np.uint8]) -> None:
+        self._out, self._into, self._at = message, into, 0
+        self.step()
+
+    def step(self) -> bool:
+        """Whether all has been sent and the answer is there."""
+        try:
+            if self._out:
+                self._out = self._out[self.connection.send(self._out) :]
+            while not self._out and self._at < len(self._into):
+                got = self.connection.recv_into(self._into[self._at :].data)
+                if not got:
+                    raise NcclRemoteError(Result.REMOTE_ERROR, "a collective", "a rank is gone")
+                self._at += got
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise NcclRemoteError(Result.REMOTE_ERROR, "a collective", str(error)) from None
+        return not self._out and self._at == len(self._into)
+
+
+def _numpy(dtype: int) -> np.dtype[Any]:
+    return to_numpy(DType[DataType(dtype).name])
+
+
+def _meet(listener: socket.socket) -> None:
+    """All ranks of one communicator, until one of them goes."""
+    ranks: dict[int, socket.socket] = {}
+    size = -1
+    try:
+        while len(ranks) != size:
+            connection, _ = listener.accept()
+            ranks[-1] = connection  # until it has said who it is
+            size, rank = _HELLO.unpack(_all(connection, _HELLO.size))
+            ranks[rank] = ranks.pop(-1)
+        listener.close()
+        ordered = [ranks[rank] for rank in range(size)]
+        for one in ordered:
+            one.sendall(_GO)
+        while True:
+            _collective(ordered)
+    except (EOFError, OSError):
+        pass
+    finally:
+        listener.close()
+        for one in ranks.values():
+            one.close()
+
+
+def _collective(ranks: list[socket.socket]) -> None:
+    brought: dict[int, NDArray[Any]] = {}
+    first = b""
+    gone, _, _ = select.select(ranks, [], [])
+    if any(not one.recv(1, socket.MSG_PEEK) for one in gone):
+        raise EOFError
+    for number, one in enumerate(ranks):
+        header = _all(one, _CALL.size)
+        first = first or header
+        if header != first:  # as with NCCL, nothing good comes of it
+            raise EOFError
+        kind, dtype, _, root, count = _CALL.unpack(header)
+        if kind != b"broadcas" or number == root:
+            brought[number] = np.frombuffer(_all(one, count * _numpy(dtype).itemsize), _numpy(dtype))
+    kind, dtype, op, root, count = _CALL.unpack(first)
+    total = brought[min(brought)].copy()
+    for number in sorted(brought)[1:]:
+        total = _FOLDS[Operation(op)](total, brought[number])
+    if op == Operation.AVERAGE:
+        total = (total / len(ranks)).astype(total.dtype)
+    for number, one in enumerate(ranks):
+        if kind != b"reduce  " or number == root:
+            one.sendall(total.tobytes())
+
+
+def _all(connection: socket.socket, count: int) -> bytes:
+    found = b""
+    while len(found) < count:
+        got = connection.recv(min(count - len(found), 1 << 20))
+        if not got:
+            raise EOFError
+        found += got
+    return found

@@ -1,0 +1,43 @@
+"""Tries every fact on one binding, in a process of its own: `python -m tests.runtime.device.nccl.child NAME LIBRARY`.
+
+Of its own, for a process that has loaded the libnccl of tests finds no other one any more. Prints a JSON object: of
+each fact what went wrong, or nothing; or why the binding could not be loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from collectived_proto.errors import FailedPreconditionError
+from collectived_runtime.device.nccl.choose import choose
+
+from .facts import FACTS
+from .library import Fake, Setting
+
+
+def main(name: str, library: str) -> dict[str, str]:
+    fake = Fake(Path(library))
+    os.environ["NUMBA_NCCLLIB"] = str(Path(library).parent)
+    try:
+        nccl = choose(name)
+    except FailedPreconditionError as error:
+        return {"missing": str(error)}
+    found = {}
+    for title, fact in FACTS.items():
+        for setting in Setting:
+            fake.set(setting, 0)
+        try:
+            fact(nccl, fake)
+            found[title] = ""
+        except Exception:
+            found[title] = traceback.format_exc()
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])), flush=True)
+    os._exit(0)  # threads of a fact that failed may hang for ever

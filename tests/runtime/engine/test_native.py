@@ -1,0 +1,314 @@
+"""What NCCL carries out, through real lanes on fake GPUs and a NCCL of our own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tests.gpu.fake_cuda import FakeCuda
+from tests.gpu.fake_nccl import FakeNccl
+from tests.runtime.engine.conftest import World, wait_for
+from tests.runtime.engine.test_device_strand import Party
+
+from collectived_proto.errors import Code, UnimplementedError
+from collectived_proto.types import AllReduce, CommunicationImplementation, DType, ReduceOp, ReportKind, Tier
+from collectived_runtime.device.arithmetic import Arithmetic
+from collectived_runtime.device.gpus import Gpu, chosen
+from collectived_runtime.device.nccl.communicators import Communicators
+from collectived_runtime.device.nccl.interface import NcclError, NcclRemoteError
+from collectived_runtime.engine.native import Engine, Order, averages, patiently
+from collectived_runtime.engine.tickets import Key, Turnstile
+from collectived_runtime.transport.link import Link
+
+NCCL: Any = {"implementation": CommunicationImplementation.NCCL}
+
+
+class Group(Party):
+    """The ranks of a group on the GPUs of a cluster."""
+
+    def __init__(self, world: World, places: tuple[int, ...], gpus: list[tuple[Gpu, ...]]) -> None:
+        self.world = world
+        self.places = places
+        self.gpus = []
+        self.arenas = {}
+        for rank, place in enumerate(places):
+            task = next(task for task, local in enumerate(world.layout) if rank in local)
+            self._seat(rank, gpus[task][max(0, place)].arena(2, 4 << 20))
+
+    def all_reduce(self, values: list[Any], op: ReduceOp = ReduceOp.SUM, **described: Any) -> list[Any]:
+        """What every rank has received."""
+        for rank, value in enumerate(values):
+            self.submit(rank, [value], AllReduce(op), **(described or NCCL))
+        kind, count = values[0].dtype, values[0].size
+        if op is ReduceOp.MEAN and kind.kind in "iu":
+            kind = np.dtype(np.float64 if kind.itemsize > 2 else np.float32)
+        return [self.result(rank, kind, count, self.world.ranks[rank].done()) for rank in range(len(values))]
+
+
+class Cluster:
+    """Workers with two GPUs each, and NCCL."""
+
+    def __init__(self, make: Callable[..., World], workers: int, hold: Path, most: int = 1 << 40) -> None:
+        self._make = make
+        self.nccls = [FakeNccl(None, hold, most=most) for _ in range(workers)]
+        self.died: queue.Queue[str] = queue.Queue()
+        self.lost: list[str] = []
+        cudas = [FakeCuda(2) for _ in range(workers)]
+        self.gpus = [chosen(cuda, None, self.lost.append) for cuda in cudas]
+        self.engines = [
+            Engine(Communicators(nccl, cuda.use, self.died.put), {gpu.index: gpu for gpu in gpus})
+            for nccl, cuda, gpus in zip(self.nccls, cudas, self.gpus, strict=True)
+        ]
+
+    def group(self, hosts: tuple[int, ...], places: tuple[int, ...], **options: Any) -> Group:
+        """A group; a place of -1 is GPU 0 with a value on the host."""
+        gpus = tuple(max(0, place) for place in places)
+        world = self._make(*hosts, gpus=gpus, natives=self.engines[: len(hosts)], **options)
+        return Group(world, places, self.gpus)
+
+    @property
+    def calls(self) -> list[tuple[str, int]]:
+        return [call for nccl in self.nccls for call in nccl.calls]
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.communicators.close()
+        for nccl in self.nccls:
+            nccl.close()
+        for gpus in self.gpus:
+            for gpu in gpus:
+                gpu.close()
+
+
+Make = Callable[..., Cluster]
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Path:
+    return tmp_path / "hold"
+
+
+@pytest.fixture
+def made() -> Iterator[list[Cluster]]:
+    """Clusters, which end after the lanes that use them."""
+    found: list[Cluster] = []
+    yield found
+    for one in found:
+        one.close()
+
+
+@pytest.fixture
+def cluster(made: list[Cluster], world: Callable[..., World], hold: Path) -> Iterator[Make]:
+    def make(workers: int, **options: Any) -> Cluster:
+        made.append(Cluster(world, workers, hold, **options))
+        return made[-1]
+
+    yield make
+    hold.unlink(missing_ok=True)
+
+
+LAYOUTS = {
+    "two workers": ((1, 1), (0, 0)),
+    "two ranks on each GPU": ((2, 2), (0, 0, 0, 0)),
+    "two GPUs of one worker": ((2,), (0, 1)),
+    "workers with one GPU and with two": ((3, 1, 1), (0, 1, 0, 0, 1)),
+    "a value on the host": ((2, 1), (0, -1, 0)),
+    "all values on the host": ((1, 1), (-1, -1)),
+}
+DTYPES = [np.int32, ml_dtypes.bfloat16, np.float16, np.float32, np.float64, np.int64, np.uint8]
+
+
+@pytest.mark.parametrize(("hosts", "places"), LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX], ids=lambda op: op.value)
+def test_all_ranks_receive_what_numpy_finds(
+    cluster: Make, hosts: tuple[int, ...], places: tuple[int, ...], dtype: Any, op: ReduceOp
+) -> None:
+    there = cluster(len(hosts))
+    values = [(np.arange(500) % 40 + rank).astype(dtype) for rank in range(len(places))]
+    exact = np.stack(values).astype(np.float64)
+    expected = {ReduceOp.SUM: exact.sum(0), ReduceOp.MEAN: exact.mean(0), ReduceOp.MAX: exact.max(0)}[op]
+    for got in there.group(hosts, places).all_reduce(values, op):
+        assert (got == expected.astype(got.dtype)).all()
+    assert there.calls and not there.lost and there.died.empty()
+
+
+def test_communicators_stay_warm_from_one_collective_to_the_next(cluster: Make) -> None:
+    there = cluster(2)
+    group = there.group((1, 1), (0, 0))
+    for number in range(5):
+        one = np.full(10, number, np.float32)
+        assert (group.all_reduce([one, one])[1] == 2 * number).all()
+    assert [nccl.inits for nccl in there.nccls] == [[0], [1]]
+    assert len(there.calls) == 10
+
+
+def test_several_packs_and_shards_are_launched_in_one_order_on_all_workers(cluster: Make) -> None:
+    there = cluster(2)
+    group = there.group((1, 1), (0, 0))
+    value = np.arange(5000, dtype=np.float32)
+    for got in group.all_reduce([value, value], all_reduce_spec=(Tier("nccl", shards=19),)):
+        assert (got == 2 * value).all()
+    assert there.nccls[0].calls == there.nccls[1].calls and len(there.nccls[0].calls) == 19
+
+
+def test_what_one_call_does_not_take_is_called_for_in_parts(cluster: Make) -> None:
+    there = cluster(2, most=300)
+    value = np.arange(1000, dtype=np.int32)
+    for got in there.group((1, 1), (0, 0)).all_reduce([value, value]):
+        assert (got == 2 * value).all()
+    assert [count for _, count in there.nccls[0].calls] == [300, 300, 300, 100]
+
+
+@pytest.mark.parametrize("again", range(5))
+def test_two_groups_whose_ranks_call_in_opposite_orders_both_go_on(cluster: Make, again: int) -> None:
+    there = cluster(2)
+    groups = [there.group((1, 1), (0, 0), key=key) for key in (7, 8)]
+    value = np.ones(100, np.float32)
+    for _ in range(10):
+        for rank, order in ((0, groups), (1, groups[::-1])):
+            for group in order:
+                group.submit(rank, [value], AllReduce(ReduceOp.SUM), **NCCL)
+        for group in groups:
+            for rank in (0, 1):
+                assert (group.result(rank, np.float32, 100, group.world.ranks[rank].done()) == 2).all()
+
+
+def test_ranks_that_differ_are_found_out_before_nccl_is_called(cluster: Make) -> None:
+    there = cluster(2)
+    group = there.group((1, 1), (0, 0))
+    group.submit(0, [np.ones(10, np.float32)], AllReduce(ReduceOp.SUM), **NCCL)
+    group.submit(1, [np.ones(11, np.float32)], AllReduce(ReduceOp.SUM), **NCCL)
+    group.world.report(ReportKind.MISMATCH)
+    assert there.calls == [] and [nccl.inits for nccl in there.nccls] == [[], []]
+
+
+def test_a_rank_that_never_comes_leaves_the_gpu_to_other_groups(cluster: Make) -> None:
+    there = cluster(2)
+    late, prompt = (there.group((1, 1), (0, 0), key=key) for key in (7, 8))
+    late.submit(0, [np.ones(10, np.float32)], AllReduce(ReduceOp.SUM), **NCCL)
+    value = np.ones(10, np.float32)
+    assert (prompt.all_reduce([value, value])[0] == 2).all()
+    late.world.rule(late.world.verdict(Code.DEADLINE_EXCEEDED))
+    assert late.world.ranks[0].failed()[1].code == Code.DEADLINE_EXCEEDED
+    assert (prompt.all_reduce([value, value])[0] == 2).all()
+
+
+def test_a_verdict_amid_a_kernel_aborts_it_and_the_gpu_is_usable_afterwards(cluster: Make) -> None:
+    there = cluster(2)
+    group = there.group((1, 1), (0, 0))
+    value = np.ones(10, np.float32)
+    group.all_reduce([value, value])
+    for nccl in there.nccls:
+        nccl.stuck = True
+    for rank in (0, 1):
+        group.submit(rank, [value], AllReduce(ReduceOp.SUM), **NCCL)
+    wait_for(lambda: [len(nccl.calls) for nccl in there.nccls] == [2, 2])
+    group.world.rule(group.world.verdict(Code.UNAVAILABLE))
+    for rank in (0, 1):
+        assert group.world.ranks[rank].failed()[1].code == Code.UNAVAILABLE
+    wait_for(lambda: [nccl.freed for nccl in there.nccls] == [[("abort", 0)], [("abort", 1)]])
+    for nccl in there.nccls:
+        nccl.stuck = False
+    assert (there.group((1, 1), (0, 0), key=9).all_reduce([value, value])[0] == 2).all()
+    assert not there.lost and there.died.empty()
+
+
+def test_what_nccl_reports_as_a_lost_rank_is_a_broken_link_to_that_worker(cluster: Make) -> None:
+    there = cluster(2)
+    group = there.group((1, 1), (0, 0))
+    value = np.ones(10, np.float32)
+    group.all_reduce([value, value])
+    there.nccls[1].close()  # as if its process had ended
+    for rank in (0, 1):
+        group.submit(rank, [value], AllReduce(ReduceOp.SUM), **NCCL)
+    report = group.world.report(ReportKind.LINK)
+    assert "NCCL" in report.text and report.worker in (0, 1)
+
+
+def test_the_last_rank_that_leaves_takes_the_communicators_along(cluster: Make, made: list[Cluster]) -> None:
+    there = cluster(2)
+    group = there.group((1, 1), (0, 0))
+    value = np.ones(10, np.float32)
+    group.all_reduce([value, value])
+    for lane in group.world.lanes:
+        lane.stop()
+    wait_for(lambda: [nccl.freed for nccl in there.nccls] == [[("destroy", 0)], [("destroy", 1)]])
+
+
+def test_an_order_for_nccl_that_cannot_be_had_is_refused_and_says_why(cluster: Make) -> None:
+    there = cluster(2)
+    group = there.group((2, 1), (0, 1, 0))
+    spec: Any = {"all_reduce_spec": (Tier("nccl"),)}
+    with pytest.raises(UnimplementedError, match="NCCL has no bxor of int32"):
+        group.submit(0, [np.ones(3, np.int32)], AllReduce(ReduceOp.BXOR), **spec)
+    with pytest.raises(UnimplementedError, match="'nccl/xring' cannot be had here: a worker has several GPUs"):
+        group.submit(0, [np.ones(3)], AllReduce(ReduceOp.SUM), all_reduce_spec=(Tier("nccl/xring"),))
+
+
+@pytest.mark.parametrize("name", ["nccl/xring", "nccl/rechd", "nccl/pscpu", "psgpu"])
+def test_with_one_gpu_per_worker_nothing_is_left_for_nccl_inside_of_it(cluster: Make, name: str) -> None:
+    there = cluster(2)
+    value = np.arange(300, dtype=np.float32)
+    for got in there.group((1, 1), (0, 0)).all_reduce([value, value], all_reduce_spec=(Tier(name),)):
+        assert (got == 2 * value).all()
+
+
+def test_a_hint_for_what_nccl_cannot_do_falls_back_and_says_so(cluster: Make) -> None:
+    there = cluster(2)
+    group = there.group((1, 1), (0, 0))
+    value = np.full(10, 5, np.int32)
+    assert (group.all_reduce([value, value], ReduceOp.BXOR)[0] == 0).all()
+    assert group.world.lanes[0].notes == ["on GPUs, but not for NCCL: the hint NCCL falls back to RING"]
+    assert there.calls == []
+
+
+def test_strands_are_launched_in_the_order_of_the_program_and_then_the_turn_is_over() -> None:
+    stile, woken = Turnstile(), []
+    key, later = Key(1, 1, 0), Key(2, 1, 0)
+    stile.settle(key, stile.propose(key), lambda: None)
+    waiting = stile.settle(later, stile.propose(later), lambda: None)
+    order = Order(key, 2, stile, lambda: woken.append(1))
+    first, second = order.place(0), order.place(1)
+    assert first.done and not second.done
+    order.launched()
+    assert second.done and not first.done and len(woken) == 1 and not waiting.done
+    order.launched()
+    assert waiting.done
+
+
+@pytest.mark.parametrize(("op", "dtype", "single", "found"), [
+    (ReduceOp.MEAN, DType.FLOAT32, True, True),
+    (ReduceOp.MEAN, DType.FLOAT32, False, False),
+    (ReduceOp.MEAN, DType.FLOAT16, True, False),
+    (ReduceOp.MEAN, DType.INT32, True, False),
+    (ReduceOp.SUM, DType.FLOAT32, True, False),
+])  # fmt: skip
+def test_nccl_divides_a_mean_where_every_gpu_has_one_rank_and_nothing_is_rounded_after_it(
+    op: ReduceOp, dtype: DType, single: bool, found: bool
+) -> None:
+    result = DType.FLOAT64 if op is ReduceOp.MEAN and dtype.is_integer else dtype
+    assert averages(Arithmetic(op, dtype, result, 2), single) is found
+
+
+def failing(error: NcclError) -> Iterator[Any]:
+    yield from ()
+    raise error
+
+
+def test_that_a_rank_is_gone_is_said_after_those_who_know_which_and_all_else_at_once() -> None:
+    woken = threading.Event()
+    patient = patiently(failing(NcclRemoteError(6, "all_reduce")), woken.set)
+    ((grace, _),) = next(patient)
+    assert not isinstance(grace, Link) and not grace.done
+    assert woken.wait(10) and grace.done
+    with pytest.raises(NcclRemoteError):
+        next(patient)
+    with pytest.raises(NcclError):
+        next(patiently(failing(NcclError(3, "all_reduce")), woken.set))
