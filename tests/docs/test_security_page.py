@@ -16,7 +16,7 @@ from collectived_proto.configuration.files import load
 from collectived_proto.configuration.keys import keys_of
 from collectived_proto.local.wire import TOKEN_BYTES
 from collectived_runtime.admission import check_exposed
-from collectived_runtime.credentials import read_token
+from collectived_runtime.credentials import Right, read_client_tokens, read_token
 from collectived_runtime.metrics import catalogue
 from collectived_runtime.transport.reception import HANDSHAKE_SECONDS
 from collectived_runtime.worker.sessions import SESSION_BYTES
@@ -65,6 +65,11 @@ def test_with_the_file_for_several_hosts_daemons_are_reached_by_others_and_know_
 
 def test_the_viewing_token_that_the_page_makes_is_one(folder: Path) -> None:
     assert len(read_token(folder / "viewing-token")) == 32
+
+
+def test_the_client_token_that_the_page_makes_is_good_for_using_workers(folder: Path) -> None:
+    (token,) = read_client_tokens(folder / "client-tokens")
+    assert (token.name, token.right) == ("ci", Right.USE)
 
 
 def test_ports_are_those_of_the_configuration() -> None:
