@@ -317,3 +317,22 @@ def test_a_group_of_somebody_elses_job_cannot_be_told_from_none_by_its_errors(tw
     with pytest.raises(grpc.RpcError) as refused:
         other.stub.Leave(worker_pb2.LeaveRequest(session=other.opened.session, key=victim.key, rank=9), timeout=10)
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND and "victim" not in str(refused.value.details())
+
+
+@pytest.mark.parametrize("field", ["job", "visible_gpus"])
+def test_a_session_with_a_text_longer_than_any_honest_one_is_refused(address: str, field: str) -> None:
+    raw = Raw(address)
+    request = worker_pb2.OpenSessionRequest(protocol=RANGE, pid=os.getpid())
+    setattr(request, field, "1" * 5000)
+    with pytest.raises(grpc.RpcError) as caught:
+        next(raw.stub.OpenSession(request))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "5000 characters" in str(caught.value.details())
+    raw.close()
+
+
+def test_a_group_with_a_name_longer_than_any_honest_one_is_refused(address: str) -> None:
+    raw = Raw(address)
+    with pytest.raises(grpc.RpcError) as caught:
+        raw.join("x" * 257, 1, 0)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    raw.close()

@@ -9,6 +9,7 @@ import select
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
+from collectived_proto.types import Peer
 from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.watch import ENDED, Watch
 from collectived_runtime.transport import frame as frames
@@ -31,9 +32,17 @@ class Exchange(Protocol):
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """`host:port` in two."""
+    """`host:port` in two; raises ValueError where that is no such thing."""
     host, _, port = text.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def place_of(peer: Peer) -> tuple[str, int]:
+    """Where a peer says that it is: port 0, which nobody dials, where that is no address."""
+    try:
+        return address_of(peer.link_address)
+    except ValueError:
+        return peer.link_address, 0
 
 
 class Links:
@@ -215,6 +224,6 @@ class Links:
 
         if me < peer.task:
             hello = Hello(me, peer.task, key, self._generation, channel, os.urandom(NONCE_BYTES))
-            self._exchange.dial(Call(address_of(peer.link_address), hello, arrived, failed))
+            self._exchange.dial(Call(place_of(peer), hello, arrived, failed))
         else:
             self._exchange.expect((key, self._generation, peer.task, channel), arrived)

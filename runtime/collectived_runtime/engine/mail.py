@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectived_runtime.engine.letter import MAX_DESCRIPTION
-from collectived_runtime.engine.links import address_of
+from collectived_runtime.engine.links import place_of
 from collectived_runtime.engine.watch import ENDED, Watch
 from collectived_runtime.engine.workshop import Workshop
 from collectived_runtime.transport import frame as frames
@@ -171,7 +171,7 @@ def dial(
             error = LinkBroken(f"it cannot be reached: {why}", task)
             watch.ask(lambda: None if closed() else broken(error))
 
-        shop.around.exchange.dial(Call(address_of(peer.link_address), hello, arrived, failed))
+        shop.around.exchange.dial(Call(place_of(peer), hello, arrived, failed))
 
     return reach
 

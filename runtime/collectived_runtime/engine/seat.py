@@ -70,6 +70,8 @@ class Seat:
         self.outlet = outlet
         self.bell: socket.socket | None = None
         self.prepared: dict[int, Prepared] = {}  # filled by the service's thread, read by the lane
+        self.sizes: dict[int, int] = {}  # bytes of their descriptions; `described` is their sum
+        self.described = 0
         self.gone = False  # lost, left or hung up
         self._closed = closed
         self._outbox: deque[tuple[bytes, int]] = deque()  # message, descriptor to pass along or -1

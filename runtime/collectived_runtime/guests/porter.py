@@ -113,17 +113,30 @@ class _Guest(asyncio.Protocol):
     def __init__(self, porter: Porter, inside: int, guests: Guests) -> None:
         self._porter, self._inside, self._guests = porter, inside, guests
         self._said: list[bytes] | None = []  # until it is carried
+        self._uid = -1
         self._carrying: asyncio.Task[None] | None = None
         self._server: _Server | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        if len(self._porter._guests) >= self._porter._most:
+        if not self._room():
             self._porter._refusals.limit(Limit.DESCRIPTORS)
             transport.abort()
         self._porter._guests.add(self)
         self._silent = asyncio.get_running_loop().call_later(SILENT_SECONDS, transport.abort)
+
+    def _room(self) -> bool:
+        """Whether there is a place for it; each user whom the daemon need not trust has an eighth of them at most."""
+        porter = self._porter
+        try:
+            peer = peer_of(self.transport.get_extra_info("socket"))
+        except OSError:
+            return False
+        self._uid = peer.uid
+        theirs = sum(guest._uid == peer.uid for guest in porter._guests)
+        share = porter._most if self._guests.trusts(peer) else max(1, porter._most // 8)
+        return len(porter._guests) < porter._most and theirs < share
 
     def data_received(self, data: bytes) -> None:
         if self._server is not None:

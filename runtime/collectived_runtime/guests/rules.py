@@ -61,6 +61,9 @@ def may_have(rules: Sequence[Reserved], name: str, caller: Caller) -> bool:
     return first is None or first.names(caller)
 
 
+_DIGITS = 9  # of the number of a GPU, at most
+
+
 def offered(
     devices: Sequence[DeviceName],
     rules: Sequence[Reserved],
@@ -87,7 +90,7 @@ def _shown(visible: str, uuids: Mapping[int, str]) -> list[int]:
     """The indices that CUDA_VISIBLE_DEVICES names; as in CUDA, nothing behind an entry that names none is seen."""
     found: list[int] = []
     for word in (part.strip() for part in visible.split(",")):
-        if word.isascii() and word.isdecimal():
+        if word.isascii() and word.isdecimal() and len(word) <= _DIGITS:
             found.append(int(word))
             continue
         named = [index for index, uuid in uuids.items() if word and uuid.lower().startswith(word.lower())]

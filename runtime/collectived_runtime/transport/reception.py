@@ -37,6 +37,7 @@ from collectived_runtime.transport.entrance import Entrance, House
 from collectived_runtime.transport.handshake import Contexts
 from collectived_runtime.transport.hello import Hello, Refused
 from collectived_runtime.transport.link import Link
+from collectived_runtime.transport.resolver import Resolver
 
 log = logging.getLogger("collectived.reception")
 
@@ -60,6 +61,7 @@ class _Guest:
     handshake: Handshake
     expires: float
     room: dict[int, _Guest]  # where it waits, by descriptor
+    descriptor: int  # also when its connection has been closed
 
 
 class _Token(NamedTuple):
@@ -80,6 +82,7 @@ class Call:
     failed: Callable[[int, str], None]  # peer, why
     give_up: float = field(default_factory=lambda: time.monotonic() + DIAL_SECONDS)
     not_before: float = 0.0
+    found: tuple[str, int] | None = None  # what the host's name stands for
 
 
 class Reception:
@@ -143,6 +146,7 @@ class Reception:
         self._early: dict[LinkKey, tuple[float, Link]] = {}
         self._living: set[tuple[int, int]] = set()  # keys and generations of which somebody expects links
         self._calls: list[Call] = []
+        self._resolver = Resolver()
         self._probed: Callable[[Link], None] = Link.close
         self._entrances: dict[int, Entrance[_Guest]] = {
             self._links.fileno(): Entrance(self._links, Where.HANDSHAKE, house),
@@ -201,7 +205,17 @@ class Reception:
         self._ask(enter)
 
     def dial(self, call: Call) -> None:
-        self._ask(lambda: self._calls.append(call))
+        def resolved(found: tuple[str, int] | str) -> None:
+            def enter() -> None:
+                if isinstance(found, str):
+                    call.failed(call.hello.acceptor, f"{call.address[0]}:{call.address[1]}: {found}")
+                else:
+                    call.found = found
+                    self._calls.append(call)
+
+            self._ask(enter)
+
+        self._resolver.resolve(call.address, resolved)
 
     def prove_with(self, secret: str) -> None:
         """From now on links are proved with this secret."""
@@ -301,31 +315,35 @@ class Reception:
         self, connection: socket.socket, handshake: Handshake, patience: float, room_: dict[int, _Guest]
     ) -> None:
         connection.setblocking(False)
-        guest = _Guest(connection, handshake, time.monotonic() + patience, room_)
-        self._guests[connection.fileno()] = room_[connection.fileno()] = guest
-        self._poll.register(connection.fileno(), 0)
+        descriptor = connection.fileno()
+        guest = _Guest(connection, handshake, time.monotonic() + patience, room_, descriptor)
+        self._guests[descriptor] = room_[descriptor] = guest
+        self._poll.register(descriptor, 0)
         self._step(guest)
 
     def _step(self, guest: _Guest) -> None:
-        """Lets a handshake go on until it waits again. Whoever ends it has handed the connection on, or closed it."""
-        descriptor = guest.connection.fileno()
+        """Lets a handshake go on until it waits again. Whoever ends it has handed the connection on, or closed it.
+
+        Nothing that a guest does ends this thread, for nobody would come in any more.
+        """
         try:
-            self._poll.modify(descriptor, next(guest.handshake))
+            self._poll.modify(guest.descriptor, next(guest.handshake))
         except StopIteration:
-            self._dismiss(guest, descriptor)
-        except (OSError, Refused, wire.Malformed) as error:
-            self._dismiss(guest, descriptor)
+            self._dismiss(guest)
+        except Exception as error:
+            self._dismiss(guest)
             for one in self._entrances.values():
                 if one.guests is guest.room and not isinstance(error, OSError):
                     self._refusals.bad(one.what)
             guest.connection.close()
-            log.warning("a connection was refused: %s", error)
+            known = isinstance(error, (OSError, Refused, wire.Malformed))
+            log.warning("a connection was refused: %s", error, exc_info=None if known else error)
 
-    def _dismiss(self, guest: _Guest, descriptor: int | None = None) -> None:
-        descriptor = guest.connection.fileno() if descriptor is None else descriptor
-        if self._guests.pop(descriptor, None) is not None:
-            self._poll.unregister(descriptor)
-            guest.room.pop(descriptor, None)
+    def _dismiss(self, guest: _Guest) -> None:
+        if self._guests.pop(guest.descriptor, None) is not None:
+            with contextlib.suppress(OSError):  # TLS closes what was reset before it began, and so it is forgotten
+                self._poll.unregister(guest.descriptor)
+            guest.room.pop(guest.descriptor, None)
 
     def _accept_client(self, connection: socket.socket, _: str) -> Handshake:
         said = None
@@ -396,8 +414,12 @@ class Reception:
         due = [call for call in self._calls if call.not_before <= now]
         self._calls = [call for call in self._calls if call.not_before > now]
         for call in due:
-            family = socket.AF_INET6 if ":" in call.address[0] else socket.AF_INET
-            connection = socket.socket(family, socket.SOCK_STREAM)
+            assert call.found is not None
+            try:
+                connection = socket.socket(socket.AF_INET6 if ":" in call.found[0] else socket.AF_INET)
+            except OSError as error:  # out of descriptors: it may fare better next time
+                self._again(call, error)
+                continue
             self._receive(connection, self._dial(connection, call), max(0.1, call.give_up - now), self._dialled)
 
     def _dial(self, connection: socket.socket, call: Call) -> Handshake:
@@ -405,7 +427,8 @@ class Reception:
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LINK_BUFFER_BYTES)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LINK_BUFFER_BYTES)
-            status = connection.connect_ex(call.address)
+            assert call.found is not None
+            status = connection.connect_ex(call.found)
             if status == errno.EINPROGRESS:
                 yield select.POLLOUT
                 status = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

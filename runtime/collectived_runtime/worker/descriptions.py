@@ -24,6 +24,8 @@ from collectived_runtime.engine.seat import Seat
 
 MAX_PREPARED = 4096  # per rank; older ones are forgotten, as clients do at half of this
 MAX_LEAVES = 1 << 16  # of one value
+MAX_DESCRIBED = 32 << 20  # bytes of all descriptions of a rank, as they came; the oldest are forgotten here too
+LONGEST_GROUP = 256  # characters of the name of a group, and of a job
 MANY_LEAVES = (
     128  # from here on thinking about a value takes more than a millisecond: that is done beside the event loop
 )
@@ -95,14 +97,28 @@ def check_leaves(message: common_pb2.Collective) -> None:
             f"a value of {len(message.leaves)} leaves, and at most {MAX_LEAVES} may be described: join some into "
             "larger arrays"
         )
+    if message.ByteSize() > MAX_DESCRIBED:
+        raise InvalidArgumentError(
+            f"a value that takes {message.ByteSize()} bytes to describe, and there may be {MAX_DESCRIBED}: give its "
+            "parts shorter names"
+        )
 
 
-def keep(seat: Seat, made: Prepared) -> int:
-    """The number by which the rank's rings name it from now on."""
+def check_length(what: str, text: str, most: int) -> None:
+    """Raises InvalidArgumentError for a text that is longer than any honest one."""
+    if len(text) > most:
+        raise InvalidArgumentError(f"{what} has {len(text)} characters, and there may be {most}: choose a shorter one")
+
+
+def keep(seat: Seat, made: Prepared, nbytes: int) -> int:
+    """The number by which the rank's rings name it from now on; `nbytes` is what its description takes."""
     number = secrets.randbits(63)
-    while len(seat.prepared) >= MAX_PREPARED:
-        del seat.prepared[next(iter(seat.prepared))]
-    seat.prepared[number] = made
+    while seat.prepared and (len(seat.prepared) >= MAX_PREPARED or seat.described + nbytes > MAX_DESCRIBED):
+        oldest = next(iter(seat.prepared))
+        del seat.prepared[oldest]
+        seat.described -= seat.sizes.pop(oldest)
+    seat.prepared[number], seat.sizes[number] = made, nbytes
+    seat.described += nbytes
     return number
 
 
@@ -125,11 +141,11 @@ class Descriptions:
         known = self._known.get(key)
         if known is None or known[0] not in self._seat.prepared:
             described = await think(len(message.leaves), lambda: self._describe(message))
-            known = keep(self._seat, described.prepared), described
+            known = keep(self._seat, described.prepared, message.ByteSize()), described
             self._known.pop(key, None)
-            while len(self._known) >= MAX_PREPARED:
-                del self._known[next(iter(self._known))]
             self._known[key] = known
+            while next(iter(self._known.values()))[0] not in self._seat.prepared:  # forgotten there, oldest first
+                del self._known[next(iter(self._known))]
         return known
 
     def _describe(self, message: common_pb2.Collective) -> Description:

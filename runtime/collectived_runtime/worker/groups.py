@@ -50,7 +50,7 @@ from collectived_runtime.limits.refusals import Limit, Refusals, too_many
 from collectived_runtime.transport.reception import TOKEN_SECONDS, Reception
 from collectived_runtime.worker import probe
 from collectived_runtime.worker.account import Account
-from collectived_runtime.worker.descriptions import Descriptions
+from collectived_runtime.worker.descriptions import LONGEST_GROUP, Descriptions, check_length
 from collectived_runtime.worker.remote import Remote
 from collectived_runtime.worker.sessions import Session
 from collectived_runtime.worker.submit import Place
@@ -203,6 +203,8 @@ class Groups:
     def _ask(self, session: Session, request: worker_pb2.JoinRequest) -> pb.JoinAsk:
         if not request.name:
             raise InvalidArgumentError("a group needs a name")
+        check_length("the name of a group", request.name, LONGEST_GROUP)
+        check_length("device", request.device, LONGEST_GROUP)
         if not 1 <= request.min_size <= request.max_size:
             raise InvalidArgumentError(
                 f"a group's size must be at least 1 and its minimum at most its maximum, "

@@ -24,7 +24,7 @@ from collectived_runtime.guests.callers import Caller, Callers
 from collectived_runtime.limits.pace import Rate
 from collectived_runtime.pacing import REFUSED, Turns, caller_of
 from collectived_runtime.transport.reception import Reception
-from collectived_runtime.worker.descriptions import keep, prepared, think
+from collectived_runtime.worker.descriptions import LONGEST_GROUP, check_length, keep, prepared, think
 from collectived_runtime.worker.draining import Drainage
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.sessions import Client, Session, Sessions
@@ -32,6 +32,7 @@ from collectived_runtime.worker.statuses import status_of
 from collectived_runtime.worker.submit import Place, submit
 
 LONGEST_NAME = 128  # characters of a label or host that others are shown
+LONGEST_GPUS = 4096  # characters of CUDA_VISIBLE_DEVICES
 PREPARING = Rate(200, 2048)  # collectives that one session describes
 JOINING = Rate(50, 256)  # groups that it joins
 
@@ -113,10 +114,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncIterator[worker_pb2.SessionEvent]:
         agree(versions_from_proto(request.protocol), "the client", "this worker")
         caller = self._callers.of(context)
+        check_length("job", request.job, LONGEST_GROUP)
+        check_length("visible_gpus", request.visible_gpus, LONGEST_GPUS)
         visible = request.visible_gpus if request.HasField("visible_gpus") else None
         devices = tuple(self._devices(caller, visible))
         local = request.local and caller.local is not None
-        session = self._sessions.open(_client(request), caller, devices, remote=not local)
+        session = self._sessions.open(_client(request, caller), caller, devices, remote=not local)
         try:
             opened = worker_pb2.SessionOpened(
                 session=session.identity,
@@ -157,7 +160,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             return made, layout_to_proto(made.layout)
 
         made, layout = await think(len(request.collective.leaves), describe)
-        number = keep(holding.lane.seats[request.rank], made)
+        number = keep(holding.lane.seats[request.rank], made, request.collective.ByteSize())
         return worker_pb2.PrepareReply(id=number, layout=layout)
 
     @_translated
@@ -215,10 +218,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return token
 
 
-def _client(request: worker_pb2.OpenSessionRequest) -> Client:
+def _client(request: worker_pb2.OpenSessionRequest, caller: Caller) -> Client:
     return Client(
         request.host[:LONGEST_NAME],
-        request.pid,
+        caller.local.pid if caller.local is not None else request.pid,  # its own word only where nobody knows better
         request.label[:LONGEST_NAME],
         request.job or "default",
         versions_from_proto(request.protocol),

@@ -83,10 +83,14 @@ def test_a_process_gets_torchruns_variables(job: cd.testing.LocalJob) -> None:
 
 
 def test_a_killed_worker_is_what_its_ranks_and_the_others_hear_of() -> None:
+    through = threading.Event()
+
     def body(group: cd.Group) -> str:
         group.barrier()
         if group.rank == 0:
+            assert through.wait(10)  # whoever is through first may kill before the other has heard that it is
             mortal.kill(1)
+        through.set()
         try:
             group.barrier()
         except cd.errors.UnavailableError as error:

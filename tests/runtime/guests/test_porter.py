@@ -19,7 +19,7 @@ import pytest
 from collectived_proto.local.jobs import MAX_SOCKET_PATH
 from collectived_runtime.daemon import CannotStart, bind
 from collectived_runtime.guests import porter as porter_module
-from collectived_runtime.guests.peers import Guests
+from collectived_runtime.guests.peers import Guests, Peer
 from collectived_runtime.guests.porter import Porter
 
 Ask = Callable[[Any], Awaitable[bytes]]
@@ -220,6 +220,29 @@ def test_beyond_as_many_connections_as_there_may_be_others_are_closed_as_they_co
                 assert await third.read() == b""
             await channel.unary_unary("/t/who")(b"")
             for one in (second, writer):
+                one.close()
+
+    play(story())
+
+
+def test_a_user_who_is_not_trusted_has_an_eighth_of_the_places_at_most(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.chmod(0o711)
+
+    async def story() -> None:
+        async with Scene(folder / "s", told, Guests(os.getuid(), frozenset({4711})), most=16) as scene:
+            kept = []
+            with monkeypatch.context() as patched:
+                patched.setattr("collectived_runtime.guests.porter.peer_of", lambda _: Peer(1, 4712))
+                for _ in range(2):
+                    kept.append(await asyncio.open_unix_connection(str(folder / "s")))
+                third, writer = await asyncio.open_unix_connection(str(folder / "s"))
+                with contextlib.suppress(ConnectionResetError):
+                    assert await third.read() == b""
+            async with scene.channel() as channel:
+                await channel.unary_unary("/t/who")(b"")
+            for _, one in (*kept, (third, writer)):
                 one.close()
 
     play(story())

@@ -323,3 +323,31 @@ def test_of_two_early_links_of_one_key_the_older_is_closed_and_the_later_serves(
     assert select.select([later.stream], [], [], 10)[0] and later.recv_into(memoryview(bytearray(1))) == 1
     for link in (older, later, theirs):
         link.close()
+
+
+@pytest.mark.parametrize("address", [("a..b", 1), ("127.0.0.1", 70_000), ("127.0.0.1", 0), ("no-such-host.invalid", 9)])
+def test_an_address_that_is_none_is_a_reason_and_the_next_call_gets_through(
+    place: Place, address: tuple[str, int]
+) -> None:
+    call = place.call()
+    call.address = address
+    place.workers[0].dial(call)
+    what, (peer, why) = place.arrived.get(timeout=30)
+    assert (what, peer) == ("failed", 1) and why.startswith(f"{address[0]}:{address[1]}: ")
+    place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[0].dial(place.call())
+    both = dict((place.next(), place.next()))
+    assert sorted(both) == ["accepted", "dialled"]
+    for link in both.values():
+        link.close()
+
+
+def test_a_host_that_is_named_is_dialled(place: Place) -> None:
+    call = place.call()
+    call.address = ("localhost", call.address[1])
+    place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[0].dial(call)
+    both = dict((place.next(), place.next()))
+    assert sorted(both) == ["accepted", "dialled"]
+    for link in both.values():
+        link.close()

@@ -16,6 +16,7 @@ import pytest
 from tests.certificates import Signer
 
 from collectived_proto.tls.files import Files, Material, client_context, load, server_context
+from collectived_runtime.transport import handshake
 from collectived_runtime.transport import hello as hello_
 from collectived_runtime.transport.handshake import Contexts
 from collectived_runtime.transport.hello import NONCE_BYTES, Hello
@@ -154,3 +155,24 @@ def test_who_goes_on_before_it_is_let_in_is_refused(made: Made, signer: Signer) 
             answer += secured.recv(hello_.ANSWER_BYTES - len(answer))
         secured.sendall(hello_.proof(SECRET, "dial", said, answer[:NONCE_BYTES]) + b"more")
         assert until_end(secured) == b""
+
+
+def test_who_is_gone_before_tls_begins_ends_nobody_else(
+    made: Made, signer: Signer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSL's wrapper closes a connection that was reset with something unread, and takes its descriptor along."""
+    first, second = made(0, signer.issue("a")), made(1, signer.issue("b"))
+    real = handshake.wrapped
+
+    def reset(connection: socket.socket, contexts: Contexts, host: str | None) -> Any:
+        monkeypatch.setattr(handshake, "wrapped", real)
+        connection.detach()
+        os.close(next(iter(second._guests)))
+        raise ssl.SSLError("reset before the handshake")
+
+    monkeypatch.setattr(handshake, "wrapped", reset)
+    with socket.create_connection(("127.0.0.1", second.link_port)) as guest, contextlib.suppress(ConnectionResetError):
+        assert guest.recv(1) == b""
+    mine, theirs = link(first, second)
+    mine.close()
+    theirs.close()

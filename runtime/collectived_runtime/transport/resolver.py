@@ -1,0 +1,52 @@
+"""Names of hosts become addresses on a thread of their own, for the system's resolver may take its time."""
+
+from __future__ import annotations
+
+import ipaddress
+import queue
+import socket
+import threading
+from collections.abc import Callable
+
+Place = tuple[str, int]  # host and port
+
+
+class Resolver:
+    """One thread, made when the first name is asked for; questions are answered one after another."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[tuple[Place, Callable[[Place | str], None]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def resolve(self, place: Place, answer: Callable[[Place | str], None]) -> None:
+        """Calls `answer`, from some thread, with an address that can be dialled, or with why there is none."""
+        host, port = place
+        if not 0 < port < 1 << 16:
+            answer(f"{port} is no port: expected 1 to 65535")
+        elif is_numeric(host):
+            answer(place)
+        else:
+            self._asked.put((place, answer))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="resolver", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            (host, port), answer = self._asked.get()
+            try:
+                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            except (OSError, UnicodeError) as error:
+                answer(getattr(error, "strerror", None) or f"no name of a host: {error}")
+            else:
+                best = min(found, key=lambda one: one[0] != socket.AF_INET)
+                answer((str(best[4][0]), port))
+
+
+def is_numeric(host: str) -> bool:
+    """Whether nobody has to be asked where that is."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
