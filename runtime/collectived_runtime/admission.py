@@ -167,6 +167,8 @@ def guarded(handler: Handler, admit: Callable[[Context], Awaitable[None]]) -> Ha
             return requests
         async for request in requests:
             return request
+        if context.cancelled() or context.done():  # the caller hung up instead: there is nobody to tell
+            raise asyncio.CancelledError
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call came without its message")
 
     async def answers(requests: Any, context: Context) -> Any:
