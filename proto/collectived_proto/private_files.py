@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -17,8 +18,9 @@ def read_private(path: Path) -> str:
         Unusable: it cannot be read, or anybody can.
     """
     try:
-        mode = path.stat().st_mode
-        text = path.read_text()
+        with path.open() as file:
+            mode = os.fstat(file.fileno()).st_mode  # of what is read, whatever the name stands for a moment later
+            text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise Unusable(f"cannot be read: {why}") from None

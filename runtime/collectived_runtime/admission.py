@@ -121,9 +121,9 @@ class Admission(grpc.aio.ServerInterceptor):
         return guarded(handler, partial(self._admit, credential, needed))
 
     async def _admit(self, credential: str, needed: Right, context: Context) -> None:
-        gate, remote = self._callers.gate, not is_local(context.peer())
-        address = address_of_peer(context.peer())
-        if remote and gate.logins.shut_out(address):
+        gate = self._callers.gate
+        address = address_of_peer(context.peer())  # '' where it is none, as at a Unix socket
+        if gate.logins.shut_out(address):
             self._refusals.limit(Limit.LOGINS)
             await asyncio.sleep(self._strangers.delay(address, time.monotonic()))
             await context.abort(
@@ -134,7 +134,7 @@ class Admission(grpc.aio.ServerInterceptor):
         caller = self._callers.of(context)
         if caller.right >= needed:
             return
-        gate.turned_away("grpc", credential, address if remote else "")
+        gate.turned_away("grpc", credential, address)
         await asyncio.sleep(self._strangers.delay(address, time.monotonic()))
         if caller.right is Right.LOOK:
             await context.abort(

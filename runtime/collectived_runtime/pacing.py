@@ -1,7 +1,7 @@
 """Pacing: calls that come more often than anybody needs wait for their turn, before anything is done for them.
 
-Who calls over TCP is told by address; all callers on a Unix socket are one, for gRPC says nothing more of them. Calls
-that belong to a session have the pace of that session instead (`worker/service.py`).
+Who calls over TCP is told by address; all callers on a Unix socket are one. Calls that belong to a session have the
+pace of that session instead (`worker/service.py`).
 """
 
 from __future__ import annotations

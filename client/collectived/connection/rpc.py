@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # grpc reads this while it is imported. Without it, a child that is forked beside an open session crashes now and then
 # when it connects for itself (2 of 75 times with grpcio 1.85; with it, none).
@@ -40,10 +40,11 @@ from collectived_proto import codec
 from collectived_proto.deadline import Deadline
 from collectived_proto.protocol import OURS, agree
 from collectived_proto.status import from_rpc_error
-from collectived_proto.tls.dialling import channel_credentials, why_not
-from collectived_proto.tls.files import Material
 from collectived_proto.types import Collective, GroupInfo, Layout
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
+
+if TYPE_CHECKING:
+    from collectived_proto.tls.files import Material
 
 PROGRESS_EVERY = 10.0  # seconds
 _ANSWER_WITHIN = 30.0  # seconds for what a worker answers by itself
@@ -59,6 +60,12 @@ _OPTIONS = (
     ("grpc.http2.ping_timeout_ms", 5000),
     ("grpc.http2.max_pings_without_data", 0),
 )
+
+
+def _why_not(address: str, tls: Material | None) -> str:
+    from collectived_proto.tls.dialling import why_not
+
+    return why_not(address, tls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +107,11 @@ class Worker:
         self.address = address
         self._why_not: Callable[[], str] = lambda: ""
         if credentials is None:
-            self._why_not = partial(why_not, address.text, tls)
-        if tls is not None:
-            credentials = credentials or channel_credentials(tls)
+            self._why_not = partial(_why_not, address.text, tls)
+        if tls is not None and credentials is None:
+            from collectived_proto.tls.dialling import channel_credentials  # late, for it imports ssl
+
+            credentials = channel_credentials(tls)
         self._metadata = (("authorization", f"Bearer {secret}"),) if secret else ()
         target = f"unix:{address.path}" if address.path else address.text
         self._channel = (

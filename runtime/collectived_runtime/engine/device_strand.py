@@ -148,11 +148,11 @@ class DeviceStrand:
         def work(stream: int) -> None:
             for together in zip(*ranks, strict=True):
                 start, count = together[0].start, together[0].stop - together[0].start
-                addresses = [_address(piece.memory) for piece in together]
+                addresses = [address_of(piece.memory) for piece in together]
                 if how is None:
                     cuda.copy(first.address + start * size, addresses[0], count * size, stream)
                 else:
-                    fold = _fold(how, widen=True, finish=True)
+                    fold = fold_of(how, widen=True, finish=True)
                     cuda.fold(fold, addresses, first.address + start * size, count, stream)
             for target in targets[1:]:
                 cuda.copy(
@@ -257,7 +257,7 @@ class DeviceStrand:
         scratch = gpu.scratch.take(partials.nbytes)
         self._scratch.append((gpu, scratch))
         fold, first, size, cuda = (
-            _fold(how, widen=True, finish=False),
+            fold_of(how, widen=True),
             self.strand.span.start,
             how.partial_bytes,
             gpu.cuda,
@@ -266,7 +266,7 @@ class DeviceStrand:
 
         def work(stream: int) -> None:
             for together in zip(*group, strict=True):
-                addresses = [_address(piece.memory) for piece in together]
+                addresses = [address_of(piece.memory) for piece in together]
                 start, count = together[0].start, together[0].stop - together[0].start
                 cuda.fold(fold, addresses, scratch.address + (start - first) * size, count, stream)
             cuda.copy(to, scratch.address, nbytes, stream)
@@ -329,7 +329,8 @@ class DeviceStrand:
                 gpu.scratch.give(region)
 
 
-def _fold(how: Arithmetic, *, widen: bool, finish: bool) -> Fold:
+def fold_of(how: Arithmetic, *, widen: bool = False, finish: bool = False) -> Fold:
+    """One step of folding, as a kernel does it."""
     return Fold(how.operation, how.dtype, how.result, how.contributions, widen, finish)
 
 
@@ -350,7 +351,8 @@ def _by_place(ranks: Sequence[Sequence[Piece]]) -> list[tuple[Gpu | None, list[S
     return list(found.values())
 
 
-def _address(memory: Bytes) -> int:
+def address_of(memory: Bytes) -> int:
+    """Of memory that lies on a GPU."""
     return _on_gpu(memory).address
 
 

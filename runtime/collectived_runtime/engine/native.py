@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from collectived_proto.devices import DeviceName
 from collectived_proto.types import ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic
-from collectived_runtime.device.cuda.driver import CudaError, Fold
+from collectived_runtime.device.cuda.driver import CudaError
 from collectived_runtime.device.cuda.kernels import MOST_SOURCES
 from collectived_runtime.device.gpus import Gpu, Region, out_of_memory
 from collectived_runtime.device.nccl.communicators import Communicator, Communicators, Rank
@@ -34,7 +34,7 @@ from collectived_runtime.device.nccl.interface import (
     in_parts,
     operation,
 )
-from collectived_runtime.engine.device_strand import DeviceStrand, Piece
+from collectived_runtime.engine.device_strand import DeviceStrand, Piece, address_of, fold_of
 from collectived_runtime.engine.execute import Judge
 from collectived_runtime.engine.ledger import Mark
 from collectived_runtime.engine.program import Program, Strand, Topology
@@ -282,7 +282,7 @@ class _NativeStrand(DeviceStrand):
             if result is None:
                 return
             if not self._as_it_is:
-                gpu.cuda.fold(_step(how, finish=True), [receive], result, count, stream)
+                gpu.cuda.fold(fold_of(how, finish=True), [receive], result, count, stream)
             for other in wanted[1:]:
                 gpu.cuda.copy(other.address, result, self._result_bytes, stream)
             if host is not None:
@@ -310,14 +310,14 @@ class _NativeStrand(DeviceStrand):
         for number, step in enumerate(steps):
             step(spare if number else total)
             if number:
-                cuda.fold(_step(how), [total, spare], total, len(self.strand.span), stream)
+                cuda.fold(fold_of(how), [total, spare], total, len(self.strand.span), stream)
 
     def _fold_there(self, gpu: Gpu, ranks: Sequence[Sequence[Piece]], into: int, *, stream: int) -> None:
         first, size = self.strand.span.start, self._how.partial_bytes
         for together in zip(*ranks, strict=True):
-            addresses = [_address(piece) for piece in together]
+            addresses = [address_of(piece.memory) for piece in together]
             start, length = together[0].start, together[0].stop - together[0].start
-            gpu.cuda.fold(_step(self._how, widen=True), addresses, into + (start - first) * size, length, stream)
+            gpu.cuda.fold(fold_of(self._how, widen=True), addresses, into + (start - first) * size, length, stream)
 
     def _all_reduce(self, communicator: Communicator, send: int, receive: int, stream: int) -> None:
         dtype, width = self._elements
@@ -356,10 +356,6 @@ class _NativeStrand(DeviceStrand):
         super().stop()
 
 
-def _step(how: Arithmetic, *, widen: bool = False, finish: bool = False) -> Fold:
-    return Fold(how.operation, how.dtype, how.result, how.contributions, widen, finish)
-
-
 def _chunks(ranks: list[Sequence[Piece]]) -> list[list[Sequence[Piece]]]:
     """As many as one kernel takes."""
     return [ranks[at : at + MOST_SOURCES] for at in range(0, len(ranks), MOST_SOURCES)]
@@ -370,12 +366,7 @@ def _lies_so(share: _Share, how: Arithmetic, nbytes: int) -> int | None:
     if share.strays or len(share.own) != 1 or not how.direct:
         return None
     (pieces,) = share.own
-    return _address(pieces[0]) if len(pieces) == 1 and len(pieces[0].memory) == nbytes else None
-
-
-def _address(piece: Piece) -> int:
-    assert isinstance(piece.memory, Region)
-    return piece.memory.address
+    return address_of(pieces[0].memory) if len(pieces) == 1 and len(pieces[0].memory) == nbytes else None
 
 
 def _there(region: Region | None) -> int:

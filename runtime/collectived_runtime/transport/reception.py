@@ -237,6 +237,7 @@ class Reception:
             self._stopping = True
             os.eventfd_write(self._wake, 1)
         self._thread.join()
+        self._resolver.close()
         os.close(self._wake)
 
     def _ask(self, what: Callable[[], None]) -> None:
@@ -420,15 +421,15 @@ class Reception:
             except OSError as error:  # out of descriptors: it may fare better next time
                 self._again(call, error)
                 continue
-            self._receive(connection, self._dial(connection, call), max(0.1, call.give_up - now), self._dialled)
+            dialling = self._dial(connection, call, call.found)
+            self._receive(connection, dialling, max(0.1, call.give_up - now), self._dialled)
 
-    def _dial(self, connection: socket.socket, call: Call) -> Handshake:
+    def _dial(self, connection: socket.socket, call: Call, found: tuple[str, int]) -> Handshake:
         """Dials, proves, hands the link on; tries again after a pause until `give_up`."""
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LINK_BUFFER_BYTES)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LINK_BUFFER_BYTES)
-            assert call.found is not None
-            status = connection.connect_ex(call.found)
+            status = connection.connect_ex(found)
             if status == errno.EINPROGRESS:
                 yield select.POLLOUT
                 status = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

@@ -15,7 +15,7 @@ class Resolver:
     """One thread, made when the first name is asked for; questions are answered one after another."""
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[tuple[Place, Callable[[Place | str], None]]] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Place, Callable[[Place | str], None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def resolve(self, place: Place, answer: Callable[[Place | str], None]) -> None:
@@ -23,7 +23,7 @@ class Resolver:
         host, port = place
         if not 0 < port < 1 << 16:
             answer(f"{port} is no port: expected 1 to 65535")
-        elif is_numeric(host):
+        elif _is_numeric(host):
             answer(place)
         else:
             self._asked.put((place, answer))
@@ -31,9 +31,13 @@ class Resolver:
                 self._thread = threading.Thread(target=self._run, name="resolver", daemon=True)
                 self._thread.start()
 
+    def close(self) -> None:
+        """Ends the thread when it has its answer; nobody waits for the system's resolver."""
+        self._asked.put(None)
+
     def _run(self) -> None:
-        while True:
-            (host, port), answer = self._asked.get()
+        while (asked := self._asked.get()) is not None:
+            (host, port), answer = asked
             try:
                 found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             except (OSError, UnicodeError) as error:
@@ -43,7 +47,7 @@ class Resolver:
                 answer((str(best[4][0]), port))
 
 
-def is_numeric(host: str) -> bool:
+def _is_numeric(host: str) -> bool:
     """Whether nobody has to be asked where that is."""
     try:
         ipaddress.ip_address(host)

@@ -334,7 +334,7 @@ class Session:
         try:
             budget.take(size)
         except Exhausted as error:
-            self._send(wire.refused(Code.RESOURCE_EXHAUSTED, str(error)))
+            self._refuse(str(error))
             return
         try:
             loop = asyncio.get_running_loop()
@@ -342,7 +342,7 @@ class Session:
         except CudaError as error:
             budget.give(size)
             if not self.ended.is_set():
-                self._send(wire.refused(Code.RESOURCE_EXHAUSTED, f"{size} bytes of GPU:{index}: {error}"))
+                self._refuse(f"{size} bytes of GPU:{index}: {error}")
             return
         budget.give(size)
         budget.add(arena.size)  # whole pages

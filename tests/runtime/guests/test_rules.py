@@ -83,6 +83,8 @@ def test_a_rule_for_nobody_on_this_host_is_refused_at_the_start() -> None:
         ("MIG-xyz,1", []),
         ("nonsense", []),
         ("²", []),
+        ("9" * 5000, []),  # of which int() would make an error of its own
+        ("0,0000000001", [0]),
     ],
 )
 def test_gpus_are_those_that_the_clients_environment_shows(visible: str | None, gpus: list[int]) -> None:
