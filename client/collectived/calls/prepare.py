@@ -18,7 +18,7 @@ from collectived.calls.places import Address, Describe, DeviceRoom, Place, Room,
 from collectived.errors import InternalError, InvalidArgumentError
 from collectived.values import axes, nest
 from collectived.values.indexed_slices import IndexedSlices
-from collectived.values.leaves import Array, Kind, UnknownLeaf, check_reducible, element_type, kind_of, shown
+from collectived.values.leaves import ARRAY, Array, Kind, UnknownLeaf, check_reducible, element_type, kind_of, shown
 from collectived.values.sparse import expanded
 from collectived_proto.deadline import Deadline
 from collectived_proto.numpy_types import to_numpy
@@ -80,6 +80,10 @@ def take_apart(value: object, flat: tuple[nest.Spec, list[Any]] | None = None) -
     arrays: list[Array] = []
     metas = []
     for leaf in leaves:
+        if type(leaf) is np.ndarray:  # nearly always
+            arrays.append(leaf)
+            metas.append((ARRAY, leaf.dtype, leaf.shape))
+            continue
         try:
             kind = kind_of(leaf)
             array = kind.array(leaf)

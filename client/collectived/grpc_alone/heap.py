@@ -42,7 +42,7 @@ class HeapStaging:
     def fill(self, arrays: Sequence[Array]) -> None:
         """Copies the leaves there."""
         for view, array in zip(self.views, arrays, strict=True):
-            np.copyto(view, array)
+            view[...] = array
 
 
 class Heap:

@@ -46,6 +46,8 @@ class Node(NamedTuple):
 
 Spec = Node | str
 
+_leaf_types: set[type[Any]] = set()  # of what was met as a leaf: no containers, and not None
+
 
 def flatten(value: object) -> tuple[Spec, list[Any]]:
     """The spec of `value` and its leaves, dicts by sorted key. Whatever is no container and not None is a leaf.
@@ -68,13 +70,21 @@ def _flatten(value: object, leaves: list[Any]) -> Spec:
         kind = type(value)
         keys = tuple(value)
         order = _sorted(keys)
-        children = tuple([_flatten(value[key], leaves) for key in order])
+        children = _flatten_all([value[key] for key in order], leaves)
         factory = Factory(value.default_factory) if kind is not dict and isinstance(value, defaultdict) else None
         return Node(kind, children, keys, keys if keys == order else order, tuple(map(type, order)), factory)
     if isinstance(value, (list, tuple)):
-        return Node(type(value), tuple([_flatten(child, leaves) for child in value]))
+        return Node(type(value), _flatten_all(value, leaves))
+    _leaf_types.add(type(value))
     leaves.append(value)
     return LEAF
+
+
+def _flatten_all(children: Sequence[Any], leaves: list[Any]) -> tuple[Spec, ...]:
+    if _leaf_types.issuperset(map(type, children)):  # nearly always: many arrays, one by one, would be slow
+        leaves += children
+        return (LEAF,) * len(children)
+    return tuple([_flatten(child, leaves) for child in children])
 
 
 def _sorted(keys: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -11,7 +11,10 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not named by Python's fcntl
 SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -32,6 +35,7 @@ class Arena:
     descriptor: int
     memory: mmap.mmap | None
     committed: int = 0
+    _whole: NDArray[np.uint8] | None = field(default=None, repr=False)
 
     def rounded(self, upto: int) -> int:
         """The end of the page that holds the byte before `upto`."""
@@ -55,9 +59,25 @@ class Arena:
             self.committed += size
 
     def view(self) -> memoryview:
+        """All of it.
+
+        Raises:
+            ValueError: it is closed.
+        """
         if self.memory is None:
             raise ValueError(f"arena {self.number} is closed")
         return memoryview(self.memory)
+
+    def stretch(self, offset: int, length: int) -> NDArray[np.uint8]:
+        """Those bytes of it, as far as it reaches; quick.
+
+        Raises:
+            ValueError: it is closed.
+        """
+        whole = self._whole
+        if whole is None:
+            whole = self._whole = np.frombuffer(self.view(), np.uint8)
+        return whole[offset : offset + length]
 
     def close(self) -> None:
         """Closes the descriptor and, unless arrays still look into it, the mapping; idempotent.
@@ -67,10 +87,10 @@ class Arena:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-        if self.memory is not None:
+        memory, self.memory, self._whole = self.memory, None, None
+        if memory is not None:
             with contextlib.suppress(BufferError):  # exported: the arrays that use it keep it alive
-                self.memory.close()
-            self.memory = None
+                memory.close()
 
 
 def create(number: int, size: int, *, readers_only: bool) -> Arena:

@@ -67,6 +67,7 @@ class Arithmetic:
         partial_bytes: bytes of one partial sum.
         in_place: whether partial sums may live where the result will, for finishing changes at most the value.
         direct: whether contributions are partial sums as they are.
+        ufunc: what folds two of them.
     """
 
     operation: ReduceOp
@@ -78,6 +79,7 @@ class Arithmetic:
     partial_bytes: int = field(init=False, compare=False)
     in_place: bool = field(init=False, compare=False)
     direct: bool = field(init=False, compare=False)
+    ufunc: np.ufunc = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         partial, split = to_numpy(self.dtype), False
@@ -91,6 +93,7 @@ class Arithmetic:
             "partial_bytes": partial.itemsize * (2 if split else 1),
             "in_place": partial == to_numpy(self.result) and not split,
             "direct": partial == to_numpy(self.dtype) and not split,
+            "ufunc": _UFUNCS[self.operation],
         }
         for name, value in facts.items():
             object.__setattr__(self, name, value)
@@ -112,7 +115,7 @@ class Arithmetic:
 
     def fold(self, left: Array, right: Array, out: Array) -> None:
         """out = left ∘ right, all partial sums; `out` may be either of them."""
-        _UFUNCS[self.operation](left, right, out=out)
+        self.ufunc(left, right, out=out)
 
     def finish(self, partial: Array, out: Array) -> None:
         """out = the result of these partial sums."""
@@ -175,7 +178,7 @@ class Arithmetic:
 
     def _gather_blocks(self, sources: Sequence[Array], out: Array) -> None:
         block = max(1, BLOCK_BYTES // self.partial_bytes)
-        adds_halves = self.dtype is DType.FLOAT16 and _UFUNCS[self.operation] is np.add
+        adds_halves = self.dtype is DType.FLOAT16 and self.ufunc is np.add
         spare = None if self.direct or adds_halves else np.empty_like(out[:block])
         for start in range(0, len(out), block):
             into = out[start : start + block]

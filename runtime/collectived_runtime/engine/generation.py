@@ -243,7 +243,7 @@ class Generation:
         memory: NDArray[np.uint8] | None = None
         readers = program.receivers
         outputs: list[Region] | None = None
-        if any(arrival.sources.on_device for arrival in instance.arrivals.values()):
+        if any([arrival.sources.on_device for arrival in instance.arrivals.values()]):
             written = {rank: instance.arrivals[rank].sources.output for rank in readers}
             outputs = [output for output in written.values() if output is not None]
             readers = tuple(rank for rank, output in written.items() if output is None)

@@ -44,13 +44,32 @@ STALL_BACKOFF = 2.0  # a stall is reported again after twice the time
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A collective that a rank has described: what its rings refer to."""
+    """A collective that a rank has described: what its rings refer to. What can be known beforehand is not counted at
+    every ring."""
 
     collective: Collective
     contract: bytes
     layout: Layout
     op: str  # the operation as people read it
     terms: bytes = b""  # digest of what an open collective has to agree on too, where the operation may be open
+    leaf_bytes: tuple[int, ...] = field(init=False, compare=False)
+    staged: tuple[slice, ...] = field(init=False, compare=False)  # of each pack, its bytes in a staging slot
+    only_leaf: tuple[int | None, ...] = field(init=False, compare=False)  # of each pack that has but one, its number
+
+    def __post_init__(self) -> None:
+        leaves: list[list[int]] = [[] for _ in self.layout.packs]
+        for leaf, place in enumerate(self.layout.places):
+            leaves[place.pack].append(leaf)
+        facts = {
+            "leaf_bytes": tuple(leaf.nbytes for leaf in self.collective.leaves),
+            "staged": tuple(
+                slice(pack.staging_offset, pack.staging_offset + pack.count * pack.dtype.itemsize)
+                for pack in self.layout.packs
+            ),
+            "only_leaf": tuple(members[0] if len(members) == 1 else None for members in leaves),
+        }
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
 
     def agrees(self, other: Prepared) -> bool:
         """Whether both may be the same instance: equal contracts, or equal terms where one takes what comes."""
@@ -261,7 +280,7 @@ class Ledger:
     @property
     def deserted(self) -> bool:
         """Whether no local rank is left."""
-        return all(standing.gone for standing in self.standings.values())
+        return False not in [standing.gone for standing in self.standings.values()]
 
     @property
     def fault(self) -> Verdict | None:

@@ -13,10 +13,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import UnimplementedError
+from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import (
     AllGather,
     AllReduce,
@@ -140,6 +143,22 @@ class Strand:
     peers: frozenset[int]  # places that the plan speaks to
     cut: Cut | None = None  # where the operation cuts leaves or joins them
     why: str = ""  # this algorithm: for people
+    dtype: np.dtype[Any] = field(init=False, compare=False)  # of its pack
+    result_dtype: np.dtype[Any] = field(init=False, compare=False)
+    result: slice = field(init=False, compare=False)  # bytes of its pack's result, in a slot
+    straight: bool = field(init=False, compare=False)  # whether values are combined element by element as they lie
+
+    def __post_init__(self) -> None:
+        pack, cut = self.pack, self.cut
+        size = (pack.count if cut is None else cut.output) * pack.result_dtype.itemsize
+        facts = {
+            "dtype": to_numpy(pack.dtype),
+            "result_dtype": to_numpy(pack.result_dtype),
+            "result": slice(pack.result_offset, pack.result_offset + size),
+            "straight": cut is None or cut.straight,
+        }
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +188,16 @@ class Program:
     at_once: bool = False
     load: Load = NOTHING
     gist: Gist = NO_GIST  # for the recorder
+    native: int = field(init=False)  # how many of its strands NCCL carries out
+    slot_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "native", sum(strand.algorithm == NCCL for strand in self.strands))
+        object.__setattr__(self, "slot_bytes", len(self.head) + self.layout.result_bytes)
 
     @property
     def algorithm(self) -> str:
         return self.strands[0].algorithm
-
-    @property
-    def native(self) -> int:
-        """How many of its strands NCCL carries out."""
-        return sum(strand.algorithm == NCCL for strand in self.strands)
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -191,10 +211,6 @@ class Program:
     def shards(self) -> int:
         """The most parts that a pack is cut into."""
         return max(count for _, count in self.strands_per_pack)
-
-    @property
-    def slot_bytes(self) -> int:
-        return len(self.head) + self.layout.result_bytes
 
 
 def compose(collective: Collective, topology: Topology, rows: Rows = (), strangers: Sequence[int] = ()) -> Program:

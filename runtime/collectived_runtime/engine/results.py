@@ -199,7 +199,7 @@ class Results:
         except (Exhausted, OSError):
             slots.give(offset)
             raise
-        memory = np.frombuffer(arena.view(), np.uint8, size, offset)
+        memory = arena.stretch(offset, size)
         slot = Slot(next(self._numbers), arena, slots, offset, size, set(holders), memory)
         self._slots[slot.number] = slot
         return slot

@@ -185,18 +185,16 @@ class Sources:
             arena, offset = addresses[0]
             self._parts = [look(arena, offset, prepared.layout.staging_bytes)]
         else:
-            leaves = prepared.collective.leaves
-            if len(addresses) != len(leaves):
-                raise wire.Malformed(f"a ring with {len(addresses)} addresses for {len(leaves)} leaves")
-            self._parts = [
-                look(arena, offset, leaf.nbytes) for leaf, (arena, offset) in zip(leaves, addresses, strict=True)
-            ]
+            sizes = prepared.leaf_bytes
+            if len(addresses) != len(sizes):
+                raise wire.Malformed(f"a ring with {len(addresses)} addresses for {len(sizes)} leaves")
+            self._parts = [look(arena, offset, size) for size, (arena, offset) in zip(sizes, addresses, strict=True)]
         if ring.output is not None:
             output = memory(*ring.output, prepared.layout.result_bytes)
             if not isinstance(output, Region):
                 raise wire.Malformed("a result that is to be written into memory of the host")
             self.output = output
-        self.on_device = ring.output is not None or any(map(_gpu_of, self._parts))
+        self.on_device = ring.output is not None or Region in map(type, self._parts)
         if self.on_device:
             self._check_devices(prepared)
 
@@ -214,13 +212,10 @@ class Sources:
 
     def whole(self, pack_number: int) -> NDArray[np.uint8] | None:
         """The bytes of a pack where they lie side by side, else None."""
-        layout = self.prepared.layout
-        pack = layout.packs[pack_number]
-        size = pack.count * pack.dtype.itemsize
         if self.staged:
-            return self._parts[0][pack.staging_offset : pack.staging_offset + size]
-        members = [leaf for leaf, place in enumerate(layout.places) if place.pack == pack_number]
-        return self._parts[members[0]] if len(members) == 1 else None
+            return self._parts[0][self.prepared.staged[pack_number]]
+        only = self.prepared.only_leaf[pack_number]
+        return None if only is None else self._parts[only]
 
     def leaf(self, index: int) -> NDArray[np.uint8]:
         """The bytes of a leaf."""
@@ -229,7 +224,7 @@ class Sources:
         place = self.prepared.layout.places[index]
         pack = self.prepared.layout.packs[place.pack]
         start = pack.staging_offset + place.offset * pack.dtype.itemsize
-        return self._parts[0][start : start + self._size(index)]
+        return self._parts[0][start : start + self.prepared.leaf_bytes[index]]
 
     def leaves(self, pack_number: int) -> list[tuple[int, NDArray[np.uint8]]]:
         """(offset in the pack in elements, bytes) of every leaf of a pack."""
@@ -242,13 +237,10 @@ class Sources:
                 continue
             if self.staged:
                 start = pack.staging_offset + place.offset * itemsize
-                found.append((place.offset, self._parts[0][start : start + self._size(leaf)]))
+                found.append((place.offset, self._parts[0][start : start + self.prepared.leaf_bytes[leaf]]))
             else:
                 found.append((place.offset, self._parts[leaf]))
         return found
-
-    def _size(self, leaf: int) -> int:
-        return self.prepared.collective.leaves[leaf].nbytes
 
 
 def _gpu_of(memory: object) -> Gpu | None:

@@ -6,14 +6,13 @@ A generator like `execute`: yields what it waits for, and is closed to stop it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived_proto.numpy_types import to_numpy
 from collectived_runtime.device.arithmetic import STRETCH_BYTES, Arithmetic
 from collectived_runtime.engine.counters import Counters
 from collectived_runtime.engine.crew import PIECE_BYTES, SPREAD_BYTES, Help
@@ -102,7 +101,7 @@ def _buffers(
         return (yield from _folded(strand, arithmetic, sources, output, tools))
     if cut is None:
         return (yield from _moved(strand, sources, output, tools))
-    dtype = to_numpy(strand.pack.dtype)
+    dtype = strand.dtype
     leaves = {rank: _whole(source, strand).view(dtype) for rank, source in zip(program.sources, sources, strict=True)}
     return (yield from _handed_over(strand, cut, leaves, output, tools))
 
@@ -133,21 +132,23 @@ def _combined(
 
 def _output(strand: Strand, result: NDArray[np.uint8]) -> Array:
     """Where the result of a pack lies."""
-    pack = strand.pack
-    size = (pack.count if strand.cut is None else strand.cut.output) * pack.result_dtype.itemsize
-    return result[pack.result_offset : pack.result_offset + size].view(to_numpy(pack.result_dtype))
+    return result[strand.result].view(strand.result_dtype)
 
 
-def _side_by_side(strand: Strand, sources: Sequence[Sources], out: Array) -> Iterator[tuple[list[Array], Array]]:
+def _side_by_side(strand: Strand, sources: Sequence[Sources], out: Array) -> Iterable[tuple[list[Array], Array]]:
     """What all sources have for the same stretch of the strand, and that stretch of `out`: all of it, or by leaf."""
-    dtype = to_numpy(strand.pack.dtype)
-    start, stop = strand.span.start, strand.span.stop
-    cut = strand.cut
-    if cut is None or cut.straight:
-        wholes = [whole for source in sources if (whole := source.whole(strand.pack_number)) is not None]
-        if len(wholes) == len(sources):
-            yield [whole.view(dtype)[start:stop] for whole in wholes], out[start:stop]
-            return
+    start, stop, number = strand.span.start, strand.span.stop, strand.pack_number
+    arrays = []
+    for source in sources:
+        whole = source.whole(number) if strand.straight else None
+        if whole is None:
+            return _by_leaf(strand, sources, out)
+        arrays.append(whole.view(strand.dtype)[start:stop])
+    return [(arrays, out[start:stop])]
+
+
+def _by_leaf(strand: Strand, sources: Sequence[Sources], out: Array) -> Iterator[tuple[list[Array], Array]]:
+    dtype, start, stop = strand.dtype, strand.span.start, strand.span.stop
     by_leaf = [_pieces(source, strand, index) for index, source in enumerate(sources)]
     for pieces in zip(*by_leaf, strict=True):
         arrays = [memory.view(dtype) for _, memory in pieces]
@@ -161,7 +162,7 @@ def _moved(
     strand: Strand, sources: Sequence[Sources], output: Array | None, tools: Tools
 ) -> Generator[Wait, None, Buffers]:
     """Buffers for elements that travel as they are; at most one local rank contributes."""
-    dtype = to_numpy(strand.pack.dtype)
+    dtype = strand.dtype
     mine = output
     if sources:
         whole = sources[0].whole(strand.pack_number)
@@ -182,7 +183,7 @@ def _handed_over(
     strand: Strand, cut: Cut, leaves: Mapping[int, Array], output: Array | None, tools: Tools
 ) -> Generator[Wait, None, Buffers]:
     """Buffers for rows that go their ways: what stays on this worker is put in its place at once."""
-    dtype = to_numpy(strand.pack.dtype)
+    dtype = strand.dtype
     if output is None:
         output = np.empty(0, dtype)
     tools.counters.copied_bytes += sum(part.stop - part.start for part in cut.local) * dtype.itemsize
@@ -236,9 +237,9 @@ def _folded(
         partials = arithmetic.partials(memory, count)
     if not sources:  # a signal: nobody reads its value
         return Buffers(partials, partials, partials, arithmetic.fold, copy_over, stays)
-    whole = sources[0].whole(strand.pack_number) if len(sources) == 1 and (cut is None or cut.straight) else None
+    whole = sources[0].whole(strand.pack_number) if len(sources) == 1 and strand.straight else None
     if whole is not None and arithmetic.in_place:
-        mine = whole.view(to_numpy(strand.pack.dtype))
+        mine = whole.view(strand.dtype)
         return Buffers(mine, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_here, windows)
     for arrays, out in _side_by_side(strand, sources, partials):
         yield from spread(arithmetic.gather, arithmetic.partial_bytes, arrays, out, tools)

@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import (
     Code,
@@ -112,7 +110,7 @@ class Session:
         try:
             if isinstance(known, DeviceArena):
                 return known.region(offset, length)
-            return np.frombuffer(known.view(), np.uint8, length, offset)
+            return known.stretch(offset, length)
         except ValueError:  # dropped just now, in the other thread
             raise wire.Malformed(f"an address in arena {arena}, which is being given back") from None
 

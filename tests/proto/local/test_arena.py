@@ -90,6 +90,18 @@ def test_pages_exist_as_far_as_they_were_committed() -> None:
     made.close()
 
 
+def test_a_stretch_is_that_part_of_the_arena_until_it_is_closed() -> None:
+    made = arena.create(7, SIZE, readers_only=True)
+    made.view()[100:105] = b"hello"
+    assert bytes(made.stretch(101, 3)) == b"ell" and bytes(made.stretch(104, 1)) == b"o"
+    assert len(made.stretch(SIZE - 2, 10)) == 2
+    memory = made.memory
+    made.close()
+    assert memory is not None and memory.closed  # nothing of it was kept
+    with pytest.raises(ValueError, match="arena 7 is closed"):
+        made.stretch(0, 1)
+
+
 def test_closing_twice_and_while_arrays_look_in_is_harmless() -> None:
     made = arena.create(7, SIZE, readers_only=False)
     view = made.view()
