@@ -194,7 +194,8 @@ def test_a_call_is_one_submission_with_its_leaves_in_order(worker: RemoteWorker,
     assert [leaf.path for leaf in first.collective.leaves] == ["['a'][0]", "['b']"]
     assert first.collective.site.startswith("test_remote.py:")
     assert np.frombuffer(worker.values[0]).tolist() == [1.5, 0, 2, 3, 5]
-    assert (first.instance, second.instance, first.timeout_seconds, second.timeout_seconds) == (0, 1, 0, 30)
+    assert (first.instance, second.instance, first.timeout_seconds) == (0, 1, 0)
+    assert 25 < second.timeout_seconds <= 30, "what is left of it"
 
 
 def test_values_go_in_chunks_of_at_most_a_mebibyte(worker: RemoteWorker, group: cd.Group) -> None:
