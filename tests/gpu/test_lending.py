@@ -121,15 +121,20 @@ def test_an_address_that_is_allocated_again_is_read_anew(worker: Cluster, cuda: 
     alone(worker, body)
 
 
-def test_what_was_freed_is_closed_when_the_next_is_opened(
+def test_what_was_freed_is_closed_when_the_next_is_opened_or_a_little_later(
     worker: Cluster, cuda: FakeClientCuda, cupy: FakeCupy
 ) -> None:
     def body(session: cd.Session, group: cd.Group) -> None:
-        first, second = own(cuda, np.ones(10)), own(cuda, np.ones(10))
+        first, second, kept = own(cuda, np.ones(10)), own(cuda, np.ones(10)), own(cuda, np.ones(10))
         group.all_reduce("sum", cupy.ndarray(first))
-        cuda.free(first.ctypes.data)
         group.all_reduce("sum", cupy.ndarray(second))
-        worker.until(lambda: worker.files(LENT) == 1)
+        assert worker.files(LENT) == 2
+        cuda.free(first.ctypes.data)
+        group.all_reduce("sum", cupy.ndarray(kept))
+        worker.until(lambda: worker.files(LENT) == 2)
+        cuda.free(second.ctypes.data)
+        again = cupy.ndarray(own(cuda, np.ones(10), kept.ctypes.data))
+        worker.until(lambda: group.all_reduce("sum", again) is not None and worker.files(LENT) == 1)
 
     alone(worker, body)
 

@@ -1,8 +1,8 @@
 """Memory of this process's own on a GPU, lent to the worker: opened there once, then read where it lies.
 
 An allocation is handed over by CUDA's legacy IPC handle when a collective first reads an array in it, and stays open
-until it is used least of all, or has been freed. The driver says which allocation an address lies in, by a number that
-it never gives twice: an address that has been freed and allocated again is another one.
+until it is used least of all, or is seen to have been freed. The driver says which allocation an address lies in, by a
+number that it never gives twice: an address that has been freed and allocated again is another one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import logging
 import threading
 from collections import deque
+from time import monotonic
 
 from collectived.calls.limit import Limit
 from collectived.gpu.array import DeviceArray
@@ -20,6 +21,7 @@ from collectived_proto.local import wire
 
 log = logging.getLogger("collectived")
 
+_LOOK_EVERY = 1.0  # seconds between two looks at what has been freed
 _MOST_REFUSED = 1024  # allocations that are remembered as not to be opened
 
 
@@ -60,6 +62,7 @@ class Lending:
         self._returned: deque[int] = deque()
         self._open = 0  # in the worker
         self._clock = itertools.count(1)
+        self._look_at = 0.0
 
     def loan(self, array: DeviceArray, patience: float) -> Loan | None:
         """That of an array's memory; None where it has to be copied.
@@ -79,12 +82,23 @@ class Lending:
             return None  # of an allocator of which the driver does not know
         if array.address + array.nbytes > allocation.address + allocation.size:
             return None
+        if monotonic() >= self._look_at:
+            self._look()
         loan = self._loans.get(allocation.identity)
         if loan is None:
             loan = self._lend(allocation, patience)
         if loan is not None:
             loan.used = next(self._clock)
         return loan
+
+    def _look(self) -> None:
+        """Looks for what has been freed, unless somebody waits for the worker just now."""
+        if self._loans and self._lock.acquire(blocking=False):
+            try:
+                self._forget_freed()
+                self._give_back()
+            finally:
+                self._lock.release()
 
     def _lend(self, allocation: Allocation, patience: float) -> Loan | None:
         if not allocation.exportable or allocation.device != self._device or allocation.identity in self._refused:
@@ -101,9 +115,10 @@ class Lending:
     def _ask(self, allocation: Allocation, limit: Limit) -> Loan | None:
         self._forget_freed()
         self._give_back()
-        while self._open >= self._most and self._loans:
-            oldest = min(self._loans.values(), key=lambda loan: loan.used)
-            del self._loans[oldest.allocation.identity], oldest
+        while self._open >= self._most and (loans := list(self._loans.values())):
+            oldest = min(loans, key=lambda loan: loan.used)
+            self._loans.pop(oldest.allocation.identity, None)
+            del oldest, loans  # by which it is given back, unless a collective reads it
             self._give_back()
         if self._open >= self._most:
             return None  # collectives read all of them
@@ -133,13 +148,14 @@ class Lending:
 
     def _forget_freed(self) -> None:
         """Memory that has been freed stays taken on the GPU as long as the worker has it open."""
+        self._look_at = monotonic() + _LOOK_EVERY
         for loan in list(self._loans.values()):
             try:
                 freed = self._cuda.allocation(loan.allocation.address).identity != loan.allocation.identity
             except CudaError:
                 freed = True
             if freed:
-                del self._loans[loan.allocation.identity]
+                self._loans.pop(loan.allocation.identity, None)
 
     def _give_back(self) -> None:
         while self._returned:
