@@ -261,6 +261,8 @@ class Group(Collectives):
             call = _kind(prepared)(prepared, arrays, located, taken.spec)
             if out is not None:
                 call.fill(out)
+            if not async_op:  # then the caller may write its arrays again as soon as this returns
+                located = call.lend(located, _patience(deadline))
             self._ring(call, located, timeout or 0.0, deadline)
             if async_op:
                 return self._started(Work((call,), route, self._uncollected), call)
@@ -416,9 +418,13 @@ def _kind(prepared: Prepared) -> type[Call]:
 
 def _stage(call: Call, deadline: Deadline | None) -> None:
     """Copies the arrays of a call to where the worker reads them."""
-    patience = _PATIENCE if deadline is None else min(_PATIENCE, deadline.remaining() + GRACE)
-    call.staging = call.prepared.memory.stage(call.prepared, patience)
+    call.staging = call.prepared.memory.stage(call.prepared, _patience(deadline))
     began = monotonic()
     call.staging.fill(call.arrays)
     call.arrays = []
     call.copied = monotonic() - began
+
+
+def _patience(deadline: Deadline | None) -> float:
+    """Seconds for what a call needs before it can start."""
+    return _PATIENCE if deadline is None else min(_PATIENCE, deadline.remaining() + GRACE)

@@ -85,6 +85,7 @@ class SharedMemory:
             raise
         self.memory = Memory(self.socket)
         self._gpus = opened.gpus
+        self._openings = opened.openings
         self._on_gpus: dict[int, DeviceMemory] = {}
 
     def on_gpu(self, index: int) -> DeviceMemory | None:
@@ -92,7 +93,7 @@ class SharedMemory:
             raise UnimplementedError(f"arrays on GPU:{index} are not offered: {self._rpc.name} does not name its UUID")
         if index not in self._on_gpus:
             cuda, device = _own_number(self._gpus[index], index)
-            self._on_gpus.setdefault(index, DeviceMemory(self.memory, index, cuda, device))
+            self._on_gpus.setdefault(index, DeviceMemory(self.memory, index, cuda, device, self._openings))
         return self._on_gpus[index]
 
     def seat(self, joined: Joined) -> tuple[Route, Describe]:

@@ -79,6 +79,8 @@ def _doorbell_of_clients(data: bytes) -> object:
             return wire.parse_release(data)
         case wire.Kind.ARENA_ASK | wire.Kind.ARENA_DROP | wire.Kind.DEVICE_ASK:
             return wire.parse_arena(data)
+        case wire.Kind.DEVICE_OPEN:
+            return wire.parse_lent(data)
         case wire.Kind.EVENT:
             return wire.parse_event(data)
         case _:
@@ -96,6 +98,8 @@ def _doorbell_of_workers(data: bytes) -> object:
             return wire.parse_waiting(data)
         case wire.Kind.REFUSED:
             return wire.parse_refused(data)
+        case wire.Kind.DEVICE_OPENED | wire.Kind.NOT_OPENED:
+            return wire.parse_lending(data)
         case _:
             return wire.parse_arena(data)
 
@@ -154,6 +158,7 @@ PARSERS = (
             wire.bare(wire.Kind.ABORT, "loss is NaN"),
             wire.bare(wire.Kind.LEAVE),
             wire.arena(wire.Kind.ARENA_ASK, 0, 1 << 20),
+            wire.Lent(0, 7, b"h" * 64).encode(),
         ),
         (wire.Malformed,),
     ),
@@ -166,6 +171,8 @@ PARSERS = (
             wire.waiting(3),
             wire.refused(8, "too much"),
             wire.arena(wire.Kind.ARENA, 1, 4096),
+            wire.Lending(7, 3, 1 << 20).encode(),
+            wire.Lending(7, why="it has ended").encode(),
         ),
         (wire.Malformed, DecodeError),
     ),

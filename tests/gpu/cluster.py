@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,12 @@ class Cluster:
     With `real` the workers share the GPUs of this machine, which NCCL allows where it takes them for two hosts.
     """
 
-    def __init__(self, workers: int, gpus: int, place: Path, real: bool = False) -> None:
-        """`gpus` are those of each worker where they are not real; `place` is a folder for their files."""
+    def __init__(self, workers: int, gpus: int, place: Path, real: bool = False, options: Sequence[str] = ()) -> None:
+        """
+        Args:
+            gpus: those of each worker where they are not real. place: a folder for their files.
+            options: of the workers.
+        """
         self.hold, self.broken = place / "hold", place / "broken"
         self.nccl_hold, self.abort_hold = place / "nccl_hold", place / "abort_hold"
         self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
@@ -46,7 +50,7 @@ class Cluster:
         listen = ("--job", "test", "--listen", f"unix:{self.folder}/c.sock")
         self.coordinator = Daemon(("coordinator", *listen), SECRET)
         address = str(self.coordinator.ready(30)["address"])
-        options = ("--job", "test", "--coordinator", address, "--folder", str(self.folder))
+        options = ("--job", "test", "--coordinator", address, "--folder", str(self.folder), *options)
         kind = Daemon if real else FakeWorker
         self.workers = [
             kind(
@@ -89,14 +93,15 @@ class Cluster:
             reply: status_pb2.StatusReply = worker_pb2_grpc.WorkerStub(channel).Status(status_pb2.StatusRequest())
         return reply
 
-    def files(self) -> int:
-        """How many allocations of fake GPUs the first worker has."""
+    def files(self, name: str = "fake-gpu") -> int:
+        """How many allocations of fake GPUs the first worker has; with `fake-lent`, of clients' own."""
         folder = f"/proc/{self.workers[0].process.pid}/fd"
-        found = 0
+        found = set()
         for descriptor in os.listdir(folder):
             with contextlib.suppress(OSError):
-                found += "fake-gpu" in os.readlink(f"{folder}/{descriptor}")
-        return found
+                if name in os.readlink(path := f"{folder}/{descriptor}"):
+                    found.add(os.stat(path).st_ino)
+        return len(found)
 
     def until(self, fact: Callable[[], bool]) -> None:
         """Looks until the fact holds; the test's own time limit ends it otherwise."""

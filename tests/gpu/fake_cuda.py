@@ -28,14 +28,15 @@ from collectived_runtime.device.gpus import view
 PAGE = 2 << 20
 TOTAL_BYTES = 1 << 30
 LOWEST = 1 << 16  # no address is below
-INVALID, OUT_OF_MEMORY, BAD_HANDLE, ILLEGAL_ADDRESS = 1, 2, 400, 700
+INVALID, OUT_OF_MEMORY, INVALID_CONTEXT, BAD_HANDLE, ILLEGAL_ADDRESS = 1, 2, 201, 400, 700
 
 
 class _Memory:
-    def __init__(self, size: int, name: str) -> None:
+    def __init__(self, size: int, name: str, descriptor: int = -1) -> None:
         self.size = size
-        self.descriptor = os.memfd_create(name)
-        os.ftruncate(self.descriptor, size)
+        self.descriptor = descriptor if descriptor >= 0 else os.memfd_create(name)
+        if descriptor < 0:
+            os.ftruncate(self.descriptor, size)
         self.mapped = mmap.mmap(self.descriptor, size)
         self.address = ctypes.addressof(ctypes.c_uint8.from_buffer(self.mapped))
 
@@ -61,6 +62,7 @@ class FakeCuda:
         self._lock = threading.RLock()
         self._memory: dict[int, _Memory] = {}
         self._pinned: dict[int, _Memory] = {}
+        self._lent: dict[bytes, tuple[_Memory, int]] = {}  # by handle, and how often it is open
         self._streams: dict[int, deque[Callable[[], None]]] = {}
         self._events: dict[int, list[int]] = {}  # how often recorded, how often over
         self._opened: dict[int, int] = {}  # events of other processes: files of how often recorded, how often over
@@ -71,6 +73,11 @@ class FakeCuda:
     @property
     def used_bytes(self) -> int:
         return sum(memory.size for memory in self._memory.values())
+
+    @property
+    def lent(self) -> dict[bytes, int]:
+        """How often each handle is open."""
+        return {handle: times for handle, (_, times) in self._lent.items()}
 
     def devices(self) -> Sequence[Device]:
         return self._devices
@@ -94,6 +101,24 @@ class FakeCuda:
     def free(self, address: int) -> None:
         self._found("cuMemRelease", self._memory, address).close()
         del self._memory[address]
+
+    def open_memory(self, device: int, handle: bytes) -> tuple[int, int]:
+        self._check_device("cuIpcOpenMemHandle", device)
+        with self._lock:
+            known = self._lent.get(handle)
+            memory, times = known if known is not None else (_opened(device, handle), 0)
+            self._lent[handle] = memory, times + 1
+        return memory.address, memory.size
+
+    def close_memory(self, device: int, address: int) -> None:
+        self._check_device("cuIpcCloseMemHandle", device)
+        with self._lock:
+            handles = {memory.address: handle for handle, (memory, _) in self._lent.items()}
+            memory, times = self._lent.pop(self._found("cuIpcCloseMemHandle", handles, address))
+            if times > 1:
+                self._lent[handles[address]] = memory, times - 1
+            else:
+                memory.close()
 
     def pin(self, size: int) -> int:
         memory = _Memory(max(1, size), "pinned")
@@ -212,7 +237,8 @@ class FakeCuda:
 
     def _bytes(self, address: int, nbytes: int, anywhere: bool = False) -> NDArray[np.uint8]:
         """Of a device or pinned; `anywhere`, as copies may, of the host too."""
-        for memory in (*self._memory.values(), *self._pinned.values()):
+        lent = [memory for memory, _ in list(self._lent.values())]
+        for memory in (*self._memory.values(), *self._pinned.values(), *lent):
             if memory.address <= address and address + nbytes <= memory.address + memory.size:
                 return view(address, nbytes)
         if (
@@ -233,3 +259,17 @@ class FakeCuda:
         if handle not in known:
             raise CudaError(call, BAD_HANDLE, f"{handle} is not known")
         return known[handle]
+
+
+def _opened(device: int, handle: bytes) -> _Memory:
+    """Memory of another process, as `FakeClientCuda` names it."""
+    path = handle.rstrip(b"\0").partition(b"#")[0].decode(errors="replace")
+    if path.startswith(f"/proc/{os.getpid()}/"):
+        raise CudaError("cuIpcOpenMemHandle", INVALID_CONTEXT, "invalid device context: it is of this process")
+    try:
+        if not os.readlink(path).startswith(f"/memfd:fake-lent-{device} "):
+            raise CudaError("cuIpcOpenMemHandle", INVALID, f"{path} is no memory of device {device}")
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise CudaError("cuIpcOpenMemHandle", INVALID, str(error)) from None
+    return _Memory(os.fstat(descriptor).st_size, "", descriptor)

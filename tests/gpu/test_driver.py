@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.gpu.fake_cuda import FakeCuda
+from tests.gpu.lender import BYTE, SIZE
 
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import DType, ReduceOp
@@ -113,6 +117,35 @@ def test_memory_comes_in_whole_pages_and_is_handed_over_by_a_descriptor(cuda: Cu
     assert not os.get_inheritable(descriptor)
     os.close(descriptor)
     cuda.free(address)
+
+
+@pytest.fixture
+def lender(cuda: Cuda) -> Iterator[subprocess.Popen[str]]:
+    line = [sys.executable, "-m", "tests.gpu.lender", "fake" if isinstance(cuda, FakeCuda) else "real"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+
+
+def handle_of(lender: subprocess.Popen[str]) -> bytes:
+    assert lender.stdout is not None
+    return bytes.fromhex(lender.stdout.readline())
+
+
+def test_memory_of_another_process_is_read_where_it_lies(cuda: Cuda, lender: subprocess.Popen[str]) -> None:
+    bench, handle = Bench(cuda), handle_of(lender)
+    address, size = cuda.open_memory(0, handle)
+    assert size >= SIZE
+    assert (bench.get(address, np.zeros(SIZE, np.uint8)) == BYTE).all()
+    assert cuda.open_memory(0, handle) == (address, size), "it is open already"
+    cuda.close_memory(0, address)
+    assert (bench.get(address + SIZE - 100, np.zeros(100, np.uint8)) == BYTE).all(), "it was opened twice"
+    cuda.close_memory(0, address)
+    bench.close()
+
+
+def test_a_handle_of_nothing_is_an_error(cuda: Cuda) -> None:
+    with pytest.raises(CudaError, match="cuIpcOpenMemHandle"):
+        cuda.open_memory(0, bytes(64))
 
 
 def test_more_memory_than_there_is_is_an_error_that_says_so(cuda: Cuda) -> None:

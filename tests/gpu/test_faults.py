@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.gpu.cluster import Cluster, filled
 from tests.gpu.fake_client import FakeClientCuda
+from tests.gpu.fake_libraries import FakeCupy
 
 import collectived as cd
 from collectived.gpu import driver
@@ -97,47 +96,10 @@ def test_over_grpc_a_group_on_gpus_takes_values_of_the_host(
     one_worker.run(2, body, device="GPU:0")
 
 
-class Library(types.ModuleType):
-    """As much of CuPy as arrays need, in the memory of the host, which is where a fake GPU has its own."""
-
-    class ndarray:
-        def __init__(self, host: Any, keep: Any = None) -> None:
-            self.host, self.keep = host, keep
-            self.shape, self.dtype = host.shape, host.dtype
-            self.device = types.SimpleNamespace(id=0)
-            self.data = types.SimpleNamespace(ptr=host.ctypes.data)
-
-        @property
-        def __cuda_array_interface__(self) -> dict[str, Any]:
-            return dict(self.host.__array_interface__)
-
-    ndarray.__module__, ndarray.__qualname__ = "cupy", "ndarray"
-
-    def __init__(self) -> None:
-        super().__init__("cupy")
-        stream = types.SimpleNamespace(ptr=0)
-        self.cuda = types.SimpleNamespace(get_current_stream=lambda: stream, Device=lambda number: _Nothing())
-
-    def ascontiguousarray(self, value: Any) -> Any:
-        return value if value.host.flags.c_contiguous else self.ndarray(np.ascontiguousarray(value.host))
-
-    def asarray(self, value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return self.ndarray(value.copy())
-        held = types.SimpleNamespace(__array_interface__=value.__cuda_array_interface__)
-        return self.ndarray(np.asarray(held), value)
-
-
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 def test_arrays_of_a_library_come_back_as_such(
     cluster: Cluster, cuda: FakeClientCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cupy = Library()
+    cupy = FakeCupy()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
 
     def body(session: cd.Session, group: cd.Group) -> None:
@@ -162,7 +124,7 @@ def test_arrays_of_a_library_come_back_as_such(
 def test_session_arrays_of_a_library_are_read_where_they_lie(
     one_worker: Cluster, cuda: FakeClientCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cupy = Library()
+    cupy = FakeCupy()
     monkeypatch.setitem(sys.modules, "cupy", cupy)
 
     def body(session: cd.Session, group: cd.Group) -> None:

@@ -103,6 +103,14 @@ class Call:
         """Of calls that mark."""
         raise InternalError(f"{self.prepared.op} does not wait for an event")
 
+    def lend(self, located: list[Address | None] | None, patience: float) -> list[Address | None] | None:
+        """Where the leaves lie, those in memory of the caller's own too as far as the worker can read it there.
+
+        Args:
+            located: those in worker memory. patience: seconds in which the worker finds others, the first time.
+        """
+        return located
+
     def receive(self, slot: Slot) -> None:
         """The result, or the part of it that is complete, lies here.
 

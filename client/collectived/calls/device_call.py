@@ -20,19 +20,38 @@ class DeviceCall(Call):
     """Results on a GPU look into that memory, which is this rank's own; others are copied to the host."""
 
     marks = True
-    __slots__ = ("_streams", "output")
+    __slots__ = ("_held", "_streams", "output")
 
     def __init__(
         self, prepared: Prepared, arrays: list[Array], located: list[Address | None] | None, spec: nest.Spec
     ) -> None:
         super().__init__(prepared, arrays, located, spec)
         given: list[Any] = arrays
-        streams = {array.stream for array in given if isinstance(array, DeviceArray)}
+        on_gpus = [array for array in given if isinstance(array, DeviceArray)]
+        streams = {array.stream for array in on_gpus}
+        self._held: list[object] = [*on_gpus]  # what is read until this has ended, be it by a copy on a stream
         self._streams = tuple(streams) or (LEGACY_STREAM,)
         self.output = None
         if prepared.room is not None and prepared.receives:
             self.slot = prepared.room.output(prepared.layout.result_bytes)
             self.output = self.slot.address
+
+    def lend(self, located: list[Address | None] | None, patience: float) -> list[Address | None] | None:
+        room, given = self.prepared.room, [array for array in self._held if isinstance(array, DeviceArray)]
+        if room is None or not self.prepared.direct or len(given) < len(self.arrays):
+            return located
+        found: list[Address | None] = []
+        loans: list[object] = []
+        for array, known in zip(given, located or [None] * len(given), strict=True):
+            lent = room.lend(array, patience) if known is None else None
+            if lent is not None:
+                known, loan = lent
+                loans.append(loan)
+            elif known is None:
+                return located  # they are copied, all of them
+            found.append(known)
+        self._held += loans
+        return found
 
     def mark(self, number: int, events: dict[int, int]) -> bytes:
         """Records the event of that number behind what is on the streams of the value.
@@ -54,7 +73,8 @@ class DeviceCall(Call):
 
     def end(self, verdict: Verdict | None = None, retire: bool = False) -> None:
         if retire:  # the worker may still be writing it
-            self.prepared.memory.retire(self.slot, ())
+            self.prepared.memory.retire((self.slot, self._held), ())
+        self._held = []
         super().end(verdict, retire)
 
     def _all(self) -> list[Any]:

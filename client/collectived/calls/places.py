@@ -79,6 +79,13 @@ class DeviceRoom(Room, Protocol):
     cuda: Cuda
     device: int
 
+    def lend(self, array: DeviceArray, patience: float) -> tuple[Address, object] | None:
+        """Where the worker reads an array of the caller's own, as long as the second is held; None: it cannot.
+
+        Args:
+            patience: seconds in which the worker finds it, the first time.
+        """
+
     def output(self, nbytes: int) -> Any:
         """A slot for a result; it has an `address`."""
 

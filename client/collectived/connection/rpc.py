@@ -72,7 +72,8 @@ def _why_not(address: str, tls: Material | None) -> str:
 class Opened:
     """What a worker says to a new session; `door` is '' where it offers no shared memory.
 
-    `gpus` are the UUIDs of its GPUs, in order of their indices.
+    `gpus` are the UUIDs of its GPUs, in order of their indices; `openings` is how many allocations of this process
+    it opens at a time on each of them.
     """
 
     session: bytes
@@ -81,6 +82,7 @@ class Opened:
     door: str
     token: bytes
     gpus: tuple[str, ...] = ()
+    openings: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ class Worker:
         self._called = opened.worker
         agree(codec.versions_from_proto(opened.protocol), self.name, "this client")
         devices, gpus = tuple(opened.devices), tuple(opened.gpus)
-        return Opened(opened.session, opened.worker, devices, opened.door, opened.token, gpus)
+        return Opened(opened.session, opened.worker, devices, opened.door, opened.token, gpus, opened.openings)
 
     @property
     def ended(self) -> bool:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
+from collectived_proto.local.gpu import Allocation as Allocation
 from collectived_proto.local.gpu import CudaError as CudaError
 
 INSTALL = "pip install 'collectived[cuda12]', or [cuda13] for CUDA 13"
@@ -26,6 +27,12 @@ class Cuda(Protocol):
 
     def unmap(self, device: int, address: int, size: int) -> None:
         """Lets go of it, after what this process has under way on the device."""
+
+    def allocation(self, address: int) -> Allocation:
+        """The allocation of this process in which an address lies."""
+
+    def handle(self, device: int, address: int) -> bytes:
+        """The handle of 64 bytes by which another process can open an exportable allocation, which begins there."""
 
     def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
         """Between any memories of device and host, after what is on the stream."""

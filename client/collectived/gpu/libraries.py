@@ -1,14 +1,19 @@
-"""Arrays of CuPy and PyTorch on GPUs: seen as `DeviceArray`s, and made from them. Neither library is imported here."""
+"""Arrays of CuPy, PyTorch, JAX and others on GPUs: seen as `DeviceArray`s, and made from them.
+
+None of these libraries is imported here.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from collectived.gpu import dlpack
 from collectived.gpu.array import LEGACY_STREAM, DeviceArray
 from collectived.gpu.driver import binding
 
@@ -58,3 +63,60 @@ def to_torch(array: DeviceArray | NDArray[Any], device: int) -> Any:
     else:
         made = torch.from_numpy(np.ascontiguousarray(array).view(bits)).to(where)
     return made.view(torch.bfloat16) if array.dtype == _BFLOAT16 else made
+
+
+def from_dlpack(value: Any) -> DeviceArray:
+    """One that looks into an array of any library that speaks DLPack, once it is written.
+
+    It is asked for on the default stream, which waits for whatever still writes it; nobody waits for that here.
+    """
+    capsule = value.__dlpack__(stream=LEGACY_STREAM)
+    seen = dlpack.read(capsule)
+    kind, device = seen.device
+    if kind != dlpack.CUDA:
+        raise TypeError(f"it lies on a device of DLPack's kind {kind}")
+    if not seen.contiguous:
+        raise TypeError("they do not lie side by side in row-major order, send a contiguous copy")
+    return DeviceArray(binding(), device, seen.address, seen.shape, seen.dtype, (value, capsule))
+
+
+def to_jax(array: DeviceArray | NDArray[Any], device: int) -> Any:
+    """A JAX array on that device, in memory of JAX's own, written when this returns.
+
+    JAX launches what reads an array on streams that nobody else knows, and may let go of it before that is over: by
+    then memory that is shared might hold another result. 64-bit types become 32-bit ones unless JAX has x64 enabled.
+    """
+    jax = sys.modules["jax"]
+    if isinstance(array, DeviceArray):
+        shared = dlpack.handed_over(array, jax.numpy.from_dlpack)
+        return jax.numpy.array(shared, copy=True).block_until_ready()
+    there = next(one for one in jax.local_devices(backend="gpu") if one.local_hardware_id == device)
+    return jax.device_put(array, there)
+
+
+def to_dlpack(take: Callable[[Any], Any] | None) -> Callable[[DeviceArray | NDArray[Any], int], Any]:
+    """How results become arrays of a library that is known by its `from_dlpack` alone; as they are where it has none.
+
+    What comes from the host stays there.
+    """
+
+    def made(array: DeviceArray | NDArray[Any], _: int) -> Any:
+        if take is None:
+            return array
+        return dlpack.handed_over(array, take) if isinstance(array, DeviceArray) else take(array)
+
+    return made
+
+
+def from_interface(value: Any) -> DeviceArray:
+    """One that looks into an array that has `__cuda_array_interface__`, of version 3 or before."""
+    told = value.__cuda_array_interface__
+    shape, dtype, address = tuple(told["shape"]), np.dtype(told["typestr"]), told["data"][0]
+    side_by_side = tuple(step * dtype.itemsize for step in dlpack.side_by_side(shape))
+    if told.get("mask") is not None:
+        raise TypeError("some of them are masked")
+    if 0 not in shape and told.get("strides") not in (None, side_by_side):
+        raise TypeError("they do not lie side by side in row-major order, send a contiguous copy")
+    cuda, stream = binding(), told.get("stream") or LEGACY_STREAM
+    device = cuda.allocation(address).device if address else 0
+    return DeviceArray(cuda, device, address, shape, dtype, value, stream)

@@ -10,9 +10,17 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from collectived_proto.local.cuda import POSIX_DESCRIPTOR, asked, begin, mapped, primary_context, unmapped, uuid
-
-_HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
+from collectived_proto.local.cuda import (
+    POSIX_DESCRIPTOR,
+    asked,
+    begin,
+    described,
+    mapped,
+    primary_context,
+    unmapped,
+    uuid,
+)
+from collectived_proto.local.gpu import HANDLE_BYTES, Allocation
 
 
 class RealCuda:
@@ -50,6 +58,24 @@ class RealCuda:
         finally:
             asked("cuCtxSetCurrent", before)
 
+    def allocation(self, address: int) -> Allocation:
+        (before,) = asked("cuCtxGetCurrent")
+        if int(before):
+            return described(address)
+        self._enter(next(iter(self._contexts), 0))  # this thread has none
+        try:
+            return described(address)
+        finally:
+            asked("cuCtxSetCurrent", before)
+
+    def handle(self, device: int, address: int) -> bytes:
+        before = self._enter(device)
+        try:
+            (handle,) = asked("cuIpcGetMemHandle", address)
+            return ctypes.string_at(handle.getPtr(), HANDLE_BYTES)
+        finally:
+            asked("cuCtxSetCurrent", before)
+
     def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
         before = self._enter(device)
         try:
@@ -64,7 +90,7 @@ class RealCuda:
             flags = driver.CUevent_flags
             (event,) = asked("cuEventCreate", flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_INTERPROCESS)
             (handle,) = asked("cuIpcGetEventHandle", event)
-            return int(event), ctypes.string_at(handle.getPtr(), _HANDLE_BYTES)
+            return int(event), ctypes.string_at(handle.getPtr(), HANDLE_BYTES)
         finally:
             asked("cuCtxSetCurrent", before)
 

@@ -1,4 +1,4 @@
-"""Worker memory on a GPU that this client writes and reads: input, staging, and its results.
+"""Memory on a GPU that a worker and this client share: input, staging, results, and what the client lends.
 
 The worker writes a result into memory of the rank that gets it, so nothing is copied out of there, and no other client
 can write it: on a GPU there is no memory that some may only read.
@@ -17,6 +17,7 @@ from collectived.calls.places import Address, Place, Stageable
 from collectived.errors import ResourceExhaustedError
 from collectived.gpu.array import LEGACY_STREAM, DeviceArray
 from collectived.gpu.driver import Cuda, CudaError
+from collectived.shared.lending import Lending
 from collectived.shared.memory import InputArena, Memory, Slot
 from collectived_proto.local.slots import Slots
 
@@ -51,14 +52,16 @@ class DeviceMemory(Memory):
     Args:
         host: the session's memory on the host, over whose socket this one is asked for too.
         index: of the GPU in the worker, and `device` in this process.
+        openings: allocations of this process that the worker opens there at a time.
 
     Attributes:
         kind: of arrays that lie here, as `values.leaves` keeps it.
     """
 
-    def __init__(self, host: Memory, index: int, cuda: Cuda, device: int) -> None:
+    def __init__(self, host: Memory, index: int, cuda: Cuda, device: int, openings: int = 0) -> None:
         super().__init__(host.source)
         self._lock = host._lock  # questions over the socket are answered in their order
+        self._lending = Lending(host.source, self._lock, index, cuda, device, openings)
         self._index = index
         self.cuda = cuda
         self.device = device
@@ -85,7 +88,21 @@ class DeviceMemory(Memory):
 
     def locate(self, array: Any) -> Address | None:
         """(arena, byte offset) of an array that lies there, whoever made it of one of ours; else None."""
-        return self._find(array.address, array.nbytes) if isinstance(array, DeviceArray) else None
+        if not isinstance(array, DeviceArray) or array.address % array.dtype.itemsize:
+            return None
+        return self._find(array.address, array.nbytes)
+
+    def lend(self, array: DeviceArray, patience: float) -> tuple[Address, object] | None:
+        """Where an array of the caller's own lies for the worker, as long as what is returned with it is held.
+
+        None: it has to be copied. See `Lending.loan`.
+        """
+        loan = self._lending.loan(array, patience)
+        return None if loan is None else ((loan.number, array.address - loan.allocation.address), loan)
+
+    def forget(self) -> None:
+        super().forget()
+        self._lending.forget()
 
     def stage(self, prepared: Stageable, patience: float = 30.0) -> Any:
         staging = self._spares.pop(prepared, None)

@@ -91,8 +91,11 @@ class Staging:
             view[...] = array  # a sixth of the time of np.copyto
 
 
+_Granted = tuple[wire.Kind, int, int, int]  # which kind of arena, its number and size, and a descriptor of it
+
+
 class SessionSocket:
-    """The socket over which input arenas are asked for. Not thread-safe; its owner has a lock."""
+    """The socket over which input arenas are asked for, and memory is lent. Not thread-safe; its owner has a lock."""
 
     def __init__(self, sock: socket.socket, worker: str) -> None:
         self.socket = sock
@@ -121,15 +124,39 @@ class SessionSocket:
         """
         return self._ask(wire.arena(wire.Kind.DEVICE_ASK, index, size), wire.Kind.DEVICE_ARENA, size, limit)
 
+    def lend(self, lent: wire.Lent, limit: Limit) -> wire.Lending:
+        """Has the worker open memory of this process's own; what has become of it.
+
+        Raises:
+            UnavailableError, CollectiveError: as `ask`.
+        """
+        self._say(lent.encode(), limit)
+        while True:
+            answer = self._answer(limit)
+            if isinstance(answer, wire.Lending) and answer.identity == lent.identity:
+                return answer
+            self._unwanted(answer)
+
     def _ask(self, message: bytes, kind: wire.Kind, size: int, limit: Limit) -> tuple[int, int, int]:
+        self._say(message, limit)
+        while True:
+            answer = self._answer(limit)
+            if not isinstance(answer, wire.Lending) and answer[0] is kind and answer[2] >= size:
+                return answer[1:]
+            self._unwanted(answer)
+
+    def _say(self, message: bytes, limit: Limit) -> None:
         if not door.send(self.socket, message, limit.remaining):
             raise UnavailableError(f"{self._worker} is lost: it does not take messages any more; connect again")
-        while True:  # what comes first may be the answer to somebody who has given up
-            came, number, got, descriptor = self._answer(limit)
-            if came is kind and got >= size:
-                return number, got, descriptor
-            os.close(descriptor)
-            self.drop(number)
+
+    def _unwanted(self, answer: _Granted | wire.Lending) -> None:
+        """What somebody had asked for who has given up."""
+        if isinstance(answer, wire.Lending):
+            if answer.number:
+                self.drop(answer.number)
+            return
+        os.close(answer[3])
+        self.drop(answer[1])
 
     def greet(self, limit: Limit) -> None:
         """Waits for the worker's word that this socket is the session now.
@@ -146,9 +173,11 @@ class SessionSocket:
         if kind is not wire.Kind.PONG:
             raise InternalError(f"{self._worker} began a session socket with {kind.name}")
 
-    def _answer(self, limit: Limit) -> tuple[wire.Kind, int, int, int]:
+    def _answer(self, limit: Limit) -> _Granted | wire.Lending:
         kind, message, descriptor = self._receive(limit, "a request for memory")
         try:
+            if kind in (wire.Kind.DEVICE_OPENED, wire.Kind.NOT_OPENED) and descriptor < 0:
+                return wire.parse_lending(message)
             if kind is wire.Kind.REFUSED:
                 raise self._refusal(message)
             if kind not in (wire.Kind.ARENA, wire.Kind.DEVICE_ARENA) or descriptor < 0:

@@ -1,7 +1,7 @@
 """Leaves: which objects collectives carry, seen as host arrays on the way in and given back as what they were.
 
 A new kind of array is one entry of `_KINDS`, named as its class names itself, so that no library is imported for it.
-What has no name here but speaks DLPack gets a kind made for its class.
+What has no name here but speaks DLPack, or has `__cuda_array_interface__`, gets a kind made for its class.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def _integer(value: int) -> Array:
         raise ValueError(f"{value} does not fit in int64; send it as float or in parts") from None
 
 
-def _on_gpu(array: Callable[[Any], Any], restore: Callable[[Any, int], Any]) -> Callable[[int], Kind]:
+def _on_gpu(
+    array: Callable[[Any], Any], restore: Callable[[Any, int], Any], *, looks: bool = True
+) -> Callable[[int], Kind]:
     """By number of the device, the kind of a library's arrays there."""
 
     @functools.cache
@@ -71,7 +73,7 @@ def _on_gpu(array: Callable[[Any], Any], restore: Callable[[Any, int], Any]) -> 
         return Kind(
             functools.partial(libraries.on_gpu, array),
             lambda result: restore(result, device),
-            looks=True,
+            looks=looks,
             device=True,
         )
 
@@ -102,7 +104,12 @@ _TORCH_ON_HOST = Kind(libraries.from_torch, libraries.to_torch, looks=True)
 _TORCH = dataclasses.replace(
     _TORCH_ON_HOST, of=lambda tensor: TORCH_ON_GPU(tensor.device.index) if tensor.is_cuda else _TORCH_ON_HOST
 )
-_JAX = Kind(libraries.from_jax, libraries.to_jax)
+_JAX_ON_HOST = Kind(libraries.from_jax, libraries.to_jax)
+_JAX_ON_GPU = _on_gpu(gpus.from_dlpack, gpus.to_jax, looks=False)
+_JAX = dataclasses.replace(
+    _JAX_ON_HOST,
+    of=lambda array: _JAX_ON_HOST if (number := libraries.gpu_of_jax(array)) is None else _JAX_ON_GPU(number),
+)
 _KINDS = {
     "numpy.ndarray": ARRAY,
     "torch.Tensor": _TORCH,
@@ -116,8 +123,9 @@ _KINDS = {
     "builtins.float": Kind(np.asarray, _item),
     "builtins.complex": Kind(np.asarray, _item),
 }
+_BY_INTERFACE = _on_gpu(gpus.from_interface, gpus.to_dlpack(None))
 _ON_GPUS = {"cupy": CUPY, "torch": TORCH_ON_GPU}
-_MODULES = {"numpy": ARRAY, "torch": _TORCH, "jax": _JAX, "jax.numpy": _JAX}
+_MODULES = {"numpy": ARRAY, "torch": _TORCH, "jax": _JAX_ON_HOST, "jax.numpy": _JAX_ON_HOST}
 _REFUSED = {
     "jax._src.core.Tracer": "it stands for values yet to come: call collectives outside of jit, grad and vmap",
     "jax._src.prng.PRNGKeyArray": "send jax.random.key_data(key)",
@@ -132,6 +140,7 @@ _OTHERWISE = (
     "expected NumPy arrays, or those of PyTorch, JAX or DLPack, numbers or None, in lists, tuples, namedtuples or "
     "dicts; convert it with numpy.asarray or dict()"
 )
+_WRITABLE = ("data_ptr", "__cuda_array_interface__")  # by which it is seen that a view is no copy
 _by_type: dict[type[Any], Kind] = {np.ndarray: ARRAY}
 
 
@@ -155,21 +164,32 @@ def _find(value: object) -> Kind:
             raise UnknownLeaf(f"a {cls.__name__}: {_REFUSED[name]}")
         if name in _KINDS:
             return _by_type.setdefault(cls, _KINDS[name])
-    libraries.check_no_gpu(value)
     if hasattr(cls, "__dlpack__"):
-        return _by_type.setdefault(cls, Kind(libraries.from_dlpack, libraries.to_dlpack(value), looks=True))
+        return _by_type.setdefault(cls, _of_dlpack(libraries.way_back(value)))
+    if hasattr(cls, "__cuda_array_interface__"):
+        return _by_type.setdefault(cls, _BY_INTERFACE(0))
     raise UnknownLeaf(f"a {cls.__module__}.{cls.__qualname__}: {_OTHERWISE}")
 
 
+def _of_dlpack(take: Callable[[Any], Any] | None) -> Kind:
+    """Of arrays of a library that is known by DLPack alone, on the host and on GPUs."""
+    on_host = Kind(libraries.from_dlpack, take or _same, looks=True)
+    on_gpu = _on_gpu(gpus.from_dlpack, gpus.to_dlpack(take))
+    return dataclasses.replace(
+        on_host, of=lambda value: on_host if (number := libraries.gpu_of_dlpack(value)) is None else on_gpu(number)
+    )
+
+
 def writable_view(leaf: object) -> Array:
-    """An array through which results are written into a caller's own: a NumPy array, or a PyTorch tensor on the CPU.
+    """An array through which results are written into a caller's own.
 
     Raises:
-        UnknownLeaf: it is neither.
+        UnknownLeaf: it is none that is known to be written.
         ValueError: it cannot be written.
     """
     kind = kind_of(leaf)
-    if kind is not ARRAY and kind is not _TORCH_ON_HOST and not kind.device:
+    on_gpu = kind.device and kind.looks and any(hasattr(type(leaf), name) for name in _WRITABLE)
+    if kind is not ARRAY and kind is not _TORCH_ON_HOST and not on_gpu:
         raise UnknownLeaf(f"a {type(leaf).__name__}: expected a NumPy array, a PyTorch tensor or a CuPy array")
     view = kind.array(leaf)
     if kind.device:
@@ -218,7 +238,7 @@ def template(like: object, room: Any = None) -> Template:
         except UnknownLeaf as error:
             raise TypeError(f"like is {error}") from None
         found = Template(kind, array.shape, array.dtype)
-    if kind is _JAX:
+    if kind is _JAX_ON_HOST or (kind.device and not kind.looks):
         raise TypeError("like is of JAX, whose arrays are never written: take a NumPy array, and make JAX arrays of it")
     if not kind.looks:
         raise TypeError(f"like is a {type(like).__name__}: expected an array, or the module of a library")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectived.gpu.array import DeviceArray
+from collectived.gpu.dlpack import CUDA
 from collectived.gpu.driver import CudaError
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import DType
@@ -20,7 +21,6 @@ from collectived_proto.types import DType
 Array = NDArray[Any]
 _BFLOAT16 = to_numpy(DType.BFLOAT16)
 _ON_THE_HOST = (1, 3, 11)  # DLPack's numbers for plain host memory and for what CUDA and ROCm have pinned
-_NO_GPU = "of arrays on GPUs, those of CuPy and PyTorch are taken"
 
 
 class UnknownLeaf(TypeError):
@@ -57,13 +57,18 @@ def on_gpu(see: Callable[[Any], DeviceArray], value: Any) -> DeviceArray:
         return see(value)
     except CudaError as error:
         raise UnknownLeaf(f"a {type(value).__name__} on a GPU, which this process cannot copy: {error}") from None
-    except (RuntimeError, TypeError) as error:
+    except (BufferError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise UnknownLeaf(f"a {type(value).__name__} on a GPU whose elements cannot be had: {error}") from None
 
 
 def check_in_place(value: Any, view: DeviceArray) -> None:
     """Raises ValueError where what is seen of an array on a GPU is a copy of it."""
-    pointer = value.data_ptr() if hasattr(value, "data_ptr") else value.__cuda_array_interface__["data"][0]
+    if hasattr(value, "data_ptr"):
+        pointer, fixed = value.data_ptr(), False
+    else:
+        pointer, fixed = value.__cuda_array_interface__["data"]
+    if fixed:
+        raise ValueError("read-only: it cannot be written")
     if view.size and pointer != view.address:
         raise ValueError("an array on a GPU that is not contiguous: it cannot be written; give a contiguous one")
 
@@ -125,12 +130,34 @@ def from_jax(value: Any) -> Array:
         UnknownLeaf: it lies elsewhere, or its data are gone.
     """
     try:
-        platform = next(iter(value.devices())).platform
+        devices = value.devices()
+        platform = next(iter(devices)).platform
         if platform != "cpu":
-            raise UnknownLeaf(f"a JAX array on {platform}: {_NO_GPU}; give cupy.from_dlpack(value)")
+            where = f"{platform}, spread over {len(devices)} devices" if len(devices) > 1 else platform
+            raise UnknownLeaf(
+                f"a JAX array on {where}: expected one on the CPU or on a GPU of CUDA; send its parts, [part.data for "
+                "part in value.addressable_shards], or numpy.asarray(value)"
+            )
         return np.asarray(value)
     except RuntimeError as error:  # donated, or spread over processes
         raise UnknownLeaf(f"a JAX array whose elements cannot be had: {error}") from None
+
+
+def gpu_of_jax(value: Any) -> int | None:
+    """The number of the GPU of CUDA on which all of a JAX array lies; None: it lies elsewhere, or its data are gone."""
+    try:
+        devices = value.devices()
+        if len(devices) > 1 or next(iter(devices)).platform != "gpu":
+            return None
+        return gpu_of_dlpack(value)
+    except RuntimeError:
+        return None
+
+
+def gpu_of_dlpack(value: Any) -> int | None:
+    """The number of the GPU of CUDA on which something lies that speaks DLPack; None: it lies elsewhere."""
+    kind, number = value.__dlpack_device__()
+    return int(number) if kind == CUDA else None
 
 
 def to_jax(array: Array) -> Any:
@@ -155,24 +182,20 @@ def from_dlpack(value: Any) -> Array:
     what = f"a {type(value).__module__}.{type(value).__qualname__}"
     place = value.__dlpack_device__()[0]
     if place not in _ON_THE_HOST:
-        raise UnknownLeaf(f"{what} on a device of DLPack's kind {int(place)}: {_NO_GPU}; give cupy.from_dlpack(value)")
+        raise UnknownLeaf(
+            f"{what} on a device of DLPack's kind {int(place)}: expected one on the host or on a GPU of CUDA; send "
+            "a copy on the host"
+        )
     try:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise UnknownLeaf(f"{what}, which numpy.from_dlpack refuses: {error}; send it as a NumPy array") from None
 
 
-def to_dlpack(value: Any) -> Callable[[Array], Any]:
-    """How arrays become what `value` is: by the `from_dlpack` of its library; as they are where it has none."""
+def way_back(value: Any) -> Callable[[Any], Any] | None:
+    """How arrays become what `value` is: by the `from_dlpack` of its library; None where it has none."""
     library = sys.modules.get(type(value).__module__.partition(".")[0])
     if hasattr(value, "__array_namespace__"):
         library = value.__array_namespace__()
-    made: Callable[[Array], Any] = getattr(library, "from_dlpack", lambda array: array)
+    made: Callable[[Any], Any] | None = getattr(library, "from_dlpack", None)
     return made
-
-
-def check_no_gpu(value: Any) -> None:
-    """Raises UnknownLeaf where a value says that its elements lie on a GPU."""
-    if hasattr(type(value), "__cuda_array_interface__"):
-        what = f"a {type(value).__module__}.{type(value).__qualname__}"
-        raise UnknownLeaf(f"{what}, whose elements lie on a GPU: {_NO_GPU}; give cupy.asarray(value)")

@@ -6,7 +6,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from collectived_proto.local.gpu import CudaError, uuid_text
+from collectived_proto.local.gpu import Allocation, CudaError, uuid_text
 
 POSIX_DESCRIPTOR = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
@@ -54,6 +54,28 @@ def primary_context(device: int) -> Any:
 def uuid(device: int) -> str:
     (found,) = asked("cuDeviceGetUuid", asked("cuDeviceGet", device)[0])
     return uuid_text(bytes(found.bytes))
+
+
+_DESCRIPTION = [
+    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID,
+    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+]
+
+
+def described(address: int) -> Allocation:
+    """The allocation in which an address lies.
+
+    Raises:
+        CudaError: in none on a GPU; of what it does not know the driver says that it begins nowhere.
+    """
+    (found,) = asked("cuPointerGetAttributes", len(_DESCRIPTION), _DESCRIPTION, address)
+    identity, base, size, device, exportable = map(int, found)
+    if not base:
+        raise CudaError("cuPointerGetAttributes", 1, f"{address:#x} is no memory of a GPU")
+    return Allocation(identity, base, size, device, bool(exportable))
 
 
 def mapped(handle: Any, size: int, device: int) -> int:

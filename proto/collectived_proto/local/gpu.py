@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+HANDLE_BYTES = 64  # of CUDA's handles of memory and events for other processes
+
+
+class Allocation(NamedTuple):
+    """What the driver says of memory on a GPU.
+
+    identity: a number that this process never gives to another allocation. address, size: of all of it, in bytes.
+    device: on which it lies, as this process numbers it. exportable: whether a handle of legacy IPC can be had.
+    """
+
+    identity: int
+    address: int
+    size: int
+    device: int
+    exportable: bool
+
 
 class CudaError(Exception):
     """The driver refused something. `code` is its number, `call` what was asked of it."""

@@ -36,6 +36,9 @@ _FAILED = struct.Struct("<Bxxxxxxxq")
 _WAITING = struct.Struct("<BxxxI")
 _ARENA = struct.Struct("<BxxxIQ")
 _EVENT = struct.Struct("<BxxxI64s")
+_OPEN = struct.Struct("<BxxxIQ64s")
+_OPENED = struct.Struct("<BxxxIQQ")
+_NOT_OPENED = struct.Struct("<BxxxxxxxQ")
 
 
 class Malformed(ValueError):
@@ -60,10 +63,14 @@ class Kind(enum.IntEnum):
     ARENA = 19
     DEVICE_ARENA = 23  # of the memory of a GPU, on a session socket
     REFUSED = 20  # a request cannot be granted: code, text
+    # worker → client, session socket
+    DEVICE_OPENED = 24  # memory of the client's own is an arena now, until it is dropped
+    NOT_OPENED = 25  # it cannot be: why; nothing else of the session is concerned
     # client → worker, session socket
     ARENA_ASK = 32
     ARENA_DROP = 33
     DEVICE_ASK = 34  # an arena in the memory of a GPU: its index, and a size; DEVICE_ARENA answers
+    DEVICE_OPEN = 35  # an allocation of its own, by CUDA's handle of it; only where `SessionOpened.openings` allows it
 
 
 STAGED = 1  # flag of a ring: one address, of a staging slot laid out as Prepare said
@@ -251,6 +258,53 @@ def parse_event(data: bytes) -> tuple[int, bytes]:
     if not 0 < number <= MAX_OUTSTANDING:
         raise Malformed(f"an event of number {number}")
     return number, handle
+
+
+class Lent(NamedTuple):
+    """An allocation of the client's on that GPU of the worker, by the handle of CUDA's legacy IPC.
+
+    `identity` is the allocation's number, which the client's process never gives to another one.
+    """
+
+    gpu: int
+    identity: int
+    handle: bytes
+
+    def encode(self) -> bytes:
+        return _OPEN.pack(Kind.DEVICE_OPEN, *self)
+
+
+def parse_lent(data: bytes) -> Lent:
+    if len(data) != _OPEN.size:
+        raise Malformed(f"a handle of memory in {len(data)} bytes")
+    return Lent(*_OPEN.unpack(data)[1:])
+
+
+class Lending(NamedTuple):
+    """What has become of the allocation `identity`: arena `number` of `size` bytes; 0: it was not opened, and why."""
+
+    identity: int
+    number: int = 0
+    size: int = 0
+    why: str = ""
+
+    def encode(self) -> bytes:
+        if self.number:
+            return _OPENED.pack(Kind.DEVICE_OPENED, self.number, self.size, self.identity)
+        return _NOT_OPENED.pack(Kind.NOT_OPENED, self.identity) + _encoded(self.why)
+
+
+def parse_lending(data: bytes) -> Lending:
+    """Of DEVICE_OPENED or NOT_OPENED."""
+    if kind_of(data) is Kind.NOT_OPENED and len(data) >= _NOT_OPENED.size:
+        why = data[_NOT_OPENED.size :].decode(errors="replace")
+        return Lending(_NOT_OPENED.unpack_from(data)[1], why=why)
+    if kind_of(data) is not Kind.DEVICE_OPENED or len(data) != _OPENED.size:
+        raise Malformed(f"an answer of {len(data)} bytes to a handle of memory")
+    _, number, size, identity = _OPENED.unpack(data)
+    if not number:
+        raise Malformed("memory that was opened as arena 0")
+    return Lending(identity, number, size)
 
 
 def refused(code: int, text: str) -> bytes:

@@ -34,7 +34,7 @@ class SessionEvent(_message.Message):
     def __init__(self, opened: _Optional[_Union[SessionOpened, _Mapping]] = ...) -> None: ...
 
 class SessionOpened(_message.Message):
-    __slots__ = ("session", "protocol", "worker", "devices", "door", "token", "gpus")
+    __slots__ = ("session", "protocol", "worker", "devices", "door", "token", "gpus", "openings")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class SessionOpened(_message.Message):
     DOOR_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
+    OPENINGS_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     protocol: _common_pb2.Protocol
     worker: str
@@ -49,7 +50,8 @@ class SessionOpened(_message.Message):
     door: str
     token: bytes
     gpus: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session: _Optional[bytes] = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., worker: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., door: _Optional[str] = ..., token: _Optional[bytes] = ..., gpus: _Optional[_Iterable[str]] = ...) -> None: ...
+    openings: int
+    def __init__(self, session: _Optional[bytes] = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., worker: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., door: _Optional[str] = ..., token: _Optional[bytes] = ..., gpus: _Optional[_Iterable[str]] = ..., openings: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("session", "name", "min_size", "max_size", "settle_seconds", "rank", "device", "timeout_seconds", "last_instance", "idle")

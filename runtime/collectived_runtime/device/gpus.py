@@ -7,6 +7,7 @@ take the whole device along.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 import weakref
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 
 from collectived_runtime.device.cuda.driver import Cuda, CudaError, Device
 from collectived_runtime.device.launching import Launch, Launching, Work
+
+log = logging.getLogger("collectived.device")
 
 OUT_OF_MEMORY = 2  # the driver's number
 MOST_FREE = 512 << 20  # bytes of a pool that wait for the next who asks
@@ -71,15 +74,38 @@ class _Memory:
         weakref.finalize(self, cuda.free, address).atexit = False  # with the process the driver frees all of it
 
 
-class DeviceArena:
-    """Memory of a GPU that a client maps too; see `local.arena.Arena` for that of the host."""
+class _Lent:
+    """An allocation of a client's, open here as long as this is held."""
 
-    def __init__(self, number: int, gpu: Gpu, memory: _Memory, descriptor: int) -> None:
+    __slots__ = ("__weakref__", "address", "identity", "size")
+
+    def __init__(self, cuda: Cuda, device: int, identity: int, handle: bytes) -> None:
+        self.identity = identity
+        self.address, self.size = cuda.open_memory(device, handle)
+        weakref.finalize(self, _closed, cuda, device, self.address).atexit = False
+
+
+def _closed(cuda: Cuda, device: int, address: int) -> None:
+    try:
+        cuda.close_memory(device, address)
+    except CudaError as error:  # nothing of this worker lies there
+        log.warning("memory of a client's on device %d cannot be closed: %s", device, error)
+
+
+class DeviceArena:
+    """Memory of a GPU that a client maps too, or has lent; see `local.arena.Arena` for that of the host.
+
+    Attributes:
+        descriptor: by which the client maps it; -1: it is `lent`, the client's own.
+    """
+
+    def __init__(self, number: int, gpu: Gpu, memory: _Memory | _Lent, descriptor: int) -> None:
         self.number = number
         self.gpu = gpu
         self.size = memory.size
         self.descriptor = descriptor
-        self._memory: _Memory | None = memory
+        self.lent = isinstance(memory, _Lent)
+        self._memory: _Memory | _Lent | None = memory
 
     def region(self, offset: int, length: int) -> Region:
         """Raises ValueError where it is closed."""
@@ -140,6 +166,8 @@ class Gpu:
         self.scratch: Pool[Region] = Pool(self._region)
         self.pinned: Pool[NDArray[np.uint8]] = Pool(lambda size: pinned(cuda, size))
         self._lost = lost
+        self._lent: weakref.WeakValueDictionary[bytes, _Lent] = weakref.WeakValueDictionary()  # by handle
+        self._lending = threading.Lock()  # over opening them: each is opened once
         self._launching = Launching(cuda, device.number)
 
     def give_up(self, why: str) -> None:
@@ -159,6 +187,23 @@ class Gpu:
         if launch.failed is not None:
             raise launch.failed
         return DeviceArena(number, self, memory, self.cuda.export(memory.address))
+
+    def lent(self, number: int, identity: int, handle: bytes) -> DeviceArena:
+        """An allocation of a client's; it is open until nobody looks into it any more. Takes milliseconds.
+
+        Args:
+            identity: of the allocation. A handle that has been another one's is opened when that has been closed.
+
+        Raises:
+            CudaError: it cannot be opened.
+        """
+        with self._lending:
+            memory = self._lent.get(handle)
+            if memory is None:
+                memory = self._lent[handle] = _Lent(self.cuda, self.device.number, identity, handle)
+            elif memory.identity != identity:
+                raise CudaError("cuIpcOpenMemHandle", -1, "what had this handle before is still open")
+        return DeviceArena(number, self, memory, -1)
 
     def _region(self, size: int) -> Region:
         memory = self._allocate(size)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from collectived_proto.local import wire
 from collectived_proto.local.arena import Arena
-from collectived_proto.types import AllReduce, Broadcast, Member, Reduce
+from collectived_proto.types import AllReduce, Broadcast, DType, Member, Reduce
 from collectived_runtime.device.gpus import Gpu, Region
 from collectived_runtime.engine.ledger import Prepared
 
@@ -22,6 +22,7 @@ log = logging.getLogger("collectived.lane")
 
 HUNG_UP = (BrokenPipeError, ConnectionError)  # how a client that is gone shows when we send
 
+_WIDEST = max(dtype.itemsize for dtype in DType)
 Bytes = NDArray[np.uint8] | Region  # of the host, or of a GPU
 # (arena, offset, length in bytes) -> that memory; raises wire.Malformed where it is not the client's
 Memory = Callable[[int, int, int], Bytes]
@@ -202,6 +203,10 @@ class Sources:
         gpus = set(map(_gpu_of, self._parts))
         if len(gpus) > 1 or len((gpus | {_gpu_of(self.output)}) - {None}) > 1:
             raise wire.Malformed(f"{prepared.op} with a value that lies in several memories")
+        widths = [_WIDEST] if self.staged else [leaf.dtype.itemsize for leaf in prepared.collective.leaves]
+        for part, width in zip([*self._parts, self.output], [*widths, _WIDEST], strict=True):
+            if isinstance(part, Region) and part.address % width:  # a kernel that reads it would end the GPU's context
+                raise wire.Malformed(f"{prepared.op} with elements of {width} bytes at an address that is no multiple")
         if prepared.collective.open or not isinstance(prepared.collective.operation, ON_DEVICES):
             raise wire.Malformed(f"{prepared.op} with a value in the memory of a GPU")
 

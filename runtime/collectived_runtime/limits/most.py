@@ -11,7 +11,7 @@ from collectived_runtime.limits.descriptors import WANTED
 class Most:
     """sessions: of the worker. ranks, memory: of one session; memory in bytes. groups: with a rank here.
 
-    descriptors: of this process.
+    descriptors: of this process. openings: allocations of a session's own on a GPU; 0: none.
     """
 
     sessions: int = 0
@@ -19,3 +19,4 @@ class Most:
     memory: int = 0
     groups: int = 0
     descriptors: int = WANTED
+    openings: int = 0

@@ -19,6 +19,7 @@ class Limit(enum.StrEnum):
     SESSION_RANKS = "session_ranks"
     SESSION_MEMORY = "session_memory"
     SESSION_ARENAS = "session_arenas"
+    SESSION_OPENINGS = "session_openings"
     MEMORY = "memory"
     IN_FLIGHT = "in_flight"
     GROUPS = "groups"

@@ -345,7 +345,7 @@ class Groups:
     def _seat(self, session: Session, lane: Lane, rank: int) -> bytes:
         """Seats a rank that is to connect its doorbell; the token that admits this."""
         pidfd = os.dup(session.pidfd) if session.pidfd >= 0 else -1
-        seat = Seat(rank, lane.topology.group.members[rank], session.memory, pidfd, session.seated())
+        seat = Seat(rank, lane.topology.group.members[rank], session.arenas.memory, pidfd, session.seated())
         lane.take_seat(seat)
         session.hold(lane, rank)
         token = secrets.token_bytes(TOKEN_BYTES)

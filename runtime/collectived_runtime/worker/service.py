@@ -127,6 +127,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 worker=self._name,
                 devices=map(str, devices),
                 gpus=self._sessions.gpus,
+                openings=session.openings,
             )
             if local:
                 opened.door = self._door

@@ -8,39 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import secrets
 import socket
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import (
-    Code,
     FailedPreconditionError,
     NotFoundError,
     ResourceExhaustedError,
     UnavailableError,
 )
 from collectived_proto.local import wire
-from collectived_proto.local.arena import Arena
 from collectived_proto.protocol import FIRST, Versions
 from collectived_runtime.credentials import Right
-from collectived_runtime.device.cuda.driver import CudaError
-from collectived_runtime.device.gpus import DeviceArena
 from collectived_runtime.engine.bells import LAST_WORDS_SECONDS
 from collectived_runtime.engine.lane import Lane
-from collectived_runtime.engine.results import Budget, Exhausted, Share, new_arena, next_number
-from collectived_runtime.engine.seat import Bytes
+from collectived_runtime.engine.results import Budget, Share
 from collectived_runtime.guests.callers import Caller
 from collectived_runtime.guests.peers import peer_of
-from collectived_runtime.limits.descriptors import WANTED, room
+from collectived_runtime.limits.descriptors import WANTED
 from collectived_runtime.limits.most import Most
 from collectived_runtime.limits.refusals import Limit, Refusals, Where, too_many
+from collectived_runtime.worker.arenas import Arenas
 from collectived_runtime.worker.devices import Offer
 from collectived_runtime.worker.submit import Place
 
@@ -50,10 +44,6 @@ SESSION_BYTES = 16
 _SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
 _MOST_REMEMBERED = 1024  # sessions that have ended, and why
 MOST_VERSIONS = 16  # of clients that are told
-MOST_ASKED = 64  # arenas of one session that it waits for
-MOST_ARENAS = 512  # of one session; each takes a descriptor
-_AT_ONCE = 1 << 20  # bytes of an arena that take less than a millisecond
-_COMMITTING = ThreadPoolExecutor(2, "collectived-arenas")  # its threads start when they are first needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,30 +83,27 @@ class Session:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     holdings: list[Holding] = field(default_factory=list)
     pidfd: int = -1
+    openings: int = 0  # allocations of its client's own that may be open at a time, on each GPU
+    arenas: Arenas = field(init=False)
     _socket: socket.socket | None = None
-    _arenas: dict[int, Arena | DeviceArena] = field(default_factory=dict)
-    _asked: deque[tuple[int, int]] = field(default_factory=deque)  # of arenas: index of the GPU or -1, and size
-    _granting: asyncio.Task[None] | None = None
     _seats: int = 0  # in lanes, which may read its memory
     _why: str = "its session ended"
 
-    def memory(self, arena: int, offset: int, length: int) -> Bytes:
-        """Those bytes of the client's memory; raises wire.Malformed where they are not all its own."""
-        known = self._arenas.get(arena)
-        if known is None:
-            raise wire.Malformed(f"an address in arena {arena}, which is not of this session")
-        if offset + length > known.size:
-            raise wire.Malformed(f"bytes {offset} to {offset + length} of arena {arena}, which has {known.size}")
-        try:
-            if isinstance(known, DeviceArena):
-                return known.region(offset, length)
-            return known.stretch(offset, length)
-        except ValueError:  # dropped just now, in the other thread
-            raise wire.Malformed(f"an address in arena {arena}, which is being given back") from None
+    def __post_init__(self) -> None:
+        self.arenas = Arenas(
+            self.budget,
+            self.offer,
+            self.devices,
+            self.refusals,
+            self.descriptors,
+            self.openings,
+            self._send,
+            self.ended.is_set,
+        )
 
     @property
     def arena_bytes(self) -> int:
-        return sum(arena.size for arena in list(self._arenas.values()) if isinstance(arena, Arena))
+        return self.arenas.host_bytes
 
     @property
     def uid(self) -> int | None:
@@ -184,8 +171,7 @@ class Session:
     def _drop_unused(self) -> None:
         """What a client had fully submitted completes after its end: its memory stays until no lane looks into it."""
         if self.ended.is_set() and not self._seats:
-            for number in list(self._arenas):
-                self._drop(number)
+            self.arenas.drop_all()
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
@@ -247,108 +233,18 @@ class Session:
         try:
             match wire.kind_of(data):
                 case wire.Kind.ARENA_ASK:
-                    self._ask(-1, wire.parse_arena(data)[1])
+                    self.arenas.ask(wire.parse_arena(data)[1])
                 case wire.Kind.DEVICE_ASK:
-                    self._ask(*wire.parse_arena(data))
+                    self.arenas.ask_on(*wire.parse_arena(data))
+                case wire.Kind.DEVICE_OPEN:
+                    self.arenas.lend(wire.parse_lent(data))
                 case wire.Kind.ARENA_DROP:
-                    self._drop(wire.parse_arena(data)[0])
+                    self.arenas.drop(wire.parse_arena(data)[0])
                 case kind:
                     raise wire.Malformed(f"a session socket does not carry {kind.name}")
         except wire.Malformed as error:
             self.refusals.bad(Where.SESSION)
             self.end(f"it sent something malformed: {error}")
-
-    def _ask(self, gpu: int, size: int) -> None:
-        """The client wants an arena; asks are granted or refused in their order."""
-        if len(self._asked) >= MOST_ASKED:
-            raise wire.Malformed(f"more than {MOST_ASKED} arenas asked for at once")
-        self._asked.append((gpu, size))
-        if self._granting is None:
-            self._granting = asyncio.get_running_loop().create_task(self._grant_all())
-
-    async def _grant_all(self) -> None:
-        try:
-            while self._asked and not self.ended.is_set():
-                gpu, size = self._asked.popleft()
-                await (self._grant(size) if gpu < 0 else self._grant_on(gpu, size))
-        finally:
-            self._granting = None
-
-    async def _grant(self, size: int) -> None:
-        """Filling pages with zeros takes the kernel long: large arenas come into being beside the event loop."""
-        if self._full():
-            return
-        try:
-            self.budget.take(size)
-        except Exhausted as error:
-            self._refuse(str(error))
-            return
-        arena: Arena | None = None
-        try:
-            arena = new_arena(size, readers_only=False)
-            if not room(self.descriptors, arena.descriptor):
-                self.refusals.limit(Limit.DESCRIPTORS)
-                raise OSError(errno.EMFILE, "this worker has nearly no descriptors left; raise its LimitNOFILE")
-            if size <= _AT_ONCE:
-                arena.commit(size)
-            else:
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(_COMMITTING, arena.commit, size, lambda: not self.ended.is_set())
-        except (OSError, ValueError, OverflowError) as error:
-            if arena is not None:
-                arena.close()
-            self.budget.give(size)
-            if not self.ended.is_set():
-                self._refuse(f"{size} bytes of shared memory: {error}")
-            return
-        if self.ended.is_set():  # meanwhile
-            arena.close()
-            self.budget.give(size)
-            return
-        self._arenas[arena.number] = arena
-        self._send(wire.arena(wire.Kind.ARENA, arena.number, size), arena.descriptor)
-
-    def _full(self) -> bool:
-        """Whether there may be no more arenas; says so."""
-        if len(self._arenas) < MOST_ARENAS:
-            return False
-        self.refusals.limit(Limit.SESSION_ARENAS)
-        self._refuse(f"this session has {MOST_ARENAS} pieces of shared memory, the most there may be: ask for larger")
-        return True
-
-    def _refuse(self, why: str) -> None:
-        self._send(wire.refused(Code.RESOURCE_EXHAUSTED, why))
-
-    async def _grant_on(self, index: int, size: int) -> None:
-        """Memory of a GPU; its driver takes milliseconds, beside the event loop."""
-        allowed = any((device.kind, device.index) == ("GPU", index) for device in self.devices)
-        gpu = next((gpu for gpu in self.offer.gpus if allowed and gpu.index == index), None)
-        if gpu is None:
-            self._send(wire.refused(Code.NOT_FOUND, f"this worker has no device GPU:{index}"))
-            return
-        if self._full():
-            return
-        budget = self.offer.budgets[gpu]
-        try:
-            budget.take(size)
-        except Exhausted as error:
-            self._refuse(str(error))
-            return
-        try:
-            loop = asyncio.get_running_loop()
-            arena = await loop.run_in_executor(_COMMITTING, gpu.arena, next_number(), size)
-        except CudaError as error:
-            budget.give(size)
-            if not self.ended.is_set():
-                self._refuse(f"{size} bytes of GPU:{index}: {error}")
-            return
-        budget.give(size)
-        budget.add(arena.size)  # whole pages
-        if self.ended.is_set():  # meanwhile
-            self._let_go_of(arena)
-            return
-        self._arenas[arena.number] = arena
-        self._send(wire.arena(wire.Kind.DEVICE_ARENA, arena.number, arena.size), arena.descriptor)
 
     def _send(self, message: bytes, descriptor: int = -1) -> None:
         assert self._socket is not None
@@ -360,19 +256,17 @@ class Session:
         except OSError as error:  # it asks for more than it reads, or has gone
             self.end(f"its session socket takes nothing more: {error}")
 
-    def _drop(self, number: int) -> None:
-        arena = self._arenas.pop(number, None)
-        if arena is not None:
-            self._let_go_of(arena)
-
-    def _let_go_of(self, arena: Arena | DeviceArena) -> None:
-        budget = self.offer.budgets[arena.gpu] if isinstance(arena, DeviceArena) else self.budget
-        budget.give(arena.size)
-        arena.close()
-
 
 def _gone(why: str) -> UnavailableError:
     return UnavailableError(f"this session has ended: {why}; connect again")
+
+
+def _may_lend(caller: Caller) -> bool:
+    """Whether handles of its memory are opened: where it is of this process's user and PID namespace.
+
+    A handle opens what the opener may open: for others a worker would read memory that they could not read themselves.
+    """
+    return caller.local is not None and caller.local.uid == os.geteuid() and caller.local.pid > 0
 
 
 def _let_go(holding: Holding, why: str) -> None:
@@ -460,6 +354,7 @@ class Sessions:
             most.ranks,
             descriptors=most.descriptors,
             offer=self._offer,
+            openings=most.openings if self._offer.gpus and not remote and _may_lend(caller) else 0,
         )
         self.opened += 1
         self._sessions[session.identity] = session

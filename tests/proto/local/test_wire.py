@@ -53,6 +53,24 @@ def test_events_are_numbered_as_calls_in_flight_are(number: int) -> None:
         wire.parse_event(wire.event(number, bytes(64)))
 
 
+@given(gpu=u32, identity=u63, handle=st.binary(min_size=64, max_size=64))
+def test_memory_that_is_lent_is_read_as_it_was_written(**fields: Any) -> None:
+    lent = wire.Lent(**fields)
+    assert wire.kind_of(lent.encode()) is wire.Kind.DEVICE_OPEN
+    assert wire.parse_lent(lent.encode()) == lent
+
+
+@pytest.mark.parametrize("lending", [wire.Lending(2**63, 3, 2**40), wire.Lending(7, why="it has ended")])
+def test_what_has_become_of_it_is_read_as_it_was_written(lending: wire.Lending) -> None:
+    assert wire.parse_lending(lending.encode()) == lending
+
+
+def test_memory_is_never_opened_as_arena_0() -> None:
+    opened = wire.Lending(7, 3, 4096).encode()
+    with pytest.raises(wire.Malformed, match="arena 0"):
+        wire.parse_lending(opened.replace(b"\x03", b"\x00"))
+
+
 @given(
     instance=u63,
     pack=st.integers(0, 2**16 - 1),
@@ -76,6 +94,8 @@ def test_random_bytes_are_read_or_refused_and_nothing_else(data: bytes) -> None:
         wire.parse_failed,
         wire.parse_arena,
         wire.parse_event,
+        wire.parse_lent,
+        wire.parse_lending,
         wire.parse_refused,
         wire.parse_hello,
         wire.kind_of,

@@ -11,7 +11,7 @@ import pytest
 
 from collectived_proto.local import wire
 from collectived_runtime.engine.results import Budget
-from collectived_runtime.worker import sessions
+from collectived_runtime.worker import arenas
 from collectived_runtime.worker.sessions import Client, Session
 
 LARGE = 64 << 20
@@ -47,8 +47,8 @@ def played(play: Callable[[Scene], Awaitable[None]], **options: int) -> None:
         finally:
             scene.session.end("the test is over")
             scene.client.close()
-            if scene.session._granting is not None:
-                await scene.session._granting
+            if scene.session.arenas.granting is not None:
+                await scene.session.arenas.granting
             assert scene.budget.used == 0
 
     asyncio.run(run())
@@ -73,7 +73,7 @@ def test_the_event_loop_goes_on_while_a_large_arena_comes_into_being(monkeypatch
             asyncio.run_coroutine_threadsafe(goes_on.wait(), loop).result(30)
 
         monkeypatch.setattr(os, "posix_fallocate", fallocate)
-        scene.ask(sessions._AT_ONCE + 1)
+        scene.ask(arenas.AT_ONCE + 1)
         assert (await scene.hear())[0] is wire.Kind.ARENA
 
     played(play)
@@ -100,7 +100,7 @@ def test_what_is_asked_for_by_a_client_that_goes_is_given_back() -> None:
 def test_a_client_that_asks_without_end_is_shown_out() -> None:
     async def play(scene: Scene) -> None:
         scene.ask(LARGE)
-        for _ in range(10 * sessions.MOST_ASKED):
+        for _ in range(10 * arenas.MOST_ASKED):
             if scene.session.ended.is_set():
                 break
             try:

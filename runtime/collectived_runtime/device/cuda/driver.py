@@ -62,6 +62,18 @@ class Cuda(Protocol):
     def free(self, address: int) -> None:
         """Gives allocated memory back; no work that uses it may be under way."""
 
+    def open_memory(self, device: int, handle: bytes) -> tuple[int, int]:
+        """(address, bytes) of an allocation of another process on that device, by its handle of 64 bytes.
+
+        What is open already is given the same address; it is closed when it has been closed as often.
+
+        Raises:
+            CudaError: it cannot be opened, or lies on another device.
+        """
+
+    def close_memory(self, device: int, address: int) -> None:
+        """Lets go of what was opened there; no work that uses it may be under way."""
+
     def pin(self, size: int) -> int:
         """The address of new host memory that GPUs copy from and to."""
 

@@ -19,6 +19,7 @@ from collectived_proto.local.cuda import (
     POSIX_DESCRIPTOR,
     asked,
     begin,
+    described,
     error_of,
     mapped,
     primary_context,
@@ -59,7 +60,7 @@ class RealCuda:
         self._allocations: dict[int, _Allocation] = {}
         self._device_of: dict[int, int] = {}  # of streams
         self._kernels: dict[tuple[int, Fold, int], Any] = {}
-        self._lock = threading.Lock()  # over all four
+        self._lock = threading.RLock()  # over all four; memory may be freed wherever its last holder goes
         self._here = threading.local()  # the device whose context is current in a thread
         self._devices = tuple(_describe(number) for number in range(begin()))
 
@@ -99,6 +100,26 @@ class RealCuda:
             allocation = self._allocations.pop(address)
         unmapped(address, allocation.size)
         asked("cuMemRelease", allocation.handle)
+
+    def open_memory(self, device: int, handle: bytes) -> tuple[int, int]:
+        self._use(device)
+        named = driver.CUipcMemHandle()
+        ctypes.memmove(named.getPtr(), handle, len(handle))
+        lazily = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+        (opened,) = asked("cuIpcOpenMemHandle", named, lazily)
+        address = int(opened)
+        try:
+            found = described(address)
+            if found.device != device:
+                raise CudaError("cuIpcOpenMemHandle", -1, f"it lies on device {found.device} instead of {device}")
+        except CudaError:
+            asked("cuIpcCloseMemHandle", address)
+            raise
+        return address, found.address + found.size - address
+
+    def close_memory(self, device: int, address: int) -> None:
+        self._use(device)
+        asked("cuIpcCloseMemHandle", address)
 
     def pin(self, size: int) -> int:
         self._use(next(iter(self._gpus), 0))

@@ -1,0 +1,180 @@
+"""Memory that a client lends: what its session may reach by it, and who may lend at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from tests.fuzz.parsers import TOPOLOGY
+from tests.gpu.fake_cuda import FakeCuda
+from tests.gpu.lender import SIZE
+
+from collectived_proto.devices import DeviceName
+from collectived_proto.local import wire
+from collectived_proto.types import AllReduce, Collective, CommunicationImplementation, DType, Leaf, ReduceOp
+from collectived_runtime.credentials import Right
+from collectived_runtime.device.gpus import Gpu, Region, chosen
+from collectived_runtime.engine.preliminary import prepare
+from collectived_runtime.engine.results import Budget
+from collectived_runtime.engine.seat import Sources
+from collectived_runtime.guests.callers import Caller
+from collectived_runtime.guests.peers import Peer
+from collectived_runtime.limits.most import Most
+from collectived_runtime.worker.devices import Offer
+from collectived_runtime.worker.sessions import Client, Session, Sessions
+
+MOST = 2
+CLIENT = Client("h", os.getpid(), "", "job")
+DEVICES = (DeviceName(0, "GPU", 0),)
+
+
+@pytest.fixture
+def handle() -> Iterator[bytes]:
+    line = [sys.executable, "-m", "tests.gpu.lender", "fake"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield bytes.fromhex(process.stdout.readline())
+        process.kill()
+
+
+class Scene:
+    """A session on a GPU, and the client's end of its socket."""
+
+    def __init__(self) -> None:
+        self.cuda = FakeCuda(2)
+        self.gpus = chosen(self.cuda, None, lambda why: None)
+        offer = Offer(1, self.gpus, budgets={gpu: Budget(1 << 30) for gpu in self.gpus})
+        mine, self.client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.client.setblocking(False)
+        self.session = Session(
+            CLIENT, Budget(1 << 30), lambda session: None, devices=DEVICES, offer=offer, openings=MOST
+        )
+        self.session.attach(mine)
+
+    async def lend(self, handle: bytes, identity: int = 7, gpu: int = 0) -> wire.Lending:
+        self.client.send(wire.Lent(gpu, identity, handle).encode())
+        loop = asyncio.get_running_loop()
+        while True:
+            data = await asyncio.wait_for(loop.sock_recv(self.client, wire.MAX_MESSAGE), 30)
+            if wire.kind_of(data) is not wire.Kind.PONG:
+                return wire.parse_lending(data)
+
+    async def drop(self, number: int) -> None:
+        self.client.send(wire.arena(wire.Kind.ARENA_DROP, number, 0))
+        await self.lend(bytes(64))  # when this is answered the session has read it
+
+
+def played(play: Callable[[Scene], Awaitable[None]]) -> None:
+    async def run() -> None:
+        scene = Scene()
+        try:
+            await play(scene)
+        finally:
+            scene.session.end("the test is over")
+            scene.client.close()
+        assert not scene.cuda.lent, "all is closed with the session"
+
+    asyncio.run(run())
+
+
+def test_no_byte_beyond_what_the_driver_has_opened_is_reached(handle: bytes) -> None:
+    async def play(scene: Scene) -> None:
+        lending = await scene.lend(handle)
+        assert lending.size == SIZE
+        whole = scene.session.arenas.memory(lending.number, 0, SIZE)
+        assert isinstance(whole, Region) and whole.gpu is scene.gpus[0]
+        for offset, length in ((0, SIZE + 1), (SIZE, 1), (1 << 62, 8)):
+            with pytest.raises(wire.Malformed, match=f"of arena {lending.number}, which has {SIZE}"):
+                scene.session.arenas.memory(lending.number, offset, length)
+        await scene.drop(lending.number)
+        with pytest.raises(wire.Malformed, match="not of this session"):
+            scene.session.arenas.memory(lending.number, 0, 1)
+        assert scene.cuda.lent, "somebody looks into it"
+        del whole
+        assert not scene.cuda.lent
+
+    played(play)
+
+
+def test_elements_at_an_address_that_is_no_multiple_of_theirs_are_refused(handle: bytes) -> None:
+    """A kernel that reads them would end the context of the GPU, and with it the worker."""
+
+    async def play(scene: Scene) -> None:
+        number = (await scene.lend(handle)).number
+        described = Collective(
+            AllReduce(ReduceOp.SUM),
+            "*",
+            (Leaf("", DType.FLOAT32, (8,)),),
+            0,
+            CommunicationImplementation.AUTO,
+            "a.py:1",
+        )
+        prepared = prepare(described, 0, TOPOLOGY)
+        Sources(scene.session.memory, prepared, wire.Ring(1, 1, 0, 0.0, False, ((number, 4),)))
+        for staged, offset in ((False, 2), (True, 8)):
+            with pytest.raises(wire.Malformed, match="at an address that is no multiple"):
+                Sources(scene.session.memory, prepared, wire.Ring(1, 1, 0, 0.0, staged, ((number, offset),)))
+
+    played(play)
+
+
+def test_what_cannot_be_opened_is_said_and_the_session_goes_on(handle: bytes) -> None:
+    async def play(scene: Scene) -> None:
+        assert "cuIpcOpenMemHandle failed" in (await scene.lend(bytes(64))).why
+        assert "no device GPU:1" in (await scene.lend(handle, gpu=1)).why, "which the session may not use"
+        assert (await scene.lend(handle)).number
+
+    played(play)
+
+
+def test_one_session_has_only_so_many_open(handle: bytes) -> None:
+    async def play(scene: Scene) -> None:
+        numbers = [(await scene.lend(handle)).number for _ in range(MOST)]
+        refused = await scene.lend(handle)
+        assert refused.number == 0 and f"may have {MOST} allocations" in refused.why
+        await scene.drop(numbers[0])
+        assert (await scene.lend(handle)).number
+
+    played(play)
+
+
+def test_a_handle_that_has_become_another_allocations_waits_until_that_is_closed(handle: bytes) -> None:
+    async def play(scene: Scene) -> None:
+        first = await scene.lend(handle, identity=7)
+        assert "still open" in (await scene.lend(handle, identity=8)).why
+        await scene.drop(first.number)
+        assert (await scene.lend(handle, identity=8)).number
+
+    played(play)
+
+
+def test_it_is_opened_once_however_many_lend_it(handle: bytes) -> None:
+    cuda = FakeCuda()
+    (gpu,) = chosen(cuda, None, lambda why: None)
+    arenas = [gpu.lent(number, 7, handle) for number in (1, 2)]
+    assert list(cuda.lent.values()) == [1]
+    arenas.pop().close()
+    assert cuda.lent, "the other has it"
+    arenas.pop().close()
+    assert not cuda.lent
+
+
+@pytest.mark.parametrize(
+    ("caller", "openings"),
+    [
+        (Caller(Right.ALL, local=Peer(1, os.geteuid())), MOST),
+        (Caller(Right.ALL, local=Peer(1, os.geteuid() + 1)), 0),
+        (Caller(Right.ALL, local=Peer(0, os.geteuid())), 0),
+        (Caller(Right.ALL), 0),
+    ],
+    ids=["own", "another user", "another PID namespace", "over TCP"],
+)
+def test_only_processes_of_the_workers_own_user_and_namespace_lend(caller: Caller, openings: int) -> None:
+    offer = Offer(1, (Gpu(0, FakeCuda().devices()[0], FakeCuda(), lambda why: None),))
+    sessions = Sessions(Budget(1 << 30), most=Most(openings=MOST), offer=offer)
+    assert sessions.open(CLIENT, caller, (), remote=caller.local is None).openings == openings
