@@ -115,10 +115,10 @@ def test_elements_at_an_address_that_is_no_multiple_of_theirs_are_refused(handle
             "a.py:1",
         )
         prepared = prepare(described, 0, TOPOLOGY)
-        Sources(scene.session.memory, prepared, wire.Ring(1, 1, 0, 0.0, False, ((number, 4),)))
+        Sources(scene.session.arenas.memory, prepared, wire.Ring(1, 1, 0, 0.0, False, ((number, 4),)))
         for staged, offset in ((False, 2), (True, 8)):
             with pytest.raises(wire.Malformed, match="at an address that is no multiple"):
-                Sources(scene.session.memory, prepared, wire.Ring(1, 1, 0, 0.0, staged, ((number, offset),)))
+                Sources(scene.session.arenas.memory, prepared, wire.Ring(1, 1, 0, 0.0, staged, ((number, offset),)))
 
     played(play)
 
