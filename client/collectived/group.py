@@ -261,6 +261,8 @@ class Group(Collectives):
             call = _kind(prepared)(prepared, arrays, located, taken.spec)
             if out is not None:
                 call.fill(out)
+            if async_op:
+                call.order()
             self._ring(call, located, timeout or 0.0, deadline)
             if async_op:
                 return self._started(Work((call,), route, self._uncollected), call)

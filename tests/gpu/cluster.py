@@ -89,13 +89,13 @@ class Cluster:
             reply: status_pb2.StatusReply = worker_pb2_grpc.WorkerStub(channel).Status(status_pb2.StatusRequest())
         return reply
 
-    def files(self) -> int:
-        """How many allocations of fake GPUs the first worker has."""
+    def files(self, kind: str = "fake-gpu") -> int:
+        """How many allocations of fake GPUs, or events of theirs (worker-event), the first worker has."""
         folder = f"/proc/{self.workers[0].process.pid}/fd"
         found = 0
         for descriptor in os.listdir(folder):
             with contextlib.suppress(OSError):
-                found += "fake-gpu" in os.readlink(f"{folder}/{descriptor}")
+                found += kind in os.readlink(f"{folder}/{descriptor}")
         return found
 
     def until(self, fact: Callable[[], bool]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Sequence
@@ -10,9 +9,18 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from collectived_proto.local.cuda import POSIX_DESCRIPTOR, asked, begin, mapped, primary_context, unmapped, uuid
-
-_HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
+from collectived_proto.local.cuda import (
+    POSIX_DESCRIPTOR,
+    asked,
+    begin,
+    mapped,
+    opened_event,
+    over,
+    primary_context,
+    shared_event,
+    unmapped,
+    uuid,
+)
 
 
 class RealCuda:
@@ -58,13 +66,28 @@ class RealCuda:
         finally:
             asked("cuCtxSetCurrent", before)
 
+    def stream(self, device: int) -> int:
+        before = self._enter(device)
+        try:
+            (stream,) = asked("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+            return int(stream)
+        finally:
+            asked("cuCtxSetCurrent", before)
+
+    def end_stream(self, stream: int) -> None:
+        asked("cuStreamDestroy", driver.CUstream(stream))
+
     def event(self, device: int) -> tuple[int, bytes]:
         before = self._enter(device)
         try:
-            flags = driver.CUevent_flags
-            (event,) = asked("cuEventCreate", flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_INTERPROCESS)
-            (handle,) = asked("cuIpcGetEventHandle", event)
-            return int(event), ctypes.string_at(handle.getPtr(), _HANDLE_BYTES)
+            return shared_event()
+        finally:
+            asked("cuCtxSetCurrent", before)
+
+    def open_event(self, device: int, handle: bytes) -> int:
+        before = self._enter(device)
+        try:
+            return opened_event(handle)
         finally:
             asked("cuCtxSetCurrent", before)
 
@@ -77,6 +100,16 @@ class RealCuda:
             asked("cuEventRecord", driver.CUevent(event), driver.CUstream(stream))
         finally:
             asked("cuCtxSetCurrent", before)
+
+    def wait(self, device: int, event: int, stream: int) -> None:
+        before = self._enter(device)
+        try:
+            asked("cuStreamWaitEvent", driver.CUstream(stream), driver.CUevent(event), 0)
+        finally:
+            asked("cuCtxSetCurrent", before)
+
+    def over(self, event: int) -> bool:
+        return over(event)
 
     def synchronize(self, device: int, stream: int) -> None:
         before = self._enter(device)

@@ -37,6 +37,7 @@ class Kind:
         shares: results may be read-only views of worker memory if the input lay there.
         looks: what `restore` makes looks into the array, and can be written.
         device: its elements lie on a GPU: `array` gives a `DeviceArray`, and `restore` takes one too.
+        stream: the handle of the stream that is the caller's current one there; None: arrays themselves say theirs.
         of: a value's own kind, where not all of its class are of this one.
     """
 
@@ -45,6 +46,7 @@ class Kind:
     shares: bool = False
     looks: bool = False
     device: bool = False
+    stream: Callable[[], int] | None = None
     of: Callable[[Any], Kind] | None = None
 
 
@@ -63,7 +65,9 @@ def _integer(value: int) -> Array:
         raise ValueError(f"{value} does not fit in int64; send it as float or in parts") from None
 
 
-def _on_gpu(array: Callable[[Any], Any], restore: Callable[[Any, int], Any]) -> Callable[[int], Kind]:
+def _on_gpu(
+    array: Callable[[Any], Any], restore: Callable[[Any, int], Any], stream: Callable[[int], int]
+) -> Callable[[int], Kind]:
     """By number of the device, the kind of a library's arrays there."""
 
     @functools.cache
@@ -73,6 +77,7 @@ def _on_gpu(array: Callable[[Any], Any], restore: Callable[[Any, int], Any]) -> 
             lambda result: restore(result, device),
             looks=True,
             device=True,
+            stream=functools.partial(stream, device),
         )
 
     return kind
@@ -96,8 +101,8 @@ def _ours(array: DeviceArray) -> Kind:
 
 
 ARRAY = Kind(_same, _same, shares=True, looks=True)
-CUPY = _on_gpu(gpus.from_cupy, gpus.to_cupy)
-TORCH_ON_GPU = _on_gpu(gpus.from_torch, gpus.to_torch)
+CUPY = _on_gpu(gpus.from_cupy, gpus.to_cupy, gpus.stream_of_cupy)
+TORCH_ON_GPU = _on_gpu(gpus.from_torch, gpus.to_torch, gpus.stream_of_torch)
 _TORCH_ON_HOST = Kind(libraries.from_torch, libraries.to_torch, looks=True)
 _TORCH = dataclasses.replace(
     _TORCH_ON_HOST, of=lambda tensor: TORCH_ON_GPU(tensor.device.index) if tensor.is_cuda else _TORCH_ON_HOST
