@@ -261,7 +261,9 @@ class Group(Collectives):
             call = _kind(prepared)(prepared, arrays, located, taken.spec)
             if out is not None:
                 call.fill(out)
-            if not async_op:  # then the caller may write its arrays again as soon as this returns
+            if async_op:
+                call.order()
+            else:  # the caller does not write its arrays before this returns
                 located = call.lend(located, _patience(deadline))
             self._ring(call, located, timeout or 0.0, deadline)
             if async_op:

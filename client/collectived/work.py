@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 from collectived.arguments import sendable
-from collectived.calls.call import Call
+from collectived.calls.call import ALL, LAUNCHED, Call
 from collectived.calls.route import Route
 from collectived.calls.uncollected import Uncollected
 from collectived.values import nest
@@ -25,9 +25,10 @@ class Work:
     """A collective in flight. Thread-safe.
 
     Worker memory that went in must stay untouched until it is done; ordinary arrays were copied. `out` holds the result
-    when `done()` says so, a wait has returned, or callbacks are called. The error of a work that is dropped before
-    anybody asked for it is logged once, and raised by the next call on the group. In a forked child every method raises
-    FailedPreconditionError.
+    when `done()` says so, a wait has returned, or callbacks are called. On GPUs `wait` returns earlier than all others:
+    then the value, `out` and the inputs are to be used on the stream that was made to wait. The error of a work that is
+    dropped before anybody asked for it is logged once, and raised by the next call on the group. In a forked child
+    every method raises FailedPreconditionError.
     """
 
     def __init__(self, calls: Sequence[Call], route: Route, uncollected: Uncollected) -> None:
@@ -36,7 +37,8 @@ class Work:
         self._route = route
         self._uncollected = uncollected
         self._lock = threading.Lock()
-        self._collected = False
+        self._collected = False  # the caller has been told how it ended
+        self._valued = False
         self._value: Any = None
 
     def result(self, timeout: float | timedelta | None = None) -> Any:
@@ -53,18 +55,32 @@ class Work:
         self._wait(timeout)
         self._raise_failure()
         with self._lock:
-            if not self._collected:
-                self._value = self._take()
-                self._collected = True
-                self._route.standing.taken(self._calls[-1])
-            return self._value
+            value = self._had()
+            self._collected = True
+            return value
 
     def wait(self, timeout: float | timedelta | None = None) -> Any:
-        """The same as `result`."""
+        """The whole result, for use on the caller's current stream; the same as `result` where it is not all on GPUs.
+
+        On GPUs it returns once all of the collective has been launched there, and makes the caller's current stream
+        wait for it. The value may be used on that stream at once. An error found later is raised by `result` and by
+        the next call on the group; what the value holds is undefined then.
+
+        Args:
+            timeout: seconds to wait on the host; None: until the collective is launched, or has ended.
+
+        Raises:
+            TimeoutError, CollectiveError, ValueError: as `result`.
+        """
+        if self._call.ordered:
+            self._wait(timeout, LAUNCHED)
+            with self._lock:
+                if self._route.order(self._call):
+                    return self._had()
         return self.result(timeout)
 
     def done(self) -> bool:
-        """Whether the collective has ended, well or not."""
+        """Whether the collective has ended, well or not; on GPUs, there too."""
         self._route.check()
         if not self._ended:
             self._route.glance()
@@ -111,7 +127,7 @@ class Work:
                 if number >= len(call.packs):  # it has failed
                     break
                 with self._lock:
-                    leaves = [] if self._collected else self._leaves_of(call, call.packs[number])
+                    leaves = [] if self._valued else self._leaves_of(call, call.packs[number])
                 given.update(path for path, _ in leaves)
                 yield from leaves
         spec, results = nest.flatten(self.result())
@@ -145,6 +161,14 @@ class Work:
     def _verdict(self) -> Verdict | None:
         return next((call.verdict for call in self._calls if call.verdict is not None), None)
 
+    def _had(self) -> Any:
+        """The value, made once. Under the lock."""
+        if not self._valued:
+            self._value = self._take()
+            self._valued = True
+            self._route.standing.taken(self._calls[-1])
+        return self._value
+
     def _take(self) -> Any:
         return self._call.value()
 
@@ -164,21 +188,22 @@ class Work:
         self._fill_out()
         callback(self)
 
-    def _wait(self, timeout: float | timedelta | None) -> None:
+    def _wait(self, timeout: float | timedelta | None, packs: int = ALL) -> None:
         self._route.check()
         limit = seconds(timeout, "timeout")
         end = math.inf if limit is None else monotonic() + limit
         for call in self._calls:
             if not call.complete:
-                self._route.wait(call, until=end)
-            if not call.complete:
+                self._route.wait(call, packs, until=end)
+            if not (call.complete or (packs == LAUNCHED and call.ready(packs))):
                 raise TimeoutError(f"{call.prepared.op} has not ended within {limit:g} s; it goes on")
-        self._fill_out()
+        if packs == ALL:
+            self._fill_out()
 
     def _fill_out(self) -> None:
         if self._call.out is not None:
             with self._lock:
-                if not self._collected:
+                if not self._valued:
                     self._call.fill_out()
 
     def _failure(self) -> CollectiveError | None:

@@ -57,7 +57,6 @@ COMMON = {  # what docstrings of collectives leave to habit
 UNSAID = {  # the same of other docstrings
     "Collectives.reduce": {"value": "as for `all_reduce`; of `IndexedSlices` only `root` gets the rows."},
     "Group.abort": {"reason": "a text, which all ranks are shown."},
-    "Work.wait": {"timeout": "as for `result`."},
     "Work.exception": {"timeout": "as for `result`."},
     "Work.add_done_callback": {"callback": "a function of this `Work`; it should be short, and not wait."},
     "wait": {"works": "any iterable of `Work`; they need not be of one group."},

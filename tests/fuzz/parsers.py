@@ -91,6 +91,8 @@ def _doorbell_of_workers(data: bytes) -> object:
     match wire.kind_of(data):
         case wire.Kind.DONE:
             return wire.parse_done(data)
+        case wire.Kind.LAUNCHED:
+            return wire.parse_launched(data)
         case wire.Kind.FAILED:
             instance, verdict = wire.parse_failed(data)
             return instance, codec.verdict_from_proto(common_pb2.Verdict.FromString(verdict))
@@ -167,6 +169,7 @@ PARSERS = (
         _doorbell_of_workers,
         (
             wire.Done(3, 0, True, True, 1, 64, 5).encode(),
+            wire.Launched(3, wire.WORKER_EVENT, b"h" * 64).encode(),
             wire.failed(3, codec.verdict_to_proto(VERDICT).SerializeToString()),
             wire.waiting(3),
             wire.refused(8, "too much"),

@@ -94,7 +94,7 @@ class Cluster:
         return reply
 
     def files(self, name: str = "fake-gpu") -> int:
-        """How many allocations of fake GPUs the first worker has; with `fake-lent`, of clients' own."""
+        """How many allocations of fake GPUs the first worker has; clients' own: fake-lent; events: worker-event."""
         folder = f"/proc/{self.workers[0].process.pid}/fd"
         found = set()
         for descriptor in os.listdir(folder):

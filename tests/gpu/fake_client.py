@@ -1,4 +1,8 @@
-"""CUDA as a client sees it, without a GPU: it maps the files in which `FakeCuda` keeps device memory."""
+"""CUDA as a client sees it, without a GPU: it maps the files in which `FakeCuda` keeps device memory.
+
+A stream is a queue. What is at its head is done at once, unless a test holds the stream or it waits for an event; then
+a thread looks again until nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ import itertools
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from collectived.gpu.driver import Allocation, CudaError
 
-INVALID = 1
+INVALID, _BAD_HANDLE = 1, 400
 _MAP_FIXED = 0x10
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -33,10 +39,16 @@ class FakeClientCuda:
 
     def __init__(self, uuids: Sequence[str] = ("GPU-fake-0", "GPU-fake-1")) -> None:
         self._uuids = tuple(uuids)
+        self._lock = threading.RLock()
+        self._streams: dict[int, deque[Callable[[], bool]]] = {}  # each says whether it is done
+        self._looking: threading.Thread | None = None
+        self._made = itertools.count(1000)
         self.mapped: dict[int, mmap.mmap] = {}
         self.copied_bytes = 0
         self.synchronized = 0
         self.events: dict[int, int] = {}  # how often each was recorded
+        self.opened: dict[int, bytes] = {}  # those of the worker
+        self.waits: list[int] = []  # the streams that were told to wait
         self.held: set[int] = set()  # streams on which nothing goes on
         self.handles = 0  # that were asked for
         self._own: dict[int, _Own] = {}
@@ -55,6 +67,8 @@ class FakeClientCuda:
         return address
 
     def unmap(self, device: int, address: int, size: int) -> None:
+        for stream in list(self._streams):
+            self._wait_for(stream)
         del self.mapped[address]
 
     def malloc(self, size: int, device: int = 0, exportable: bool = True) -> int:
@@ -96,8 +110,21 @@ class FakeClientCuda:
         return path.encode().ljust(64, b"\0")
 
     def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
-        ctypes.memmove(target, source, nbytes)
-        self.copied_bytes += nbytes
+        there = any(base <= source < base + len(memory) for base, memory in self.mapped.items())
+        read = None if there else ctypes.string_at(source, nbytes)
+
+        def copied() -> bool:
+            ctypes.memmove(target, source if read is None else read, nbytes)
+            self.copied_bytes += nbytes
+            return True
+
+        self._put(stream, copied)
+
+    def stream(self, device: int) -> int:
+        return next(self._made)
+
+    def end_stream(self, stream: int) -> None:
+        self._wait_for(stream)
 
     def event(self, device: int) -> tuple[int, bytes]:
         descriptor = os.memfd_create("fake-event")
@@ -105,26 +132,100 @@ class FakeClientCuda:
         self.events[descriptor] = 0
         return descriptor, f"/proc/{os.getpid()}/fd/{descriptor}".encode().ljust(64, b"\0")
 
+    def open_event(self, device: int, handle: bytes) -> int:
+        try:
+            opened = os.open(handle.rstrip(b"\0"), os.O_RDONLY)
+        except OSError as error:
+            raise CudaError("cuIpcOpenEventHandle", INVALID, str(error)) from None
+        self.opened[opened] = handle
+        return opened
+
     def end_event(self, event: int) -> None:
-        del self.events[event]
+        with self._lock:
+            if self.events.pop(event, None) is None:
+                del self.opened[event]
         os.close(event)
 
     def record(self, device: int, event: int, stream: int) -> None:
-        self.events[event] += 1
-        self._tell(event, stream in self.held)
+        with self._lock:
+            self.events[event] += 1
+            number = self.events[event]
+            os.pwrite(event, struct.pack("<q", number), 0)
+            told = os.dup(event)  # what is on the stream goes on when the event is ended
+
+        def reached() -> bool:
+            os.pwrite(told, struct.pack("<q", number), 8)
+            os.close(told)
+            return True
+
+        self._put(stream, reached)
+
+    def wait(self, device: int, event: int, stream: int) -> None:
+        with self._lock:
+            if event not in self.events and event not in self.opened:
+                raise CudaError("cuStreamWaitEvent", _BAD_HANDLE, f"{event} is not known")
+            awaited = os.dup(event)
+            recorded, _ = _state(awaited)
+            self.waits.append(stream)
+
+        def over() -> bool:
+            if _state(awaited)[1] < recorded:
+                return False
+            os.close(awaited)
+            return True
+
+        self._put(stream, over)
+
+    def over(self, event: int) -> bool:
+        recorded, reached = _state(event)
+        return reached >= recorded
 
     def let_go(self) -> None:
         """What was held up goes on."""
         self.held.clear()
-        for event in self.events:
-            self._tell(event, False)
-
-    def _tell(self, event: int, held: bool) -> None:
-        recorded = self.events[event]
-        os.pwrite(event, struct.pack("<2q", recorded, recorded - held), 0)
+        self._go_on()
 
     def synchronize(self, device: int, stream: int) -> None:
         self.synchronized += 1
+        self._wait_for(stream)
+
+    def under_way(self, stream: int) -> bool:
+        """Whether something on the stream is not done."""
+        self._go_on()
+        return bool(self._streams.get(stream))
+
+    def _wait_for(self, stream: int) -> None:
+        while self.under_way(stream):
+            threading.Event().wait(0.0005)
+
+    def _put(self, stream: int, work: Callable[[], bool]) -> None:
+        with self._lock:
+            self._streams.setdefault(stream, deque()).append(work)
+            self._go_on()
+            if any(self._streams.values()) and self._looking is None:
+                self._looking = threading.Thread(target=self._look, name="fake streams", daemon=True)
+                self._looking.start()
+
+    def _go_on(self) -> None:
+        with self._lock:
+            for stream, queue in self._streams.items():
+                while queue and stream not in self.held and queue[0]():
+                    queue.popleft()
+
+    def _look(self) -> None:
+        while True:
+            with self._lock:
+                self._go_on()
+                if not any(self._streams.values()):
+                    self._looking = None
+                    return
+            threading.Event().wait(0.0005)
+
+
+def _state(event: int) -> tuple[int, int]:
+    """How often it was recorded, and how often reached."""
+    recorded, reached = struct.unpack("<2q", os.pread(event, 16, 0))
+    return recorded, reached
 
 
 def _file(size: int, device: int) -> int:

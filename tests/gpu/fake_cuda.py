@@ -65,6 +65,7 @@ class FakeCuda:
         self._lent: dict[bytes, tuple[_Memory, int]] = {}  # by handle, and how often it is open
         self._streams: dict[int, deque[Callable[[], None]]] = {}
         self._events: dict[int, list[int]] = {}  # how often recorded, how often over
+        self._shared: dict[int, int] = {}  # events that other processes see: the same in files
         self._opened: dict[int, int] = {}  # events of other processes: files of how often recorded, how often over
         self._handles = itertools.count(1)
         self.copied_bytes = 0
@@ -78,6 +79,10 @@ class FakeCuda:
     def lent(self) -> dict[bytes, int]:
         """How often each handle is open."""
         return {handle: times for handle, (_, times) in self._lent.items()}
+
+    @property
+    def shared_events(self) -> int:
+        return len(self._shared)
 
     def devices(self) -> Sequence[Device]:
         return self._devices
@@ -145,6 +150,16 @@ class FakeCuda:
         self._events[handle] = [0, 0]
         return handle
 
+    def shared_event(self, device: int) -> tuple[int, bytes]:
+        event = self.event(device)
+        descriptor = self._shared[event] = os.memfd_create("worker-event")
+        self._tell(event)
+        return event, f"/proc/{os.getpid()}/fd/{descriptor}".encode().ljust(64, b"\0")
+
+    def _tell(self, event: int) -> None:
+        if event in self._shared:
+            os.pwrite(self._shared[event], struct.pack("<2q", *self._events[event]), 0)
+
     def open_event(self, device: int, handle: bytes) -> int:
         self._check_device("cuIpcOpenEventHandle", device)
         try:
@@ -161,14 +176,19 @@ class FakeCuda:
             return
         self._found("cuEventDestroy", self._events, event)
         del self._events[event]
+        if event in self._shared:
+            os.close(self._shared.pop(event))
 
     def record(self, event: int, stream: int) -> None:
         state = self._found("cuEventRecord", self._events, event)
         state[0] += 1
         number = state[0]
+        self._tell(event)
 
         def reached() -> None:
             state[1] = max(state[1], number)
+            if self._events.get(event) is state:
+                self._tell(event)
 
         self._put("cuEventRecord", stream, reached)
 

@@ -7,11 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.gpu.cluster import ROOT
+from tests.gpu.fake_client import FakeClientCuda
 from tests.gpu.fake_cuda import FakeCuda
 from tests.gpu.lender import BYTE, SIZE
 
@@ -164,6 +167,59 @@ def test_an_event_is_over_when_what_came_before_it_is(cuda: Cuda) -> None:
     until(lambda: cuda.over(event))
     cuda.end_event(event)
     bench.close()
+
+
+CHILD = """
+import sys
+kind, handle = sys.argv[1:]
+if kind == "FakeCuda":
+    from tests.gpu.fake_client import FakeClientCuda as Client
+else:
+    from collectived.gpu.real import RealCuda as Client
+cuda = Client()
+event, stream = cuda.open_event(0, bytes.fromhex(handle)), cuda.stream(0)
+cuda.wait(0, event, stream)
+print("waits", flush=True)
+cuda.synchronize(0, stream)
+assert cuda.over(event)
+cuda.end_event(event)
+cuda.end_stream(stream)
+print("over", flush=True)
+"""
+
+
+def test_a_stream_of_another_process_waits_for_a_shared_event(cuda: Cuda) -> None:
+    bench, (event, handle) = Bench(cuda), cuda.shared_event(0)
+    assert len(handle) == 64 and cuda.over(event)
+    bench.put(np.zeros(1 << 20, np.uint8))
+    cuda.record(event, bench.stream)
+    told = subprocess.run(
+        [sys.executable, "-c", CHILD, type(cuda).__name__, handle.hex()],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert told.stdout == "waits\nover\n", told.stderr
+    assert cuda.over(event)
+    cuda.end_event(event)
+    bench.close()
+
+
+def test_who_waits_for_a_shared_event_waits_for_it_as_it_was_recorded_then(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    cuda, client = FakeCuda(hold=hold), FakeClientCuda()
+    stream, (event, handle) = cuda.stream(0), cuda.shared_event(0)
+    opened = client.open_event(0, handle)
+    cuda.record(event, stream)
+    hold.touch()
+    client.wait(0, opened, 1)
+    cuda.record(event, stream)
+    client.wait(0, opened, 2)
+    assert not client.under_way(1) and client.under_way(2)
+    hold.unlink()
+    assert cuda.over(event)
+    client.synchronize(0, 2)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

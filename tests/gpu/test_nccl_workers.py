@@ -5,6 +5,7 @@ What hangs or is killed is tried with fake ones.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -146,6 +147,27 @@ def test_several_groups_over_the_same_gpus_called_in_opposite_orders(either: Clu
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(one, range(2)))
+
+
+def test_a_wait_returns_when_nccl_has_launched_it(cluster: Cluster, cuda: FakeClientCuda) -> None:
+    def body(session: cd.Session, group: cd.Group) -> None:
+        one = filled(session, np.ones(100, np.float32))
+        summed(session, group)
+        group.barrier()
+        if group.rank == 0:
+            cluster.hold.touch()
+        group.barrier()
+        work = group.all_reduce("sum", one, options=NCCL, async_op=True)
+        found = work.wait(20)
+        assert not work.done()
+        waiting.wait(20)
+        if group.rank == 0:
+            cluster.hold.unlink()
+        assert (np.asarray(found) == 2).all()
+        assert work.result() is found
+
+    waiting = threading.Barrier(2)
+    cluster.run(2, body, device="GPU:0")
 
 
 def test_a_rank_that_never_comes_is_an_error_by_the_deadline(cluster: Cluster, cuda: FakeClientCuda) -> None:

@@ -19,6 +19,7 @@ from collectived_proto.local import wire
 from collectived_proto.types import Verdict
 
 ALL = 1 << 30  # "wait for all packs"
+LAUNCHED = -1  # "wait until all of it is on the device", of calls that are ordered
 
 
 class Dropped(Protocol):
@@ -43,14 +44,17 @@ class Call:
         uncollected: who is told of its error, where its `Work` was dropped while it was in flight.
         output: where on a GPU the worker is to write the result; None: in a result slot.
         marks: whether the worker has to wait for an event before it reads the value; see `DeviceCall.mark`.
+        ordered: whether its caller may go on in stream order, before it has ended; see `DeviceCall.order`.
+        launched: the event of the worker that stands behind all of it on the device, while it is in flight.
     """
 
     output: Address | None = None
     marks = False
+    ordered = False
     __slots__ = (
         "_backing", "_leaves", "_shared", "arrays", "awaited", "callbacks", "complete", "copied", "cut", "generation",
-        "instance", "out", "packs", "prepared", "slot", "spec", "staging", "timeout", "uncollected", "verdict",
-        "waiting",
+        "instance", "launched", "out", "packs", "prepared", "slot", "spec", "staging", "timeout", "uncollected",
+        "verdict", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +71,7 @@ class Call:
         self.instance = -1
         self.packs: list[int] = []
         self.complete = False
+        self.launched: wire.Launched | None = None
         self.verdict: Verdict | None = None
         self.waiting = 0  # how many waited to join the group when it ended
         self.slot: Any = None  # a `places.Slot`
@@ -110,6 +115,17 @@ class Call:
             located: those in worker memory. patience: seconds in which the worker finds others, the first time.
         """
         return located
+
+    def order(self) -> None:
+        """Its caller would rather go on in stream order, if that can be."""
+
+    def open_event(self, handle: bytes) -> int:
+        """Of calls that are ordered."""
+        raise InternalError(f"{self.prepared.op} is not carried in stream order")
+
+    def follow(self, event: int) -> None:
+        """Of calls that are ordered."""
+        raise InternalError(f"{self.prepared.op} is not carried in stream order")
 
     def receive(self, slot: Slot) -> None:
         """The result, or the part of it that is complete, lies here.

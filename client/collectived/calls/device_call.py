@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from collectived.calls.call import Call
-from collectived.calls.places import Address
+from collectived.calls.call import ALL, LAUNCHED, Call
+from collectived.calls.places import Address, DeviceRoom
 from collectived.calls.prepare import Prepared
 from collectived.errors import InternalError
-from collectived.gpu.array import LEGACY_STREAM, DeviceArray
+from collectived.gpu.array import LEGACY_STREAM, DeviceArray, fetched
 from collectived.values import nest
 from collectived.values.leaves import Array
 from collectived_proto.types import Verdict
@@ -20,20 +20,22 @@ class DeviceCall(Call):
     """Results on a GPU look into that memory, which is this rank's own; others are copied to the host."""
 
     marks = True
-    __slots__ = ("_held", "_streams", "output")
+    __slots__ = ("_behind", "_current", "_given", "_held", "_writing", "ordered", "output")
 
     def __init__(
         self, prepared: Prepared, arrays: list[Array], located: list[Address | None] | None, spec: nest.Spec
     ) -> None:
         super().__init__(prepared, arrays, located, spec)
         given: list[Any] = arrays
-        on_gpus = [array for array in given if isinstance(array, DeviceArray)]
-        streams = {array.stream for array in on_gpus}
-        self._held: list[object] = [*on_gpus]  # what is read until this has ended, be it by a copy on a stream
-        self._streams = tuple(streams) or (LEGACY_STREAM,)
+        self._held: list[object] = [array for array in given if isinstance(array, DeviceArray)]  # read until the end
+        self._given = [array.stream if isinstance(array, DeviceArray) else 0 for array in given]  # by leaf
+        self._current: list[int] = []  # by leaf, the streams that wait for it
+        self._behind: list[int] = []  # events behind their waits
+        self._writing: Any = None  # where the worker may be writing
+        self.ordered = False
         self.output = None
         if prepared.room is not None and prepared.receives:
-            self.slot = prepared.room.output(prepared.layout.result_bytes)
+            self._writing = self.slot = prepared.room.output(prepared.layout.result_bytes)
             self.output = self.slot.address
 
     def lend(self, located: list[Address | None] | None, patience: float) -> list[Address | None] | None:
@@ -53,45 +55,96 @@ class DeviceCall(Call):
         self._held += loans
         return found
 
+    @property
+    def _room(self) -> DeviceRoom:
+        if self.prepared.room is None:
+            raise InternalError(f"{self.prepared.op} is not carried on a GPU")
+        return self.prepared.room
+
     def mark(self, number: int, events: dict[int, int]) -> bytes:
         """Records the event of that number behind what is on the streams of the value.
 
         Args:
             events: those of the caller, by number; a new one is made where there is none, whose handle is returned.
         """
-        room = self.prepared.room
-        if room is None:
-            raise InternalError(f"{self.prepared.op} is not carried on a GPU")
-        handle = b""
+        room, handle = self._room, b""
         if number not in events:
             events[number], handle = room.cuda.event(room.device)
-        first, *others = self._streams
-        for stream in others:  # a value of several streams; an event stands on one
-            room.cuda.synchronize(room.device, stream)
+        first, *others = dict.fromkeys(stream for stream in self._given if stream) or (LEGACY_STREAM,)
+        for other in others:  # a value of several streams; an event stands on one
+            room.join(first, other)
         room.cuda.record(room.device, events[number], first)
         return handle
 
+    def order(self) -> None:
+        """Asks the worker for a word when all is launched; not where part of the result is for the host, or for a
+        library that reads it on streams of its own."""
+        on_gpu = bool(self._given) and all(self._given) and all(kind.ordered for kind in self.prepared.kinds)
+        if self.out is not None:
+            views: list[Any] = self.out.views
+            on_gpu = on_gpu and all(isinstance(view, DeviceArray) for view in views)
+        self.ordered = on_gpu and self.output is not None
+
+    def open_event(self, handle: bytes) -> int:
+        """An event of the worker."""
+        room = self._room
+        return room.cuda.open_event(room.device, handle)
+
+    def follow(self, event: int) -> None:
+        """Makes the caller's current streams wait for the event; then its value may be had, for use on them."""
+        room = self._room
+        self._current = [
+            given if kind.stream is None else kind.stream()
+            for kind, given in zip(self.prepared.kinds, self._given, strict=True)
+        ]
+        for stream in dict.fromkeys(self._current):
+            self._behind.append(room.follow(event, stream))
+
+    def ready(self, packs: int = ALL) -> bool:
+        if packs == LAUNCHED:
+            return self.complete or self.launched is not None
+        return super().ready(packs)
+
     def end(self, verdict: Verdict | None = None, retire: bool = False) -> None:
         if retire:  # the worker may still be writing it
-            self.prepared.memory.retire((self.slot, self._held), ())
+            self.prepared.memory.retire((self._writing, self._held), ())
+        if self._behind:
+            self._room.followed(self._behind, stuck=retire)
+        self._writing = self.launched = None
         self._held = []
         super().end(verdict, retire)
 
     def _all(self) -> list[Any]:
-        return [self._taken(index) for index in range(len(self.prepared.kinds))]
+        kinds = self.prepared.kinds
+        if self.out is None and not self._leaves and not any(kind.device for kind in kinds):
+            arrays = fetched([self._found(index, self._room.stream) for index in range(len(kinds))])
+            return [kind.restore(array) for kind, array in zip(kinds, arrays, strict=True)]
+        return [self._taken(index) for index in range(len(kinds))]
 
-    def _take(self, index: int) -> Any:
-        room = self.prepared.room
-        if self.slot is None or room is None:
+    def _found(self, index: int, stream: int) -> DeviceArray:
+        """A leaf of the result, where the worker has written it, for use on a stream."""
+        if self.slot is None:
             raise InternalError(f"{self.prepared.op} has no result")  # it is made with a place for it
         offset, dtype, shape = self.prepared.result_places[index]
-        found = room.array(self.slot, offset, shape, dtype)
-        if self.out is not None:
-            into: Any = self.out.views[index]
-            if isinstance(into, DeviceArray):
-                into.assign(found)
-            else:
-                np.copyto(into, np.asarray(found))
-            return self.out.leaves[index]
-        kind = self.prepared.kinds[index]
-        return kind.restore(found if kind.device else np.asarray(found))
+        found = self._room.array(self.slot, offset, shape, dtype)
+        found.stream = stream
+        return found
+
+    def _take(self, index: int) -> Any:
+        kind, current = self.prepared.kinds[index], self._current[index] if self._current else 0
+        if self.out is None:
+            if kind.device:
+                return kind.restore(self._found(index, current or LEGACY_STREAM))
+            return kind.restore(self._on_host(index))
+        into: Any = self.out.views[index]
+        if isinstance(into, DeviceArray):
+            found = self._found(index, current or into.stream)
+            into.assign(found)
+            self._room.busy(self.slot, found.stream)
+        else:
+            np.copyto(into, self._on_host(index))
+        return self.out.leaves[index]
+
+    def _on_host(self, index: int) -> Array:
+        (found,) = fetched([self._found(index, self._room.stream)])
+        return found

@@ -16,6 +16,7 @@ from collectived.arguments import sendable
 from collectived.calls.parcel import Form
 from collectived.calls.places import Address, Describe, DeviceRoom, Place, Room, Slot
 from collectived.errors import InternalError, InvalidArgumentError
+from collectived.gpu.array import fetched
 from collectived.values import axes, nest
 from collectived.values.indexed_slices import IndexedSlices
 from collectived.values.leaves import ARRAY, Array, Kind, UnknownLeaf, check_reducible, element_type, kind_of, shown
@@ -120,7 +121,7 @@ def on_host(value: Value) -> Value:
     """The same with copies of those arrays that lie on GPUs."""
     if not any(kind.device for kind, _, _ in value.metas):
         return value
-    return value._replace(arrays=[np.asarray(array) for array in value.arrays])
+    return value._replace(arrays=fetched(value.arrays))
 
 
 class Prepared:

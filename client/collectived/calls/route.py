@@ -63,6 +63,9 @@ class Route(Protocol):
     def wait(self, call: Call, packs: int = ALL, until: float = math.inf) -> None:
         """Returns when the call has ended or that many packs are complete, or at `until` of the monotonic clock."""
 
+    def order(self, call: Call) -> bool:
+        """Makes the caller's streams wait for a call that is launched; False where it has ended, or they cannot."""
+
     def glance(self) -> None:
         """Takes in what has come, without waiting."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -70,9 +71,7 @@ class DeviceArray:
         """A copy on the host."""
         if copy is False:
             raise ValueError("an array on a GPU cannot be seen from the host without a copy")
-        made: NDArray[Any] = np.empty(self.shape, self.dtype)
-        self._cuda.copy(self.device, made.ctypes.data, self.address, self.nbytes, self.stream)
-        self._cuda.synchronize(self.device, self.stream)
+        (made,) = fetched([self])
         return made if dtype is None else made.astype(dtype)
 
     def assign(self, source: NDArray[Any] | DeviceArray) -> None:
@@ -82,7 +81,7 @@ class DeviceArray:
         else:
             host = np.ascontiguousarray(source)
             self._cuda.copy(self.device, self.address, host.ctypes.data, self.nbytes, self.stream)
-            self._cuda.synchronize(self.device, self.stream)  # before the source goes
+            self.settle()  # before the source goes
 
     def settle(self) -> None:
         """Returns when what is on its stream is done."""
@@ -90,3 +89,19 @@ class DeviceArray:
 
     def __repr__(self) -> str:
         return f"<DeviceArray {self.dtype}{list(self.shape)} on GPU {self.device}>"
+
+
+def fetched(arrays: Sequence[NDArray[Any] | DeviceArray]) -> list[NDArray[Any]]:
+    """Copies on the host of those that lie on a GPU, all waited for together; the others as they are."""
+    found: list[NDArray[Any]] = []
+    copied: list[DeviceArray] = []
+    for array in arrays:
+        if isinstance(array, DeviceArray):
+            made: NDArray[Any] = np.empty(array.shape, array.dtype)
+            array._cuda.copy(array.device, made.ctypes.data, array.address, array.nbytes, array.stream)
+            copied.append(array)
+            array = made
+        found.append(array)
+    for one in {(array.device, array.stream): array for array in copied}.values():
+        one.settle()
+    return found

@@ -35,15 +35,33 @@ class Cuda(Protocol):
         """The handle of 64 bytes by which another process can open an exportable allocation, which begins there."""
 
     def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Between any memories of device and host, after what is on the stream."""
+        """Between any memories of device and host, after what is on the stream.
+
+        Ordinary memory of the host has been read when this returns; what is pinned has not.
+        """
+
+    def stream(self, device: int) -> int:
+        """A new stream, whose work waits for that of no other one."""
+
+    def end_stream(self, stream: int) -> None:
+        """After what is on it."""
 
     def event(self, device: int) -> tuple[int, bytes]:
         """A new event, and the handle of 64 bytes by which another process may wait for it."""
+
+    def open_event(self, device: int, handle: bytes) -> int:
+        """The event of the worker that this handle of 64 bytes names. The first time it may wait for the device."""
 
     def end_event(self, event: int) -> None: ...
 
     def record(self, device: int, event: int, stream: int) -> None:
         """The event is over when all work that is on the stream now is done."""
+
+    def wait(self, device: int, event: int, stream: int) -> None:
+        """What is put on the stream from here on begins when the event is over, as it was recorded last until now."""
+
+    def over(self, event: int) -> bool:
+        """Whether it is, without waiting."""
 
     def synchronize(self, device: int, stream: int) -> None:
         """Returns when all work that is on the stream is done."""

@@ -20,12 +20,19 @@ from collectived.gpu.driver import binding
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
+def stream_of_cupy(device: int) -> int:
+    """The handle of the caller's current stream on a GPU."""
+    cuda = sys.modules["cupy"].cuda
+    with cuda.Device(device):
+        return int(cuda.get_current_stream().ptr) or LEGACY_STREAM
+
+
 def from_cupy(value: Any) -> DeviceArray:
     """One that looks into `value`, or into a contiguous copy of it."""
     cupy = sys.modules["cupy"]
     value = cupy.ascontiguousarray(value)
-    stream = cupy.cuda.get_current_stream().ptr or LEGACY_STREAM
     device = value.device.id
+    stream = stream_of_cupy(device)
     return DeviceArray(binding(), device, value.data.ptr, tuple(value.shape), np.dtype(value.dtype), value, stream)
 
 
@@ -36,13 +43,19 @@ def to_cupy(array: DeviceArray | NDArray[Any], device: int) -> Any:
         return cupy.asarray(array)
 
 
+def stream_of_torch(device: int) -> int:
+    """The handle of the caller's current stream on a GPU."""
+    return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream) or LEGACY_STREAM
+
+
 def from_torch(tensor: Any) -> DeviceArray:
     """One that looks into a tensor on a GPU, or into a contiguous copy of it, without its gradient."""
     torch, cuda = sys.modules["torch"], binding()
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     dtype = _BFLOAT16 if tensor.dtype is torch.bfloat16 else np.dtype(str(tensor.dtype).removeprefix("torch."))
-    stream = torch.cuda.current_stream(tensor.device).cuda_stream or LEGACY_STREAM
-    return DeviceArray(cuda, tensor.device.index, tensor.data_ptr(), tuple(tensor.shape), dtype, tensor, stream)
+    device = tensor.device.index
+    stream = stream_of_torch(device)
+    return DeviceArray(cuda, device, tensor.data_ptr(), tuple(tensor.shape), dtype, tensor, stream)
 
 
 class _Look:

@@ -16,7 +16,10 @@ from collectived_proto.local.cuda import (
     begin,
     described,
     mapped,
+    opened_event,
+    over,
     primary_context,
+    shared_event,
     unmapped,
     uuid,
 )
@@ -84,13 +87,28 @@ class RealCuda:
         finally:
             asked("cuCtxSetCurrent", before)
 
+    def stream(self, device: int) -> int:
+        before = self._enter(device)
+        try:
+            (stream,) = asked("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+            return int(stream)
+        finally:
+            asked("cuCtxSetCurrent", before)
+
+    def end_stream(self, stream: int) -> None:
+        asked("cuStreamDestroy", driver.CUstream(stream))
+
     def event(self, device: int) -> tuple[int, bytes]:
         before = self._enter(device)
         try:
-            flags = driver.CUevent_flags
-            (event,) = asked("cuEventCreate", flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_INTERPROCESS)
-            (handle,) = asked("cuIpcGetEventHandle", event)
-            return int(event), ctypes.string_at(handle.getPtr(), HANDLE_BYTES)
+            return shared_event()
+        finally:
+            asked("cuCtxSetCurrent", before)
+
+    def open_event(self, device: int, handle: bytes) -> int:
+        before = self._enter(device)
+        try:
+            return opened_event(handle)
         finally:
             asked("cuCtxSetCurrent", before)
 
@@ -103,6 +121,16 @@ class RealCuda:
             asked("cuEventRecord", driver.CUevent(event), driver.CUstream(stream))
         finally:
             asked("cuCtxSetCurrent", before)
+
+    def wait(self, device: int, event: int, stream: int) -> None:
+        before = self._enter(device)
+        try:
+            asked("cuStreamWaitEvent", driver.CUstream(stream), driver.CUevent(event), 0)
+        finally:
+            asked("cuCtxSetCurrent", before)
+
+    def over(self, event: int) -> bool:
+        return over(event)
 
     def synchronize(self, device: int, stream: int) -> None:
         before = self._enter(device)

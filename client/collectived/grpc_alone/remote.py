@@ -229,6 +229,10 @@ class Remote:
         """See `Route`. Ctrl-C ends the generation for all ranks."""
         self._wait(call, packs, until, self._withdraw)
 
+    def order(self, call: Call) -> bool:
+        """See `Route`: no call is launched here before it has ended."""
+        return False
+
     def _finish(self, call: Call) -> None:
         """Waits for a call that no thread of the caller's waits for: the session is closed when it has ended."""
         self._wait(call, ALL, math.inf, lambda _: None)

@@ -6,6 +6,8 @@ can write it: on a GPU there is no memory that some may only read.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -25,25 +27,49 @@ from collectived_proto.local.slots import Slots
 class _Mapping:
     """Memory of a worker, mapped as long as somebody holds this."""
 
-    def __init__(self, cuda: Cuda, device: int, descriptor: int, size: int) -> None:
+    def __init__(self, cuda: Cuda, device: int, descriptor: int, size: int, stuck: Sequence[int]) -> None:
+        """`stuck` are events that are perhaps never over."""
         self.address = cuda.map(device, descriptor, size)
-        weakref.finalize(self, cuda.unmap, device, self.address, size).atexit = False
+        weakref.finalize(self, _unmap, cuda, device, self.address, size, stuck).atexit = False
+
+
+def _unmap(cuda: Cuda, device: int, address: int, size: int, stuck: Sequence[int]) -> None:
+    """Unmapping waits for the device: where that may last for ever, memory stays until the process ends."""
+    if all(_over(cuda, event) for event in stuck):
+        cuda.unmap(device, address, size)
+
+
+def _over(cuda: Cuda, event: int) -> bool:
+    """Not where the device has failed: then nobody knows what it still reads."""
+    try:
+        return cuda.over(event)
+    except CudaError:
+        return False
 
 
 class DeviceStaging:
     """A slot for the leaves of one collective, laid out as Prepare said."""
 
-    __slots__ = ("address", "slot", "views")
+    __slots__ = ("_memory", "address", "slot", "views")
 
     def __init__(self, memory: DeviceMemory, slot: Slot, places: Sequence[Place]) -> None:
+        self._memory = memory
         self.slot = slot
         self.address = (slot.address,)
         self.views = [memory.array(slot, offset, shape, dtype) for offset, dtype, shape in places]
 
     def fill(self, arrays: Sequence[Any]) -> None:
-        """Puts copies there on the streams of the leaves; from the host they are done when this returns."""
+        """Puts copies there on the streams of the leaves; what lies on the host has been read when this returns.
+
+        No stream is waited for: it may wait itself for a collective that has not ended, and perhaps never will. So what
+        lies on the host, which may be pinned, is copied to where the driver reads it at once.
+        """
         for view, array in zip(self.views, arrays, strict=True):
-            view.assign(array)
+            if isinstance(array, DeviceArray):
+                view.assign(array)
+            else:
+                host = np.array(array, view.dtype, order="C")
+                self._memory.cuda.copy(self._memory.device, view.address, host.ctypes.data, host.nbytes, view.stream)
 
 
 class DeviceMemory(Memory):
@@ -66,11 +92,16 @@ class DeviceMemory(Memory):
         self.cuda = cuda
         self.device = device
         self.kind: Any = None
+        self._recording = threading.Lock()  # over all that follow
+        self._stream = 0
+        self._stuck: list[int] = []  # events of streams that wait for what a worker has perhaps left undone
+        self._events: list[int] = []  # that serve again
+        self._busy: list[tuple[int, Slot, int]] = []  # slots that a stream reads, and the event behind that
 
     def _ask(self, size: int, limit: Limit) -> InputArena:
         number, size, descriptor = self.source.ask_device(self._index, size, limit)
         try:
-            mapping = _Mapping(self.cuda, self.device, descriptor, size)
+            mapping = _Mapping(self.cuda, self.device, descriptor, size, self._stuck)
         except CudaError as error:
             self.source.drop(number)
             raise ResourceExhaustedError(f"memory of GPU:{self._index} cannot be mapped here: {error}") from error
@@ -100,10 +131,6 @@ class DeviceMemory(Memory):
         loan = self._lending.loan(array, patience)
         return None if loan is None else ((loan.number, array.address - loan.allocation.address), loan)
 
-    def forget(self) -> None:
-        super().forget()
-        self._lending.forget()
-
     def stage(self, prepared: Stageable, patience: float = 30.0) -> Any:
         staging = self._spares.pop(prepared, None)
         if staging is None:
@@ -114,3 +141,62 @@ class DeviceMemory(Memory):
     def output(self, nbytes: int) -> Slot:
         """Where the worker is to write a result."""
         return self._take(nbytes)
+
+    @property
+    def stream(self) -> int:
+        """See `DeviceRoom`."""
+        with self._recording:
+            if not self._stream:
+                self._stream = self.cuda.stream(self.device)
+            return self._stream
+
+    def join(self, stream: int, other: int) -> None:
+        """See `DeviceRoom`."""
+        with self._recording:
+            event = self._event()
+            self.cuda.record(self.device, event, other)
+            self.cuda.wait(self.device, event, stream)
+            self._events.append(event)
+
+    def busy(self, slot: Slot, stream: int) -> None:
+        """See `DeviceRoom`."""
+        with self._recording:
+            again = bool(self._busy) and self._busy[-1][1:] == (slot, stream)
+            event = self._busy.pop()[0] if again else self._event()
+            self.cuda.record(self.device, event, stream)
+            self._busy.append((event, slot, stream))
+
+    def follow(self, event: int, stream: int) -> int:
+        """See `DeviceRoom`."""
+        with self._recording:
+            self.cuda.wait(self.device, event, stream)
+            behind = self._event()
+            self.cuda.record(self.device, behind, stream)
+            return behind
+
+    def followed(self, behind: Sequence[int], *, stuck: bool) -> None:
+        """See `DeviceRoom`."""
+        with self._recording:
+            (self._stuck if stuck else self._events).extend(behind)
+
+    def forget(self) -> None:
+        super().forget()
+        self._lending.forget()
+        with self._recording:
+            events = self._events + [event for event, _, _ in self._busy]
+            stream, self._busy, self._events, self._stream = self._stream, [], [], 0
+        with contextlib.suppress(CudaError):  # which matters to nobody any more
+            for event in events:
+                self.cuda.end_event(event)
+            if stream:
+                self.cuda.end_stream(stream)
+
+    def _event(self) -> int:
+        return self._events.pop() if self._events else self.cuda.event(self.device)[0]
+
+    def _fit(self, nbytes: int) -> Slot | None:
+        with self._recording:
+            still = [one for one in self._busy if not _over(self.cuda, one[0])]
+            self._events += [one[0] for one in self._busy if one not in still]
+            self._busy = still
+        return super()._fit(nbytes)

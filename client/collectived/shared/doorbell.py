@@ -6,6 +6,7 @@ There is no reader thread: what nobody waits for stays in the socket until someb
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import select
 import socket
@@ -28,6 +29,8 @@ from collectived_proto.errors import Code, CollectiveError
 from collectived_proto.local import wire
 from collectived_proto.local.spin import Spin, cores
 from collectived_proto.types import GroupInfo, Verdict
+
+log = logging.getLogger("collectived")
 
 _CUT_WITHIN = 0.02  # seconds in which the worker says that it has stopped: with GRACE within the promised 0.25
 PING_EVERY = 5.0  # seconds of silence after which the worker is asked whether it lives, and again until it is lost
@@ -60,6 +63,7 @@ class Doorbell:
         self._spin = Spin()
         self._buffer = bytearray(wire.MAX_MESSAGE)
         self._events: dict[int, int] = {}  # of a GPU
+        self._opened: dict[int, int] = {}  # those of the worker
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._heard = self._pinged = 0.0
@@ -100,6 +104,8 @@ class Doorbell:
             generation, output = standing.generation, call.output
             ring = wire.Ring(generation, number, instance, remaining, staged, addresses, released, timeout, output)
             sent = True
+            if call.ordered:
+                ring = ring._replace(ordered=True)
             if call.marks:
                 ring, sent = self._mark(call, ring)
             message = ring.encode()
@@ -121,6 +127,25 @@ class Doorbell:
         handle = call.mark(number, self._events)
         known = not handle or door.send(self._socket, wire.event(number, handle), _ROOM_WITHIN)
         return ring._replace(event=number), known
+
+    def order(self, call: Call) -> bool:
+        """See `Route`."""
+        launched = call.launched
+        if launched is None:
+            return False
+        try:
+            if launched.event not in self._opened:  # the driver may take its time, so not under the mutex
+                event = call.open_event(launched.handle)
+                if self._opened.setdefault(launched.event, event) != event:  # another thread was quicker
+                    binding().end_event(event)
+            with self.mutex:
+                if call.launched is None:
+                    return False
+                call.follow(self._opened[launched.event])
+        except CudaError as error:
+            log.warning("streams cannot wait for %s: %s; its result is waited for", self._worker, error)
+            return False
+        return True
 
     def _make_room(self) -> None:
         """Reads what has come. Calls of an older generation end first: a completion does not say its generation."""
@@ -349,9 +374,10 @@ class Doorbell:
             self._flight.end_all(self.standing.left(), retire=True)
             door.hang_up(self._socket, self._buffer)
             self._flight.results.forget()
-            while self._events:
-                with contextlib.suppress(CudaError):  # which matters to nobody any more
-                    binding().end_event(self._events.popitem()[1])
+            for events in (self._events, self._opened):
+                while events:
+                    with contextlib.suppress(CudaError):  # which matters to nobody any more
+                        binding().end_event(events.popitem()[1])
         self.callbacks.call_back()
 
     def sever(self, why: str) -> None:

@@ -69,6 +69,8 @@ class Flight:
             os.close(descriptor)
         if kind is wire.Kind.FAILED:
             self._failed(*wire.parse_failed(message))
+        elif kind is wire.Kind.LAUNCHED:
+            self._launched(wire.parse_launched(message))
         elif kind is wire.Kind.PONG:
             self._answered()
         elif kind is wire.Kind.WITHDRAWN:
@@ -90,13 +92,22 @@ class Flight:
             else:
                 call.receive(slot)
         if prepared.packs and (done.last or not prepared.open):
-            if call.slot is None and prepared.receives:
+            if call.slot is None and call.output is None and prepared.receives:
                 raise wire.Malformed(f"{prepared.op} without a result")
             call.packs.append(done.pack)
         if done.last:
             self.end(call, None)
         else:
             self._turns.wake(call)
+
+    def _launched(self, launched: wire.Launched) -> None:
+        call = self.calls.get(launched.instance)
+        if call is None or not call.ordered or call.launched is not None:  # it has been given up on
+            self.results.give_back(launched.event)
+            return
+        call.waiting = self._waiting
+        call.launched = launched
+        self._turns.wake(call)
 
     def _failed(self, instance: int, serialized: bytes) -> None:
         verdict = self._standing.read(serialized)
@@ -126,6 +137,8 @@ class Flight:
         del self.calls[call.instance]
         self.posts -= call.prepared.post
         call.waiting = self._waiting
+        if call.launched is not None:
+            self.results.give_back(call.launched.event)
         self._standing.ended(call, verdict)
         call.end(verdict, retire)
         self._turns.wake(call)

@@ -41,7 +41,7 @@ class ResultSlot:
     __slots__ = ("_released", "arena", "held", "number", "offset")
 
     def __init__(
-        self, number: int, arena: ResultArena, offset: int, released: deque[tuple[int, ResultArena, int]]
+        self, number: int, arena: ResultArena, offset: int, released: deque[tuple[int, ResultArena | None, int]]
     ) -> None:
         self.number = number
         self.arena = arena
@@ -78,7 +78,7 @@ class Results:
 
     def __init__(self) -> None:
         self._arenas: dict[int, ResultArena] = {}
-        self._released: deque[tuple[int, ResultArena, int]] = deque()
+        self._released: deque[tuple[int, ResultArena | None, int]] = deque()
 
     def add(self, message: bytes, descriptor: int) -> None:
         """Maps an arena that the worker handed over."""
@@ -105,17 +105,21 @@ class Results:
         return ResultSlot(done.slot, arena, done.offset, self._released)
 
     def released(self) -> tuple[int, ...]:
-        """Slots that have become free since this was asked last; the worker must be told."""
+        """Slots and events that have become free since this was asked last; the worker must be told."""
         if not self._released:
             return ()
         numbers: list[int] = []
         while self._released and len(numbers) < _MOST_RELEASES:
             number, arena, held = self._released.popleft()
-            if held:
+            if held and arena is not None:
                 with arena.lock:
                     arena.held -= held
             numbers.append(number)
         return tuple(numbers)
+
+    def give_back(self, event: int) -> None:
+        """Nobody will wait for this event of the worker any more; released with the slots."""
+        self._released.append((event, None, 0))
 
     def forget(self) -> None:
         """Lets go of every arena; a mapping ends with the last view of it."""

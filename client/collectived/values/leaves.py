@@ -37,6 +37,8 @@ class Kind:
         shares: results may be read-only views of worker memory if the input lay there.
         looks: what `restore` makes looks into the array, and can be written.
         device: its elements lie on a GPU: `array` gives a `DeviceArray`, and `restore` takes one too.
+        ordered: what `restore` makes may be handed out before its elements are there, for use in stream order.
+        stream: the handle of the stream that is the caller's current one there; None: arrays themselves say theirs.
         of: a value's own kind, where not all of its class are of this one.
     """
 
@@ -45,6 +47,8 @@ class Kind:
     shares: bool = False
     looks: bool = False
     device: bool = False
+    ordered: bool = False
+    stream: Callable[[], int] | None = None
     of: Callable[[Any], Kind] | None = None
 
 
@@ -64,7 +68,11 @@ def _integer(value: int) -> Array:
 
 
 def _on_gpu(
-    array: Callable[[Any], Any], restore: Callable[[Any, int], Any], *, looks: bool = True
+    array: Callable[[Any], Any],
+    restore: Callable[[Any, int], Any],
+    stream: Callable[[int], int] | None = None,
+    *,
+    looks: bool = True,
 ) -> Callable[[int], Kind]:
     """By number of the device, the kind of a library's arrays there."""
 
@@ -75,6 +83,8 @@ def _on_gpu(
             lambda result: restore(result, device),
             looks=looks,
             device=True,
+            ordered=stream is not None,
+            stream=None if stream is None else functools.partial(stream, device),
         )
 
     return kind
@@ -92,14 +102,14 @@ def _ours(array: DeviceArray) -> Kind:
             made.assign(result)
             return made
 
-        origin.kind = Kind(_same, restore, looks=True, device=True)
+        origin.kind = Kind(_same, restore, looks=True, device=True, ordered=True)
     found: Kind = origin.kind
     return found
 
 
 ARRAY = Kind(_same, _same, shares=True, looks=True)
-CUPY = _on_gpu(gpus.from_cupy, gpus.to_cupy)
-TORCH_ON_GPU = _on_gpu(gpus.from_torch, gpus.to_torch)
+CUPY = _on_gpu(gpus.from_cupy, gpus.to_cupy, gpus.stream_of_cupy)
+TORCH_ON_GPU = _on_gpu(gpus.from_torch, gpus.to_torch, gpus.stream_of_torch)
 _TORCH_ON_HOST = Kind(libraries.from_torch, libraries.to_torch, looks=True)
 _TORCH = dataclasses.replace(
     _TORCH_ON_HOST, of=lambda tensor: TORCH_ON_GPU(tensor.device.index) if tensor.is_cuda else _TORCH_ON_HOST

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from cuda.bindings import driver
 
 from collectived_proto.local.gpu import Allocation, CudaError, uuid_text
 
+_NOT_READY = 600
+_EVENT_HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 POSIX_DESCRIPTOR = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
@@ -101,3 +104,31 @@ def mapped(handle: Any, size: int, device: int) -> int:
 def unmapped(address: int, size: int) -> None:
     asked("cuMemUnmap", address, size)
     asked("cuMemAddressFree", address, size)
+
+
+def shared_event() -> tuple[int, bytes]:
+    """A new event on the current device, and the handle by which another process opens it."""
+    flags = driver.CUevent_flags
+    (event,) = asked("cuEventCreate", flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_INTERPROCESS)
+    (handle,) = asked("cuIpcGetEventHandle", event)
+    return int(event), ctypes.string_at(handle.getPtr(), _EVENT_HANDLE_BYTES)
+
+
+def opened_event(handle: bytes) -> int:
+    """The event of another process that this handle names. It may take until the device is idle."""
+    named = driver.CUipcEventHandle()
+    ctypes.memmove(named.getPtr(), handle, _EVENT_HANDLE_BYTES)
+    (event,) = asked("cuIpcOpenEventHandle", named)
+    return int(event)
+
+
+def over(event: int) -> bool:
+    """Whether what was recorded last has been reached.
+
+    Raises:
+        CudaError: work on the device has failed.
+    """
+    code = int(driver.cuEventQuery(driver.CUevent(event))[0])
+    if code not in (0, _NOT_READY):
+        raise error_of("cuEventQuery", code)
+    return not code

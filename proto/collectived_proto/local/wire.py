@@ -24,6 +24,7 @@ MAX_TEXT = 4096  # bytes of a reason
 MAX_OUTSTANDING = 64  # instances that one rank may have in flight
 MAX_PACKS = 4096  # of one collective
 POST = 1 << 62  # sends and recvs of a rank are numbered from here, apart from the group's instances
+WORKER_EVENT = 1 << 62  # the worker's events are numbered from here, apart from result slots: both are released alike
 
 _HELLO = struct.Struct("<4s16s")
 _VERSIONS = struct.Struct("<HH")
@@ -39,6 +40,7 @@ _EVENT = struct.Struct("<BxxxI64s")
 _OPEN = struct.Struct("<BxxxIQ64s")
 _OPENED = struct.Struct("<BxxxIQQ")
 _NOT_OPENED = struct.Struct("<BxxxxxxxQ")
+_LAUNCHED = struct.Struct("<BxxxxxxxQQ64s")
 
 
 class Malformed(ValueError):
@@ -48,7 +50,7 @@ class Malformed(ValueError):
 class Kind(enum.IntEnum):
     # client → worker, doorbell
     RING = 1  # start an instance
-    RELEASE = 2  # result slots are free again
+    RELEASE = 2  # result slots, and events of the worker, are free again
     LEAVE = 3  # no further instances from this rank
     ABORT = 4  # end the generation for all; text follows
     PING = 5  # are you there?
@@ -59,6 +61,7 @@ class Kind(enum.IntEnum):
     PONG = 18
     WAITING = 21  # how many wait to join the group, from the next completion on
     WITHDRAWN = 22  # no result will lie in this arena any more
+    LAUNCHED = 24  # all of an instance is on the device, in front of an event of the worker
     # both sockets, worker → client: a descriptor rides along
     ARENA = 19
     DEVICE_ARENA = 23  # of the memory of a GPU, on a session socket
@@ -75,6 +78,7 @@ class Kind(enum.IntEnum):
 
 STAGED = 1  # flag of a ring: one address, of a staging slot laid out as Prepare said
 OUTPUT = 2  # flag of a ring: the last address is where the result is to be written
+ORDERED = 4  # flag of a ring: the caller goes on in stream order, and is to be told when all is LAUNCHED
 LAST = 1  # flag of DONE: the last pack of its instance
 RESULT = 2  # flag of DONE: this rank receives a result
 
@@ -98,9 +102,10 @@ class Ring(NamedTuple):
 
     `addresses` are (arena, byte offset) per leaf, or the one of the staging slot where `staged`. `remaining` is the
     time until the deadline in seconds, 0 for none; `timeout` is what the caller had asked for, for messages.
-    `released` are result slots that this rank needs no longer. `output` is memory of a GPU in which the result is to
-    be written, laid out as Prepare said; None: in a result slot. `event` is the number of one behind which the value is
-    there, from 1; 0: it is there now.
+    `released` are result slots, and events of the worker, that this rank needs no longer. `output` is memory of a GPU
+    in which the result is to be written, laid out as Prepare said; None: in a result slot. `event` is the number of one
+    behind which the value is there, from 1; 0: it is there now. With `ordered` the rank is told when all is launched;
+    a worker that does not know how says only when it is done.
     """
 
     generation: int
@@ -113,6 +118,7 @@ class Ring(NamedTuple):
     timeout: float = 0.0
     output: tuple[int, int] | None = None
     event: int = 0
+    ordered: bool = False
 
     def encode(self) -> bytes:
         if self.output is not None:
@@ -121,7 +127,7 @@ class Ring(NamedTuple):
             return counted + inputs[4:] + _ADDRESS.pack(*self.output)
         head = _RING.pack(
             Kind.RING,
-            STAGED if self.staged else 0,
+            (STAGED if self.staged else 0) | (ORDERED if self.ordered else 0),
             len(self.addresses),
             len(self.released),
             self.event,
@@ -160,8 +166,8 @@ def parse_ring(data: bytes) -> Ring:
         if not addresses:
             raise Malformed("a ring that says where its result is to be written, without an address")
         addresses, output = addresses[:-1], addresses[-1]
-    staged = bool(flags & STAGED)
-    return Ring(generation, prepared, instance, remaining, staged, addresses, slots, timeout, output, event)
+    staged, ordered = bool(flags & STAGED), bool(flags & ORDERED)
+    return Ring(generation, prepared, instance, remaining, staged, addresses, slots, timeout, output, event, ordered)
 
 
 def release(slots: tuple[int, ...]) -> bytes:
@@ -207,6 +213,26 @@ def parse_done(data: bytes) -> Done:
         raise Malformed(f"a completion of {len(data)} bytes")
     _, flags, pack, arena, instance, slot, offset = _DONE.unpack(data)
     return Done(instance, pack, bool(flags & LAST), bool(flags & RESULT), arena, offset, slot)
+
+
+class Launched(NamedTuple):
+    """All that remains of an instance is on the device, before an event: its number, from WORKER_EVENT, and handle."""
+
+    instance: int
+    event: int
+    handle: bytes
+
+    def encode(self) -> bytes:
+        return _LAUNCHED.pack(Kind.LAUNCHED, *self)
+
+
+def parse_launched(data: bytes) -> Launched:
+    if len(data) != _LAUNCHED.size:
+        raise Malformed(f"a launch of {len(data)} bytes")
+    _, instance, event, handle = _LAUNCHED.unpack(data)
+    if event < WORKER_EVENT:
+        raise Malformed(f"a launch with event {event}")
+    return Launched(instance, event, handle)
 
 
 def failed(instance: int, verdict: bytes) -> bytes:

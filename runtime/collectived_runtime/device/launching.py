@@ -28,17 +28,28 @@ class Launch:
     """Work on a GPU.
 
     Attributes:
-        failed: why it has failed, if it has; read it when `done`. event: that it ends with; 0: it has not begun.
+        failed: why it has failed, if it has; read it when `done`, or for why it was refused once it has begun.
+        event: that it ends with; 0: it has not begun.
+        wanted: whether it is to begin. waits_only: whether there is nothing to launch.
     """
 
-    __slots__ = ("_ended", "_over", "_work", "event", "failed", "since", "waits")
+    __slots__ = ("_begun", "_ended", "_over", "_work", "event", "failed", "since", "waits", "waits_only", "wanted")
 
-    def __init__(self, work: Work, waits: tuple[int, ...], over: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        work: Work | None,
+        over: Callable[[], object],
+        waits: tuple[int, ...] = (),
+        begun: Callable[[], object] = lambda: None,
+    ) -> None:
         self.failed: BaseException | None = None
         self.waits = waits
         self.event = 0
         self.since = 0.0
-        self._work: Work | None = work
+        self.wanted = True
+        self.waits_only = work is None
+        self._work = work
+        self._begun = begun
         self._over = over
         self._ended = threading.Event()
 
@@ -46,14 +57,14 @@ class Launch:
     def done(self) -> bool:
         return self._ended.is_set()
 
-    @property
-    def wanted(self) -> bool:
-        return self._work is not None
-
     def begin(self, stream: int) -> None:
         """Puts the work on the stream."""
         if (work := self._work) is not None:
             work(stream)
+
+    def begun(self) -> None:
+        """It is on the stream."""
+        self._begun()
 
     def end(self, failed: BaseException | None = None) -> None:
         self.failed = failed
@@ -63,7 +74,7 @@ class Launch:
 
     def stop(self, within: float = STOP_WITHIN) -> bool:
         """Returns when the work neither reads nor writes any more; False where that has not come about in time."""
-        self._work = None  # what has not begun will not
+        self.wanted, self._work = False, None  # what has not begun will not
         return self._ended.wait(within)
 
 
@@ -81,15 +92,23 @@ class Launching:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def submit(self, work: Work, over: Callable[[], object], waits: tuple[int, ...] = ()) -> Launch:
-        """Has `work(stream)` called in the thread; it only puts work there.
+    def submit(
+        self,
+        work: Work | None,
+        over: Callable[[], object],
+        waits: tuple[int, ...] = (),
+        begun: Callable[[], object] = lambda: None,
+    ) -> Launch:
+        """Has `work(stream)` called in the thread; it only puts work there. None: the events alone are waited for.
 
         Args:
             over: called from the thread when all of it is done on the device.
             waits: events that come first. They may be another process's, which may never come: so they are looked at
                 here, and nobody else's work on the stream waits for them.
+            begun: called from the thread when it is on the stream, behind all that was submitted before with no events
+                to wait for.
         """
-        launch = Launch(work, waits, over)
+        launch = Launch(work, over, waits, begun)
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"gpu {self._device}", daemon=True)
@@ -144,10 +163,12 @@ class Launching:
             try:
                 if not launch.wanted:
                     launch.end()
-                elif all(self._cuda.over(event) for event in launch.waits):
-                    self._begin(launch)
-                else:
+                elif not all(self._cuda.over(event) for event in launch.waits):
                     self._parked.append(launch)
+                elif launch.waits_only:
+                    launch.end()
+                else:
+                    self._begin(launch)
             except Exception as error:
                 launch.end(error)
 
@@ -163,6 +184,7 @@ class Launching:
         self._cuda.record(launch.event, self._stream)
         launch.since = time.monotonic()
         self._under_way.append(launch)
+        launch.begun()
 
     def _look(self) -> None:
         while self._under_way:

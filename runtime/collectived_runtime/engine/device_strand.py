@@ -33,6 +33,7 @@ from collectived_runtime.engine.recorder import FOLD, MOST_MOVES
 from collectived_runtime.engine.results import Exhausted
 from collectived_runtime.engine.seat import Bytes, Sources
 from collectived_runtime.engine.strand import Tools, Wait, copied, copy_over, never, spread, stays
+from collectived_runtime.engine.stream_order import Finale
 from collectived_runtime.plan.moves import Buffer
 from collectived_runtime.transport.frame import Stamp
 from collectived_runtime.transport.link import Link
@@ -42,6 +43,7 @@ Array = NDArray[Any]
 
 def run(
     outputs: Sequence[Region],
+    finale: Finale | None,
     program: Program,
     strand: Strand,
     sources: Sequence[Sources],
@@ -56,6 +58,7 @@ def run(
 
     Args:
         outputs: where the result is to be written, one per rank that wants it there.
+        finale: is told when all that remains of the strand has been submitted to GPUs.
         result: the result slot of the ranks that read it on the host, if there are any.
         sources, tools, links, stamp, judge, marks: as of `strand.run`.
 
@@ -63,7 +66,7 @@ def run(
         Exhausted: there is no memory for what lies in between.
         CudaError: a GPU has failed.
     """
-    one = DeviceStrand(program, strand, tools)
+    one = DeviceStrand(program, strand, tools, finale)
     try:
         gpu = None if result is not None or not program.alone else _the_one(one.pieces(sources), outputs)
         if gpu is not None:
@@ -76,6 +79,8 @@ def run(
         yield from execute(strand.plan, buffers, links, stamp, judge, marks)
         if buffers.output is not None:
             yield from one.delivered(buffers.part(Buffer.OUTPUT, strand.span), outputs)
+        else:
+            one.launched()
     except CudaError as error:
         if out_of_memory(error):
             raise Exhausted(f"on a GPU of this worker: {error}") from error
@@ -107,6 +112,7 @@ class DeviceStrand:
     program: Program
     strand: Strand
     tools: Tools
+    finale: Finale | None = None
     _launches: list[tuple[Gpu, Launch]] = field(default_factory=list)
     _pinned: list[tuple[Gpu, NDArray[np.uint8]]] = field(default_factory=list)
     _scratch: list[tuple[Gpu, Region]] = field(default_factory=list)
@@ -161,6 +167,7 @@ class DeviceStrand:
 
         self.count(ranks)
         self.submit(gpu, work)
+        self.launched()
         yield from self.all_done()
 
     def count(self, ranks: Sequence[Sequence[Piece]]) -> None:
@@ -283,6 +290,7 @@ class DeviceStrand:
         start = pack.result_offset + self.strand.span.start * pack.result_dtype.itemsize
         for output in outputs:
             self._send(result, output[start : start + result.nbytes])
+        self.launched()
         yield from self.all_done()
 
     def _send(self, result: Array, target: Region) -> None:
@@ -301,6 +309,11 @@ class DeviceStrand:
 
     def submit(self, gpu: Gpu, work: Work) -> None:
         self._launches.append((gpu, gpu.submit(work, self.tools.wake)))
+
+    def launched(self) -> None:
+        """Nothing more of this strand will be submitted."""
+        if self.finale is not None:
+            self.finale.launched([launch for _, launch in self._launches])
 
     def all_done(self) -> Iterator[Wait]:
         for _, launch in self._launches:

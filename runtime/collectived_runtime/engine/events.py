@@ -82,19 +82,17 @@ class Events:
                 rank.opened[gpu, ring.event] = event
         except CudaError as error:
             raise wire.Malformed(f"an event that cannot be waited for: {error}") from None
-        rank.launch = gpu.submit(lambda _: None, lambda: self._ask(lambda: self._over(seat, rank, gpu)), (event,))
+        rank.launch = gpu.submit(None, lambda: self._ask(lambda: self._over(seat, rank)), (event,))
 
-    def _over(self, seat: Seat, rank: _Rank, gpu: Gpu) -> None:
+    def _over(self, seat: Seat, rank: _Rank) -> None:
         """The first ring goes on, and those behind it that need not wait."""
         if self._ranks.get(seat.rank) is not rank or not rank.waiting:
             return
         assert rank.launch is not None
-        failed, begun, rank.launch = rank.launch.failed, rank.launch.event, None
+        failed, rank.launch = rank.launch.failed, None
         ring, came = rank.waiting.popleft()
         following, rank.waiting = rank.waiting, deque()
         if failed is not None:
-            if begun:  # it is not the client's event
-                gpu.give_up(str(failed))
             self._lose(seat, f"what its GPU was to write cannot be waited for: {failed}")
             return
         if self._take(seat, _later(ring, came).encode()):

@@ -14,7 +14,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -35,6 +35,7 @@ from collectived_runtime.engine.results import Results, Workspace
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.engine.strand import Tools
+from collectived_runtime.engine.stream_order import StreamOrder
 from collectived_runtime.engine.watch import Watch
 from collectived_runtime.engine.workshop import Surroundings, Workshop
 
@@ -64,7 +65,10 @@ class Lane:
         places = tuple(tuple(peer.ranks) for peer in topology.peers)
         label = Label(self.name, group.key, group.size, topology.ranks, tasks, places)
         tape = Tape(surroundings.recorder, label)
-        self._shop = Workshop(topology, self.name, surroundings, self._watch, self._bells, self._results, tools, tape)
+        self._order = StreamOrder(self._watch.ask, self._tell)
+        self._shop = Workshop(
+            topology, self.name, surroundings, self._watch, self._bells, self._results, tools, tape, self._order
+        )
         self._events = Events(self._watch.ask, self._bells.take, self._bells.lose)
         self._past: dict[int, Verdict] = {}  # how earlier generations of this lane ended
         self._early: list[Callable[[], None]] = []  # what was submitted to a generation that has not begun here
@@ -268,8 +272,7 @@ class Lane:
             return
         match wire.kind_of(data):
             case wire.Kind.RELEASE:
-                for number in wire.parse_release(data):
-                    self._results.release(number, seat.rank)
+                self._release(seat.rank, wire.parse_release(data))
                 self._bells.idle(seat)
             case wire.Kind.LEAVE:
                 self._generation.leave(seat.rank)
@@ -287,8 +290,7 @@ class Lane:
     def _ring(self, seat: Seat, ring: wire.Ring) -> None:
         if self._events.holds(seat, ring):
             return
-        for number in ring.released:
-            self._results.release(number, seat.rank)
+        self._release(seat.rank, ring.released)
         if ring.generation == self._generation.number:
             self._generation.submit(seat, ring)
             return
@@ -299,6 +301,17 @@ class Lane:
         if len(self._early) >= wire.MAX_OUTSTANDING * len(self.seats):
             raise wire.Malformed(f"a ring of generation {ring.generation}, which nobody has announced")
         self._early.append(lambda: self._ring(seat, ring))
+
+    def _release(self, rank: int, numbers: Iterable[int]) -> None:
+        """Result slots, and events, that a rank needs no longer."""
+        for number in numbers:
+            if number < wire.WORKER_EVENT:
+                self._results.release(number, rank)
+            else:
+                self._order.give_back(rank, number)
+
+    def _tell(self, rank: int, message: bytes) -> None:
+        self._bells.tell(self.seats[rank], message)
 
     def _late(self, seat: Seat, generation: int, instance: int, op: str, timeout: float) -> None:
         past = self._past.get(generation)
@@ -311,6 +324,7 @@ class Lane:
 
     def _lost(self, rank: int, why: str) -> None:
         self._events.drop(rank)
+        self._order.drop(rank)
         self._results.drop(rank)
         self._generation.lose(rank, why)
 
@@ -360,6 +374,7 @@ class Lane:
         self._generation.close()
         self._bells.close()
         self._events.close()
+        self._order.close()
         self._results.close()
         self._around.ended(self)
         self._watch.close()

@@ -41,6 +41,7 @@ from collectived_runtime.engine.program import Program, Strand, Topology
 from collectived_runtime.engine.results import Exhausted
 from collectived_runtime.engine.seat import Sources
 from collectived_runtime.engine.strand import Tools, Wait
+from collectived_runtime.engine.stream_order import Finale
 from collectived_runtime.engine.tickets import Key, Turnstile
 from collectived_runtime.transport.frame import Stamp
 from collectived_runtime.transport.link import Link
@@ -136,6 +137,7 @@ class Meeting:
 def run(
     meeting: Meeting,
     outputs: Sequence[Region],
+    finale: Finale | None,
     program: Program,
     strand: Strand,
     sources: Sequence[Sources],
@@ -151,13 +153,13 @@ def run(
     Args:
         outputs: where the result is to be written, one per rank that wants it there.
         result: the result slot of the ranks that read it on the host, if there are any.
-        sources, tools: as of `strand.run`; what else that is given is not needed here.
+        finale: as of `device_strand.run`. sources, tools: as of `strand.run`; what else is given is not needed here.
 
     Raises:
         Exhausted: there is no memory for what lies in between.
         CudaError: a GPU has failed. NcclError: NCCL has.
     """
-    one = _NativeStrand(program, strand, tools, meeting)
+    one = _NativeStrand(program, strand, tools, finale, meeting)
     numbers = [other for other in program.strands if other.algorithm == strand.algorithm]
     try:
         yield from one.prepared(sources)
@@ -217,8 +219,8 @@ class _Share:
 
 
 class _NativeStrand(DeviceStrand):
-    def __init__(self, program: Program, strand: Strand, tools: Tools, meeting: Meeting) -> None:
-        super().__init__(program, strand, tools)
+    def __init__(self, program: Program, strand: Strand, tools: Tools, finale: Finale | None, meeting: Meeting) -> None:
+        super().__init__(program, strand, tools, finale)
         self.over = False
         self._meeting = meeting
         how = program.arithmetic[strand.pack_number]
@@ -252,6 +254,8 @@ class _NativeStrand(DeviceStrand):
             wanted = [self._part(output) for output in outputs if output.gpu is share.gpu]
             work = self._work(share, wanted, on_host and number == 0)
             self.submit(share.gpu, work)
+        if self._on_host is None:  # else it remains to be handed out
+            self.launched()
 
     def _part(self, output: Region) -> Region:
         """Where the result of this strand lies in that of all."""
@@ -338,6 +342,7 @@ class _NativeStrand(DeviceStrand):
         for output in self._elsewhere(outputs):
             target, copy = self._part(output).address, output.gpu.cuda.copy
             self.submit(output.gpu, partial(copy, target, found.ctypes.data, len(found)))
+        self.launched()
         yield from self.all_done()
 
     def _elsewhere(self, outputs: Sequence[Region]) -> list[Region]:

@@ -13,6 +13,7 @@ from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.recorder import MOST_MARKS, PRELUDE, STRAND
 from collectived_runtime.engine.results import Slot
 from collectived_runtime.engine.strand import Wait
+from collectived_runtime.engine.stream_order import Finale
 from collectived_runtime.transport.link import Link
 
 Start = Callable[[Strand, dict[int, Link]], Iterator[Wait]]
@@ -31,7 +32,8 @@ class Running:
     """`start` makes the generator of a strand once its links are there.
 
     `then` is what follows where this is a stage before the program itself. `readers` are the ranks that read the result
-    in `slot`; all other ranks that receive one have it written into memory of their own.
+    in `slot`; all other ranks that receive one have it written into memory of their own. `finale` tells those of them
+    that go on in stream order.
     """
 
     def __init__(
@@ -42,9 +44,11 @@ class Running:
         start: Start,
         then: Callable[[], None] | None = None,
         readers: tuple[int, ...] = (),
+        finale: Finale | None = None,
     ) -> None:
         self.instance = instance
         self.readers = readers
+        self._finale = finale
         self.program = program
         self.slot = slot
         self.then = then
@@ -107,7 +111,13 @@ class Running:
         if self._left[strand.pack_number]:
             return False, False
         del self._left[strand.pack_number]
+        if not self._left:
+            self._close()
         return True, not self._left
+
+    def _close(self) -> None:
+        if self._finale is not None:
+            self._finale.close()
 
     @property
     def packs_left(self) -> int:
@@ -130,6 +140,7 @@ class Running:
     def stop(self) -> set[Link]:
         """Stops what runs; the links that it held, perhaps amid a frame."""
         held: set[Link] = set()
+        self._close()
         for active in self._active.values():
             held |= active.links
             active.generator.close()  # type: ignore[attr-defined]

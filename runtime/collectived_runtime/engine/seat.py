@@ -169,13 +169,15 @@ class Sources:
     """Where a submission's value lies. Bounds are checked at once; arrays are made when they are asked for.
 
     Attributes:
-        output: where the result is to be written; None: in a result slot.
+        output: where the result is to be written; None: in a result slot. ordered: whether its rank goes on from there
+            in stream order.
         on_device: whether any of it lies in the memory of a GPU. Then ask for `parts`, else for all the others.
     """
 
     def __init__(self, memory: Memory, prepared: Prepared, ring: wire.Ring) -> None:
         self.prepared = prepared
         self.staged = ring.staged
+        self.ordered = ring.ordered
         self.output: Region | None = None
         self._parts: list[NDArray[np.uint8]]  # or Regions, where `on_device`
         look: Callable[[int, int, int], Any] = memory

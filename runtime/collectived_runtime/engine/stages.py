@@ -30,6 +30,7 @@ from collectived_runtime.engine.program import NCCL, Program, Strand
 from collectived_runtime.engine.results import Slot
 from collectived_runtime.engine.running import Running, Start
 from collectived_runtime.engine.strand import Wait
+from collectived_runtime.engine.stream_order import Finale
 from collectived_runtime.engine.tickets import Key
 from collectived_runtime.engine.workshop import Workshop
 from collectived_runtime.transport import frame as frames
@@ -133,10 +134,17 @@ class Stages:
             readers: the ranks that read it there. outputs: where the result is to be written as well; None: all of it
                 is about memory of the host.
         """
-        carry = self._carrier(outputs)
+        finale = self._finale(instance, program) if outputs else None
+        carry = self._carrier(outputs, finale)
         start = self._starter(instance, program, sources, memory, instance.marks, carry)
         self.chain = self._next(instance)
-        return Running(instance, program, slot, start, readers=readers)
+        return Running(instance, program, slot, start, readers=readers, finale=finale)
+
+    def _finale(self, instance: Instance, program: Program) -> Finale | None:
+        """Where some ranks go on in stream order."""
+        asked = {rank: instance.arrivals[rank].sources for rank in program.receivers}
+        outputs = {rank: one.output for rank, one in asked.items() if one.ordered and one.output is not None}
+        return self._shop.order.finale(instance.number, outputs, len(program.strands)) if outputs else None
 
     def agreement(self, instance: Instance, program: Program, then: Callable[[], None]) -> Running:
         """Before what NCCL carries out: all have come with the same contract, and it is its turn on this worker."""
@@ -182,10 +190,10 @@ class Stages:
         if engine is not None:
             engine.communicators.end(self._kept, orderly=orderly)
 
-    def _carrier(self, outputs: Sequence[Region] | None) -> Callable[..., Iterator[Wait]]:
+    def _carrier(self, outputs: Sequence[Region] | None, finale: Finale | None) -> Callable[..., Iterator[Wait]]:
         """What carries the strands of a program out, one by one."""
         engine, order = self._shop.around.native, self._order
-        other = strands.run if outputs is None else partial(device_strand.run, outputs)
+        other = strands.run if outputs is None else partial(device_strand.run, outputs, finale)
         if engine is None or order is None:
             return other
         made = engine.communicators.get(self._kept)
@@ -194,7 +202,7 @@ class Stages:
 
         def carry(program: Program, strand: Strand, *rest: Any) -> Iterator[Wait]:
             if strand.algorithm == NCCL:
-                carried = native.run(meeting, outputs or (), program, strand, *rest)
+                carried = native.run(meeting, outputs or (), finale, program, strand, *rest)
                 return patiently(carried, self._shop.tools.wake)
             return other(program, strand, *rest)
 

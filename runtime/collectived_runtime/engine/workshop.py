@@ -21,6 +21,7 @@ from collectived_runtime.engine.program import Program, Topology, compose
 from collectived_runtime.engine.recorder import Recorder, Tape
 from collectived_runtime.engine.results import Budget, Results
 from collectived_runtime.engine.strand import Tools
+from collectived_runtime.engine.stream_order import StreamOrder
 from collectived_runtime.engine.watch import Watch
 from collectived_runtime.limits.refusals import Refusals
 
@@ -58,6 +59,7 @@ class Workshop:
     results: Results
     tools: Tools
     tape: Tape
+    order: StreamOrder
     programs: dict[Any, Program] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # what users should know; said once in the log, and in status
     minute: Minute = field(default_factory=lambda: Minute(time.monotonic()))

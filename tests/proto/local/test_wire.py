@@ -28,6 +28,7 @@ u63 = st.integers(0, 2**63 - 1)
     released=st.lists(u63, max_size=20),
     output=st.none() | st.tuples(u32, u63),
     event=st.integers(0, 64),
+    ordered=st.booleans(),
 )
 def test_a_ring_is_read_as_it_was_written(
     remaining: float, more: float, addresses: Any, released: Any, **fields: Any
@@ -85,12 +86,25 @@ def test_a_completion_is_read_as_it_was_written(**fields: Any) -> None:
     assert wire.parse_done(done.encode()) == done
 
 
+@given(instance=u63, event=st.integers(wire.WORKER_EVENT, 2**64 - 1), handle=st.binary(min_size=64, max_size=64))
+def test_a_launch_is_read_as_it_was_written(**fields: Any) -> None:
+    launched = wire.Launched(**fields)
+    assert wire.kind_of(launched.encode()) is wire.Kind.LAUNCHED
+    assert wire.parse_launched(launched.encode()) == launched
+
+
+def test_events_of_the_worker_are_numbered_apart_from_result_slots() -> None:
+    with pytest.raises(wire.Malformed, match="a launch with event 5"):
+        wire.parse_launched(wire.Launched(1, 5, bytes(64)).encode())
+
+
 @given(st.binary(max_size=200))
 def test_random_bytes_are_read_or_refused_and_nothing_else(data: bytes) -> None:
     for parse in (
         wire.parse_ring,
         wire.parse_release,
         wire.parse_done,
+        wire.parse_launched,
         wire.parse_failed,
         wire.parse_arena,
         wire.parse_event,

@@ -102,3 +102,26 @@ def test_what_has_not_begun_never_does_once_it_is_unwanted(cuda: FakeCuda, launc
     waiting = launching.submit(lambda stream: begun.set(), lambda: None, (event,))
     assert waiting.stop(20)
     assert not begun.is_set()
+
+
+def test_what_is_on_the_stream_has_begun(cuda: FakeCuda, launching: Launching, gate: Gate) -> None:
+    gate.close()
+    told: list[str] = []
+    begun, over = threading.Event(), threading.Event()
+    launching.submit(lambda stream: told.append("launched"), over.set, begun=begun.set)
+    assert begun.wait(20) and told == ["launched"]
+    assert not over.is_set()
+    gate.open()
+    assert over.wait(20)
+
+
+def test_who_only_waits_for_an_event_waits_for_nothing_that_is_on_the_stream(
+    cuda: FakeCuda, launching: Launching, gate: Gate
+) -> None:
+    event, over = cuda.event(0), threading.Event()
+    gate.close()
+    begun = threading.Event()
+    under_way = launching.submit(lambda stream: None, lambda: None, begun=begun.set)
+    assert begun.wait(20)
+    launching.submit(None, over.set, (event,))
+    assert over.wait(20) and not under_way.done

@@ -106,6 +106,7 @@ class Rank:
         self.next = 0
         self.posted = wire.POST
         self.waiting = 0  # who wait to join, as told
+        self.launched: list[wire.Launched] = []
 
     def submit(
         self,
@@ -155,6 +156,8 @@ class Rank:
                 self.world.arenas[wire.parse_arena(data)[0]] = descriptors[0]
             elif kind is wire.Kind.WAITING:
                 self.waiting = wire.parse_waiting(data)
+            elif kind is wire.Kind.LAUNCHED:
+                self.launched.append(wire.parse_launched(data))
             elif kind is wire.Kind.WITHDRAWN:
                 os.close(self.world.arenas.pop(wire.parse_arena(data)[0]))
             elif kind is wire.Kind.DONE:

@@ -78,7 +78,13 @@ class Party:
         return view(self.arenas[rank].region(offset, nbytes).address, nbytes)
 
     def submit(
-        self, rank: int, leaves: list[NDArray[Any]], operation: Operation, receives: bool = True, **described_as: Any
+        self,
+        rank: int,
+        leaves: list[NDArray[Any]],
+        operation: Operation,
+        receives: bool = True,
+        ordered: bool = False,
+        **described_as: Any,
     ) -> None:
         one = self.world.ranks[rank]
         described = tuple(
@@ -95,7 +101,8 @@ class Party:
             addresses.append((GPU if there else HOST, at))
             at += -(-leaf.nbytes // 64) * 64 + 64
         output = (GPU, OUTPUT) if there and receives else None
-        ring = wire.Ring(self.world.group.generation, 5, one.next, 0.0, False, tuple(addresses), output=output)
+        where = tuple(addresses)
+        ring = wire.Ring(self.world.group.generation, 5, one.next, 0.0, False, where, output=output, ordered=ordered)
         one.next += 1
         one.bell.send(ring.encode())
 

@@ -86,6 +86,12 @@ class Cuda(Protocol):
 
     def event(self, device: int) -> int: ...
 
+    def shared_event(self, device: int) -> tuple[int, bytes]:
+        """A new event, and the handle of 64 bytes by which another process may make its streams wait for it.
+
+        Once it is ended nobody may wait for it: end it when it is over, else who waits may do so for ever.
+        """
+
     def open_event(self, device: int, handle: bytes) -> int:
         """The event of another process that this handle of 64 bytes names. Nothing may be recorded behind it here."""
 

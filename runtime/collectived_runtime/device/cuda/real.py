@@ -20,9 +20,11 @@ from collectived_proto.local.cuda import (
     asked,
     begin,
     described,
-    error_of,
     mapped,
+    opened_event,
+    over,
     primary_context,
+    shared_event,
     unmapped,
     uuid,
 )
@@ -31,7 +33,6 @@ from collectived_runtime.device.cuda.driver import CudaError, Device, Fold
 
 _THREADS = 256  # of a block
 _BLOCKS_PER_PROCESSOR = 8
-_NOT_READY = 600
 
 
 @dataclass(slots=True)
@@ -148,12 +149,13 @@ class RealCuda:
         (event,) = asked("cuEventCreate", driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         return int(event)
 
+    def shared_event(self, device: int) -> tuple[int, bytes]:
+        self._use(device)
+        return shared_event()
+
     def open_event(self, device: int, handle: bytes) -> int:
         self._use(device)
-        named = driver.CUipcEventHandle()
-        ctypes.memmove(named.getPtr(), handle, len(handle))
-        (event,) = asked("cuIpcOpenEventHandle", named)
-        return int(event)
+        return opened_event(handle)
 
     def end_event(self, event: int) -> None:
         asked("cuEventDestroy", driver.CUevent(event))
@@ -163,10 +165,7 @@ class RealCuda:
         asked("cuEventRecord", driver.CUevent(event), driver.CUstream(stream))
 
     def over(self, event: int) -> bool:
-        code = int(driver.cuEventQuery(driver.CUevent(event))[0])
-        if code not in (0, _NOT_READY):
-            raise error_of("cuEventQuery", code)
-        return not code
+        return over(event)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self._use(self._device_of[stream])
