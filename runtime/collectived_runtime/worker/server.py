@@ -302,7 +302,9 @@ class _Worker:
 
         parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
         secure = self.tls.pages if self.tls.serves else None
-        source = WorkerMetrics(self.identity.task, *parts, refused=self.gate.refused, refusals=self.refusals)
+        source = WorkerMetrics(
+            self.identity.task, *parts, refused=self.gate.refused, refusals=self.refusals, links=self.reception.opened
+        )
         return metrics_server(where, source, lambda: self.health.well, self.gate, secure)
 
     def announcement(self) -> dict[str, object]:
