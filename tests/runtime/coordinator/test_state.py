@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Sized
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -245,8 +246,8 @@ def test_ten_thousand_groups_that_come_and_go_leave_no_more_than_the_latest_few(
     mind, chance, now = Coordinator(THIS_YEAR, tune=True), random.Random(7), 0.0
     book, late = mind._book, deque[JoinCancelled]()
 
-    def tell(kind: ReportKind, key: int, generation: int, task: int = 0, **fields: object) -> list[Message]:
-        report = Report(key, generation, kind, **fields)  # type: ignore[arg-type]
+    def tell(kind: ReportKind, key: int, generation: int, task: int = 0, **fields: Any) -> list[Message]:
+        report = Report(key, generation, kind, **fields)
         return [e.message for e in mind.step(Reported(task, report), now) if isinstance(e, Send)]
 
     most: Counter[str] = Counter()

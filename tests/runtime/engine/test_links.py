@@ -14,9 +14,10 @@ from tests.certificates import Signer
 
 from collectived_proto.errors import Code
 from collectived_proto.local import wire
-from collectived_proto.tls.files import client_context, load, server_context
+from collectived_proto.tls.files import Material, client_context, load, server_context
 from collectived_proto.types import Recv, Send, Tier
 from collectived_runtime.engine.lane import Lane
+from collectived_runtime.transport.handshake import Contexts
 from collectived_runtime.transport.reception import Reception
 
 from .conftest import SLOT, World
@@ -25,13 +26,14 @@ WORKERS = 3
 RING = (Tier("ring", shards=2),)
 
 
+def contexts_of(material: Material) -> Contexts:
+    both = server_context(material, demand=True), client_context(material)
+    return lambda: both
+
+
 @pytest.fixture(params=["tcp", "tls"])
 def receptions(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Reception]]:
-    contexts = None
-    if request.param == "tls":
-        material = load(Signer(tmp_path / "authority").issue("host"))
-        both = server_context(material, demand=True), client_context(material)
-        contexts = lambda: both  # noqa: E731
+    contexts = contexts_of(load(Signer(tmp_path / "authority").issue("host"))) if request.param == "tls" else None
     made = [
         Reception(task, "of these tests", str(tmp_path / f"door-{task}"), ("127.0.0.1", 0), contexts=contexts)
         for task in range(WORKERS)

@@ -60,8 +60,8 @@ class Pair:
     def dial(self, incarnation: str = "one", port: int = 0) -> None:
         hello = Hello(0, 1, KEY, self.generation, CHANNEL, os.urandom(NONCE_BYTES))
         address = ("127.0.0.1", port or self.workers[1].link_port)
-        failed: Callable[[int, str], None] = lambda _, why: self.arrived.put(why)  # noqa: E731
-        self.workers[0].dial(Call(address, hello, self.arrived.put, failed, incarnation=incarnation))
+        call = Call(address, hello, self.arrived.put, lambda _, why: self.arrived.put(why), incarnation=incarnation)
+        self.workers[0].dial(call)
 
     @property
     def farewell(self) -> bytes:
