@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import click
 import grpc
 
+from collectived_proto.private_files import Exposed, Unusable, read_private
+
 SECRET_FILE, SECRET, TOKEN_FILE = "COLLECTIVED_SECRET_FILE", "COLLECTIVED_SECRET", "COLLECTIVED_VIEWING_TOKEN_FILE"
 
 
@@ -19,7 +21,8 @@ def credential(environment: Mapping[str, str], address: str) -> str:
     """The secret or a client token, else a viewing token, which is good for looking only; '' where nothing says one.
 
     Raises:
-        click.UsageError: the file that should hold it cannot be used, and the address is none of this host's own.
+        click.UsageError: the file that should hold it cannot be used, and the address is none of this host's own; or
+            everybody may read it.
     """
     for variable in (SECRET_FILE, SECRET, TOKEN_FILE):
         told = environment.get(variable, "")
@@ -34,16 +37,17 @@ def credential(environment: Mapping[str, str], address: str) -> str:
 
 def _read(variable: str, path: Path, needed: bool) -> str:
     try:
-        text = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        text = read_private(path).strip()
+    except Unusable as error:
+        needed |= isinstance(error, Exposed)
+        why = str(error)
     else:
         if text and text.isascii() and text.isprintable():
             return text
-        why = "it holds no secret or token: expected one line of printable ASCII"
+        why = "holds no secret or token: expected one line of printable ASCII"
     if not needed:  # at a Unix socket most need none
         return ""
-    raise click.UsageError(f"{variable}={str(path)!r}: {why}")
+    raise click.UsageError(f"{variable}={str(path)!r} {why}")
 
 
 def showing(channel: grpc.Channel, address: str, environment: Mapping[str, str]) -> grpc.Channel:

@@ -16,7 +16,7 @@ from collectived_proto.protocol import Versions
 from collectived_proto.shown import SLOW_SECONDS, STALLED_SECONDS, WorkerState, clients_of, worker_state
 from collectived_proto.types import Member, shown_name
 from collectived_proto.v1 import status_pb2 as pb
-from collectived_proto.wording import NAMED, ranks_text
+from collectived_proto.wording import NAMED, ranks_text, span
 
 RECENT_SECONDS = 600.0  # a failure is news for so long
 NOBODY_HURT = ("memory", "session_memory")  # limits that only who asked is told of: MEMORY says when it is scarce
@@ -100,14 +100,6 @@ def short_name(reply: pb.StatusReply, name: str) -> str:
 def code_name(code: int) -> str:
     """`DEADLINE_EXCEEDED`"""
     return Code(code).name if code in set(Code) else f"code {code}"
-
-
-def span(seconds: float) -> str:
-    """A length of time in words: `0.4 s`, `3 min 20 s`, `2 h 5 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def size(count: float) -> str:

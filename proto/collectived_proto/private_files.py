@@ -11,11 +11,15 @@ class Unusable(ValueError):
     """Why such a file is of no use; the text goes on from the file's name."""
 
 
+class Exposed(Unusable):
+    """It holds what may be the secret, and anybody can read it: a reason to say so even where it is not needed."""
+
+
 def read_private(path: Path) -> str:
     """What it holds.
 
     Raises:
-        Unusable: it cannot be read, or anybody can.
+        Unusable: it cannot be read; Exposed: by this user, and by anybody.
     """
     try:
         with path.open() as file:
@@ -25,7 +29,7 @@ def read_private(path: Path) -> str:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise Unusable(f"cannot be read: {why}") from None
     if mode & stat.S_IRWXO:
-        raise Unusable(
+        raise Exposed(
             f"has mode {stat.S_IMODE(mode):04o}, by which everybody on this host gets at it: chmod 600 {path} (or 640, "
             "for a group that may know it)"
         )

@@ -19,6 +19,14 @@ def seconds(value: float) -> str:
     return f"{float(f'{value:.4g}')} s"
 
 
+def span(value: float) -> str:
+    """A length of time in words: `0.4 s`, `3 min 20 s`, `2 h 5 min`."""
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(int(value), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def ranks_text(ranks: Iterable[int]) -> str:
     """`rank 2`, `ranks 0, 1, 3`, `ranks 0-7, 9`"""
     ordered = sorted(ranks)

@@ -84,6 +84,12 @@ class Certificates:
         assert serving is not None, "this daemon has no certificate"
         return serving
 
+    def links(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        """With what links are accepted and with what they are dialled now; only where this daemon is `mutual`."""
+        now = self.current()
+        assert now.linking and now.dialling, "this daemon does not ask others for certificates"
+        return now.linking, now.dialling
+
     def server_credentials(self) -> grpc.ServerCredentials:
         """For gRPC, which asks again at every handshake."""
         given = self._given()

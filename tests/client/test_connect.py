@@ -19,6 +19,7 @@ import pytest
 
 import collectived as cd
 from collectived.connection import rpc
+from collectived.connection.address import Address, secret
 from collectived_proto.local import jobs, wire
 
 VARIABLES = "COLLECTIVED_WORKER COLLECTIVED_GROUP COLLECTIVED_JOB COLLECTIVED_LABEL COLLECTIVED_TIMEOUT WORLD_SIZE RANK"
@@ -395,3 +396,22 @@ def test_a_torch_device_is_taken_as_its_name(worker: Any) -> None:
             session.empty(3, device=device("cuda:7"))
         with pytest.raises(ValueError, match="'meta' is not a device name"):
             session.empty(3, device=device("meta"))
+
+
+def test_a_secret_that_everybody_may_read_is_refused_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text("the-secret-of-these-tests\n")
+    monkeypatch.setenv("COLLECTIVED_SECRET_FILE", str(file))
+    for mode in (0o604, 0o644):
+        file.chmod(mode)
+        for worker in ("h:7451", "unix:/run/w"):
+            with pytest.raises(cd.errors.InvalidArgumentError) as refused:
+                secret(Address(worker, "given"))
+            assert f"COLLECTIVED_SECRET_FILE='{file}' has mode 0{mode:o}, " in str(refused.value)
+            assert f"chmod 600 {file}" in str(refused.value) and "the-secret" not in str(refused.value)
+    file.chmod(0o640)
+    assert secret(Address("h:7451", "given")) == "the-secret-of-these-tests"
+    file.unlink()
+    assert secret(Address("unix:/run/w", "given")) == "", "most need none there"

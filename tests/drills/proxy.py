@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collectived_runtime.transport import hello
-from collectived_runtime.transport.frame import HEADER_BYTES
+from collectived_runtime.transport.frame import HEADER_BYTES, BadFrame, parse
 
 _PIECE = 1 << 16
 _LENGTH = struct.Struct("<I")  # the last field of a frame's header
@@ -51,9 +51,14 @@ class Fault:
 
 
 class Framing:
-    """Where the frames of one direction begin and end, after so many bytes of handshake. Pure."""
+    """Where the frames of one direction begin and end, after so many bytes of handshake. Pure.
+
+    After a farewell with which a connection is kept another handshake follows.
+    """
 
     def __init__(self, handshake: int) -> None:
+        self._handshake = handshake
+        self.handshakes = 1  # that have begun, or are to come next
         self._unit = handshake  # bytes of the unit that is passing: handshake, header or payload
         self._done = 0
         self._header = bytearray()
@@ -79,11 +84,16 @@ class Framing:
             self._header += piece
         if self._done < self._unit:
             return
-        length = 0
+        length, over = 0, False
         if self._kind is Place.HEADER:
             length = _LENGTH.unpack_from(self._header, HEADER_BYTES - _LENGTH.size)[0]
+            with contextlib.suppress(BadFrame):
+                over = parse(self._header).keeps
             self._header.clear()
         self._kind, self._unit = (Place.PAYLOAD, length) if length else (Place.HEADER, HEADER_BYTES)
+        if over:
+            self._kind, self._unit = Place.ANYWHERE, self._handshake
+            self.handshakes += 1
         self._done = 0
 
 
@@ -103,7 +113,8 @@ class Flow:
         self._free = threading.Event()  # not held
         self._free.set()
         self.faulted = threading.Event()  # the fault has come about
-        self.said = b""  # the first words, enough to know a link by
+        self.said = b""  # the first words, or those after the last farewell, enough to know a link by
+        self._heard = 1  # handshakes
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def arm(self, fault: Fault) -> None:
@@ -121,6 +132,7 @@ class Flow:
         with contextlib.suppress(_Cut, OSError):
             while data := self._receive():
                 for place, piece in self._framing.split(data) if self._framing else [(Place.ANYWHERE, data)]:
+                    self._hear(piece)
                     self._pass(place, piece)
             self._sink.shutdown(socket.SHUT_WR)
             return
@@ -128,9 +140,12 @@ class Flow:
 
     def _receive(self) -> bytes:
         self._connection.wait(self._source, select.POLLIN)
-        data = self._source.recv(_PIECE)
-        self.said += data[: hello.HELLO_BYTES - len(self.said)]
-        return data
+        return self._source.recv(_PIECE)
+
+    def _hear(self, piece: bytes) -> None:
+        if self._framing is not None and self._framing.handshakes != self._heard:
+            self._heard, self.said = self._framing.handshakes, b""
+        self.said += piece[: hello.HELLO_BYTES - len(self.said)]
 
     def _pass(self, place: Place, piece: bytes) -> None:
         fault = self._fault

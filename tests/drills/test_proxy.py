@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from collectived_runtime.transport.frame import HEADER_BYTES, Stamp
+from collectived_runtime.transport.frame import HEADER_BYTES, Stamp, bye
 from collectived_runtime.transport.hello import HELLO_BYTES, PROOF_BYTES
 
 from .limits import Limit
@@ -141,3 +141,12 @@ def test_a_door_that_is_shut_lets_nobody_through(ends: tuple[Door, socket.socket
     with socket.create_connection((host, int(port)), 5) as late:
         assert late.recv(1) == b""
     assert door.refused == 1
+
+
+def test_after_a_farewell_that_keeps_the_connection_another_handshake_follows() -> None:
+    framing = Framing(HANDSHAKE)
+    stream = STREAM + bye(1, 2, keeps=True) + bytes(HANDSHAKE) + frame(5) + bye(1, 2) + frame(0)
+    places = [place for place, _ in framing.split(stream)]
+    assert framing.handshakes == 2
+    assert places.count(Place.BETWEEN) == 7 and places.count(Place.PAYLOAD) == 3
+    assert places[-1] is Place.HEADER

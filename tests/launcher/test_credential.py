@@ -84,10 +84,21 @@ def test_the_secret_goes_over_the_viewing_token_and_a_file_over_a_variable(tmp_p
 def test_a_file_that_cannot_be_used_is_an_error_where_a_credential_is_needed(tmp_path: Path, text: str | None) -> None:
     path = str(tmp_path / "s") if text is None else written(tmp_path / "s", text)
     for variable in ("COLLECTIVED_SECRET_FILE", "COLLECTIVED_VIEWING_TOKEN_FILE"):
-        with pytest.raises(click.UsageError, match=f"{variable}='{path}': ") as refused:
+        with pytest.raises(click.UsageError, match=f"{variable}='{path}' ") as refused:
             credential({variable: path}, TCP)
         assert not text or text not in refused.value.message
         assert credential({variable: path}, LOCAL) == ""
+
+
+def test_a_file_that_everybody_may_read_is_an_error_everywhere(tmp_path: Path) -> None:
+    path = Path(written(tmp_path / "s", SECRET))
+    path.chmod(0o644)
+    for variable in ("COLLECTIVED_SECRET_FILE", "COLLECTIVED_VIEWING_TOKEN_FILE"):
+        for address in (TCP, LOCAL):
+            with pytest.raises(click.UsageError, match=f"{variable}='{path}' has mode 0644, .* chmod 600"):
+                credential({variable: str(path)}, address)
+    path.chmod(0o640)
+    assert credential({"COLLECTIVED_SECRET_FILE": str(path)}, TCP) == SECRET
 
 
 def test_no_command_takes_a_secret_or_a_token_as_an_argument() -> None:

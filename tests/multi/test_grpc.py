@@ -95,6 +95,7 @@ def secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The file of the job's secret, as the environment names it."""
     file = tmp_path / "secret"
     file.write_text("the-secret-of-these-tests\n")
+    file.chmod(0o600)
     monkeypatch.setenv("COLLECTIVED_SECRET_FILE", str(file))
     return file
 

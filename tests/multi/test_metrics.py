@@ -52,6 +52,30 @@ class Page:
         return sum(float(s.value) for s in self.samples if s.name == name and labels.items() <= s.labels.items())
 
 
+def test_a_group_that_is_joined_again_uses_its_links_again(cluster: Cluster) -> None:
+    """What one side has not given back when the other needs it is dialled anew, which nobody notices."""
+    times = 20
+
+    def body(group: cd.Group) -> None:
+        for _ in range(times):
+            assert group.all_reduce("sum", 1.0) == 2.0
+            if group.rank:
+                assert group.recv(0) == group.generation
+            else:
+                group.send(group.generation, 1)
+            group.rejoin(timeout=20)
+
+    before = [Page(where) for where in cluster.metrics[1:]]
+    cluster.run(2, body)
+    name = "collectived_links_opened_total"
+    dialler, acceptor = (
+        {how: page(name, how=how) - then(name, how=how) for how in ("dialled", "accepted", "kept")}
+        for then, page in zip(before, map(Page, cluster.metrics[1:]), strict=True)
+    )
+    assert dialler["dialled"] + dialler["kept"] == acceptor["accepted"] + acceptor["kept"] == 2 * times
+    assert dialler["kept"] == acceptor["kept"] > times
+
+
 def until(fact: Callable[[], object]) -> None:
     """Looks until it holds; the test's own time limit ends it otherwise."""
     while not fact():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from collectived_proto.hurts import Finding, Severity, Trouble, findings, size, span
+from collectived_proto.hurts import Finding, Severity, Trouble, findings, size
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
+from collectived_proto.wording import span
 
 HINT = "on CPU devices: the hint NCCL falls back to RING"
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from collectived.calls.limit import Limit
 from collectived.errors import InvalidArgumentError, UnavailableError
 from collectived_proto.local import jobs
+from collectived_proto.private_files import Exposed, Unusable, read_private
 
 if TYPE_CHECKING:
     from collectived_proto.tls.files import Material
@@ -125,17 +126,17 @@ def secret(worker: Address) -> str:
     container. Others do not, so that a file which cannot be read is no error there.
 
     Raises:
-        ValueError: the file that should hold it cannot be read, or is empty.
+        InvalidArgumentError: the file that should hold it cannot be read or is empty, or everybody may read it.
     """
     name = os.environ.get(SECRET_FILE)
     if not name:
         return os.environ.get(SECRET, "").strip()
     try:
-        found = Path(name).read_text().strip()
-    except (OSError, ValueError) as error:
-        if worker.path:
+        found = read_private(Path(name)).strip()
+    except Unusable as error:
+        if worker.path and not isinstance(error, Exposed):
             return ""
-        raise ValueError(f"{SECRET_FILE}={name!r} cannot be read: {error}") from None
+        raise InvalidArgumentError(f"{SECRET_FILE}={name!r} {error}") from None
     if not found.isascii() or not found.isprintable() or not found:
-        raise ValueError(f"{SECRET_FILE}={name!r} holds no secret: expected one line of printable ASCII")
+        raise InvalidArgumentError(f"{SECRET_FILE}={name!r} holds no secret: expected one line of printable ASCII")
     return found

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from collectived_proto.codec import tiers_from_proto, versions_from_proto
-from collectived_proto.hurts import Finding, Severity, Trouble, code_name, short_name, size, span
+from collectived_proto.hurts import Finding, Severity, Trouble, code_name, short_name, size
 from collectived_proto.shown import (
     WorkerState,
     clients_of,
@@ -25,7 +25,7 @@ from collectived_proto.shown import (
     worker_state,
 )
 from collectived_proto.v1 import status_pb2 as pb
-from collectived_proto.wording import clean, ranks_text
+from collectived_proto.wording import clean, ranks_text, span
 
 MOST_FAILURES = 3  # among what hurts, unless all is wanted
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "yellow"}

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from collectived_launcher.top.state import KEYS, VIEWS, State, within
 from collectived_launcher.top.views import BAD, GOOD, PLAIN, WARN, Listing, Row, counts, listing
-from collectived_proto.hurts import Finding, Severity, findings, span
+from collectived_proto.hurts import Finding, Severity, findings
 from collectived_proto.shown import WorkerState, rank_count, worker_state
 from collectived_proto.v1 import status_pb2 as pb
-from collectived_proto.wording import clean
+from collectived_proto.wording import clean, span
 
 _ABOVE, _BELOW = 4, 1  # lines over the rows: how it is, views, an empty one, names of columns; and under them
 

@@ -14,7 +14,6 @@ from collectived_proto.hurts import (
     code_name,
     short_name,
     size,
-    span,
 )
 from collectived_proto.shown import (
     WorkerState,
@@ -28,7 +27,7 @@ from collectived_proto.shown import (
 )
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
-from collectived_proto.wording import ranks_text
+from collectived_proto.wording import ranks_text, span
 
 BAD, WARN, GOOD, PLAIN = "red", "yellow", "green", ""
 _STATES = tuple(WorkerState)  # the worst first

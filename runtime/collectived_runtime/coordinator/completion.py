@@ -15,7 +15,7 @@ from collectived_proto.types import GroupInfo, shown_name
 from collectived_proto.wording import be, seconds
 from collectived_runtime.coordinator.events import Effect, JoinDone, JoinUpdate, Log, Measure, Measured, Send, Store
 from collectived_runtime.coordinator.registry import Generation, Measurement, Registry, Unmeasured
-from collectived_runtime.coordinator.tables import table, worst
+from collectived_runtime.coordinator.tables import stored, table, worst
 from collectived_runtime.coordinator.wording import bandwidth, microseconds
 
 MEASURING_SECONDS = 3.0
@@ -23,11 +23,11 @@ MEASURING_SECONDS = 3.0
 
 def completed(book: Registry, generation: Generation, now: float) -> Iterator[Effect]:
     """All ranks are here: they are told, or their links are measured first."""
-    stored = book.stored.get(stored_name(generation))
-    if stored is None and book.tune and len(generation.peers) > 1:
+    known = book.stored.get(stored_name(generation))
+    if known is None and book.tune and len(generation.peers) > 1:
         yield from _measure(book, generation, now)
         return
-    generation.table = stored or table(generation.peers)
+    generation.table = known or table(generation.peers)
     yield from _tell(book, generation)
 
 
@@ -64,7 +64,7 @@ def conclude(book: Registry, number: int) -> Iterator[Effect]:
     group = shown_name(generation.info.name)
     if not generation.failed and len(sound) == len(measurement.links):
         name = stored_name(generation)
-        book.stored[name] = generation.table
+        book.stored = stored(book.stored, name, generation.table)
         yield Store(name, generation.table)
         found = f"{microseconds(model.across.latency)}, {bandwidth(model.across.bandwidth)} at worst"
         yield Log("info", f"the links of group {group!r} were measured: {found}; the table is stored as {name!r}")

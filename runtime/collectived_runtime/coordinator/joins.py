@@ -42,6 +42,7 @@ from collectived_runtime.limits.refusals import Limit, too_many
 TOLD_AT_ONCE = 32
 TOLD_EVERY_SECONDS = 0.5
 LOOK_AGAIN_SECONDS = 0.25  # whether the generation before has ended
+LONGEST_TIMER_SECONDS = 60.0  # armed again after that: those of groups that have been given up do not pile up
 
 
 def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effect]:
@@ -88,7 +89,7 @@ def asked(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effec
         return
     if len(forming.waiting) >= forming.min_size and forming.complete_at is None:
         forming.complete_at = now + forming.settle_seconds
-        book.arm(forming.complete_at, Settled(forming.name))
+        _await_settling(book, forming, now)
     yield from _tell(book, forming, waiting, now)
     yield from newcomers.changed(book, ask.name, now)
 
@@ -118,17 +119,24 @@ def worker_gone(book: Registry, task: int, now: float) -> Iterator[Effect]:
             yield from _remove(book, forming, gone, now)
 
 
-def settled(book: Registry, name: str, now: float) -> Iterator[Effect]:
+def _await_settling(book: Registry, forming: Forming, now: float) -> None:
+    assert forming.complete_at is not None
+    at = min(forming.complete_at, now + LONGEST_TIMER_SECONDS)
+    book.arm(at, Settled(forming.name, forming.complete_at))
+
+
+def settled(book: Registry, timer: Settled, now: float) -> Iterator[Effect]:
     """An elastic group that has its smallest size starts with whoever is here, but not beside one that still runs.
 
     Newcomers wait for the ranks of that one to end it and to come too.
     """
-    forming = book.forming.get(name)
-    if forming is None or forming.complete_at is None or forming.complete_at > now:
+    forming = book.forming.get(timer.name)
+    if forming is None or forming.complete_at != timer.complete_at:
         return
-    if _lives_on(book, forming):
+    if timer.complete_at <= now and _lives_on(book, forming):
         forming.complete_at = now + max(forming.settle_seconds, LOOK_AGAIN_SECONDS)
-        book.arm(forming.complete_at, Settled(name))
+    if forming.complete_at > now:
+        _await_settling(book, forming, now)
         return
     yield from _complete(book, forming, now)
 
@@ -241,6 +249,7 @@ def _remove(book: Registry, forming: Forming, requests: list[tuple[int, str]], n
         yield from _tell_all(book, forming, now)
     else:
         del book.forming[forming.name]
+        book.forget_name(forming.name)
     yield from newcomers.changed(book, forming.name, now)
 
 

@@ -10,9 +10,8 @@ from dataclasses import replace
 
 from collectived_proto import wording
 from collectived_proto.errors import Code
-from collectived_proto.hurts import span
 from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, shown_name
-from collectived_proto.wording import expired_text, history, not_come, seconds, subject
+from collectived_proto.wording import expired_text, history, not_come, seconds, span, subject
 from collectived_runtime.coordinator.registry import Generation, Inquiry
 from collectived_runtime.coordinator.wording import majority, mismatch_text, pending_text, unfinished_text
 

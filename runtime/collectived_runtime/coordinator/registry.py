@@ -309,7 +309,10 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
+    """`complete_at`: of the generation that forms, when this was armed."""
+
     name: str
+    complete_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,5 +461,9 @@ class Registry:
             del self.inquiries[query]
         if self.latest.get(name) == number:
             del self.latest[name]
-            if name not in self.forming:
-                self.keys.pop(name, None)
+            self.forget_name(name)
+
+    def forget_name(self, name: str) -> None:
+        """Where nothing is known of its groups any more its key goes too: the next one of that name gets another."""
+        if name not in self.forming and name not in self.latest:
+            self.keys.pop(name, None)

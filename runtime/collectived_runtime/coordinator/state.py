@@ -160,8 +160,8 @@ class Coordinator:
                 yield from faults.unanswered(book, query, now)
             case Undecided(query):
                 yield from faults.undecided(book, query, now)
-            case Settled(name):
-                yield from joins.settled(book, name, now)
+            case Settled():
+                yield from joins.settled(book, timer, now)
             case Progress(name):
                 yield from joins.progress_due(book, name, now)
             case NoReturn(number):

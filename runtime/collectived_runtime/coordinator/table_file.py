@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from collectived_proto.types import Tier
+from collectived_runtime.coordinator.tables import stored
 from collectived_runtime.plan.named import FLAT
 
 Tables = dict[str, tuple[Tier, ...]]
@@ -45,17 +46,17 @@ def read(path: Path) -> Tables:
 
 
 def store(path: Path, name: str, table: tuple[Tier, ...]) -> None:
-    """Adds one table to a file, or replaces the one of that name.
+    """Adds one table to a file, or replaces the one of that name; those measured longest ago go where it has too many.
 
     Raises:
         ValueError, OSError: as `read`, or it cannot be written.
     """
-    tables = read(path) | {name: table}
+    tables = stored(read(path), name, table)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         with fresh.open("w") as file:
-            json.dump({known: [asdict(tier) for tier in tables[known]] for known in sorted(tables)}, file, indent=1)
+            json.dump({known: [asdict(tier) for tier in rows] for known, rows in tables.items()}, file, indent=1)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())

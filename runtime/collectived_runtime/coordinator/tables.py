@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from collectived_proto.types import Peer, Tier
@@ -13,6 +13,18 @@ from collectived_runtime.plan.model import Link, Model
 AMONG = ("tree", "halving_doubling", "ring", "shuffle")
 ONE_SHOT_BYTES = 64 << 10
 """One shot keeps what everybody sent apart until it folds: worth it only while that stays in the cache."""
+
+
+MOST_STORED = 1024
+"""Tables of measurements that are kept, by name and shape of the group."""
+
+
+def stored(known: Mapping[str, tuple[Tier, ...]], name: str, measured: tuple[Tier, ...]) -> dict[str, tuple[Tier, ...]]:
+    """With one more table, or another one of that name; those that were measured longest ago go where there are too
+    many. In the order in which they were measured."""
+    tables = {other: table for other, table in known.items() if other != name}
+    tables[name] = measured
+    return dict(list(tables.items())[-MOST_STORED:])
 
 
 def table(peers: Sequence[Peer], model: Model | None = None) -> tuple[Tier, ...]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 
-from collectived_proto.hurts import span
 from collectived_proto.types import Member, RankPosition
-from collectived_proto.wording import NAMED, members_text, ranks_text, seconds, waiting_text
+from collectived_proto.wording import NAMED, members_text, ranks_text, seconds, span, waiting_text
 from collectived_runtime.coordinator.differences import describe, difference
 
 

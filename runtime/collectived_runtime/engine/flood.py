@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from collectived_proto.codec import verdict_from_proto, verdict_to_proto
 from collectived_proto.types import Verdict
 from collectived_proto.v1 import common_pb2
+from collectived_runtime.engine.links import Parting
 from collectived_runtime.engine.mail import Parcel, WayIn, WayOut, dial, expect
 from collectived_runtime.engine.program import CHANNELS
 from collectived_runtime.engine.workshop import Workshop
@@ -52,6 +53,7 @@ class Flood:
     ) -> None:
         self._shop = shop
         self._generation = generation
+        self._part = Parting(shop.around.exchange, shop.topology.group.key, generation)
         self._ruled = ruled
         self._rule = rule
         self._witness = witness
@@ -109,11 +111,10 @@ class Flood:
 
     def close(self) -> None:
         self._closed = True
-        farewell = frames.bye(self._shop.topology.group.key, self._generation)
         for way_out in self._out.values():
-            way_out.close(farewell)
+            way_out.close()
         for way_in in self._in:
-            way_in.close(farewell)
+            way_in.close()
 
     def _tell(self, place: int, verdict: Verdict) -> None:
         self._telling_until = time.monotonic() + TELL_SECONDS
@@ -123,7 +124,7 @@ class Flood:
         header = frames.Frame(kind, 0, 0, 0, key, self._generation, 0, bytes(8), bytes(8), 0, len(word)).encode()
         if place not in self._out:
             reach = dial(self._shop, self._generation, CHANNEL, place, lambda: self._closed)
-            self._out[place] = WayOut(self._shop.watch, reach, _unreachable)
+            self._out[place] = WayOut(self._shop.watch, reach, _unreachable, self._part)
         self._out[place].post(Parcel(-1, deque([header, word]), lambda: None))
 
     def _come(self, link: Link) -> None:  # in the exchange's thread
@@ -139,7 +140,7 @@ class Flood:
             return ()
 
         kind = frames.FrameKind.VERDICT
-        self._in.append(WayIn(self._shop.watch, link, kind, heard, lambda frame: None, _unreachable))
+        self._in.append(WayIn(self._shop.watch, link, kind, heard, lambda frame: None, _unreachable, self._part))
 
     def _heard(self, task: int, verdict: Verdict) -> None:
         group = self._shop.topology.group

@@ -479,7 +479,7 @@ class Generation:
     def close(self) -> None:
         """Stops what runs; peers are told that it is no fault."""
         if self.running is not None:
-            self.running.stop()
+            self.links.abandon(self.running.stop())
         self.running = None
         self.ledger.instances.clear()  # nothing may look into an arena when it is closed
         self.close_links()

@@ -1,4 +1,7 @@
-"""A lane's links: one per peer place and channel, made at first use, for one generation, watched while they live."""
+"""A lane's links: one per peer place and channel, asked for at first use, watched while they live.
+
+They are of one generation. When that ends, its links are given back and may serve the next (`Parting`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import functools
 import os
 import select
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from collectived_proto.types import Peer
@@ -29,6 +33,33 @@ class Exchange(Protocol):
     def expect(self, key: LinkKey, arrived: Callable[[Link], None]) -> None: ...
 
     def forget(self, key: int, generation: int) -> None: ...
+
+    def keep(self, link: Link, farewell: bytes) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """How a generation parts from its links, which may then serve another one."""
+
+    exchange: Exchange
+    key: int
+    generation: int
+
+    def __call__(self, link: Link, *, whole: bool = True) -> None:
+        """Says farewell, so that its end is no fault for the peer, and gives the link away.
+
+        Args:
+            whole: nothing has been read there but whole frames; else the link is closed.
+        """
+        farewell = frames.bye(self.key, self.generation, keeps=whole)
+        said = 0
+        if not link.midway_out:
+            with contextlib.suppress(LinkBroken):
+                said = link.send([farewell])
+        if whole and said == len(farewell):
+            self.exchange.keep(link, farewell)
+        else:
+            link.close()
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -68,6 +99,7 @@ class Links:
         self._topology = topology
         self._generation = generation
         self._exchange = exchange
+        self._part = Parting(exchange, topology.group.key, generation)
         self._watch = watch
         self._broken = broken
         self._early = early
@@ -155,13 +187,16 @@ class Links:
 
     def drop(self, link: Link) -> None:
         """This link has ended; the next use asks for another."""
+        self._forget(link)
+        link.close()
+
+    def _forget(self, link: Link) -> None:
         self._links = {key: known for key, known in self._links.items() if known is not link}
         self._abandoned.discard(link)
         self._past_sent += link.sent
         self._past_received += link.received
         if self._watched.pop(link, None) is not None:
             self._watch.remove(link.stream.fileno())
-        link.close()
 
     def drop_peer(self, task: int) -> None:
         for link in self:
@@ -169,13 +204,12 @@ class Links:
                 self.drop(link)
 
     def close(self) -> None:
-        """Closes all and says so to the peers, for whom it is then no fault."""
+        """Parts from all of them."""
         self.closed = True
         for link in self:
-            if not link.midway_out:
-                with contextlib.suppress(LinkBroken):
-                    link.send([frames.bye(self._topology.group.key, self._generation)])
-            self.drop(link)
+            whole = link not in self._abandoned
+            self._forget(link)
+            self._part(link, whole=whole)
         self._links.clear()
         self._exchange.forget(self._topology.group.key, self._generation)
 
@@ -194,7 +228,11 @@ class Links:
             if frame.kind is frames.FrameKind.BYE:
                 if link not in self._used:  # else it is for the strand to find
                     self._gone.add(link.peer)
-                    self.drop(link)
+                    if frame.keeps:
+                        self._forget(link)
+                        self._part(link)
+                    else:
+                        self.drop(link)
             elif events & ENDED:
                 raise LinkBroken("the connection was reset")
             elif link not in self._used:
@@ -224,6 +262,6 @@ class Links:
 
         if me < peer.task:
             hello = Hello(me, peer.task, key, self._generation, channel, os.urandom(NONCE_BYTES))
-            self._exchange.dial(Call(place_of(peer), hello, arrived, failed))
+            self._exchange.dial(Call(place_of(peer), hello, arrived, failed, incarnation=peer.incarnation))
         else:
             self._exchange.expect((key, self._generation, peer.task, channel), arrived)

@@ -6,7 +6,6 @@ each moves on when it can.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 from collections import deque
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectived_runtime.engine.letter import MAX_DESCRIPTION
-from collectived_runtime.engine.links import place_of
+from collectived_runtime.engine.links import Parting, place_of
 from collectived_runtime.engine.watch import ENDED, Watch
 from collectived_runtime.engine.workshop import Workshop
 from collectived_runtime.transport import frame as frames
@@ -46,9 +45,10 @@ class Parcel:
 class WayOut:
     """Parcels for one peer, one after another. `broken` is told when the link ends."""
 
-    def __init__(self, watch: Watch, dial: Reach, broken: Callable[[LinkBroken], None]):
+    def __init__(self, watch: Watch, dial: Reach, broken: Callable[[LinkBroken], None], part: Parting):
         self._watch = watch
         self._broken = broken
+        self._part = part
         self._link: Link | None = None
         self.sent = 0  # bytes
         self._queue: deque[Parcel] = deque()
@@ -80,15 +80,12 @@ class WayOut:
             else:
                 self._queue.remove(parcel)
 
-    def close(self, farewell: bytes) -> None:
-        """Closes the link, and says so where no letter is cut off by it."""
+    def close(self) -> None:
+        """Parts from the link, and says so where no letter is cut off by it."""
         self._queue.clear()
         if self._link is not None:
             self._watch.remove(self._link.stream.fileno())
-            if not self._link.midway_out:
-                with contextlib.suppress(LinkBroken):
-                    self._link.send([farewell])
-            self._link.close()
+            self._part(self._link)
             self._link = None
 
     def _there(self, link: Link) -> None:
@@ -99,14 +96,12 @@ class WayOut:
     def _event(self, link: Link, events: int) -> None:
         try:
             if events & (select.POLLIN | ENDED) and (header := link.header()) is not None:
-                frames.parse(
-                    header
-                )  # nothing comes this way but a farewell: a verdict says what it means for the queue
-                self._end(link)
+                # Nothing comes this way but a farewell: a verdict says what it means for the queue.
+                self._end(link, whole=frames.parse(header).keeps)
             elif events & select.POLLOUT:
                 self._send(link)
         except (LinkBroken, frames.BadFrame) as error:
-            self._end(link)
+            self._end(link, whole=False)
             self._broken(_of_peer(error, link.peer))
 
     def _unreachable(self, error: LinkBroken) -> None:
@@ -114,9 +109,12 @@ class WayOut:
         self._queue.clear()
         self._broken(error)
 
-    def _end(self, link: Link) -> None:
+    def _end(self, link: Link, *, whole: bool) -> None:
         self._watch.remove(link.stream.fileno())
-        link.close()
+        if whole:
+            self._part(link)
+        else:
+            link.close()
         self._link = None
         self._dead = True
         self._queue.clear()
@@ -171,7 +169,7 @@ def dial(
             error = LinkBroken(f"it cannot be reached: {why}", task)
             watch.ask(lambda: None if closed() else broken(error))
 
-        shop.around.exchange.dial(Call(place_of(peer), hello, arrived, failed))
+        shop.around.exchange.dial(Call(place_of(peer), hello, arrived, failed, incarnation=peer.incarnation))
 
     return reach
 
@@ -191,9 +189,13 @@ class WayIn:
         begin: Begin,
         arrived: Callable[[frames.Frame], None],
         broken: Callable[[LinkBroken], None],
+        part: Parting,
     ) -> None:
         self._watch = watch
+        self._part = part
         self._link = link
+        self._whole = True  # nothing but whole letters has been read
+        self._over = False
         self._kind = kind
         self._begin = begin
         self._arrived = arrived
@@ -206,14 +208,12 @@ class WayIn:
         """Bytes."""
         return self._link.received
 
-    def close(self, farewell: bytes = b"") -> None:
-        if self._link.stream.fileno() < 0:
-            return
-        self._watch.remove(self._link.stream.fileno())
-        if farewell:
-            with contextlib.suppress(LinkBroken):
-                self._link.send([farewell])
-        self._link.close()
+    def close(self) -> None:
+        """Parts from the link."""
+        if not self._over:
+            self._over = True
+            self._watch.remove(self._link.stream.fileno())
+            self._part(self._link, whole=self._whole)
 
     def _event(self, events: int) -> None:
         try:
@@ -221,7 +221,9 @@ class WayIn:
         except StopIteration:
             self.close()
         except (LinkBroken, frames.BadFrame) as error:
-            self.close()
+            self._over = True
+            self._watch.remove(self._link.stream.fileno())
+            self._link.close()
             self._broken(_of_peer(error, self._link.peer))
 
     def _read(self) -> Iterator[None]:
@@ -234,10 +236,12 @@ class WayIn:
                 continue
             frame = frames.parse(header)
             if frame.kind is frames.FrameKind.BYE:
+                self._whole = frame.keeps  # else it is closed there
                 return
             if frame.kind is not self._kind or frame.length > MAX_DESCRIPTION:
                 raise LinkMisused(f"a {frame.kind.name} of {frame.length} bytes, expected a {self._kind.name}")
             link.take_header()
+            self._whole = False
             description = bytearray(frame.length)
             yield from self._fill(memoryview(description))
             places = self._begin(frame, bytes(description))
@@ -246,6 +250,7 @@ class WayIn:
                 yield
             for place in places:
                 yield from self._fill(place.data)
+            self._whole = True
             self._arrived(frame)
 
     def _fill(self, view: memoryview) -> Iterator[None]:

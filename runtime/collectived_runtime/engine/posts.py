@@ -29,6 +29,7 @@ from collectived_runtime.engine import preliminary
 from collectived_runtime.engine.counters import POINT_TO_POINT
 from collectived_runtime.engine.execute import AGAIN
 from collectived_runtime.engine.ledger import OutOfTurn, Prepared
+from collectived_runtime.engine.links import Parting
 from collectived_runtime.engine.mail import Parcel, WayIn, WayOut, dial, expect
 from collectived_runtime.engine.program import CHANNELS
 from collectived_runtime.engine.reports import Reports
@@ -91,6 +92,7 @@ class Posts:
     ) -> None:
         self._shop = shop
         self._generation = generation
+        self._part = Parting(shop.around.exchange, shop.topology.group.key, generation)
         self._reports = reports
         self._fail = fail
         self._broken = broken
@@ -226,11 +228,10 @@ class Posts:
 
     def close(self) -> None:
         self._closed = True
-        farewell = frames.bye(self._shop.topology.group.key, self._generation)
         for way_out in self._out.values():
-            way_out.close(farewell)
+            way_out.close()
         for way_in in self._in:
-            way_in.close(farewell)
+            way_in.close()
         for slot in [*self._arriving.values(), *(slot for box in self._boxes.values() for slot in box)]:
             self._shop.results.release(slot.number, _WORKER)
         self._arriving.clear()
@@ -262,7 +263,7 @@ class Posts:
         parts: deque[Part] = deque([header, description, *(leaf.data for leaf in leaves if len(leaf))])
         if place not in self._out:
             reach = dial(self._shop, self._generation, CHANNEL, place, lambda: self._closed)
-            self._out[place] = WayOut(self._shop.watch, reach, self._broken)
+            self._out[place] = WayOut(self._shop.watch, reach, self._broken, self._part)
         self._out[place].post(Parcel(post.rank, parts, lambda: self._sent(post), post.number))
 
     def _copied(
@@ -306,7 +307,7 @@ class Posts:
                 self._shop.results.release(slot.number, _WORKER)
             self._broken(error)
 
-        self._in.append(WayIn(self._shop.watch, link, frames.FrameKind.LETTER, begin, arrived, broken))
+        self._in.append(WayIn(self._shop.watch, link, frames.FrameKind.LETTER, begin, arrived, broken, self._part))
 
     def _read(self, link: Link, frame: frames.Frame, description: bytes) -> tuple[letters.Form, letters.Address]:
         """How a letter of a peer lies in a slot, and whom it is for; raises LinkBroken where it can be for nobody."""

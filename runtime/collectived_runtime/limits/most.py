@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from collectived_proto.configuration.daemons import WorkerSettings
 from collectived_runtime.limits.descriptors import WANTED
 
 
@@ -20,3 +21,16 @@ class Most:
     groups: int = 0
     descriptors: int = WANTED
     openings: int = 0
+
+    @classmethod
+    def of(cls, settings: WorkerSettings, memory: int, descriptors: int) -> Most:
+        """As a worker is told, whose arenas may take so many bytes."""
+        share = settings.max_session_memory or memory * 3 // 4
+        return cls(
+            settings.max_sessions,
+            settings.max_session_ranks,
+            share,
+            settings.max_groups,
+            descriptors,
+            settings.max_session_openings,
+        )

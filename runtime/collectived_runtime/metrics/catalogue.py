@@ -129,6 +129,12 @@ WORKER = _listed(
         _OF_A_GROUP,
         "Bytes received from other workers, headers included.",
     ),
+    Metric(
+        "collectived_links_opened_total",
+        "counter",
+        ("worker", "how"),
+        "Links with other workers: dialled, accepted, or kept of an earlier generation.",
+    ),
     Metric("collectived_ranks", "gauge", _OF_A_GROUP, "Local ranks that have not left."),
     Metric("collectived_lanes", "gauge", ("worker",), "Groups with a rank here; one thread each."),
     Metric(

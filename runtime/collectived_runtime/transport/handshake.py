@@ -11,9 +11,11 @@ import os
 import select
 import socket
 import ssl
+import time
 from collections.abc import Callable, Generator
 
-from collectived_runtime.transport.hello import Refused
+from collectived_runtime.transport import hello as hello_
+from collectived_runtime.transport.hello import Hello, Refused
 from collectived_runtime.transport.link import Stream, TcpStream
 from collectived_runtime.transport.tls import TlsStream, words
 
@@ -57,8 +59,9 @@ def prove(secured: ssl.SSLSocket) -> Generator[int, None, None]:
             raise _refused(error) from None
 
 
-def read(connection: socket.socket, count: int) -> Generator[int, None, bytes]:
-    data = b""
+def read(connection: socket.socket, count: int, begun: bytes = b"") -> Generator[int, None, bytes]:
+    """So many bytes of which some have been read before, perhaps more than so many; reads none beyond them."""
+    data = begun
     while len(data) < count:
         try:
             piece = connection.recv(count - len(data))
@@ -81,6 +84,50 @@ def write(connection: socket.socket, data: bytes) -> Generator[int, None, None]:
             data = data[connection.send(data) :]
         except (BlockingIOError, ssl.SSLWantWriteError):
             yield select.POLLOUT
+
+
+def introduce(connection: socket.socket, hello: Hello, secret: str) -> Generator[int, None, Stream]:
+    """Says for what a connection is, to whom we have dialled; what the link goes on with.
+
+    Raises:
+        Refused: the other side does not prove that it knows the secret, or speaks no version alike.
+    """
+    said = hello.encode()
+    yield from write(connection, said)
+    answer = yield from read(connection, hello_.ANSWER_BYTES)
+    hello_.check_versions(answer, hello.acceptor)
+    nonce, shown = answer[: hello_.NONCE_BYTES], answer[hello_.NONCE_BYTES :]
+    hello_.check(secret, "accept", said, nonce, shown)
+    yield from write(connection, hello_.proof(secret, "dial", said, nonce))
+    return stream_of(connection)
+
+
+def part(connection: socket.socket, farewell: bytes, unread: bytes) -> Generator[int, None, bytes]:
+    """Waits until the other side has said farewell too; what has been read beyond that.
+
+    Args:
+        unread: what of this has been read before.
+
+    Raises:
+        Refused: it has said something else, or ended the connection.
+    """
+    said = yield from read(connection, len(farewell), unread)
+    if not said.startswith(farewell):
+        raise Refused("the connection of a link that is over carries something else than a farewell")
+    return said[len(farewell) :]
+
+
+def in_force(connection: socket.socket, contexts: Contexts | None, *, dialled: bool) -> bool:
+    """Whether a connection that was made before would be made the same way now.
+
+    One over TLS belongs to the certificates that were in use then; and what the other side showed may have expired.
+    """
+    if contexts is None or not isinstance(connection, ssl.SSLSocket):
+        return contexts is None
+    accepts, dials = contexts()
+    shown = connection.getpeercert() or {}
+    ends = ssl.cert_time_to_seconds(str(shown.get("notAfter", "Jan  1 00:00:00 1970 GMT")))
+    return connection.context is (dials if dialled else accepts) and ends > time.time()
 
 
 def stream_of(connection: socket.socket) -> Stream:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from collectived_runtime.transport.frame import HEADER_BYTES
 
@@ -95,18 +96,35 @@ class TcpStream:
         self._socket.close()
 
 
+class Whom(NamedTuple):
+    """Another worker, as it is dialled."""
+
+    task: int
+    incarnation: str
+    address: tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The connection below a link, and whom it was dialled to; None: it came from there."""
+
+    connection: socket.socket
+    dialled: Whom | None
+
+
 class Link:
-    """A stream with the state of its framing.
+    """A stream with the state of its framing. `way` is for its reception, to keep the connection; None: it cannot.
 
     `midway_out` is True while a frame has been sent in part, or was given to the stream and not taken: such a link can
     only be closed. A header that has been read but belongs to a later instance stays in `header`: the link is *parked*,
     and nothing behind it is read but what came along.
     """
 
-    def __init__(self, peer: int, channel: int, stream: Stream) -> None:
+    def __init__(self, peer: int, channel: int, stream: Stream, way: Way | None = None) -> None:
         self.peer = peer
         self.channel = channel
         self.stream = stream
+        self.way = way
         self.midway_out = False
         self.sent = 0
         self.received = 0
@@ -132,6 +150,11 @@ class Link:
     def parked(self) -> bool:
         """Whether a whole header is waiting."""
         return self._end - self._begin >= HEADER_BYTES
+
+    @property
+    def unread(self) -> bytes:
+        """What has come and has not been taken."""
+        return bytes(self._view[self._begin : self._end])
 
     def take_header(self) -> None:
         self._begin += HEADER_BYTES

@@ -1,9 +1,10 @@
 """The reception: one thread where connections come in and go out, until they are who they should be.
 
 It listens on the worker's TCP port for links of other workers and on a Unix socket for session sockets and doorbells,
-and dials links to others. Each handshake is a generator that yields the poll events it waits for and ends with what it
-hands on; a slow or silent guest therefore holds no thread, and after `HANDSHAKE_SECONDS` it is shown out. Where too
-many wait, the oldest of those that came in the same way has to go: who is expected needs milliseconds.
+and dials links to others, or takes up one that has served before (`kept.py`). Each handshake is a generator that yields
+the poll events it waits for and ends with what it hands on; a slow or silent guest therefore holds no thread, and after
+`HANDSHAKE_SECONDS` it is shown out. Where too many wait, the oldest of those that came in the same way has to go: who
+is expected needs milliseconds.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ from collectived_runtime.limits.refusals import Limit, Refusals, Where
 from collectived_runtime.transport import handshake
 from collectived_runtime.transport import hello as hello_
 from collectived_runtime.transport.entrance import Entrance, House
+from collectived_runtime.transport.guests import Guest, Guests, Handshake
 from collectived_runtime.transport.handshake import Contexts
 from collectived_runtime.transport.hello import Hello, Refused
-from collectived_runtime.transport.link import Link
+from collectived_runtime.transport.kept import Kept
+from collectived_runtime.transport.link import Link, Stream, Way, Whom
 from collectived_runtime.transport.resolver import Resolver
 
 log = logging.getLogger("collectived.reception")
@@ -45,23 +48,14 @@ HANDSHAKE_SECONDS = 10.0
 TOKEN_SECONDS = 10.0
 DIAL_SECONDS = 5.0
 DIAL_PAUSE_SECONDS = 0.1
+ANSWER_SECONDS = 1.0  # in which a kept connection answers a hello, or is taken for dead
 LINK_BUFFER_BYTES = 4 << 20
 MOST_GUESTS = 1024
 MOST_EARLY = 4096  # links that have come before anybody expects them
 
 _CREDENTIALS = struct.Struct("3i")
 
-Handshake = Generator[int, None, None]
 LinkKey = tuple[int, int, int, int]  # group key, generation, peer, channel
-
-
-@dataclass(slots=True)
-class _Guest:
-    connection: socket.socket
-    handshake: Handshake
-    expires: float
-    room: dict[int, _Guest]  # where it waits, by descriptor
-    descriptor: int  # also when its connection has been closed
 
 
 class _Token(NamedTuple):
@@ -74,7 +68,10 @@ class _Token(NamedTuple):
 
 @dataclass(slots=True)
 class Call:
-    """A link to be dialled. Exactly one of the two is called, in the reception's thread."""
+    """A link to be dialled. Exactly one of the two is called, in the reception's thread.
+
+    `incarnation` is the peer's; "": a connection that was kept will not do.
+    """
 
     address: tuple[str, int]
     hello: Hello
@@ -83,6 +80,12 @@ class Call:
     give_up: float = field(default_factory=lambda: time.monotonic() + DIAL_SECONDS)
     not_before: float = 0.0
     found: tuple[str, int] | None = None  # what the host's name stands for
+    incarnation: str = ""
+    anew: bool = False  # a kept connection has failed
+
+    @property
+    def whom(self) -> Whom:
+        return Whom(self.hello.acceptor, self.incarnation, self.address)
 
 
 class Reception:
@@ -148,14 +151,16 @@ class Reception:
         self._calls: list[Call] = []
         self._resolver = Resolver()
         self._probed: Callable[[Link], None] = Link.close
-        self._entrances: dict[int, Entrance[_Guest]] = {
+        self._entrances: dict[int, Entrance[Guest]] = {
             self._links.fileno(): Entrance(self._links, Where.HANDSHAKE, house),
             self._door.fileno(): Entrance(self._door, Where.DOOR, house),
         }
-        self._dialled: dict[int, _Guest] = {}  # those to whom we go
-        self._guests: dict[int, _Guest] = {}  # all of them
-        self._poll = select.epoll()  # what waits here may be many: poll would look at all of them each time
+        self._dialled: dict[int, Guest] = {}  # those to whom we go
+        self._poll = select.epoll()
+        self._guests = Guests(self._poll, self._refused)  # all of them
+        self._kept = Kept(self._guests, contexts, descriptors, self._answer)
         self._stopping = False
+        self.opened = {"dialled": 0, "accepted": 0, "kept": 0}  # links, by how they came about
         self._thread = threading.Thread(target=self._run, name="reception", daemon=True)
         self._thread.start()
 
@@ -203,6 +208,18 @@ class Reception:
             self._calls = [c for c in self._calls if (c.hello.key, c.hello.generation) != (key, generation)]
 
         self._ask(enter)
+
+    def keep(self, link: Link, farewell: bytes) -> None:
+        """Keeps the connection of a link, on which `farewell` has been said and frames are whole, for another link.
+
+        The peer is to say the same farewell. Where nothing comes of it the link is closed.
+        """
+        with self._closing:
+            if not self._stopping:
+                self._asked.append(lambda: self._kept.keep(link, farewell))
+                os.eventfd_write(self._wake, 1)
+                return
+        link.close()
 
     def dial(self, call: Call) -> None:
         def resolved(found: tuple[str, int] | str) -> None:
@@ -257,15 +274,15 @@ class Reception:
                     os.eventfd_read(self._wake)
                 elif descriptor in self._entrances:
                     self._accept(self._entrances[descriptor])
-                elif descriptor in self._guests:
-                    self._step(self._guests[descriptor])
+                else:
+                    self._guests.step(descriptor)
             while self._asked:
                 self._asked.popleft()()
             self._start_calls()
             self._show_out()
-        for guest in list(self._guests.values()):
-            self._dismiss(guest)
-            guest.connection.close()
+        while self._asked:
+            self._asked.popleft()()
+        self._guests.close()
         for _, link in self._early.values():
             link.close()
         self._links.close()
@@ -277,7 +294,7 @@ class Reception:
     def _patience(self) -> float | None:
         """Seconds until something expires."""
         now = time.monotonic()
-        times = [guest.expires for guest in self._dialled.values()]
+        times = [guest.expires for guest in self._dialled.values()] + self._kept.expires
         times += [call.not_before for call in self._calls]
         times += [token.expires for token in islice(self._tokens.values(), 1)]  # the oldest is the first to go
         times += [expires for expires, _ in self._early.values()]
@@ -289,62 +306,31 @@ class Reception:
         now = time.monotonic()
         for one in self._entrances.values():
             for guest in one.late(now):
-                self._turn_away(guest)
+                self._guests.turn_away(guest)
             if one.opens(now):
                 self._poll.modify(one.listener.fileno(), select.POLLIN)
         for guest in [guest for guest in self._dialled.values() if guest.expires <= now]:
-            self._turn_away(guest)
+            self._guests.turn_away(guest)
+        self._kept.show_out(now)
         for digest in list(takewhile(lambda digest: self._tokens[digest].expires <= now, self._tokens)):
             del self._tokens[digest]
         for key in [key for key, (expires, _) in self._early.items() if expires <= now]:
             self._early.pop(key)[1].close()
 
-    def _accept(self, entrance: Entrance[_Guest]) -> None:
-        came = entrance.accept(self._turn_away)
+    def _accept(self, entrance: Entrance[Guest]) -> None:
+        came = entrance.accept(self._guests.turn_away)
         if entrance.closed_until:
             self._poll.modify(entrance.listener.fileno(), 0)
         if came is not None:
             greet = self._accept_link if entrance.listener is self._links else self._accept_client
-            self._receive(came[0], greet(*came), HANDSHAKE_SECONDS, entrance.guests)
+            self._guests.receive(came[0], greet(*came), HANDSHAKE_SECONDS, entrance.guests)
 
-    def _turn_away(self, guest: _Guest) -> None:
-        guest.handshake.close()
-        self._dismiss(guest)
-        guest.connection.close()
-
-    def _receive(
-        self, connection: socket.socket, handshake: Handshake, patience: float, room_: dict[int, _Guest]
-    ) -> None:
-        connection.setblocking(False)
-        descriptor = connection.fileno()
-        guest = _Guest(connection, handshake, time.monotonic() + patience, room_, descriptor)
-        self._guests[descriptor] = room_[descriptor] = guest
-        self._poll.register(descriptor, 0)
-        self._step(guest)
-
-    def _step(self, guest: _Guest) -> None:
-        """Lets a handshake go on until it waits again. Whoever ends it has handed the connection on, or closed it.
-
-        Nothing that a guest does ends this thread, for nobody would come in any more.
-        """
-        try:
-            self._poll.modify(guest.descriptor, next(guest.handshake))
-        except StopIteration:
-            self._dismiss(guest)
-        except Exception as error:
-            self._dismiss(guest)
-            for one in self._entrances.values():
-                if one.guests is guest.room and not isinstance(error, OSError):
-                    self._refusals.bad(one.what)
-            guest.connection.close()
-            known = isinstance(error, (OSError, Refused, wire.Malformed))
-            log.warning("a connection was refused: %s", error, exc_info=None if known else error)
-
-    def _dismiss(self, guest: _Guest) -> None:
-        if self._guests.pop(guest.descriptor, None) is not None:
-            with contextlib.suppress(OSError):  # TLS closes what was reset before it began, and so it is forgotten
-                self._poll.unregister(guest.descriptor)
-            guest.room.pop(guest.descriptor, None)
+    def _refused(self, guest: Guest, error: Exception) -> None:
+        for one in self._entrances.values():
+            if one.guests is guest.room and not isinstance(error, OSError):
+                self._refusals.bad(one.what)
+        known = isinstance(error, (OSError, Refused, wire.Malformed))
+        log.warning("a connection was refused: %s", error, exc_info=None if known else error)
 
     def _accept_client(self, connection: socket.socket, _: str) -> Handshake:
         said = None
@@ -363,12 +349,16 @@ class Reception:
         except FailedPreconditionError as error:
             connection.send(wire.refused(error.code, str(error)))
             raise Refused(str(error)) from None
-        self._dismiss(self._guests[connection.fileno()])
+        self._guests.dismiss(self._guests.of(connection))
         known.arrived(connection)
 
     def _accept_link(self, connection: socket.socket, host: str) -> Handshake:
         connection = yield from self._secured(connection)
         said = yield from handshake.read(connection, hello_.HELLO_BYTES)
+        yield from self._answer(connection, host, said)
+
+    def _answer(self, connection: socket.socket, host: str, said: bytes) -> Handshake:
+        """Answers a hello, and hands the link to whoever expects it."""
         try:
             hello = hello_.parse(said)
         except Refused as refused:
@@ -385,9 +375,11 @@ class Reception:
             self._logins.failed(host)
             raise
         stream = handshake.stream_of(connection)
-        self._dismiss(self._guests[connection.fileno()])
+        guest = self._guests.of(connection)
+        self._guests.dismiss(guest)
+        self.opened["kept" if guest.room is self._kept.room else "accepted"] += 1
         key = (hello.key, hello.generation, hello.dialler, hello.channel)
-        link = Link(hello.dialler, hello.channel, stream)
+        link = Link(hello.dialler, hello.channel, stream, Way(connection, None))
         arrived = self._probed if hello.probe else self._expected.pop(key, None)
         if arrived is not None:
             arrived(link)
@@ -405,7 +397,7 @@ class Reception:
         """The connection, over TLS where links speak that. `host`: that was dialled; None: we were."""
         if self._contexts is None:
             return connection
-        guest = self._guests[connection.fileno()]
+        guest = self._guests.of(connection)
         guest.connection = secured = handshake.wrapped(connection, self._contexts, host)
         yield from handshake.prove(secured)
         return secured
@@ -416,13 +408,29 @@ class Reception:
         self._calls = [call for call in self._calls if call.not_before > now]
         for call in due:
             assert call.found is not None
+            kept = self._kept.take(call.whom) if call.incarnation and not call.anew else None
+            if kept is not None:
+                self._guests.receive(kept, self._call_again(kept, call), ANSWER_SECONDS, self._dialled)
+                continue
             try:
                 connection = socket.socket(socket.AF_INET6 if ":" in call.found[0] else socket.AF_INET)
             except OSError as error:  # out of descriptors: it may fare better next time
                 self._again(call, error)
                 continue
             dialling = self._dial(connection, call, call.found)
-            self._receive(connection, dialling, max(0.1, call.give_up - now), self._dialled)
+            self._guests.receive(connection, dialling, max(0.1, call.give_up - now), self._dialled)
+
+    def _call_again(self, connection: socket.socket, call: Call) -> Handshake:
+        """Says hello on a kept connection, and hands the link on; where nothing comes of it there, dials."""
+        try:
+            stream = yield from handshake.introduce(connection, call.hello, self._secret)
+        except (Refused, OSError, GeneratorExit) as error:
+            log.debug("a kept connection to worker %d is of no use: %s", call.hello.acceptor, error)
+            call.anew = True
+            self._calls.append(call)
+            connection.close()
+            return
+        self._hand_on(connection, call, stream, "kept")
 
     def _dial(self, connection: socket.socket, call: Call, found: tuple[str, int]) -> Handshake:
         """Dials, proves, hands the link on; tries again after a pause until `give_up`."""
@@ -436,14 +444,7 @@ class Reception:
             if status:
                 raise OSError(status, os.strerror(status))
             connection = yield from self._secured(connection, call.address[0])
-            said = call.hello.encode()
-            yield from handshake.write(connection, said)
-            answer = yield from handshake.read(connection, hello_.ANSWER_BYTES)
-            hello_.check_versions(answer, call.hello.acceptor)
-            nonce, shown = answer[: hello_.NONCE_BYTES], answer[hello_.NONCE_BYTES :]
-            hello_.check(self._secret, "accept", said, nonce, shown)
-            yield from handshake.write(connection, hello_.proof(self._secret, "dial", said, nonce))
-            stream = handshake.stream_of(connection)
+            stream = yield from handshake.introduce(connection, call.hello, self._secret)
         except Refused as error:
             call.failed(call.hello.acceptor, str(error))
             raise
@@ -453,8 +454,12 @@ class Reception:
         except GeneratorExit:
             call.failed(call.hello.acceptor, f"no answer from {call.address[0]}:{call.address[1]}")
             raise
-        self._dismiss(self._guests[connection.fileno()])
-        call.arrived(Link(call.hello.acceptor, call.hello.channel, stream))
+        self._hand_on(connection, call, stream, "dialled")
+
+    def _hand_on(self, connection: socket.socket, call: Call, stream: Stream, how: str) -> None:
+        self._guests.dismiss(self._guests.of(connection))
+        self.opened[how] += 1
+        call.arrived(Link(call.hello.acceptor, call.hello.channel, stream, Way(connection, call.whom)))
 
     def _again(self, call: Call, error: OSError) -> None:
         now = time.monotonic()

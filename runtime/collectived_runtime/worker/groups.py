@@ -51,9 +51,9 @@ from collectived_runtime.transport.reception import TOKEN_SECONDS, Reception
 from collectived_runtime.worker import probe
 from collectived_runtime.worker.account import Account
 from collectived_runtime.worker.descriptions import LONGEST_GROUP, Descriptions, check_length
-from collectived_runtime.worker.remote import Remote
+from collectived_runtime.worker.grpc_alone.remote import Remote
+from collectived_runtime.worker.grpc_alone.submit import Place
 from collectived_runtime.worker.sessions import Session
-from collectived_runtime.worker.submit import Place
 
 log = logging.getLogger("collectived.worker")
 

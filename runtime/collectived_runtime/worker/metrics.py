@@ -36,6 +36,7 @@ class WorkerMetrics:
         joins: that ended, by outcome.
         refused: callers that were turned away, as `Gate` counts them.
         refusals: what limits have refused, and what was malformed.
+        links: that were opened, by how they came about.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class WorkerMetrics:
         clock: Callable[[], float] = time.monotonic,
         refused: Mapping[tuple[Door, Why], int] = {},
         refusals: Refusals | None = None,
+        links: Mapping[str, int] = {},
     ) -> None:
+        self._links = links
         self._refusals = refusals or Refusals()
         self._me = str(task)
         self._account = account
@@ -118,6 +121,8 @@ class WorkerMetrics:
     def _worker(self, total: Sum) -> Iterator[Reading]:
         me, membership = self._me, self._membership
         yield self._one("collectived_lanes", total.lanes)
+        opened = (((me, how), float(count)) for how, count in self._links.items())
+        yield numbers(WORKER["collectived_links_opened_total"], opened)
         verdicts = total.counters.verdicts.items()
         yield numbers(
             WORKER["collectived_verdicts_total"], (((me, outcome(code)), float(count)) for code, count in verdicts)

@@ -8,11 +8,10 @@ import os
 import secrets
 import signal
 import socket
-import ssl
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ import grpc.aio
 
 from collectived_proto.codec import versions_to_proto
 from collectived_proto.configuration.daemons import WorkerSettings
+from collectived_proto.devices import DeviceName
 from collectived_proto.errors import CollectiveError, UnavailableError
 from collectived_proto.lanes import with_own
 from collectived_proto.local.jobs import check_socket_path
@@ -46,16 +46,15 @@ from collectived_runtime.daemon import (
 from collectived_runtime.device.nccl.choose import choose
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
-from collectived_runtime.guests.callers import Callers
+from collectived_runtime.guests.callers import Caller, Callers
 from collectived_runtime.guests.peers import guests
 from collectived_runtime.guests.porter import Porter
-from collectived_runtime.guests.rules import offered, resolved
+from collectived_runtime.guests.rules import Reserved, offered, resolved
 from collectived_runtime.health import Health, reflect
 from collectived_runtime.limits.descriptors import connections_at_most, raise_limit
 from collectived_runtime.limits.most import Most
 from collectived_runtime.limits.refusals import Limit, Refusals
 from collectived_runtime.pacing import Pacing
-from collectived_runtime.transport.handshake import Contexts
 from collectived_runtime.transport.reception import Reception
 from collectived_runtime.well_formed import WellFormed
 from collectived_runtime.worker import devices, probe, telemetry
@@ -139,19 +138,6 @@ async def serve(
         await worker.close(LET_GO if any(one.done() for one in held) else "")
 
 
-def _contexts(tls: Certificates) -> Contexts | None:
-    """With what links are encrypted; None where they are not."""
-    if not tls.mutual:
-        return None
-
-    def current() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        now = tls.current()
-        assert now.linking and now.dialling
-        return now.linking, now.dialling
-
-    return current
-
-
 class _Worker:
     """The parts of one worker, in the order in which they start; they end in the reverse order."""
 
@@ -174,7 +160,8 @@ class _Worker:
         self.gate = gate(settings)
         self.porter = Porter(guests(settings.allow_users, settings.allow_groups), self.descriptors // 9, self.refusals)
         callers = Callers(self.gate, self.porter, tls.mutual)
-        rules = resolved(settings.group_rules, "group_rules"), resolved(settings.device_rules, "device_rules")
+        group_rules = resolved(settings.group_rules, "group_rules")
+        device_rules = resolved(settings.device_rules, "device_rules")
         self.native = native(settings.nccl, self.devices.gpus, _end_without, nccl)
         folder = settings.folder
         folder.mkdir(mode=0o711 if self.porter.names_guests else 0o700, parents=True, exist_ok=True)
@@ -184,44 +171,51 @@ class _Worker:
         names = self.devices.names(task)
         memory = settings.memory_limit or default_memory_limit()
         self.budget = Budget(memory, lambda: self.refusals.limit(Limit.MEMORY))
-        most = Most(
-            settings.max_sessions,
-            settings.max_session_ranks,
-            settings.max_session_memory or memory * 3 // 4,
-            settings.max_groups,
-            self.descriptors,
-            settings.max_session_openings,
-        )
-        link_host, link_port = address_of(settings.link_listen)
-        self.reception = Reception(
-            task,
-            settings.secret,
-            self.door,
-            (link_host, link_port),
-            self.refusals,
-            self.gate.logins,
-            settings.max_handshakes,
-            self.descriptors,
-            _contexts(tls),
-        )
+        most = Most.of(settings, memory, self.descriptors)
+        self.reception = self._reception(task)
         open_to_folder(self.door, self.porter.names_guests)
-        self.reception.on_probe(probe.Answers().answer)
         self.identity = Identity(
             task,
             host,
             f"{int(time.time() * 1000):x}-{secrets.token_hex(4)}",
             tuple(str(device) for device in names),
             self.listen[0],
-            f"{link_host}:{self.reception.link_port}",
+            f"{address_of(settings.link_listen)[0]}:{self.reception.link_port}",
             self.devices.missing,
             self.native.text,
         )
+        self.name = f"/job:worker/task:{task}"
         self.telemetry: telemetry.Telemetry | None = None
         self.telling: set[asyncio.Future[None]] = set()
+        self._inspecting: set[asyncio.Task[None]] = set()
         self.sessions = Sessions(self.budget, self.refusals, most, self.devices)
-        self.groups = Groups(
+        self.groups = self._groups(names, most, group_rules)
+        self.membership = self._membership()
+        self.drainage = self._drainage()
+        self.server = self._server(callers, partial(offered, names, device_rules, uuids=self.devices.uuids))
+        self.health = Health(SERVICE, self.server)
+        self.metrics: HttpServer | None = None
+
+    def _reception(self, task: int) -> Reception:
+        """Where clients and links come in from here on."""
+        reception = Reception(
             task,
-            host,
+            self.settings.secret,
+            self.door,
+            address_of(self.settings.link_listen),
+            self.refusals,
+            self.gate.logins,
+            self.settings.max_handshakes,
+            self.descriptors,
+            self.tls.links if self.tls.mutual else None,
+        )
+        reception.on_probe(probe.Answers().answer)
+        return reception
+
+    def _groups(self, names: tuple[DeviceName, ...], most: Most, rules: Sequence[Reserved]) -> Groups:
+        return Groups(
+            self.identity.task,
+            self.identity.host,
             names,
             self.reception,
             self.door,
@@ -230,37 +224,43 @@ class _Worker:
             self._connected,
             self.refusals,
             most,
-            rules[0],
+            rules,
             self.native.engine,
         )
-        self.membership = Membership(
-            settings.coordinator,
-            settings.secret,
+
+    def _membership(self) -> Membership:
+        return Membership(
+            self.settings.coordinator,
+            self.settings.secret,
             self._hello,
             self._heard,
             self._welcomed,
             lambda: [lane.ledger for lane in self.groups.lanes],
             self._away,
-            tls,
+            self.tls,
         )
-        self.drainage = Drainage(
-            task,
-            f"worker {task} (host {host})",
+
+    def _drainage(self) -> Drainage:
+        return Drainage(
+            self.identity.task,
+            f"worker {self.identity.task} (host {self.identity.host})",
             lambda: self.groups.lanes,
             self._say,
             self.membership.drain,
             lambda: self.health.drain(),
         )
+
+    def _server(self, callers: Callers, offer: Callable[[Caller, str | None], Sequence[DeviceName]]) -> grpc.aio.Server:
+        """What serves clients; it listens nowhere yet."""
+        settings, refusals = self.settings, self.refusals
         connections = connections_at_most(settings.max_connections, self.descriptors // 2, len(self.listen))
-        self.server = grpc.aio.server(
-            interceptors=[Admission(callers, self.refusals), Pacing(self.refusals), WellFormed(self.refusals)],
+        server = grpc.aio.server(
+            interceptors=[Admission(callers, refusals), Pacing(refusals), WellFormed(refusals)],
             options=(*server_options(settings.max_message, connections), *KEEPALIVE),
         )
-        self.name = f"/job:worker/task:{task}"
-        self._inspecting: set[asyncio.Task[None]] = set()
         service = WorkerService(
             self.name,
-            partial(offered, names, rules[1], uuids=self.devices.uuids),
+            offer,
             self.door,
             callers,
             self.sessions,
@@ -270,9 +270,8 @@ class _Worker:
             self._trace,
             self.drainage,
         )
-        worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)
-        self.health = Health(SERVICE, self.server)
-        self.metrics: HttpServer | None = None
+        worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+        return server
 
     def _say(self, message: pb.WorkerMessage) -> None:
         self.membership.say(message)
@@ -303,7 +302,9 @@ class _Worker:
 
         parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
         secure = self.tls.pages if self.tls.serves else None
-        source = WorkerMetrics(self.identity.task, *parts, refused=self.gate.refused, refusals=self.refusals)
+        source = WorkerMetrics(
+            self.identity.task, *parts, refused=self.gate.refused, refusals=self.refusals, links=self.reception.opened
+        )
         return metrics_server(where, source, lambda: self.health.well, self.gate, secure)
 
     def announcement(self) -> dict[str, object]:

@@ -27,9 +27,9 @@ from collectived_runtime.transport.reception import Reception
 from collectived_runtime.worker.descriptions import LONGEST_GROUP, check_length, keep, prepared, think
 from collectived_runtime.worker.draining import Drainage
 from collectived_runtime.worker.groups import Groups
+from collectived_runtime.worker.grpc_alone.submit import Place, submit
 from collectived_runtime.worker.sessions import Client, Session, Sessions
 from collectived_runtime.worker.statuses import status_of
-from collectived_runtime.worker.submit import Place, submit
 
 LONGEST_NAME = 128  # characters of a label or host that others are shown
 LONGEST_GPUS = 4096  # characters of CUDA_VISIBLE_DEVICES

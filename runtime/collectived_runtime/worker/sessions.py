@@ -36,7 +36,7 @@ from collectived_runtime.limits.most import Most
 from collectived_runtime.limits.refusals import Limit, Refusals, Where, too_many
 from collectived_runtime.worker.arenas import Arenas
 from collectived_runtime.worker.devices import Offer
-from collectived_runtime.worker.submit import Place
+from collectived_runtime.worker.grpc_alone.submit import Place
 
 log = logging.getLogger("collectived.worker")
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import random
+from collections import Counter, deque
+from collections.abc import Sized
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,19 +23,23 @@ from collectived_runtime.coordinator.events import (
     Hello,
     JoinAsk,
     JoinAsked,
+    JoinCancelled,
     JoinDone,
     JoinRefused,
     JoinUpdate,
     Log,
+    Measured,
     Message,
     Reported,
     Send,
     Tick,
     Welcome,
     WorkerAttached,
+    WorkerGone,
 )
 from collectived_runtime.coordinator.registry import KEPT_FAILURES, KEPT_GENERATIONS, Registry
 from collectived_runtime.coordinator.state import Coordinator
+from collectived_runtime.coordinator.tables import MOST_STORED
 from collectived_runtime.coordinator.workers import DAY_MS
 
 THIS_YEAR = 1_790_000_000_000  # milliseconds
@@ -225,3 +233,77 @@ def test_an_epoch_of_more_than_a_day_ahead_is_the_fault_of_whoever_brings_it(clo
     assert not mind.snapshot(0.0).workers
     [end] = mind.step(WorkerAttached(replace(mad, highest_epoch=latest), clock), 0.0)
     assert isinstance(end, End), "a later coordinator may well have been started within a day"
+
+
+def sizes(mind: Coordinator) -> dict[str, int]:
+    """How much each part of what it knows holds."""
+    book = mind._book
+    return {name: len(part) for name in book.__slots__ if isinstance(part := getattr(book, name), Sized)}
+
+
+def test_ten_thousand_groups_that_come_and_go_leave_no_more_than_the_latest_few() -> None:
+    """Whether they end in order, fail, are lost, are given up while they form or just after, go on or settle late."""
+    mind, chance, now = Coordinator(THIS_YEAR, tune=True), random.Random(7), 0.0
+    book, late = mind._book, deque[JoinCancelled]()
+
+    def tell(kind: ReportKind, key: int, generation: int, task: int = 0, **fields: Any) -> list[Message]:
+        report = Report(key, generation, kind, **fields)
+        return [e.message for e in mind.step(Reported(task, report), now) if isinstance(e, Send)]
+
+    most: Counter[str] = Counter()
+    for number in range(10_000):
+        now += 1.0
+        for task in (0, 1):
+            mind.step(WorkerAttached(Hello(task, f"i{number // 100}", f"h{task}", 1)), now)
+            mind.step(Beat(task), now)
+        mind.step(Tick(), now)
+        name, fate = f"job/{number}", chance.randrange(6)
+        low = 1 if fate == 5 else 2
+        asks = [JoinAsk(f"r{number}.{task}", name, low, 2, 1e9, device="CPU:0") for task in (0, 1)]
+        if fate in (0, 5):  # given up while it forms
+            mind.step(JoinAsked(0, asks[0]), now)
+            mind.step(JoinCancelled(0, asks[0].request), now)
+            continue
+        for task, ask in enumerate(asks):
+            mind.step(JoinAsked(task, ask), now)
+        generation = book.latest[name]
+        key = book.keys[name]
+        for task, peer in ((0, 1), (1, 0)):
+            mind.step(Measured(task, generation, peer, 1e-4, 1e9), now)
+        match fate:
+            case 1:
+                for rank in (0, 1):
+                    tell(ReportKind.LEFT, key, generation, rank, instance=-1, rank=rank)
+            case 2:
+                tell(ReportKind.ABORT, key, generation, text="x")
+            case 3:
+                tell(ReportKind.LOST, key, generation, instance=-1, rank=0, text="x")
+            case 4:
+                mind.step(JoinCancelled(0, asks[0].request), now)
+        if number % 100 == 99:
+            for task in (0, 1):
+                mind.step(WorkerGone(task, f"i{number // 100}", "", True), now)
+        # A name of which nothing else is known forms for long, and is given up.
+        asked = JoinAsk(f"again{number}", name, 3, 3, device="CPU:0", rank=2)
+        mind.step(JoinAsked(0, asked), now)
+        late.append(JoinCancelled(0, asked.request))
+        if len(late) > KEPT_GENERATIONS:
+            mind.step(late.popleft(), now)
+        most |= Counter(sizes(mind))
+    assert most["generations"] <= KEPT_GENERATIONS + 10
+    assert most["stored"] <= MOST_STORED and most["timers"] <= 200
+    assert {name: count for name, count in most.items() if count > 2 * KEPT_GENERATIONS + 20} == {"stored": MOST_STORED}
+
+
+def test_a_group_that_settles_for_long_is_complete_in_time() -> None:
+    mind = Coordinator(THIS_YEAR)
+    mind.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    sent(mind, 0, JoinAsk("r", "job/g", 1, 2, 150.0, device="CPU:0"))
+    done: list[Message] = []
+    while not done:
+        now = mind.next_wakeup()
+        assert now is not None and now <= 150.0
+        mind.step(Beat(0), now)
+        effects = mind.step(Tick(), now)
+        done = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, JoinDone)]
+    assert now == 150.0

@@ -11,6 +11,7 @@ import pytest
 
 from collectived_proto.configuration.daemons import CoordinatorSettings
 from collectived_proto.types import Tier
+from collectived_runtime.coordinator import tables
 from collectived_runtime.coordinator.server import serve
 from collectived_runtime.coordinator.table_file import default_path, read, store
 
@@ -85,3 +86,11 @@ def test_the_file_lies_where_the_user_keeps_state(monkeypatch: pytest.MonkeyPatc
     for unset in ("", "relative/does/not/count"):
         monkeypatch.setenv("XDG_STATE_HOME", unset)
         assert default_path() == Path("/home/u/.local/state/collectived/tables.json")
+
+
+def test_the_latest_thousand_tables_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MOST_STORED", 3)
+    path = tmp_path / "tables.json"
+    for name in ("a", "b", "c", "a", "d"):
+        store(path, name, (Tier("ring"),))
+    assert list(read(path)) == ["c", "a", "d"]

@@ -44,7 +44,7 @@ from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.transport.link import Link, TcpStream
-from collectived_runtime.transport.reception import Call, LinkKey
+from collectived_runtime.transport.reception import Call, LinkKey, Reception
 
 SLOT = 1 << 20  # bytes of client memory per rank
 TABLE = (Tier("tree", limit=32 << 10), Tier("ring"))
@@ -92,6 +92,9 @@ class Exchange:
 
     def forget(self, key: int, generation: int) -> None:
         pass
+
+    def keep(self, link: Link, farewell: bytes) -> None:
+        link.close()
 
 
 class Rank:
@@ -206,7 +209,8 @@ def device_of(rank: int, task: int, gpus: tuple[int, ...]) -> DeviceName:
 class World:
     """A group over lanes in this process. `hosts` are numbers of ranks per worker, or the ranks themselves.
 
-    Where `gpus` says so each rank is on one; `natives` are what the workers have of NCCL.
+    Where `gpus` says so each rank is on one; `natives` are what the workers have of NCCL. Links come from `receptions`
+    where there are any.
     """
 
     def __init__(
@@ -219,6 +223,8 @@ class World:
         gpus: tuple[int, ...] = (),
         natives: Sequence[Engine] = (),
         key: int = 7,
+        generation: int = 100,
+        receptions: Sequence[Reception] = (),
     ) -> None:
         ranks = itertools.count()
         self.layout = [host if isinstance(host, tuple) else tuple(next(ranks) for _ in range(host)) for host in hosts]
@@ -233,9 +239,11 @@ class World:
                 key=lambda member: member.rank,
             )
         )
-        self.group = GroupInfo("world", key, 100, members)
+        self.group = GroupInfo("world", key, generation, members)
+        ports = [reception.link_port for reception in receptions] or [1] * len(hosts)
         peers = tuple(
-            Peer(task, "i", f"host{task}", "127.0.0.1:1", local, nccl) for task, local in enumerate(self.layout)
+            Peer(task, "i", f"host{task}", f"127.0.0.1:{port}", local, nccl)
+            for task, (local, port) in enumerate(zip(self.layout, ports, strict=True))
         )
         self.board = Switchboard()
         self.reports: queue.Queue[Report] = queue.Queue()
@@ -247,7 +255,7 @@ class World:
         for task, local in enumerate(self.layout):
             around = Surroundings(
                 f"worker {task}",
-                Exchange(task, self.board),
+                receptions[task] if receptions else Exchange(task, self.board),
                 Budget(1 << 30),
                 self.crew,
                 stall_after,

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from tests.certificates import Signer
+from tests.runtime.engine.conftest import Exchange, Switchboard
 
 from collectived_proto.tls.files import client_context, load, server_context
+from collectived_runtime.engine.links import Parting
 from collectived_runtime.engine.mail import Parcel, WayOut
 from collectived_runtime.engine.watch import Watch
 from collectived_runtime.transport.handshake import prove
@@ -48,7 +50,8 @@ def streams(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[St
 def test_what_was_begun_arrives_whole_when_its_sender_lets_go(streams: tuple[Stream, Stream]) -> None:
     """Parcels of one record each: of the one that finds no room, nothing has been taken, and yet it may have begun."""
     watch, gone = Watch(), list[str]()
-    way = WayOut(watch, lambda there, _: there(Link(1, 0, streams[0])), lambda error: gone.append(str(error)))
+    part = Parting(Exchange(0, Switchboard()), 7, 100)
+    way = WayOut(watch, lambda there, _: there(Link(1, 0, streams[0])), lambda error: gone.append(str(error)), part)
     left = deque[int]()
     for _ in range(2000):
         way.post(Parcel(0, deque([bytes([97]) * RECORD_BYTES]), lambda: left.append(0)))
@@ -67,5 +70,5 @@ def test_what_was_begun_arrives_whole_when_its_sender_lets_go(streams: tuple[Str
         assert not gone
     assert whole <= left.count(0) <= whole + 1, "what had not begun is not sent"
     assert got == b"a" * left.count(0) * RECORD_BYTES + b"b" * RECORD_BYTES
-    way.close(b"")
+    way.close()
     watch.close()

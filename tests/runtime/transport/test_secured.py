@@ -167,7 +167,7 @@ def test_who_is_gone_before_tls_begins_ends_nobody_else(
     def reset(connection: socket.socket, contexts: Contexts, host: str | None) -> Any:
         monkeypatch.setattr(handshake, "wrapped", real)
         connection.detach()
-        os.close(next(iter(second._guests)))
+        os.close(next(iter(second._guests._guests)))
         raise ssl.SSLError("reset before the handshake")
 
     monkeypatch.setattr(handshake, "wrapped", reset)

@@ -68,7 +68,7 @@ def worker(groups: int, one: Counters) -> WorkerMetrics:
         account.began(cast(Any, Lane(f"job/g{number}", one if number < GROUPS else Counters())))
     joins = Counter(granted=1, refused=1, withdrawn=1)
     membership = cast(Any, SimpleNamespace(connected=SimpleNamespace(is_set=lambda: True), welcomes=1, beats=2))
-    return WorkerMetrics(3, account, joins, Sessions(Budget(1)), Budget(1 << 20), membership)
+    return WorkerMetrics(3, account, joins, Sessions(Budget(1)), Budget(1 << 20), membership, links={"kept": 1})
 
 
 def coordinator(workers: int, groups: int) -> CoordinatorMetrics:

@@ -168,6 +168,9 @@ def test_a_call_that_fails_is_told_once(ends: tuple[socket.socket, socket.socket
         def expect(self, key: tuple[int, int, int, int], arrived: Callable[[Link], None]) -> None:
             raise AssertionError("probes are dialled")
 
+        def keep(self, link: Link, farewell: bytes) -> None:
+            raise AssertionError("a probe wants a connection of its own")
+
         def forget(self, key: int, generation: int) -> None:
             raise AssertionError("probes are dialled")
 

@@ -7,7 +7,7 @@ import pytest
 
 from collectived_proto.local import wire
 from collectived_runtime.engine.results import Budget, Exhausted
-from collectived_runtime.worker.uploads import NOTHING, SPARE_BYTES, Uploads
+from collectived_runtime.worker.grpc_alone.uploads import NOTHING, SPARE_BYTES, Uploads
 
 
 def test_what_is_taken_counts_and_what_is_closed_does_not() -> None:

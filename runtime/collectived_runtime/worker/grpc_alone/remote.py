@@ -25,10 +25,10 @@ from collectived_proto.local.arena import Arena
 from collectived_proto.types import GroupInfo, Verdict
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine.results import Budget
-from collectived_runtime.worker.flights import Flight
-from collectived_runtime.worker.order import Number, Order, remember
+from collectived_runtime.worker.grpc_alone.flights import Flight
+from collectived_runtime.worker.grpc_alone.order import Number, Order, remember
+from collectived_runtime.worker.grpc_alone.uploads import NOTHING, Uploads
 from collectived_runtime.worker.statuses import in_full
-from collectived_runtime.worker.uploads import NOTHING, Uploads
 
 
 class Remote:

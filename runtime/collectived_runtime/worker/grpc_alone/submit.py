@@ -21,10 +21,10 @@ from collectived_proto.local import wire
 from collectived_proto.v1 import worker_pb2
 from collectived_runtime.engine.results import Exhausted
 from collectived_runtime.worker.descriptions import Description, Descriptions, Span, posted
-from collectived_runtime.worker.flights import Flight
-from collectived_runtime.worker.parcel import Parcel
-from collectived_runtime.worker.remote import Remote
-from collectived_runtime.worker.uploads import NOTHING
+from collectived_runtime.worker.grpc_alone.flights import Flight
+from collectived_runtime.worker.grpc_alone.parcel import Parcel
+from collectived_runtime.worker.grpc_alone.remote import Remote
+from collectived_runtime.worker.grpc_alone.uploads import NOTHING
 
 log = logging.getLogger("collectived.worker")
 

@@ -21,8 +21,8 @@ from collectived_proto.errors import (
 from collectived_proto.local import arena, wire
 from collectived_proto.types import GroupInfo, Member, Verdict
 from collectived_runtime.engine.results import Budget
-from collectived_runtime.worker.flights import Flight
-from collectived_runtime.worker.remote import Remote
+from collectived_runtime.worker.grpc_alone.flights import Flight
+from collectived_runtime.worker.grpc_alone.remote import Remote
 
 GENERATION = 100
 GROUP = GroupInfo("world", 7, GENERATION, tuple(Member(r, f"CPU:{r}", 0, "here", 10 + r) for r in range(2)))
