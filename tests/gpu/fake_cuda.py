@@ -1,7 +1,7 @@
 """CUDA without a GPU: device memory is in files that processes share, a stream is a queue that a test can hold up.
 
-It refuses what the driver refuses: addresses that nobody has allocated, more memory than there is, handles that have
-ended.
+It refuses what the driver refuses: addresses that nobody has allocated, or that lie on another device than a kernel
+runs on, more memory than there is, handles that have ended.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ from collectived_runtime.device.gpus import view
 PAGE = 2 << 20
 TOTAL_BYTES = 1 << 30
 LOWEST = 1 << 16  # no address is below
-INVALID, OUT_OF_MEMORY, BAD_HANDLE, ILLEGAL_ADDRESS = 1, 2, 400, 700
+INVALID, OUT_OF_MEMORY, NO_CONTEXT, BAD_HANDLE, ILLEGAL_ADDRESS = 1, 2, 201, 400, 700
+
+
+Step = Callable[[], object]  # of what is on a stream; False: it is not over, and is to be called again
 
 
 class _Memory:
-    def __init__(self, size: int, name: str) -> None:
+    def __init__(self, size: int, name: str, device: int = -1) -> None:
         self.size = size
+        self.device = device
         self.descriptor = os.memfd_create(name)
         os.ftruncate(self.descriptor, size)
         self.mapped = mmap.mmap(self.descriptor, size)
@@ -61,7 +65,9 @@ class FakeCuda:
         self._lock = threading.RLock()
         self._memory: dict[int, _Memory] = {}
         self._pinned: dict[int, _Memory] = {}
-        self._streams: dict[int, deque[Callable[[], None]]] = {}
+        self._streams: dict[int, deque[Step]] = {}
+        self._device_of: dict[int, int] = {}  # by stream
+        self._current = threading.local()  # device of a thread
         self._events: dict[int, list[int]] = {}  # how often recorded, how often over
         self._opened: dict[int, int] = {}  # events of other processes: files of how often recorded, how often over
         self._handles = itertools.count(1)
@@ -77,6 +83,14 @@ class FakeCuda:
 
     def use(self, device: int) -> None:
         self._check_device("cuCtxSetCurrent", device)
+        self._current.device = device
+
+    def current(self) -> int:
+        """The device of the calling thread, as libraries ask for it."""
+        found: int | None = getattr(self._current, "device", None)
+        if found is None:
+            raise CudaError("cuCtxGetDevice", NO_CONTEXT, "no device is current in this thread")
+        return found
 
     def allocate(self, device: int, size: int) -> tuple[int, int]:
         self._check_device("cuMemCreate", device)
@@ -84,7 +98,7 @@ class FakeCuda:
         with self._lock:
             if self.used_bytes + size > TOTAL_BYTES:
                 raise CudaError("cuMemCreate", OUT_OF_MEMORY, "out of memory")
-            memory = _Memory(size, f"fake-gpu-{device}")
+            memory = _Memory(size, f"fake-gpu-{device}", device)
             self._memory[memory.address] = memory
         return memory.address, size
 
@@ -108,6 +122,7 @@ class FakeCuda:
         self._check_device("cuStreamCreate", device)
         handle = next(self._handles)
         self._streams[handle] = deque()
+        self._device_of[handle] = device
         return handle
 
     def end_stream(self, stream: int) -> None:
@@ -158,7 +173,7 @@ class FakeCuda:
         return bool(state[1] >= state[0])
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        into, from_ = self._bytes(target, nbytes, True), self._bytes(source, nbytes, True)
+        into, from_ = self._bytes(target, nbytes), self._bytes(source, nbytes)
 
         def copied() -> None:
             into[:] = from_
@@ -167,17 +182,17 @@ class FakeCuda:
         self._put("cuMemcpyAsync", stream, copied)
 
     def clear(self, address: int, nbytes: int, stream: int) -> None:
-        into = self._bytes(address, nbytes)
+        into = self.reachable(address, nbytes, stream)
         self._put("cuMemsetD8Async", stream, lambda: into.fill(0))
 
     def fold(self, fold: Fold, sources: Sequence[int], out: int, count: int, stream: int) -> None:
         how = Arithmetic(fold.operation, fold.dtype, fold.result, fold.contributions)
 
         def partials(address: int) -> NDArray[Any]:
-            return how.partials(self._bytes(address, count * how.partial_bytes), count)
+            return how.partials(self.reachable(address, count * how.partial_bytes, stream), count)
 
         def elements(address: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-            return self._bytes(address, count * dtype.itemsize).view(dtype)
+            return self.reachable(address, count * dtype.itemsize, stream).view(dtype)
 
         given = [elements(one, to_numpy(fold.dtype)) if fold.widen else partials(one) for one in sources]
         into = elements(out, to_numpy(fold.result)) if fold.finish else partials(out)
@@ -198,8 +213,24 @@ class FakeCuda:
 
         self._put("cuLaunchKernel", stream, folded)
 
-    def _put(self, call: str, stream: int, work: Callable[[], None]) -> None:
-        self._found(call, self._streams, stream).append(work)
+    def reachable(self, address: int, nbytes: int, stream: int) -> NDArray[np.uint8]:
+        """What a kernel on a stream may read and write: memory of its own device, and what is pinned."""
+        device = self._found("a launch", self._device_of, stream)
+        for memory in (*self._memory.values(), *self._pinned.values()):
+            if memory.address <= address and address + nbytes <= memory.address + memory.size:
+                if memory.device in (-1, device):
+                    return view(address, nbytes)
+                raise CudaError("a launch", ILLEGAL_ADDRESS, f"{address:#x} is of GPU {memory.device}, not {device}")
+        raise _nobodys(address, nbytes)
+
+    def enqueue(self, call: str, stream: int, step: Step) -> None:
+        """Has a library's kernel run on a stream of the calling thread's device."""
+        if self._found(call, self._device_of, stream) != self.current():
+            raise CudaError(call, BAD_HANDLE, f"stream {stream} is not of GPU {self.current()}, which is current")
+        self._put(call, stream, step)
+
+    def _put(self, call: str, stream: int, step: Step) -> None:
+        self._found(call, self._streams, stream).append(step)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -207,23 +238,19 @@ class FakeCuda:
             return
         with self._lock:
             for stream in list(self._streams.values()):
-                while stream:
-                    stream.popleft()()
+                while stream and stream[0]() is not False:
+                    stream.popleft()
 
-    def _bytes(self, address: int, nbytes: int, anywhere: bool = False) -> NDArray[np.uint8]:
-        """Of a device or pinned; `anywhere`, as copies may, of the host too."""
+    def _bytes(self, address: int, nbytes: int) -> NDArray[np.uint8]:
+        """What a copy may read and write: of any device, pinned, or the host's."""
+        within, across = False, False
         for memory in (*self._memory.values(), *self._pinned.values()):
-            if memory.address <= address and address + nbytes <= memory.address + memory.size:
-                return view(address, nbytes)
-        if (
-            anywhere
-            and address > LOWEST
-            and not any(
-                memory.address - nbytes < address < memory.address + memory.size for memory in self._memory.values()
-            )
-        ):
+            within |= memory.address <= address and address + nbytes <= memory.address + memory.size
+            if memory.device >= 0:
+                across |= memory.address - nbytes < address < memory.address + memory.size
+        if within or (address > LOWEST and not across):
             return view(address, nbytes)
-        raise CudaError("a launch", ILLEGAL_ADDRESS, f"{nbytes} bytes at {address:#x} are nobody's")
+        raise _nobodys(address, nbytes)
 
     def _check_device(self, call: str, device: int) -> None:
         if not 0 <= device < len(self._devices):
@@ -233,3 +260,7 @@ class FakeCuda:
         if handle not in known:
             raise CudaError(call, BAD_HANDLE, f"{handle} is not known")
         return known[handle]
+
+
+def _nobodys(address: int, nbytes: int) -> CudaError:
+    return CudaError("a launch", ILLEGAL_ADDRESS, f"{nbytes} bytes at {address:#x} are nobody's")

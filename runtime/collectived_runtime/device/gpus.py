@@ -167,9 +167,15 @@ class Gpu:
     def _allocate(self, size: int) -> _Memory:
         return _Memory(self.cuda, *self.cuda.allocate(self.device.number, size))
 
-    def submit(self, work: Work, over: Callable[[], object], waits: tuple[int, ...] = ()) -> Launch:
+    def submit(
+        self,
+        work: Work,
+        over: Callable[[], object],
+        waits: tuple[int, ...] = (),
+        check: Callable[[], object] | None = None,
+    ) -> Launch:
         """See `Launching.submit`."""
-        return self._launching.submit(work, over, waits)
+        return self._launching.submit(work, over, waits, check)
 
     def close(self) -> None:
         self._launching.close()

@@ -31,9 +31,12 @@ class Launch:
         failed: why it has failed, if it has; read it when `done`. event: that it ends with; 0: it has not begun.
     """
 
-    __slots__ = ("_ended", "_over", "_work", "event", "failed", "since", "waits")
+    __slots__ = ("_check", "_ended", "_over", "_work", "event", "failed", "since", "waits")
 
-    def __init__(self, work: Work, waits: tuple[int, ...], over: Callable[[], object]) -> None:
+    def __init__(
+        self, work: Work, waits: tuple[int, ...], over: Callable[[], object], check: Callable[[], object] | None = None
+    ) -> None:
+        self._check = check
         self.failed: BaseException | None = None
         self.waits = waits
         self.event = 0
@@ -44,7 +47,8 @@ class Launch:
 
     @property
     def done(self) -> bool:
-        return self._ended.is_set()
+        """Whether it has ended, or has failed, when it may still be under way until `stop` has returned."""
+        return self._ended.is_set() or self.failed is not None
 
     @property
     def wanted(self) -> bool:
@@ -54,6 +58,20 @@ class Launch:
         """Puts the work on the stream."""
         if (work := self._work) is not None:
             work(stream)
+
+    def look(self) -> None:
+        """While it is under way: whether it will come to its end."""
+        if self._check is None or self.failed is not None:
+            return
+        try:
+            self._check()
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """It has failed, and may never come to its end."""
+        self.failed = error
+        self._over()
 
     def end(self, failed: BaseException | None = None) -> None:
         self.failed = failed
@@ -81,15 +99,23 @@ class Launching:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def submit(self, work: Work, over: Callable[[], object], waits: tuple[int, ...] = ()) -> Launch:
+    def submit(
+        self,
+        work: Work,
+        over: Callable[[], object],
+        waits: tuple[int, ...] = (),
+        check: Callable[[], object] | None = None,
+    ) -> Launch:
         """Has `work(stream)` called in the thread; it only puts work there.
 
         Args:
-            over: called from the thread when all of it is done on the device.
+            over: called from the thread when all of it is done on the device, or has failed.
             waits: events that come first. They may be another process's, which may never come: so they are looked at
                 here, and nobody else's work on the stream waits for them.
+            check: called from the thread now and then while it is under way; raises where it has failed, for of what
+                waits for other ranks the device does not know.
         """
-        launch = Launch(work, waits, over)
+        launch = Launch(work, waits, over, check)
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"gpu {self._device}", daemon=True)
@@ -159,7 +185,7 @@ class Launching:
         try:
             launch.begin(self._stream)
         except Exception as error:  # whoever waits for it raises it; some of it may be under way
-            launch.failed = error
+            launch.fail(error)
         self._cuda.record(launch.event, self._stream)
         launch.since = time.monotonic()
         self._under_way.append(launch)
@@ -170,6 +196,7 @@ class Launching:
             failed = launch.failed
             try:
                 if not self._cuda.over(launch.event):
+                    launch.look()
                     return
             except Exception as error:
                 failed = failed or error

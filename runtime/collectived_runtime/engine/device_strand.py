@@ -11,7 +11,7 @@ A generator like `strand.run`: closing it returns when the GPUs neither read nor
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -299,21 +299,23 @@ class DeviceStrand:
         self._pinned.append((gpu, memory))
         return memory[:size]
 
-    def submit(self, gpu: Gpu, work: Work) -> None:
-        self._launches.append((gpu, gpu.submit(work, self.tools.wake)))
+    def submit(self, gpu: Gpu, work: Work, check: Callable[[], object] | None = None) -> None:
+        self._launches.append((gpu, gpu.submit(work, self.tools.wake, check=check)))
 
     def all_done(self) -> Iterator[Wait]:
-        for _, launch in self._launches:
-            while not launch.done:
-                yield [(launch, 0)]
-        launches, self._launches = self._launches, []
-        for gpu, launch in launches:
+        """Ends when nothing is under way any more; what fails is raised at once, for others may wait for it."""
+        while pending := [launch for _, launch in self._launches if not launch.done]:
+            if any(launch.failed is not None for _, launch in self._launches):
+                break
+            yield [(launch, 0) for launch in pending]
+        for gpu, launch in self._launches:
             if isinstance(launch.failed, NcclError):
                 raise launch.failed
             if launch.failed is not None:
                 if not isinstance(launch.failed, CudaError) or not out_of_memory(launch.failed):
                     gpu.give_up(str(launch.failed))
                 raise launch.failed
+        self._launches.clear()
 
     def stop(self) -> None:
         """When this returns no GPU reads or writes any of it; one that does not come to an end is given up."""

@@ -251,7 +251,7 @@ class _NativeStrand(DeviceStrand):
         for number, share in enumerate(self._shares.values()):
             wanted = [self._part(output) for output in outputs if output.gpu is share.gpu]
             work = self._work(share, wanted, on_host and number == 0)
-            self.submit(share.gpu, work)
+            self.submit(share.gpu, work, share.communicator.check)
 
     def _part(self, output: Region) -> Region:
         """Where the result of this strand lies in that of all."""

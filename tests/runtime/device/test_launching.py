@@ -102,3 +102,16 @@ def test_what_has_not_begun_never_does_once_it_is_unwanted(cuda: FakeCuda, launc
     waiting = launching.submit(lambda stream: begun.set(), lambda: None, (event,))
     assert waiting.stop(20)
     assert not begun.is_set()
+
+
+def test_what_will_not_come_to_its_end_is_told_while_it_is_under_way(launching: Launching, gate: Gate) -> None:
+    def check() -> None:
+        raise ConnectionError("a rank is gone")
+
+    gate.close()
+    told = threading.Event()
+    launch = launching.submit(lambda stream: None, told.set, check=check)
+    assert told.wait(20) and launch.done and isinstance(launch.failed, ConnectionError)
+    assert not launch.stop(0.02), "the device is still at it"
+    gate.open()
+    assert launch.stop(20) and isinstance(launch.failed, ConnectionError)

@@ -56,10 +56,10 @@ class Cluster:
 
     def __init__(self, make: Callable[..., World], workers: int, hold: Path, most: int = 1 << 40) -> None:
         self._make = make
-        self.nccls = [FakeNccl(None, hold, most=most) for _ in range(workers)]
+        cudas = [FakeCuda(2) for _ in range(workers)]
+        self.nccls = [FakeNccl(None, hold, most=most, cuda=cuda) for cuda in cudas]
         self.died: queue.Queue[str] = queue.Queue()
         self.lost: list[str] = []
-        cudas = [FakeCuda(2) for _ in range(workers)]
         self.gpus = [chosen(cuda, None, self.lost.append) for cuda in cudas]
         self.engines = [
             Engine(Communicators(nccl, cuda.use, self.died.put), {gpu.index: gpu for gpu in gpus})
