@@ -44,7 +44,10 @@ class _Memory:
         self.address = ctypes.addressof(ctypes.c_uint8.from_buffer(self.mapped))
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        """May be called again."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 class FakeCuda:
@@ -73,6 +76,11 @@ class FakeCuda:
         self._handles = itertools.count(1)
         self.copied_bytes = 0
         self.folds: list[tuple[Fold, int]] = []  # and how many sources each had
+
+    def close(self) -> None:
+        """After a test, when nobody is handed memory any more: as the end of the process, which others outlive."""
+        for memory in (*self._memory.values(), *self._pinned.values()):
+            memory.close()
 
     @property
     def used_bytes(self) -> int:

@@ -301,8 +301,11 @@ def _meet(listener: socket.socket) -> None:
 def _collective(ranks: list[socket.socket]) -> None:
     brought: dict[int, NDArray[Any]] = {}
     first = b""
-    gone, _, _ = select.select(ranks, [], [])
-    if any(not one.recv(1, socket.MSG_PEEK) for one in gone):
+    waiting = select.poll()
+    for one in ranks:
+        waiting.register(one, select.POLLIN)
+    come = {number for number, _ in waiting.poll()}
+    if any(one.fileno() in come and not one.recv(1, socket.MSG_PEEK) for one in ranks):
         raise EOFError
     for number, one in enumerate(ranks):
         header = _all(one, _CALL.size)

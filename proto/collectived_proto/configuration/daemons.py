@@ -179,6 +179,9 @@ class WorkerSettings(DaemonSettings):
     max_session_memory: int = key(
         SIZE, 0, "Shared memory that one session may ask for; 0: three quarters of memory_limit."
     )
+    max_session_gpu_memory: int = key(
+        SIZE, 0, "Memory of each GPU that one session may ask for; 0: three quarters of the half that clients may have."
+    )
     max_groups: int = key(NUMBER, 512, "Groups with a rank here, each of which has a thread. 0: no limit.")
     max_handshakes: int = key(
         NUMBER,

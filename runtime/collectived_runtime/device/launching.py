@@ -92,7 +92,8 @@ class Launching:
         self._cuda = cuda
         self._device = device
         self._stream = 0
-        self._submitted: queue.SimpleQueue[Launch | None] = queue.SimpleQueue()
+        # No SimpleQueue: one of CPython 3.11 may wait for ever where its time is over before it has begun to wait.
+        self._submitted: queue.Queue[Launch | None] = queue.Queue()
         self._parked: list[Launch] = []  # until their events are over
         self._under_way: deque[Launch] = deque()  # in the order of the stream
         self._events: list[int] = []  # that serve again

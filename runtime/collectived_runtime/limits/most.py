@@ -11,7 +11,7 @@ from collectived_runtime.limits.descriptors import WANTED
 class Most:
     """sessions: of the worker. ranks, memory: of one session; memory in bytes. groups: with a rank here.
 
-    descriptors: of this process.
+    descriptors: of this process. gpu_memory: of each GPU, of one session; 0: three quarters of what clients may have.
     """
 
     sessions: int = 0
@@ -19,3 +19,4 @@ class Most:
     memory: int = 0
     groups: int = 0
     descriptors: int = WANTED
+    gpu_memory: int = 0

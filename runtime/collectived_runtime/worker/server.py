@@ -190,6 +190,7 @@ class _Worker:
             settings.max_session_memory or memory * 3 // 4,
             settings.max_groups,
             self.descriptors,
+            settings.max_session_gpu_memory,
         )
         link_host, link_port = address_of(settings.link_listen)
         self.reception = Reception(

@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -33,7 +33,7 @@ from collectived_proto.local.arena import Arena
 from collectived_proto.protocol import FIRST, Versions
 from collectived_runtime.credentials import Right
 from collectived_runtime.device.cuda.driver import CudaError
-from collectived_runtime.device.gpus import DeviceArena
+from collectived_runtime.device.gpus import DeviceArena, Gpu
 from collectived_runtime.engine.bells import LAST_WORDS_SECONDS
 from collectived_runtime.engine.lane import Lane
 from collectived_runtime.engine.results import Budget, Exhausted, Share, new_arena, next_number
@@ -91,6 +91,7 @@ class Session:
     descriptors: int = WANTED  # that this process may have
     joining: int = 0
     offer: Offer = field(default_factory=lambda: Offer(0))  # of its worker
+    gpu_budgets: Mapping[Gpu, Budget] = field(default_factory=dict)  # its share of each GPU's memory
     identity: bytes = field(default_factory=lambda: secrets.token_bytes(SESSION_BYTES))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     holdings: list[Holding] = field(default_factory=list)
@@ -330,7 +331,7 @@ class Session:
             return
         if self._full():
             return
-        budget = self.offer.budgets[gpu]
+        budget = self.gpu_budgets[gpu]
         try:
             budget.take(size)
         except Exhausted as error:
@@ -368,7 +369,7 @@ class Session:
             self._let_go_of(arena)
 
     def _let_go_of(self, arena: Arena | DeviceArena) -> None:
-        budget = self.offer.budgets[arena.gpu] if isinstance(arena, DeviceArena) else self.budget
+        budget = self.gpu_budgets[arena.gpu] if isinstance(arena, DeviceArena) else self.budget
         budget.give(arena.size)
         arena.close()
 
@@ -462,10 +463,17 @@ class Sessions:
             most.ranks,
             descriptors=most.descriptors,
             offer=self._offer,
+            gpu_budgets={gpu: self._share_of(gpu, budget) for gpu, budget in self._offer.budgets.items()},
         )
         self.opened += 1
         self._sessions[session.identity] = session
         return session
+
+    def _share_of(self, gpu: Gpu, whole: Budget) -> Share:
+        """What one session may have of what clients may have of a GPU's memory."""
+        limit = min(self._most.gpu_memory or whole.limit * 3 // 4, whole.limit)
+        what, key = f"memory of GPU:{gpu.index}", "max_session_gpu_memory"
+        return Share(whole, limit, lambda: self._refusals.limit(Limit.SESSION_GPU_MEMORY), what, key)
 
     def find(self, identity: bytes) -> Session:
         """The session of that name.
