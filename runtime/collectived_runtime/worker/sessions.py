@@ -463,17 +463,11 @@ class Sessions:
             most.ranks,
             descriptors=most.descriptors,
             offer=self._offer,
-            gpu_budgets={gpu: self._share_of(gpu, budget) for gpu, budget in self._offer.budgets.items()},
+            gpu_budgets=self._offer.shares(most.gpu_memory, lambda: refusals.limit(Limit.SESSION_GPU_MEMORY)),
         )
         self.opened += 1
         self._sessions[session.identity] = session
         return session
-
-    def _share_of(self, gpu: Gpu, whole: Budget) -> Share:
-        """What one session may have of what clients may have of a GPU's memory."""
-        limit = min(self._most.gpu_memory or whole.limit * 3 // 4, whole.limit)
-        what, key = f"memory of GPU:{gpu.index}", "max_session_gpu_memory"
-        return Share(whole, limit, lambda: self._refusals.limit(Limit.SESSION_GPU_MEMORY), what, key)
 
     def find(self, identity: bytes) -> Session:
         """The session of that name.
