@@ -19,7 +19,11 @@ from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.wording import NAMED, ranks_text, span
 
 RECENT_SECONDS = 600.0  # a failure is news for so long
-NOBODY_HURT = ("memory", "session_memory")  # limits that only who asked is told of: MEMORY says when it is scarce
+NOBODY_HURT = (
+    "memory",
+    "session_memory",
+    "session_gpu_memory",
+)  # limits that only who asked is told of: MEMORY says when it is scarce
 FULL = 0.9  # of its limit: memory that is nearly used up
 
 

@@ -33,7 +33,7 @@ from collectived_proto.types import (
 from collectived_proto.v1 import common_pb2, coordinator_pb2, worker_pb2
 from collectived_runtime.coordinator import messages
 from collectived_runtime.engine.preliminary import prepare
-from collectived_runtime.engine.program import Topology
+from collectived_runtime.engine.topology import Topology
 from collectived_runtime.transport import frame, hello
 
 MEMBERS = tuple(

@@ -1,7 +1,7 @@
 """CUDA without a GPU: device memory is in files that processes share, a stream is a queue that a test can hold up.
 
-It refuses what the driver refuses: addresses that nobody has allocated, more memory than there is, handles that have
-ended.
+It refuses what the driver refuses: addresses that nobody has allocated, or that lie on another device than a kernel
+runs on, more memory than there is, handles that have ended.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ from collectived_runtime.device.gpus import view
 PAGE = 2 << 20
 TOTAL_BYTES = 1 << 30
 LOWEST = 1 << 16  # no address is below
-INVALID, OUT_OF_MEMORY, INVALID_CONTEXT, BAD_HANDLE, ILLEGAL_ADDRESS = 1, 2, 201, 400, 700
+INVALID, OUT_OF_MEMORY, NO_CONTEXT, BAD_HANDLE, ILLEGAL_ADDRESS = 1, 2, 201, 400, 700
+
+
+Step = Callable[[], object]  # of what is on a stream; False: it is not over, and is to be called again
 
 
 class _Memory:
-    def __init__(self, size: int, name: str, descriptor: int = -1) -> None:
+    def __init__(self, size: int, name: str, device: int = -1, descriptor: int = -1) -> None:
         self.size = size
+        self.device = device
         self.descriptor = descriptor if descriptor >= 0 else os.memfd_create(name)
         if descriptor < 0:
             os.ftruncate(self.descriptor, size)
@@ -41,7 +45,10 @@ class _Memory:
         self.address = ctypes.addressof(ctypes.c_uint8.from_buffer(self.mapped))
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        """May be called again."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 class FakeCuda:
@@ -63,13 +70,20 @@ class FakeCuda:
         self._memory: dict[int, _Memory] = {}
         self._pinned: dict[int, _Memory] = {}
         self._lent: dict[bytes, tuple[_Memory, int]] = {}  # by handle, and how often it is open
-        self._streams: dict[int, deque[Callable[[], None]]] = {}
+        self._streams: dict[int, deque[Step]] = {}
+        self._device_of: dict[int, int] = {}  # by stream
+        self._current = threading.local()  # device of a thread
         self._events: dict[int, list[int]] = {}  # how often recorded, how often over
         self._shared: dict[int, int] = {}  # events that other processes see: the same in files
         self._opened: dict[int, int] = {}  # events of other processes: files of how often recorded, how often over
         self._handles = itertools.count(1)
         self.copied_bytes = 0
         self.folds: list[tuple[Fold, int]] = []  # and how many sources each had
+
+    def close(self) -> None:
+        """After a test, when nobody is handed memory any more: as the end of the process, which others outlive."""
+        for memory in (*self._memory.values(), *self._pinned.values()):
+            memory.close()
 
     @property
     def used_bytes(self) -> int:
@@ -89,6 +103,14 @@ class FakeCuda:
 
     def use(self, device: int) -> None:
         self._check_device("cuCtxSetCurrent", device)
+        self._current.device = device
+
+    def current(self) -> int:
+        """The device of the calling thread, as libraries ask for it."""
+        found: int | None = getattr(self._current, "device", None)
+        if found is None:
+            raise CudaError("cuCtxGetDevice", NO_CONTEXT, "no device is current in this thread")
+        return found
 
     def allocate(self, device: int, size: int) -> tuple[int, int]:
         self._check_device("cuMemCreate", device)
@@ -96,7 +118,7 @@ class FakeCuda:
         with self._lock:
             if self.used_bytes + size > TOTAL_BYTES:
                 raise CudaError("cuMemCreate", OUT_OF_MEMORY, "out of memory")
-            memory = _Memory(size, f"fake-gpu-{device}")
+            memory = _Memory(size, f"fake-gpu-{device}", device)
             self._memory[memory.address] = memory
         return memory.address, size
 
@@ -138,6 +160,7 @@ class FakeCuda:
         self._check_device("cuStreamCreate", device)
         handle = next(self._handles)
         self._streams[handle] = deque()
+        self._device_of[handle] = device
         return handle
 
     def end_stream(self, stream: int) -> None:
@@ -203,7 +226,7 @@ class FakeCuda:
         return bool(state[1] >= state[0])
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        into, from_ = self._bytes(target, nbytes, True), self._bytes(source, nbytes, True)
+        into, from_ = self._bytes(target, nbytes), self._bytes(source, nbytes)
 
         def copied() -> None:
             into[:] = from_
@@ -212,17 +235,17 @@ class FakeCuda:
         self._put("cuMemcpyAsync", stream, copied)
 
     def clear(self, address: int, nbytes: int, stream: int) -> None:
-        into = self._bytes(address, nbytes)
+        into = self.reachable(address, nbytes, stream)
         self._put("cuMemsetD8Async", stream, lambda: into.fill(0))
 
     def fold(self, fold: Fold, sources: Sequence[int], out: int, count: int, stream: int) -> None:
         how = Arithmetic(fold.operation, fold.dtype, fold.result, fold.contributions)
 
         def partials(address: int) -> NDArray[Any]:
-            return how.partials(self._bytes(address, count * how.partial_bytes), count)
+            return how.partials(self.reachable(address, count * how.partial_bytes, stream), count)
 
         def elements(address: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-            return self._bytes(address, count * dtype.itemsize).view(dtype)
+            return self.reachable(address, count * dtype.itemsize, stream).view(dtype)
 
         given = [elements(one, to_numpy(fold.dtype)) if fold.widen else partials(one) for one in sources]
         into = elements(out, to_numpy(fold.result)) if fold.finish else partials(out)
@@ -243,8 +266,24 @@ class FakeCuda:
 
         self._put("cuLaunchKernel", stream, folded)
 
-    def _put(self, call: str, stream: int, work: Callable[[], None]) -> None:
-        self._found(call, self._streams, stream).append(work)
+    def reachable(self, address: int, nbytes: int, stream: int) -> NDArray[np.uint8]:
+        """What a kernel on a stream may read and write: memory of its own device, and what is pinned."""
+        device = self._found("a launch", self._device_of, stream)
+        for memory in self._known():
+            if memory.address <= address and address + nbytes <= memory.address + memory.size:
+                if memory.device in (-1, device):
+                    return view(address, nbytes)
+                raise CudaError("a launch", ILLEGAL_ADDRESS, f"{address:#x} is of GPU {memory.device}, not {device}")
+        raise _nobodys(address, nbytes)
+
+    def enqueue(self, call: str, stream: int, step: Step) -> None:
+        """Has a library's kernel run on a stream of the calling thread's device."""
+        if self._found(call, self._device_of, stream) != self.current():
+            raise CudaError(call, BAD_HANDLE, f"stream {stream} is not of GPU {self.current()}, which is current")
+        self._put(call, stream, step)
+
+    def _put(self, call: str, stream: int, step: Step) -> None:
+        self._found(call, self._streams, stream).append(step)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -252,24 +291,24 @@ class FakeCuda:
             return
         with self._lock:
             for stream in list(self._streams.values()):
-                while stream:
-                    stream.popleft()()
+                while stream and stream[0]() is not False:
+                    stream.popleft()
 
-    def _bytes(self, address: int, nbytes: int, anywhere: bool = False) -> NDArray[np.uint8]:
-        """Of a device or pinned; `anywhere`, as copies may, of the host too."""
+    def _known(self) -> list[_Memory]:
+        """All memory that is no ordinary memory of the host."""
         lent = [memory for memory, _ in list(self._lent.values())]
-        for memory in (*self._memory.values(), *self._pinned.values(), *lent):
-            if memory.address <= address and address + nbytes <= memory.address + memory.size:
-                return view(address, nbytes)
-        if (
-            anywhere
-            and address > LOWEST
-            and not any(
-                memory.address - nbytes < address < memory.address + memory.size for memory in self._memory.values()
-            )
-        ):
+        return [*self._memory.values(), *self._pinned.values(), *lent]
+
+    def _bytes(self, address: int, nbytes: int) -> NDArray[np.uint8]:
+        """What a copy may read and write: of any device, pinned, or the host's."""
+        within, across = False, False
+        for memory in self._known():
+            within |= memory.address <= address and address + nbytes <= memory.address + memory.size
+            if memory.device >= 0:
+                across |= memory.address - nbytes < address < memory.address + memory.size
+        if within or (address > LOWEST and not across):
             return view(address, nbytes)
-        raise CudaError("a launch", ILLEGAL_ADDRESS, f"{nbytes} bytes at {address:#x} are nobody's")
+        raise _nobodys(address, nbytes)
 
     def _check_device(self, call: str, device: int) -> None:
         if not 0 <= device < len(self._devices):
@@ -281,15 +320,19 @@ class FakeCuda:
         return known[handle]
 
 
+def _nobodys(address: int, nbytes: int) -> CudaError:
+    return CudaError("a launch", ILLEGAL_ADDRESS, f"{nbytes} bytes at {address:#x} are nobody's")
+
+
 def _opened(device: int, handle: bytes) -> _Memory:
     """Memory of another process, as `FakeClientCuda` names it."""
     path = handle.rstrip(b"\0").partition(b"#")[0].decode(errors="replace")
     if path.startswith(f"/proc/{os.getpid()}/"):
-        raise CudaError("cuIpcOpenMemHandle", INVALID_CONTEXT, "invalid device context: it is of this process")
+        raise CudaError("cuIpcOpenMemHandle", NO_CONTEXT, "invalid device context: it is of this process")
     try:
         if not os.readlink(path).startswith(f"/memfd:fake-lent-{device} "):
             raise CudaError("cuIpcOpenMemHandle", INVALID, f"{path} is no memory of device {device}")
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise CudaError("cuIpcOpenMemHandle", INVALID, str(error)) from None
-    return _Memory(os.fstat(descriptor).st_size, "", descriptor)
+    return _Memory(os.fstat(descriptor).st_size, "", device, descriptor)

@@ -1,8 +1,10 @@
 """NCCL without a GPU: ranks meet at a socket of whoever minted the id, and what they bring is folded there.
 
-Ranks may be in several processes, for the worker that mints an id has a thread per communicator. Addresses are of host
-memory. A collective takes effect while its communicator is in progress, so who asks `ready` until it is true knows that
-the values are there. Nothing waits for others but `init` with `blocking`, and an `abort` that a test holds up.
+Ranks may be in several processes, for the worker that mints an id has a thread per communicator. Over a `FakeCuda` a
+collective is a kernel: it begins when its stream comes to it, the stream goes on when all ranks have come, and where
+one is gone it never does, which `ready` tells and `abort` ends. Devices, streams and addresses must belong together.
+Without one, addresses are of host memory, and a collective takes effect while its communicator is in progress. Nothing
+waits for others but `init` with `blocking`, and an `abort` that a test holds up.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import select
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.gpu.fake_cuda import FakeCuda
 
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import DType
@@ -56,10 +60,11 @@ class FakeNccl:
     """An `interface.Nccl`.
 
     Args:
-        init_hold: while this file is there, no communicator becomes ready.
+        init_hold: while this file is there, no communicator becomes ready, and no kernel comes to its end.
         abort_hold: while this file is there, no abort returns.
         blocking: whether it can only make communicators by blocking, as some bindings.
         most: elements of one call.
+        cuda: whose streams collectives run on.
     """
 
     name = "fake"
@@ -71,10 +76,12 @@ class FakeNccl:
         *,
         blocking: bool = False,
         most: int = (1 << 63) - 1,
+        cuda: FakeCuda | None = None,
     ) -> None:
         self.capabilities = Capabilities(nonblocking=not blocking, max_count=most)
         self._init_hold = init_hold
         self._abort_hold = abort_hold
+        self._cuda = cuda
         self.stuck = False  # while it is true no collective comes to its end here
         self._ends: Kept[_End] = Kept()
         self._open: list[socket.socket] = []
@@ -107,19 +114,29 @@ class FakeNccl:
         self._open.append(connection)
         connection.setblocking(False)
         number = self._ends.keep(_End(connection, rank))
-        self._ends[number].ask(_HELLO.pack(size, rank), view_of(bytearray(len(_GO))))
+        end = self._ends[number]
+        end.device = self._cuda.current() if self._cuda is not None else -1
+        end.ask(_HELLO.pack(size, rank), view_of(bytearray(len(_GO))))
         while blocking and not self.ready(number):
             threading.Event().wait(0.001)
         return number
 
     def ready(self, communicator: int) -> bool:
         end = self._ends[communicator]
-        return not self.stuck and not (self._init_hold is not None and self._init_hold.exists()) and end.step()
+        if end.failed is not None:
+            raise end.failed
+        if end.launched:
+            return True
+        return not self._held and end.step()
+
+    @property
+    def _held(self) -> bool:
+        return self.stuck or (self._init_hold is not None and self._init_hold.exists())
 
     def all_reduce(
         self, send: int, receive: int, count: int, dtype: DataType, op: Operation, communicator: int, stream: int
     ) -> None:
-        self._call(b"all_redu", send, receive, count, dtype, op, -1, communicator)
+        self._call(b"all_redu", send, receive, count, dtype, op, -1, communicator, stream)
 
     def reduce(
         self,
@@ -132,12 +149,12 @@ class FakeNccl:
         communicator: int,
         stream: int,
     ) -> None:
-        self._call(b"reduce  ", send, receive, count, dtype, op, root, communicator)
+        self._call(b"reduce  ", send, receive, count, dtype, op, root, communicator, stream)
 
     def broadcast(
         self, send: int, receive: int, count: int, dtype: DataType, root: int, communicator: int, stream: int
     ) -> None:
-        self._call(b"broadcas", send, receive, count, dtype, Operation.SUM, root, communicator)
+        self._call(b"broadcas", send, receive, count, dtype, Operation.SUM, root, communicator, stream)
 
     def abort(self, communicator: int) -> None:
         self._free("abort", communicator)
@@ -162,6 +179,7 @@ class FakeNccl:
         op: Operation,
         root: int,
         communicator: int,
+        stream: int,
     ) -> None:
         if count > self.capabilities.max_count:
             raise NcclUsageError(Result.INVALID_ARGUMENT, "a collective", f"{count} elements")
@@ -170,13 +188,45 @@ class FakeNccl:
         nbytes = count * _numpy(dtype).itemsize
         brings = kind != b"broadcas" or end.rank == root
         takes = kind != b"reduce  " or end.rank == root
-        payload = view(send, nbytes).tobytes() if brings else b""
-        end.ask(_CALL.pack(kind, dtype, op, root, count) + payload, view(receive, nbytes if takes else 0))
+        header = _CALL.pack(kind, dtype, op, root, count)
+        if self._cuda is None:
+            payload = view(send, nbytes).tobytes() if brings else b""
+            end.ask(header + payload, view(receive, nbytes if takes else 0))
+            return
+        if end.device != self._cuda.current():
+            raise NcclUsageError(Result.INVALID_USAGE, "a collective", f"GPU {self._cuda.current()} is current")
+        source = self._cuda.reachable(send, nbytes, stream) if brings else view_of(bytearray())
+        into = self._cuda.reachable(receive, nbytes, stream) if takes else view_of(bytearray())
+        self._cuda.enqueue("ncclKernel", stream, self._kernel(end, header, source, into))
+        end.launched = True
+
+    def _kernel(
+        self, end: _End, header: bytes, source: NDArray[np.uint8], into: NDArray[np.uint8]
+    ) -> Callable[[], bool]:
+        begun = False
+
+        def step() -> bool:
+            nonlocal begun
+            if end.freed:
+                return True
+            if self._held or end.failed is not None:
+                return False
+            try:
+                if not begun:
+                    begun = True
+                    end.ask(header + source.tobytes(), into)
+                return end.step()
+            except NcclRemoteError as error:
+                end.failed = error
+                return False
+
+        return step
 
     def _free(self, how: str, communicator: int) -> None:
         end = self._ends.let_go(communicator)
         while self._abort_hold is not None and self._abort_hold.exists():
             threading.Event().wait(0.001)
+        end.freed = True
         end.connection.close()
         self.freed.append((how, end.rank))
 
@@ -191,6 +241,10 @@ class _End:
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self.connection = connection
         self.rank = rank
+        self.device = -1
+        self.launched = False  # whether a kernel has been: from then on it is ready for more
+        self.freed = False
+        self.failed: NcclRemoteError | None = None
         self._out = b""
         self._into = view_of(bytearray())
         self._at = 0
@@ -247,8 +301,11 @@ def _meet(listener: socket.socket) -> None:
 def _collective(ranks: list[socket.socket]) -> None:
     brought: dict[int, NDArray[Any]] = {}
     first = b""
-    gone, _, _ = select.select(ranks, [], [])
-    if any(not one.recv(1, socket.MSG_PEEK) for one in gone):
+    waiting = select.poll()
+    for one in ranks:
+        waiting.register(one, select.POLLIN)
+    come = {number for number, _ in waiting.poll()}
+    if any(one.fileno() in come and not one.recv(1, socket.MSG_PEEK) for one in ranks):
         raise EOFError
     for number, one in enumerate(ranks):
         header = _all(one, _CALL.size)

@@ -24,8 +24,8 @@ def fake_cuda() -> FakeCuda:
     return FakeCuda(count, hold, broken)
 
 
-def fake_nccl(_: str) -> FakeNccl:
-    return FakeNccl(file("INIT_HOLD"), file("ABORT_HOLD"))
+def fake_nccl(cuda: FakeCuda, _: str) -> FakeNccl:
+    return FakeNccl(file("INIT_HOLD"), file("ABORT_HOLD"), cuda=cuda)
 
 
 def file(name: str) -> Path | None:
@@ -34,4 +34,6 @@ def file(name: str) -> Path | None:
 
 
 if __name__ == "__main__":
-    daemons.main(serve_worker=functools.partial(server.serve, cuda=fake_cuda, nccl=fake_nccl))
+    cuda = fake_cuda()
+    nccl = functools.partial(fake_nccl, cuda)
+    daemons.main(serve_worker=functools.partial(server.serve, cuda=lambda: cuda, nccl=nccl))

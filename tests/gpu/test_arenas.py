@@ -48,11 +48,11 @@ class Scene:
     def __init__(self) -> None:
         self.cuda = FakeCuda(2)
         self.gpus = chosen(self.cuda, None, lambda why: None)
-        offer = Offer(1, self.gpus, budgets={gpu: Budget(1 << 30) for gpu in self.gpus})
+        budgets = {gpu: Budget(1 << 30) for gpu in self.gpus}
         mine, self.client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.client.setblocking(False)
         self.session = Session(
-            CLIENT, Budget(1 << 30), lambda session: None, devices=DEVICES, offer=offer, openings=MOST
+            CLIENT, Budget(1 << 30), lambda session: None, devices=DEVICES, gpu_budgets=budgets, openings=MOST
         )
         self.session.attach(mine)
 

@@ -58,11 +58,29 @@ def test_memory_is_given_back_with_the_last_array(one_worker: Cluster, cuda: Fak
     assert not cuda.mapped
 
 
-def test_memory_beyond_a_gpus_share_is_refused_with_its_size(one_worker: Cluster, cuda: FakeClientCuda) -> None:
+def test_memory_beyond_a_sessions_share_is_refused_with_its_figures(one_worker: Cluster, cuda: FakeClientCuda) -> None:
     with cd.connect(one_worker.addresses[0]) as session:
-        with pytest.raises(cd.errors.ResourceExhaustedError, match="memory of GPU:0 for clients"):
-            session.empty(1 << 30, np.uint8, device="GPU:0")
+        held = session.empty(64 << 20, np.uint8, device="GPU:0")
+        refused = r"\d+ bytes more would exceed the 402653184 bytes of memory of GPU:0 that one session may have, of"
+        with pytest.raises(cd.errors.ResourceExhaustedError, match=f"{refused} which 67108864 .* max_session_gpu_mem"):
+            session.empty(380 << 20, np.uint8, device="GPU:0")
         filled(session, np.ones(10))
+        session.empty(300 << 20, np.uint8, device="GPU:1")  # each GPU by itself
+        del held
+
+
+def test_one_session_leaves_memory_of_a_gpu_to_others(one_worker: Cluster, cuda: FakeClientCuda) -> None:
+    with cd.connect(one_worker.addresses[0]) as greedy, cd.connect(one_worker.addresses[0]) as modest:
+        with pytest.raises(cd.errors.ResourceExhaustedError, match="one session may have"):
+            [greedy.empty(48 << 20, np.uint8, device="GPU:0") for _ in range(12)]
+        assert np.asarray(filled(modest, np.arange(10))).tolist() == list(range(10))
+        with modest.join("modest", 1, device="GPU:0") as group:
+            assert (np.asarray(group.all_reduce("sum", filled(modest, np.ones(10)))) == 1).all()
+        more = [greedy.empty(48 << 20, np.uint8, device="GPU:0") for _ in range(7)]
+        with pytest.raises(cd.errors.ResourceExhaustedError, match="536870912 bytes of memory of GPU:0 for clients"):
+            modest.empty(300 << 20, np.uint8, device="GPU:0")
+        filled(greedy, np.ones(10))
+        del more
 
 
 def test_devices_are_matched_by_uuid(one_worker: Cluster) -> None:

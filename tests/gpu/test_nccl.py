@@ -57,7 +57,8 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     cuda: Cuda
     nccl: Nccl
     if request.param == "fake":
-        cuda, nccl = FakeCuda(), FakeNccl()
+        fake = FakeCuda()
+        cuda, nccl = fake, FakeNccl(cuda=fake)
     else:
         cuda = real_cuda()
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from collectived.cross_device.devices import device_of
 from collectived.values.arithmetic import averaged, native, rounded, widened
 from collectived.values.indexed_slices import IndexedSlices, aggregate, divided
 from collectived.values.leaves import Array, check_reducible, element_type, kind_of
@@ -45,6 +46,17 @@ def copied(component: Any) -> Any:
         return IndexedSlices(copied(component.values), copied(component.indices), component.dense_shape)
     kind = kind_of(component)
     return kind.restore(native(np.asarray(kind.array(component))).copy(order="C"))
+
+
+def beside(example: Any, component: Any) -> Any:
+    """The component, on the GPU on which `example` lies, if that is another one than its own."""
+    if (
+        example is None
+        or any(map(is_sparse, (example, component)))
+        or device_of(example) in (None, device_of(component))
+    ):
+        return component
+    return _as_kind_of(example, _plain(component))
 
 
 def reduced(components: Sequence[Any], op: ReduceOp) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,18 +218,25 @@ def call_options(
     return _DEFAULT if chosen is None else chosen
 
 
-def mirrored(results: Sequence[Any], devices: Sequence[str], held: Sequence[str] = ()) -> Any:
+def mirrored(
+    results: Sequence[Any],
+    devices: Sequence[str],
+    held: Sequence[str] = (),
+    examples: Mapping[str, Any] | None = None,
+) -> Any:
     """A result on every one of `devices`: `Mirrored`, or the bare array for one device.
 
     Args:
         results: equal arrays in memory of their own, one at least; what they do not suffice for are copies.
         held: the devices of the results, which keep theirs; () for one result without a device.
+        examples: by device, an array that lies there; copies lie beside it.
     """
     unused = list(zip(held or devices, results, strict=False))
     parts = []
     for device in devices:
         here = next((number for number, (where, _) in enumerate(unused) if where == device), None)
-        parts.append(local.copied(results[0]) if here is None else unused.pop(here)[1])
+        part = local.copied(results[0]) if here is None else unused.pop(here)[1]
+        parts.append(local.beside((examples or {}).get(device), part))
     return parts[0] if len(parts) == 1 else Mirrored(parts, devices)
 
 

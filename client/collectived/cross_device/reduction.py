@@ -58,7 +58,8 @@ class ReductionToOneDevice(CrossDeviceOps):
         else:
             at = devices[:1] if self._device is None else self._spread(deadline).devices([self._device], deadline)
             result = self._reduced_at(at[0], reduce_op, per_replica_value, options, deadline)
-        return mirrored([result], devices)
+        there = dict(zip(per_replica_value.devices, components, strict=True))
+        return mirrored([result], devices, examples=there)
 
     def _terms(self, options: CommunicationOptions, devices: Sequence[str]) -> Terms | None:
         """See `CrossDeviceOps`."""

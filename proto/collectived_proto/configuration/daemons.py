@@ -182,6 +182,9 @@ class WorkerSettings(DaemonSettings):
     max_session_openings: int = key(
         NUMBER, 64, "Allocations of its own that a session lends on each GPU; of others, values are copied. 0: none."
     )
+    max_session_gpu_memory: int = key(
+        SIZE, 0, "Memory of each GPU that one session may ask for; 0: three quarters of the half that clients may have."
+    )
     max_groups: int = key(NUMBER, 512, "Groups with a rank here, each of which has a thread. 0: no limit.")
     max_handshakes: int = key(
         NUMBER,

@@ -218,9 +218,10 @@ class Gpu:
         over: Callable[[], object],
         waits: tuple[int, ...] = (),
         begun: Callable[[], object] = lambda: None,
+        check: Callable[[], object] | None = None,
     ) -> Launch:
         """See `Launching.submit`."""
-        return self._launching.submit(work, over, waits, begun)
+        return self._launching.submit(work, over, waits, begun, check)
 
     def close(self) -> None:
         self._launching.close()

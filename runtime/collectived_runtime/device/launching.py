@@ -33,7 +33,9 @@ class Launch:
         wanted: whether it is to begin. waits_only: whether there is nothing to launch.
     """
 
-    __slots__ = ("_begun", "_ended", "_over", "_work", "event", "failed", "since", "waits", "waits_only", "wanted")
+    __slots__ = (
+        "_begun", "_check", "_ended", "_over", "_work", "event", "failed", "since", "waits", "waits_only", "wanted",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -41,7 +43,9 @@ class Launch:
         over: Callable[[], object],
         waits: tuple[int, ...] = (),
         begun: Callable[[], object] = lambda: None,
+        check: Callable[[], object] | None = None,
     ) -> None:
+        self._check = check
         self.failed: BaseException | None = None
         self.waits = waits
         self.event = 0
@@ -55,7 +59,8 @@ class Launch:
 
     @property
     def done(self) -> bool:
-        return self._ended.is_set()
+        """Whether it has ended, or has failed, when it may still be under way until `stop` has returned."""
+        return self._ended.is_set() or self.failed is not None
 
     def begin(self, stream: int) -> None:
         """Puts the work on the stream."""
@@ -65,6 +70,20 @@ class Launch:
     def begun(self) -> None:
         """It is on the stream."""
         self._begun()
+
+    def look(self) -> None:
+        """While it is under way: whether it will come to its end."""
+        if self._check is None or self.failed is not None:
+            return
+        try:
+            self._check()
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """It has failed, and may never come to its end."""
+        self.failed = error
+        self._over()
 
     def end(self, failed: BaseException | None = None) -> None:
         self.failed = failed
@@ -85,7 +104,8 @@ class Launching:
         self._cuda = cuda
         self._device = device
         self._stream = 0
-        self._submitted: queue.SimpleQueue[Launch | None] = queue.SimpleQueue()
+        # No SimpleQueue: one of CPython 3.11 may wait for ever where its time is over before it has begun to wait.
+        self._submitted: queue.Queue[Launch | None] = queue.Queue()
         self._parked: list[Launch] = []  # until their events are over
         self._under_way: deque[Launch] = deque()  # in the order of the stream
         self._events: list[int] = []  # that serve again
@@ -98,17 +118,20 @@ class Launching:
         over: Callable[[], object],
         waits: tuple[int, ...] = (),
         begun: Callable[[], object] = lambda: None,
+        check: Callable[[], object] | None = None,
     ) -> Launch:
         """Has `work(stream)` called in the thread; it only puts work there. None: the events alone are waited for.
 
         Args:
-            over: called from the thread when all of it is done on the device.
+            over: called from the thread when all of it is done on the device, or has failed.
             waits: events that come first. They may be another process's, which may never come: so they are looked at
                 here, and nobody else's work on the stream waits for them.
             begun: called from the thread when it is on the stream, behind all that was submitted before with no events
                 to wait for.
+            check: called from the thread now and then while it is under way; raises where it has failed, for of what
+                waits for other ranks the device does not know.
         """
-        launch = Launch(work, over, waits, begun)
+        launch = Launch(work, over, waits, begun, check)
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"gpu {self._device}", daemon=True)
@@ -180,7 +203,7 @@ class Launching:
         try:
             launch.begin(self._stream)
         except Exception as error:  # whoever waits for it raises it; some of it may be under way
-            launch.failed = error
+            launch.fail(error)
         self._cuda.record(launch.event, self._stream)
         launch.since = time.monotonic()
         self._under_way.append(launch)
@@ -192,6 +215,7 @@ class Launching:
             failed = launch.failed
             try:
                 if not self._cuda.over(launch.event):
+                    launch.look()
                     return
             except Exception as error:
                 failed = failed or error

@@ -11,7 +11,7 @@ A generator like `strand.run`: closing it returns when the GPUs neither read nor
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,35 +183,39 @@ class DeviceStrand:
         self, sources: Sequence[Sources], outputs: Sequence[Region], result: NDArray[np.uint8] | None
     ) -> Generator[Wait, None, Buffers]:
         """What the plan works on, in memory of the host."""
-        pack, span = self.strand.pack, self.strand.span
-        window = Window(offsets=(-span.start,))  # buffers hold this strand's span alone
-        windows = {Buffer.INPUT: window, Buffer.SCRATCH: window}
-        gpu = _some_gpu(self.pieces(sources), outputs)
-        output: Array | None = None
-        dtype = to_numpy(pack.result_dtype)
-        if result is not None:
-            output = result[pack.result_offset : pack.result_offset + pack.count * dtype.itemsize].view(dtype)
-        elif outputs:
-            output = self.host(gpu, len(span) * dtype.itemsize).view(dtype)
-            windows[Buffer.OUTPUT] = window
-        how = self.arithmetic
+        ranks = self.pieces(sources)
+        gpu, how = _some_gpu(ranks, outputs), self.arithmetic
+        output, windows = self.room(gpu, outputs, result)
+        self.count(ranks)
         if how is None:
             if not sources:  # it comes over the links, to where the result is
                 assert output is not None
-                windows = dict.fromkeys(windows, window) if Buffer.OUTPUT in windows else {}
+                windows = dict.fromkeys(windows, windows[Buffer.INPUT]) if Buffer.OUTPUT in windows else {}
                 return Buffers(output, output, output, never, copy_over, stays, windows)
-            mine = yield from self._moved(gpu, sources)
+            (pieces,) = ranks
+            mine = yield from self.moved(gpu, pieces)
             return Buffers(mine, mine, output, never, copy_over, stays, windows)
-        ranks = self.pieces(sources)
-        self.count(ranks)
         partials = yield from self.folded(gpu, how, ranks)
         return Buffers(partials, partials, output, how.fold, how.finish, how.finish_here, windows)
 
-    def _moved(self, gpu: Gpu | None, sources: Sequence[Sources]) -> Generator[Wait, None, Array]:
+    def room(
+        self, gpu: Gpu | None, outputs: Sequence[Region], result: NDArray[np.uint8] | None
+    ) -> tuple[Array | None, dict[Buffer, Window]]:
+        """Where a plan leaves the result on the host, if it is wanted here, and where its buffers begin."""
+        pack, span = self.strand.pack, self.strand.span
+        window, dtype = Window(offsets=(-span.start,)), to_numpy(pack.result_dtype)
+        windows = {Buffer.INPUT: window, Buffer.SCRATCH: window}  # they hold this strand's span alone
+        if result is not None:
+            end = pack.result_offset + pack.count * dtype.itemsize
+            return result[pack.result_offset : end].view(dtype), windows
+        if not outputs:
+            return None, windows
+        windows[Buffer.OUTPUT] = window
+        return self.host(gpu, len(span) * dtype.itemsize).view(dtype), windows
+
+    def moved(self, gpu: Gpu | None, pieces: Sequence[Piece]) -> Generator[Wait, None, Array]:
         """What the one rank that contributes has."""
         itemsize, start = self.strand.pack.dtype.itemsize, self.strand.span.start
-        (pieces,) = ranks = self.pieces(sources)
-        self.count(ranks)
         mine = self.host(gpu, len(self.strand.span) * itemsize)
         for piece in pieces:
             into = mine[(piece.start - start) * itemsize : (piece.stop - start) * itemsize]
@@ -289,11 +293,12 @@ class DeviceStrand:
         pack = self.strand.pack
         start = pack.result_offset + self.strand.span.start * pack.result_dtype.itemsize
         for output in outputs:
-            self._send(result, output[start : start + result.nbytes])
+            self.send(result, output[start : start + result.nbytes])
         self.launched()
         yield from self.all_done()
 
-    def _send(self, result: Array, target: Region) -> None:
+    def send(self, result: Array, target: Region) -> None:
+        """Copies from the host; the result is kept by whoever gives it."""
         source, nbytes = result.ctypes.data, result.nbytes
         self.submit(target.gpu, lambda stream: target.gpu.cuda.copy(target.address, source, nbytes, stream))
 
@@ -307,8 +312,8 @@ class DeviceStrand:
         self._pinned.append((gpu, memory))
         return memory[:size]
 
-    def submit(self, gpu: Gpu, work: Work) -> None:
-        self._launches.append((gpu, gpu.submit(work, self.tools.wake)))
+    def submit(self, gpu: Gpu, work: Work, check: Callable[[], object] | None = None) -> None:
+        self._launches.append((gpu, gpu.submit(work, self.tools.wake, check=check)))
 
     def launched(self) -> None:
         """Nothing more of this strand will be submitted."""
@@ -316,17 +321,19 @@ class DeviceStrand:
             self.finale.launched([launch for _, launch in self._launches])
 
     def all_done(self) -> Iterator[Wait]:
-        for _, launch in self._launches:
-            while not launch.done:
-                yield [(launch, 0)]
-        launches, self._launches = self._launches, []
-        for gpu, launch in launches:
+        """Ends when nothing is under way any more; what fails is raised at once, for others may wait for it."""
+        while pending := [launch for _, launch in self._launches if not launch.done]:
+            if any(launch.failed is not None for _, launch in self._launches):
+                break
+            yield [(launch, 0) for launch in pending]
+        for gpu, launch in self._launches:
             if isinstance(launch.failed, NcclError):
                 raise launch.failed
             if launch.failed is not None:
                 if not isinstance(launch.failed, CudaError) or not out_of_memory(launch.failed):
                     gpu.give_up(str(launch.failed))
                 raise launch.failed
+        self._launches.clear()
 
     def stop(self) -> None:
         """When this returns no GPU reads or writes any of it; one that does not come to an end is given up."""

@@ -235,7 +235,7 @@ class Generation:
 
     def _carry_out(self, instance: Instance) -> None:
         program = self._shop.program(instance)
-        if program.native and not instance.agreed:
+        if self._stages.preceded(program) and not instance.agreed:
             self.running = self._stages.agreement(instance, program, lambda: self._carry_out(instance))
             return
         self.newcomers.tell(instance.number)

@@ -29,13 +29,13 @@ from collectived_runtime.engine.generation import Generation
 from collectived_runtime.engine.ledger import Ledger
 from collectived_runtime.engine.minute import Minute
 from collectived_runtime.engine.posts import Post
-from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.recorder import Label, Tape
 from collectived_runtime.engine.results import Results, Workspace
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.engine.strand import Tools
 from collectived_runtime.engine.stream_order import StreamOrder
+from collectived_runtime.engine.topology import Topology
 from collectived_runtime.engine.watch import Watch
 from collectived_runtime.engine.workshop import Surroundings, Workshop
 

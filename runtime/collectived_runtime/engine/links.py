@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from collectived_proto.types import Peer
-from collectived_runtime.engine.program import Topology
+from collectived_runtime.engine.topology import Topology
 from collectived_runtime.engine.watch import ENDED, Watch
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.hello import NONCE_BYTES, Hello

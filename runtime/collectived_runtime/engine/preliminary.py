@@ -37,13 +37,13 @@ from collectived_runtime.engine.ledger import Prepared
 from collectived_runtime.engine.program import (
     Program,
     Strand,
-    Topology,
     compose,
     digest,
     peers_of,
     queues,
     strand_count,
 )
+from collectived_runtime.engine.topology import Topology
 from collectived_runtime.plan import tree
 from collectived_runtime.plan.moves import Span
 from collectived_runtime.plan.packs import layout

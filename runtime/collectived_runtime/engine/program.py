@@ -13,121 +13,50 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from collectived_proto.devices import DeviceName
-from collectived_proto.errors import UnimplementedError
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import (
-    AllGather,
-    AllReduce,
     Broadcast,
     Collective,
-    CommunicationImplementation,
     Cutting,
     DType,
     Gather,
-    GroupInfo,
     Layout,
     Operation,
     Pack,
-    Peer,
     Reduce,
     ReduceOp,
-    ReduceScatter,
     Scatter,
-    Tier,
-    tier_of,
 )
 from collectived_runtime.device.arithmetic import Arithmetic
-from collectived_runtime.device.nccl.interface import elements
+from collectived_runtime.engine.carriers import INSIDE, NCCL, carrier_of, carrier_of_cut
 from collectived_runtime.engine.checks import check
 from collectived_runtime.engine.cutting import Cut, Rows, Workers, cut
 from collectived_runtime.engine.minute import NOTHING, Load, load_of
 from collectived_runtime.engine.outlines import outlines
 from collectived_runtime.engine.recorder import NO_GIST, Gist, traffic
+from collectived_runtime.engine.topology import Topology
 from collectived_runtime.plan import named, ring, tree
 from collectived_runtime.plan.batches import cut as cut_evenly
 from collectived_runtime.plan.batches import strands_of
-from collectived_runtime.plan.collect import Collect, WidePlan
+from collectived_runtime.plan.collect import Collect, Kind, Native, WidePlan
 from collectived_runtime.plan.moves import Recv, Send, Span
 from collectived_runtime.plan.named import ON_HOSTS
-from collectived_runtime.plan.packs import aligned, reduce_op_of, tier_of_leaf
+from collectived_runtime.plan.packs import aligned, reduce_op_of
 from collectived_runtime.plan.packs import layout as pack_layout
 
 CHANNELS = 8  # strands that run side by side
-SEGMENT_BYTES = 8 << 20  # of a pack that passes between GPUs and hosts: while one is copied, others are on the wire
-MOST_SEGMENTS = 64
-NCCL = "nccl"
 AT_ONCE_BYTES = 256 << 10  # of a result: what takes the worker some tens of microseconds
+_NATIVE = {Reduce: Kind.REDUCE, Broadcast: Kind.BROADCAST}
 _SIGNAL = Pack(DType.UINT8, DType.UINT8, 1, 0, 0)  # what a collective without data sends, so that it still synchronises
 
 
 def digest(text: str) -> bytes:
     """Eight bytes that stand for a text."""
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """A generation as one worker sees it. `peers` are its workers in order of their lowest rank; `place` is mine.
-
-    `table` is what AUTO chooses: made by the coordinator, the same for all. In an `idle` group waiting is normal.
-    """
-
-    group: GroupInfo
-    peers: tuple[Peer, ...]
-    place: int
-    table: tuple[Tier, ...]
-    idle: bool = False
-
-    @classmethod
-    def of(
-        cls, group: GroupInfo, peers: tuple[Peer, ...], task: int, table: tuple[Tier, ...], idle: bool = False
-    ) -> Topology:
-        ordered = tuple(sorted(peers, key=lambda peer: peer.ranks[0]))
-        place = next(i for i, peer in enumerate(ordered) if peer.task == task)
-        return cls(group, ordered, place, table, idle)
-
-    @property
-    def automatic_pack_bytes(self) -> int:
-        """The pack size where a call leaves it open; 0: one pack per type."""
-        return self.table[0].bytes_per_pack
-
-    @property
-    def on_gpus(self) -> bool:
-        """Whether any rank is on a GPU."""
-        return any("GPU" in member.device for member in self.group.members)
-
-    @property
-    def without_nccl(self) -> str:
-        """Why NCCL can carry nothing out in this group, or ''."""
-        for member in self.group.members:
-            if DeviceName.parse(member.device).kind != "GPU":
-                return f"rank {member.rank} is on {member.device}"
-        lacking = next((peer.task for peer in self.peers if not peer.nccl), None)
-        if lacking is not None:
-            return f"worker {lacking} has no NCCL"
-        versions = sorted({peer.nccl for peer in self.peers})
-        if len(versions) > 1:
-            return f"its workers have different versions of NCCL: {' and '.join(map(str, versions))}"
-        return ""
-
-    @property
-    def gpus(self) -> tuple[tuple[int, int], ...]:
-        """(place, index) of each GPU that ranks are on, in order."""
-        named = ((self.place_of(one.rank), DeviceName.parse(one.device)) for one in self.group.members)
-        return tuple(sorted({(place, name.index) for place, name in named if name.kind == "GPU"}))
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks of this worker."""
-        return self.peers[self.place].ranks
-
-    def place_of(self, rank: int) -> int:
-        return next(place for place, peer in enumerate(self.peers) if rank in peer.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +89,11 @@ class Strand:
         for name, value in facts.items():
             object.__setattr__(self, name, value)
 
+    @property
+    def inside(self) -> bool:
+        """Whether NCCL is to join the GPUs of each worker, where it has several."""
+        return self.algorithm.startswith(INSIDE)
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -189,10 +123,12 @@ class Program:
     load: Load = NOTHING
     gist: Gist = NO_GIST  # for the recorder
     native: int = field(init=False)  # how many of its strands NCCL carries out
+    inside: bool = field(init=False)  # whether NCCL joins the GPUs of a worker in any of its strands; see `Strand`
     slot_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "native", sum(strand.algorithm == NCCL for strand in self.strands))
+        object.__setattr__(self, "inside", any(strand.inside for strand in self.strands))
         object.__setattr__(self, "slot_bytes", len(self.head) + self.layout.result_bytes)
 
     @property
@@ -316,7 +252,7 @@ def _cut_strands(
         how = cut(operation, workers, index, leaf.shape[0], math.prod(leaf.shape[1:]), rows)
         carried.append(replace(pack, count=how.count, result_offset=result_bytes))
         result_bytes += aligned(how.output * pack.result_dtype.itemsize)
-        name, why = _carrier_of_cut(operation, workers)
+        name, why = carrier_of_cut(operation, workers)
         plan_hash = digest(f"{described}|{number}")
         span = Span(0, how.count)
         strands.append(
@@ -364,7 +300,7 @@ def strand_count(collective: Collective, topology: Topology, layout: Layout) -> 
         return max(1, len(layout.packs))
     first, parts = first_leaves(layout), _parts(collective)
     return sum(
-        strands_of(pack.count, parts, _carrier(collective, topology, first, number, pack).shards)
+        strands_of(pack.count, parts, carrier_of(collective, topology, first, number, pack).shards)
         for number, pack in enumerate(layout.packs)
     )
 
@@ -378,7 +314,7 @@ def _strands(
     collective: Collective, topology: Topology, first: Mapping[int, int], number: int, pack: Pack
 ) -> list[Strand]:
     """The strands of a pack: one per cut and shard, each over its part of the pack and on a channel of its own."""
-    name, shards, why = _carrier(collective, topology, first, number, pack)
+    name, shards, why = carrier_of(collective, topology, first, number, pack)
     make = _planner(collective.operation, topology, name)
     spans = [
         span
@@ -400,96 +336,20 @@ def peers_of(plan: WidePlan) -> frozenset[int]:
     return frozenset(move.peer for moves in plan for move in moves if isinstance(move, (Send, Recv)))
 
 
-class _Carrier(NamedTuple):
-    algorithm: str
-    shards: int
-    why: str
-
-
-_LOCAL = _Carrier("local", 1, "all ranks are on one worker")
-
-
-def _carrier(collective: Collective, topology: Topology, first: Mapping[int, int], number: int, pack: Pack) -> _Carrier:
-    """What carries this pack across workers, in how many shards: the same choice on every worker."""
-    carrier = _chosen(collective, topology, first, number, pack)
-    if len(topology.peers) == 1 or not topology.on_gpus or carrier.algorithm == NCCL:
-        return carrier
-    segments = min(MOST_SEGMENTS, -(-pack.count * pack.dtype.itemsize // SEGMENT_BYTES))
-    return carrier._replace(shards=max(carrier.shards, segments))
-
-
-def _chosen(collective: Collective, topology: Topology, first: Mapping[int, int], number: int, pack: Pack) -> _Carrier:
-    operation = collective.operation
-    if isinstance(operation, (Reduce, Broadcast)):
-        return _Carrier("tree", 1, f"it carries every {'reduce' if isinstance(operation, Reduce) else 'broadcast'}")
-    wanted = tier_of_leaf(collective, first[number]) if collective.all_reduce_spec and number in first else None
-    if wanted is not None and wanted.algorithm.startswith(NCCL):
-        _check_nccl(wanted, operation, topology, pack)
-    refusal = _nccl_refuses(operation, topology, pack) if collective.implementation is _NCCL else ""
-    by_nccl = wanted.algorithm == NCCL if wanted is not None else collective.implementation is _NCCL and not refusal
-    if by_nccl and len(topology.gpus) > 1:
-        return _Carrier(NCCL, wanted.shards if wanted else 1, f"all_reduce_spec: {wanted}" if wanted else _HINTED)
-    if len(topology.peers) == 1:
-        return _LOCAL
-    if wanted is not None:
-        tier = wanted
-        return _Carrier(tier.algorithm, tier.shards, f"all_reduce_spec: {tier}")
-    nbytes = pack.count * pack.dtype.itemsize
-    tier = tier_of(topology.table, nbytes)
-    if collective.implementation in _RING_HINTS:
-        where = f"here: {refusal}" if topology.on_gpus else "on CPU devices"
-        falls = f", which falls back to RING {where}" if collective.implementation is _NCCL else ""
-        return _Carrier("ring", tier.shards, f"the hint {collective.implementation.value}{falls}")
-    return _Carrier(
-        tier.algorithm, tier.shards, f"table of AUTO for {nbytes} {'byte' if nbytes == 1 else 'bytes'}: {tier}"
-    )
-
-
-def _check_nccl(tier: Tier, operation: Operation, topology: Topology, pack: Pack) -> None:
-    """Refuses what was ordered of NCCL and cannot be."""
-    why = _nccl_refuses(operation, topology, pack) if tier.algorithm == NCCL else ""
-    if tier.algorithm != NCCL and len(topology.gpus) > len(topology.peers):
-        why = "a worker has several GPUs of this group, which NCCL does not join by itself yet"
-    if why:
-        raise UnimplementedError(f"algorithm {tier.algorithm!r} cannot be had here: {why}; choose xring or pscpu")
-
-
-def _nccl_refuses(operation: Operation, topology: Topology, pack: Pack) -> str:
-    """Why NCCL cannot carry out an operation on a pack, or ''."""
-    if not isinstance(operation, AllReduce):
-        return f"NCCL is not asked for {operation}"
-    how = Arithmetic(operation.reduce_op, pack.dtype, pack.result_dtype, topology.group.size)
-    if elements(how) is None:
-        return f"NCCL has no {operation.reduce_op.value} of {pack.dtype.label}"
-    return topology.without_nccl
-
-
-def _carrier_of_cut(operation: Cutting, workers: Workers) -> tuple[str, str]:
-    """The algorithm of what cuts values or joins them, and why."""
-    if len(workers.ranks) == 1:
-        return _LOCAL.algorithm, _LOCAL.why
-    name = "ring" if isinstance(operation, (AllGather, ReduceScatter)) else "direct"
-    return name, f"it carries every {str(operation).partition('(')[0]}"
-
-
 def _planner(operation: Operation, topology: Topology, name: str) -> Callable[[Span], WidePlan]:
     """By span, the plan of this worker."""
     places, me = range(len(topology.peers)), topology.place
+    root = topology.place_of(operation.root) if isinstance(operation, (Reduce, Broadcast)) else 0
+    if name == NCCL:
+        kind = next((kind for of, kind in _NATIVE.items() if isinstance(operation, of)), Kind.ALL_REDUCE)
+        return lambda span: ((Native(kind, tuple(places), span, root),),)
     if isinstance(operation, Reduce):
-        root = topology.place_of(operation.root)
         return lambda span: tree.reduce(places, me, span, root)
     if isinstance(operation, Broadcast):
-        root = topology.place_of(operation.root)
         return lambda span: tree.broadcast(places, me, span, root)
-    if name.startswith(NCCL):
+    if name.startswith(INSIDE):
         return lambda span: named.all_reduce(name, [(place,) for place in places], me, span)
     if len(places) == 1:
         return lambda span: ring.all_reduce(places, me, span)
     across = ON_HOSTS[name]
     return lambda span: tuple(across(places, me, span))
-
-
-_HINTED = "the hint NCCL"
-# A hint for NCCL where there are no GPUs falls back to the ring.
-_NCCL = CommunicationImplementation.NCCL
-_RING_HINTS = (CommunicationImplementation.RING, _NCCL)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from collectived_proto.types import Report, ReportKind, Verdict, shown_name
 from collectived_runtime.engine import verdicts
 from collectived_runtime.engine.ledger import Ledger
-from collectived_runtime.engine.program import Topology
+from collectived_runtime.engine.topology import Topology
 from collectived_runtime.logs import facts
 
 log = logging.getLogger("collectived.lane")

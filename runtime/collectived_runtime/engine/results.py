@@ -78,22 +78,40 @@ class Budget:
 
 
 class Share(Budget):
-    """What one session may have of a budget, which is taken from there too."""
+    """What one session may have of a budget, which is taken from there too.
 
-    def __init__(self, whole: Budget, limit: int, refused: Callable[[], None] = lambda: None) -> None:
-        super().__init__(limit, refused)
+    Args:
+        refused, what: as of `Budget`.
+        key: of the worker's configuration, that raises the limit.
+    """
+
+    def __init__(
+        self,
+        whole: Budget,
+        limit: int,
+        refused: Callable[[], None] = lambda: None,
+        what: str = "shared memory",
+        key: str = "max_session_memory",
+    ) -> None:
+        super().__init__(limit, refused, what)
         self._whole = whole
+        self._key = key
 
     def take(self, size: int) -> None:
         if size > self.limit - self.used:
             self._refused()
             raise Exhausted(
-                f"{size} bytes more would exceed the {self.limit} bytes of shared memory that one session may have, of "
-                f"which {self.used} are in use: close what is not needed, or raise max_session_memory of the worker"
+                f"{size} bytes more would exceed the {self.limit} bytes of {self._what} that one session may have, of "
+                f"which {self.used} are in use: close what is not needed, or raise {self._key} of the worker"
             )
         self._whole.take(size)
         with self._lock:
             self.used += size
+
+    def add(self, size: int) -> None:
+        with self._lock:
+            self.used += size
+        self._whole.add(size)
 
     def give(self, size: int) -> None:
         with self._lock:

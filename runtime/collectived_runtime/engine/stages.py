@@ -2,7 +2,8 @@
 
 1. Where some rank takes what comes, the root's worker *announces* it.
 2. Where lengths differ, the workers *exchange* them.
-3. Where NCCL carries it out, the workers *agree* that all have come, and in which order it is launched.
+3. Where NCCL carries it out, the workers *agree* that all have come, and in which order it is launched. Where NCCL does
+   so inside of a worker alone, that worker makes its communicator.
 4. The *program* itself runs.
 
 Which of them an instance needs, and what follows on each, is for the generation to say (`Generation._begin`).
@@ -19,14 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectived_runtime.device.gpus import Region
-from collectived_runtime.engine import device_strand, native, preliminary
+from collectived_runtime.device.nccl.communicators import Rank
+from collectived_runtime.engine import device_strand, native, preliminary, two_levels
 from collectived_runtime.engine import strand as strands
 from collectived_runtime.engine.agreement import Talk, agree, meet, partners
 from collectived_runtime.engine.announce import announce
+from collectived_runtime.engine.carriers import NCCL
 from collectived_runtime.engine.execute import Judge
 from collectived_runtime.engine.ledger import Instance, Mark
-from collectived_runtime.engine.native import Meeting, Order, patiently, ranks_here
-from collectived_runtime.engine.program import NCCL, Program, Strand
+from collectived_runtime.engine.native import Engine, Meeting, Order, patiently, ranks_here, ranks_inside
+from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.results import Slot
 from collectived_runtime.engine.running import Running, Start
 from collectived_runtime.engine.strand import Wait
@@ -56,7 +59,8 @@ class Stages:
         self._disputed = disputed
         self._judge = judge
         self._order: Order | None = None  # of the instance that NCCL carries out
-        self._kept = (shop.topology.group.key, number)  # by which the communicators are kept
+        self._kept = (shop.topology.group.key, number)  # by which the communicators are kept,
+        self._kept_inside = (*self._kept, "inside")  # and those of this worker alone
 
     def announcement(self, instance: Instance, root: int, then: Callable[[], None]) -> Running:
         """What the root is about to send, told to all; then `instance` is described as the root describes it."""
@@ -146,13 +150,21 @@ class Stages:
         outputs = {rank: one.output for rank, one in asked.items() if one.ordered and one.output is not None}
         return self._shop.order.finale(instance.number, outputs, len(program.strands)) if outputs else None
 
+    def preceded(self, program: Program) -> bool:
+        """Whether an `agreement` comes before it here."""
+        return bool(program.native) or (program.inside and len(ranks_here(self._shop.topology)) > 1)
+
     def agreement(self, instance: Instance, program: Program, then: Callable[[], None]) -> Running:
-        """Before what NCCL carries out: all have come with the same contract, and it is its turn on this worker."""
+        """Before what NCCL carries out: all have come with the same contract, and it is its turn on this worker.
+
+        Where NCCL works inside of this worker alone, there are its communicators; no other worker is asked.
+        """
         topology = self._shop.topology
-        strand = replace(preliminary.announcement(topology, 0), peers=partners(len(topology.peers), topology.place))
+        asked = partners(len(topology.peers), topology.place) if program.native else frozenset()
+        strand = replace(preliminary.announcement(topology, 0), peers=asked)
 
         def start(_: Strand, links: dict[int, Link]) -> Iterator[Wait]:
-            return patiently(self._agree(instance, program.native, links), self._shop.tools.wake)
+            return patiently(self._agree(instance, program, links), self._shop.tools.wake)
 
         def agreed() -> None:
             instance.agreed = True
@@ -160,18 +172,25 @@ class Stages:
 
         return Running(instance, preliminary.alone(strand), None, start, agreed)
 
-    def _agree(self, instance: Instance, strands: int, links: dict[int, Link]) -> Iterator[Wait]:
+    def _agree(self, instance: Instance, program: Program, links: dict[int, Link]) -> Iterator[Wait]:
         shop, topology, engine = self._shop, self._shop.topology, self._shop.around.native
         assert engine is not None, "a worker that has told nobody of NCCL is asked for it"
         group = topology.group.key
         stamp = frames.Stamp(group, self._number, instance.number, 0, 0, bytes(8), self._next(instance))
         talk = Talk(len(topology.peers), topology.place, links, stamp, self._judge, shop.tools.wake)
         key = Key(group, self._number, instance.number)
+        inside = ranks_inside(topology)
+        if program.inside and len(inside) > 1 and engine.communicators.get(self._kept_inside) is None:
+            alone = replace(talk, places=1, place=0, links={})
+            made = yield from meet(alone, key, engine.turnstile, engine.communicators, len(inside), inside)
+            engine.communicators.keep(self._kept_inside, made)
+        if not program.native:
+            return
         if engine.communicators.get(self._kept) is None:
             ranks = ranks_here(topology)
             made = yield from meet(talk, key, engine.turnstile, engine.communicators, len(topology.gpus), ranks)
             engine.communicators.keep(self._kept, made)
-        order = self._order = Order(key._replace(step=1), strands, engine.turnstile, shop.tools.wake)
+        order = self._order = Order(key._replace(step=1), program.native, engine.turnstile, shop.tools.wake)
         yield from agree(talk, order.key, engine.turnstile)
 
     def release(self) -> None:
@@ -188,25 +207,36 @@ class Stages:
     def _end_communicators(self, *, orderly: bool = False) -> None:
         engine = self._shop.around.native
         if engine is not None:
-            engine.communicators.end(self._kept, orderly=orderly)
+            for kept in (self._kept, self._kept_inside):
+                engine.communicators.end(kept, orderly=orderly)
 
     def _carrier(self, outputs: Sequence[Region] | None, finale: Finale | None) -> Callable[..., Iterator[Wait]]:
         """What carries the strands of a program out, one by one."""
         engine, order = self._shop.around.native, self._order
         other = strands.run if outputs is None else partial(device_strand.run, outputs, finale)
-        if engine is None or order is None:
+        if engine is None:
             return other
-        made = engine.communicators.get(self._kept)
-        assert made is not None, "they are made before it is agreed on"
-        meeting = Meeting(engine, self._shop.topology, order, made, self._end_communicators)
+        topology = self._shop.topology
+        whole = self._meeting(engine, self._kept, ranks_here(topology))
+        inside = self._meeting(engine, self._kept_inside, ranks_inside(topology))
 
         def carry(program: Program, strand: Strand, *rest: Any) -> Iterator[Wait]:
             if strand.algorithm == NCCL:
-                carried = native.run(meeting, outputs or (), finale, program, strand, *rest)
-                return patiently(carried, self._shop.tools.wake)
-            return other(program, strand, *rest)
+                assert whole is not None and order is not None, "they are made before it is agreed on"
+                carried = native.run(whole, order, outputs or (), finale, program, strand, *rest)
+            elif strand.inside and inside is not None and outputs is not None:
+                carried = two_levels.run(inside, outputs, finale, program, strand, *rest)
+            else:
+                return other(program, strand, *rest)
+            return patiently(carried, self._shop.tools.wake)
 
         return carry
+
+    def _meeting(self, engine: Engine, kept: tuple[Any, ...], ranks: Sequence[Rank]) -> Meeting | None:
+        made = engine.communicators.get(kept)
+        if made is None:
+            return None
+        return Meeting(engine, self._shop.topology, ranks, made, self._end_communicators)
 
     def _starter(
         self,

@@ -9,7 +9,7 @@ from collectived_proto.codec import verdict_to_proto
 from collectived_proto.errors import Code
 from collectived_proto.types import Member, RankPosition, Report, ReportKind, Verdict, shown_name
 from collectived_proto.wording import expired_text, history, lost_text, members_text, not_come, seconds, subject
-from collectived_runtime.engine.program import Topology
+from collectived_runtime.engine.topology import Topology
 
 MAX_TEXT = 8 << 10  # characters
 NAMED_IN_FULL = 64  # missing or differing ranks of which a client hears what they did last

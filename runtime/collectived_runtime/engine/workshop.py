@@ -17,11 +17,12 @@ from collectived_runtime.engine.ledger import Instance
 from collectived_runtime.engine.links import Exchange
 from collectived_runtime.engine.minute import Minute
 from collectived_runtime.engine.native import Engine
-from collectived_runtime.engine.program import Program, Topology, compose
+from collectived_runtime.engine.program import Program, compose
 from collectived_runtime.engine.recorder import Recorder, Tape
 from collectived_runtime.engine.results import Budget, Results
 from collectived_runtime.engine.strand import Tools
 from collectived_runtime.engine.stream_order import StreamOrder
+from collectived_runtime.engine.topology import Topology
 from collectived_runtime.engine.watch import Watch
 from collectived_runtime.limits.refusals import Refusals
 

@@ -13,6 +13,7 @@ class Most:
     """sessions: of the worker. ranks, memory: of one session; memory in bytes. groups: with a rank here.
 
     descriptors: of this process. openings: allocations of a session's own on a GPU; 0: none.
+    gpu_memory: of each GPU, of one session; 0: three quarters of what clients may have.
     """
 
     sessions: int = 0
@@ -21,6 +22,7 @@ class Most:
     groups: int = 0
     descriptors: int = WANTED
     openings: int = 0
+    gpu_memory: int = 0
 
     @classmethod
     def of(cls, settings: WorkerSettings, memory: int, descriptors: int) -> Most:
@@ -33,4 +35,5 @@ class Most:
             settings.max_groups,
             descriptors,
             settings.max_session_openings,
+            settings.max_session_gpu_memory,
         )

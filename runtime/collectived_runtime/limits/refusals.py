@@ -18,6 +18,7 @@ class Limit(enum.StrEnum):
     SESSIONS = "sessions"
     SESSION_RANKS = "session_ranks"
     SESSION_MEMORY = "session_memory"
+    SESSION_GPU_MEMORY = "session_gpu_memory"
     SESSION_ARENAS = "session_arenas"
     SESSION_OPENINGS = "session_openings"
     MEMORY = "memory"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -23,7 +23,6 @@ from collectived_runtime.engine.results import Budget, Exhausted, new_arena, nex
 from collectived_runtime.engine.seat import Bytes
 from collectived_runtime.limits.descriptors import room
 from collectived_runtime.limits.refusals import Limit, Refusals
-from collectived_runtime.worker.devices import Offer
 
 MOST_ASKED = 64  # arenas of one session that it waits for
 MOST_ARENAS = 512  # of one session; each takes a descriptor
@@ -34,7 +33,8 @@ _WORKING = ThreadPoolExecutor(2, "collectived-arenas")  # its threads start when
 class Arenas:
     """
     Args:
-        budget: of shared memory. offer: what the worker has; of its GPUs the session may use those among `devices`.
+        budget: of shared memory. gpus: the worker's, with what the session may have of the memory of each; it may
+            use those among `devices`.
         descriptors: that this process may have.
         openings: allocations of its client's own that may be open at a time, on each GPU.
         send: sends a message, with a descriptor or -1. ended: whether the session has.
@@ -43,7 +43,7 @@ class Arenas:
     def __init__(
         self,
         budget: Budget,
-        offer: Offer,
+        gpus: Mapping[Gpu, Budget],
         devices: Sequence[DeviceName],
         refusals: Refusals,
         descriptors: int,
@@ -52,7 +52,7 @@ class Arenas:
         ended: Callable[[], bool],
     ) -> None:
         self._budget = budget
-        self._offer = offer
+        self._gpus = gpus
         self._devices = devices
         self._refusals = refusals
         self._descriptors = descriptors
@@ -159,7 +159,7 @@ class Arenas:
             return
         if self._full():
             return
-        budget = self._offer.budgets[gpu]
+        budget = self._gpus[gpu]
         try:
             budget.take(size)
         except Exhausted as error:
@@ -211,7 +211,7 @@ class Arenas:
     def _gpu(self, index: int) -> Gpu | None:
         """One that the session may use."""
         allowed = any((device.kind, device.index) == ("GPU", index) for device in self._devices)
-        return next((gpu for gpu in self._offer.gpus if allowed and gpu.index == index), None)
+        return next((gpu for gpu in self._gpus if allowed and gpu.index == index), None)
 
     def _full(self) -> bool:
         """Whether there may be no more arenas; says so."""
@@ -228,5 +228,5 @@ class Arenas:
         if isinstance(arena, Arena):
             self._budget.give(arena.size)
         elif not arena.lent:
-            self._offer.budgets[arena.gpu].give(arena.size)
+            self._gpus[arena.gpu].give(arena.size)
         arena.close()

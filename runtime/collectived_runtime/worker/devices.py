@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from collectived_proto.devices import DeviceName
 from collectived_runtime.device.cuda.driver import Cuda, CudaError
 from collectived_runtime.device.gpus import Gpu, chosen
-from collectived_runtime.engine.results import Budget
+from collectived_runtime.engine.results import Budget, Share
 
 CPU_DEVICES = 8
 _SHARE = 2  # one part in so many of a GPU's memory may be its clients'
@@ -41,6 +41,18 @@ class Offer:
     def uuids(self) -> dict[int, str]:
         """Of GPUs, by index."""
         return {gpu.index: gpu.device.uuid for gpu in self.gpus}
+
+    def shares(self, most: int, refused: Callable[[], None]) -> dict[Gpu, Budget]:
+        """What a new session may have of each GPU's memory.
+
+        Args:
+            most: bytes; 0: three quarters of what clients may have. refused: as of `Budget`.
+        """
+        found: dict[Gpu, Budget] = {}
+        for gpu, whole in self.budgets.items():
+            limit = min(most or whole.limit * 3 // 4, whole.limit)
+            found[gpu] = Share(whole, limit, refused, f"memory of GPU:{gpu.index}", "max_session_gpu_memory")
+        return found
 
     def close(self) -> None:
         for gpu in self.gpus:

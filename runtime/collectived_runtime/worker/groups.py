@@ -39,10 +39,10 @@ from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.lane import Lane, Surroundings
 from collectived_runtime.engine.native import Engine
-from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.recorder import Recorder
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.engine.seat import Seat
+from collectived_runtime.engine.topology import Topology
 from collectived_runtime.guests.rules import Reserved, may_have
 from collectived_runtime.limits.descriptors import room
 from collectived_runtime.limits.most import Most

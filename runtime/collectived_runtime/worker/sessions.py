@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from collectived_proto.devices import DeviceName
@@ -26,6 +26,7 @@ from collectived_proto.errors import (
 from collectived_proto.local import wire
 from collectived_proto.protocol import FIRST, Versions
 from collectived_runtime.credentials import Right
+from collectived_runtime.device.gpus import Gpu
 from collectived_runtime.engine.bells import LAST_WORDS_SECONDS
 from collectived_runtime.engine.lane import Lane
 from collectived_runtime.engine.results import Budget, Share
@@ -78,7 +79,7 @@ class Session:
     most_ranks: int = 0  # that it may hold or be joining; 0: any number
     descriptors: int = WANTED  # that this process may have
     joining: int = 0
-    offer: Offer = field(default_factory=lambda: Offer(0))  # of its worker
+    gpu_budgets: Mapping[Gpu, Budget] = field(default_factory=dict)  # its share of each GPU's memory
     identity: bytes = field(default_factory=lambda: secrets.token_bytes(SESSION_BYTES))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     holdings: list[Holding] = field(default_factory=list)
@@ -92,7 +93,7 @@ class Session:
     def __post_init__(self) -> None:
         self.arenas = Arenas(
             self.budget,
-            self.offer,
+            self.gpu_budgets,
             self.devices,
             self.refusals,
             self.descriptors,
@@ -353,8 +354,8 @@ class Sessions:
             refusals,
             most.ranks,
             descriptors=most.descriptors,
-            offer=self._offer,
             openings=most.openings if self._offer.gpus and not remote and _may_lend(caller) else 0,
+            gpu_budgets=self._offer.shares(most.gpu_memory, lambda: refusals.limit(Limit.SESSION_GPU_MEMORY)),
         )
         self.opened += 1
         self._sessions[session.identity] = session

@@ -125,3 +125,16 @@ def test_who_only_waits_for_an_event_waits_for_nothing_that_is_on_the_stream(
     assert begun.wait(20)
     launching.submit(None, over.set, (event,))
     assert over.wait(20) and not under_way.done
+
+
+def test_what_will_not_come_to_its_end_is_told_while_it_is_under_way(launching: Launching, gate: Gate) -> None:
+    def check() -> None:
+        raise ConnectionError("a rank is gone")
+
+    gate.close()
+    told = threading.Event()
+    launch = launching.submit(lambda stream: None, told.set, check=check)
+    assert told.wait(20) and launch.done and isinstance(launch.failed, ConnectionError)
+    assert not launch.stop(0.02), "the device is still at it"
+    gate.open()
+    assert launch.stop(20) and isinstance(launch.failed, ConnectionError)

@@ -40,9 +40,9 @@ from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.lane import Lane, Surroundings
 from collectived_runtime.engine.native import Engine
 from collectived_runtime.engine.preliminary import prepare
-from collectived_runtime.engine.program import Topology
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.engine.seat import Seat
+from collectived_runtime.engine.topology import Topology
 from collectived_runtime.transport.link import Link, TcpStream
 from collectived_runtime.transport.reception import Call, LinkKey, Reception
 

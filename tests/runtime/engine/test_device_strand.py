@@ -34,9 +34,11 @@ from collectived_proto.types import (
 )
 from collectived_runtime.device.cuda.driver import CudaError
 from collectived_runtime.device.gpus import DeviceArena, Gpu, chosen, view
+from collectived_runtime.engine.carriers import SEGMENT_BYTES
 from collectived_runtime.engine.preliminary import prepare
-from collectived_runtime.engine.program import SEGMENT_BYTES, Topology, compose
+from collectived_runtime.engine.program import compose
 from collectived_runtime.engine.seat import Bytes
+from collectived_runtime.engine.topology import Topology
 
 ARENA_BYTES = 4 << 20
 HOST, GPU = 1, 2  # arenas
@@ -114,9 +116,17 @@ class Party:
         assert not done.result
         return self.memory(rank, OUTPUT, count * kind.itemsize).view(kind)
 
+    def let_go(self) -> None:
+        """Of what its clients look into."""
+        for arena in self.arenas.values():
+            arena.close()
+
     def close(self) -> None:
         for gpu in self.gpus:
             gpu.close()
+        self.let_go()
+        for cuda in self.cudas:
+            cuda.close()
 
 
 Make = Callable[..., Party]

@@ -17,7 +17,16 @@ from tests.runtime.engine.conftest import World, wait_for
 from tests.runtime.engine.test_device_strand import Party
 
 from collectived_proto.errors import Code, UnimplementedError
-from collectived_proto.types import AllReduce, CommunicationImplementation, DType, ReduceOp, ReportKind, Tier
+from collectived_proto.types import (
+    AllReduce,
+    Broadcast,
+    CommunicationImplementation,
+    DType,
+    Reduce,
+    ReduceOp,
+    ReportKind,
+    Tier,
+)
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.gpus import Gpu, chosen
 from collectived_runtime.device.nccl.communicators import Communicators
@@ -46,9 +55,16 @@ class Group(Party):
         for rank, value in enumerate(values):
             self.submit(rank, [value], AllReduce(op), **(described or NCCL))
         kind, count = values[0].dtype, values[0].size
-        if op is ReduceOp.MEAN and kind.kind in "iu":
-            kind = np.dtype(np.float64 if kind.itemsize > 2 else np.float32)
+        if op is ReduceOp.MEAN:
+            kind = averaged(kind)
         return [self.result(rank, kind, count, self.world.ranks[rank].done()) for rank in range(len(values))]
+
+
+def averaged(kind: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of a mean."""
+    if kind.kind not in "iu":
+        return kind
+    return np.dtype(np.float64 if kind.itemsize > 2 else np.float32)
 
 
 class Cluster:
@@ -56,21 +72,23 @@ class Cluster:
 
     def __init__(self, make: Callable[..., World], workers: int, hold: Path, most: int = 1 << 40) -> None:
         self._make = make
-        self.nccls = [FakeNccl(None, hold, most=most) for _ in range(workers)]
+        self.cudas = [FakeCuda(2) for _ in range(workers)]
+        self.nccls = [FakeNccl(None, hold, most=most, cuda=cuda) for cuda in self.cudas]
         self.died: queue.Queue[str] = queue.Queue()
         self.lost: list[str] = []
-        cudas = [FakeCuda(2) for _ in range(workers)]
-        self.gpus = [chosen(cuda, None, self.lost.append) for cuda in cudas]
+        self.groups: list[Group] = []
+        self.gpus = [chosen(cuda, None, self.lost.append) for cuda in self.cudas]
         self.engines = [
             Engine(Communicators(nccl, cuda.use, self.died.put), {gpu.index: gpu for gpu in gpus})
-            for nccl, cuda, gpus in zip(self.nccls, cudas, self.gpus, strict=True)
+            for nccl, cuda, gpus in zip(self.nccls, self.cudas, self.gpus, strict=True)
         ]
 
     def group(self, hosts: tuple[int, ...], places: tuple[int, ...], **options: Any) -> Group:
         """A group; a place of -1 is GPU 0 with a value on the host."""
         gpus = tuple(max(0, place) for place in places)
         world = self._make(*hosts, gpus=gpus, natives=self.engines[: len(hosts)], **options)
-        return Group(world, places, self.gpus)
+        self.groups.append(Group(world, places, self.gpus))
+        return self.groups[-1]
 
     @property
     def calls(self) -> list[tuple[str, int]]:
@@ -84,6 +102,10 @@ class Cluster:
         for gpus in self.gpus:
             for gpu in gpus:
                 gpu.close()
+        for group in self.groups:
+            group.let_go()
+        for cuda in self.cudas:
+            cuda.close()
 
 
 Make = Callable[..., Cluster]
@@ -248,8 +270,128 @@ def test_an_order_for_nccl_that_cannot_be_had_is_refused_and_says_why(cluster: M
     spec: Any = {"all_reduce_spec": (Tier("nccl"),)}
     with pytest.raises(UnimplementedError, match="NCCL has no bxor of int32"):
         group.submit(0, [np.ones(3, np.int32)], AllReduce(ReduceOp.BXOR), **spec)
-    with pytest.raises(UnimplementedError, match="'nccl/xring' cannot be had here: a worker has several GPUs"):
-        group.submit(0, [np.ones(3)], AllReduce(ReduceOp.SUM), all_reduce_spec=(Tier("nccl/xring"),))
+    with pytest.raises(UnimplementedError, match="'nccl/xring' cannot be had here: NCCL has no sum of int16"):
+        group.submit(0, [np.ones(3, np.int16)], AllReduce(ReduceOp.SUM), all_reduce_spec=(Tier("nccl/xring"),))
+
+
+@pytest.mark.parametrize(("hosts", "places"), LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX], ids=lambda op: op.value)
+def test_the_root_alone_receives_what_numpy_finds(
+    cluster: Make, hosts: tuple[int, ...], places: tuple[int, ...], dtype: Any, op: ReduceOp
+) -> None:
+    there = cluster(len(hosts))
+    group = there.group(hosts, places)
+    values = [(np.arange(500) % 40 + rank).astype(dtype) for rank in range(len(places))]
+    exact = np.stack(values).astype(np.float64)
+    expected = {ReduceOp.SUM: exact.sum(0), ReduceOp.MEAN: exact.mean(0), ReduceOp.MAX: exact.max(0)}[op]
+    for root in (len(places) - 1, 0):
+        for rank, value in enumerate(values):
+            group.submit(rank, [value], Reduce(op, root), receives=rank == root, **NCCL)
+        done = [group.world.ranks[rank].done() for rank in range(len(places))]
+        got = group.result(root, averaged(value.dtype) if op is ReduceOp.MEAN else dtype, 500, done[root])
+        assert (got == expected.astype(got.dtype)).all()
+    assert {kind for kind, _ in there.calls} == {"reduce"} and not there.lost and there.died.empty()
+
+
+@pytest.mark.parametrize(("hosts", "places"), LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("dtype", [*DTYPES, np.int16, np.complex128, np.bool_], ids=lambda dtype: np.dtype(dtype).name)
+def test_all_ranks_receive_what_the_root_has(
+    cluster: Make, hosts: tuple[int, ...], places: tuple[int, ...], dtype: Any
+) -> None:
+    there = cluster(len(hosts))
+    group = there.group(hosts, places)
+    for root in (0, len(places) - 1):
+        values = [(np.arange(600) % 40 + rank).astype(dtype) for rank in range(len(places))]
+        for rank, value in enumerate(values):
+            group.submit(rank, [value[100:], value[:100]], Broadcast(root), **NCCL)
+        for rank in range(len(places)):
+            got = group.result(rank, dtype, 600, group.world.ranks[rank].done())
+            assert (got == values[root]).all()  # a pack begins with the last leaf
+    assert {kind for kind, _ in there.calls} == {"broadcas"} and not there.lost and there.died.empty()
+
+
+TWO_LEVELS = ["nccl/xring", "nccl/rechd", "nccl/pscpu"]
+SEVERAL = {
+    "one worker": ((2,), (0, 1)),
+    "two workers": ((2, 2), (0, 1, 0, 1)),
+    "with one GPU, with two, and ranks that share one": ((3, 1, 1), (0, 1, 0, 0, 1)),
+    "a value on the host": ((3, 1), (0, -1, 1, 0)),
+    "all values on the host, elsewhere": ((2, 2), (0, 1, -1, -1)),
+}
+
+
+@pytest.mark.parametrize("name", TWO_LEVELS)
+@pytest.mark.parametrize(("hosts", "places"), SEVERAL.values(), ids=SEVERAL)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN], ids=lambda op: op.value)
+def test_nccl_inside_of_workers_and_an_algorithm_between_them(
+    cluster: Make, name: str, hosts: tuple[int, ...], places: tuple[int, ...], dtype: Any, op: ReduceOp
+) -> None:
+    there = cluster(len(hosts))
+    values = [(np.arange(500) % 40 + rank).astype(dtype) for rank in range(len(places))]
+    exact = np.stack(values).astype(np.float64)
+    expected = exact.sum(0) if op is ReduceOp.SUM else exact.mean(0)
+    group = there.group(hosts, places)
+    for got in group.all_reduce(values, op, all_reduce_spec=(Tier(name, shards=2),)):
+        assert (got == expected.astype(got.dtype)).all()
+    assert not there.lost and there.died.empty()
+
+
+def test_inside_of_a_worker_nccl_reduces_to_its_first_gpu_and_broadcasts_from_there(cluster: Make) -> None:
+    there = cluster(2)
+    group = there.group((2, 1), (0, 1, 0))
+    value = np.arange(300, dtype=np.float32)
+    for _ in range(3):
+        for got in group.all_reduce([value] * 3, all_reduce_spec=(Tier("nccl/xring"),)):
+            assert (got == 3 * value).all()
+    kinds = [kind for kind, _ in there.nccls[0].calls]
+    assert sorted(set(kinds)) == ["broadcas", "reduce"] and len(kinds) == 12
+    assert sorted(there.nccls[0].inits) == [0, 1], "a communicator of its own GPUs, which stays"
+    assert there.nccls[1].calls == [] and there.nccls[1].inits == []
+
+
+@pytest.mark.parametrize("again", range(3))
+def test_groups_over_the_same_gpus_of_one_worker_do_not_wait_for_each_other(cluster: Make, again: int) -> None:
+    there = cluster(2)
+    groups = [there.group((2, 1), (0, 1, 0), key=key) for key in (7, 8, 9)]
+    kinds: list[Any] = [{"all_reduce_spec": (Tier(name, shards=4),)} for name in ("nccl/xring", "nccl", "nccl/rechd")]
+    value = np.ones(100, np.float32)
+    for number in range(8):
+        for rank in range(3):
+            for group, kind in list(zip(groups, kinds, strict=True))[:: 1 if (rank + number) % 2 else -1]:
+                group.submit(rank, [value], AllReduce(ReduceOp.SUM), **kind)
+        for group in groups:
+            for rank in range(3):
+                assert (group.result(rank, np.float32, 100, group.world.ranks[rank].done()) == 3).all()
+
+
+def test_a_verdict_amid_a_kernel_inside_of_a_worker_aborts_it(cluster: Make) -> None:
+    there = cluster(2)
+    group = there.group((2, 1), (0, 1, 0))
+    value, spec = np.ones(10, np.float32), (Tier("nccl/xring"),)
+    group.all_reduce([value] * 3, all_reduce_spec=spec)
+    there.nccls[0].stuck = True
+    for rank in range(3):
+        group.submit(rank, [value], AllReduce(ReduceOp.SUM), all_reduce_spec=spec)
+    wait_for(lambda: [kind for kind, _ in there.nccls[0].calls].count("reduce") == 4)
+    group.world.rule(group.world.verdict(Code.UNAVAILABLE))
+    for rank in range(3):
+        assert group.world.ranks[rank].failed()[1].code == Code.UNAVAILABLE
+    wait_for(lambda: sorted(there.nccls[0].freed) == [("abort", 0), ("abort", 1)])
+    there.nccls[0].stuck = False
+    again = there.group((2, 1), (0, 1, 0), key=9)
+    assert (again.all_reduce([value] * 3, all_reduce_spec=spec)[0] == 3).all()
+    assert not there.lost and there.died.empty()
+
+
+@pytest.mark.parametrize(("hosts", "places"), SEVERAL.values(), ids=SEVERAL)
+def test_psgpu_folds_on_each_gpu_and_shuffles_between_workers(
+    cluster: Make, hosts: tuple[int, ...], places: tuple[int, ...]
+) -> None:
+    values = [np.arange(300, dtype=np.float64) + rank for rank in range(len(places))]
+    for got in cluster(len(hosts)).group(hosts, places).all_reduce(values, all_reduce_spec=(Tier("psgpu", shards=2),)):
+        assert (got == np.sum(values, axis=0)).all()
 
 
 @pytest.mark.parametrize("name", ["nccl/xring", "nccl/rechd", "nccl/pscpu", "psgpu"])

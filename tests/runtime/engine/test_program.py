@@ -27,7 +27,8 @@ from collectived_proto.types import (
 )
 from collectived_runtime.engine.checks import check
 from collectived_runtime.engine.preliminary import prepare
-from collectived_runtime.engine.program import CHANNELS, Topology, compose, strand_count
+from collectived_runtime.engine.program import CHANNELS, compose, strand_count
+from collectived_runtime.engine.topology import Topology
 
 TABLE = (Tier("tree", limit=1000), Tier("halving_doubling", 2))
 SUM = AllReduce(ReduceOp.SUM)

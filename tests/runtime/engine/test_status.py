@@ -28,7 +28,8 @@ from collectived_proto.types import (
 from collectived_proto.v1 import common_pb2, status_pb2
 from collectived_runtime.coordinator.overview import status_reply
 from collectived_runtime.coordinator.snapshot import GroupView, Snapshot
-from collectived_runtime.engine.program import Topology, compose
+from collectived_runtime.engine.program import compose
+from collectived_runtime.engine.topology import Topology
 from collectived_runtime.worker.status import Identity, Standing, group_seen_from, lane_status, worker_status
 
 

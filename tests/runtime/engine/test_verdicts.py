@@ -7,7 +7,7 @@ import pytest
 from collectived_proto.errors import Code
 from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, Report, ReportKind
 from collectived_runtime.engine import verdicts
-from collectived_runtime.engine.program import Topology
+from collectived_runtime.engine.topology import Topology
 
 MEMBERS = tuple(Member(rank, f"CPU:{rank}", rank // 2, f"host{rank // 2}", 70 + rank) for rank in range(4))
 TOPOLOGY = Topology.of(

@@ -45,6 +45,20 @@ class Communicator:
         while not self._settled():
             self.closing.wait(min(LOOK_EVERY, (time.monotonic() - began) / 8))
 
+    def check(self) -> None:
+        """While what was issued is under way: NCCL tells only who asks that it never will end.
+
+        Raises:
+            NcclError: the communicator has failed.
+        """
+        if not self.in_use.acquire(blocking=False):  # it is being freed, and with it what is under way
+            return
+        try:
+            if not self.closing.is_set():
+                self.nccl.ready(self.handle)
+        finally:
+            self.in_use.release()
+
     def _settled(self) -> bool:
         with self.in_use:
             self._check()
