@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import text_format
+from tests.waiting import settle
 
 import collectived as cd
 from collectived.testing.daemon import Daemon
@@ -68,10 +69,12 @@ class Job:
     def until_both_are_back(self) -> None:
         with grpc.insecure_channel(self.coordinator_address) as channel:
             ask = coordinator_pb2_grpc.CoordinatorStub(channel).Status
-            back = 0
-            while back < 2:
+
+            def both_are_back() -> bool:
                 workers = ask(status_pb2.StatusRequest(local_only=True), timeout=20, wait_for_ready=True).workers
-                back = sum(worker.connected for worker in workers)
+                return [worker.connected for worker in workers] == [True, True]
+
+            settle(both_are_back)
 
     def close(self) -> None:
         for daemon in reversed(self.started):

@@ -8,12 +8,12 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
-from tests.multi.raw import Raw, failure, settle
+from tests.multi.raw import Raw, failure
 from tests.security.conftest import SECRET, Place
+from tests.waiting import settle
 
 from collectived_proto.local import wire
 from collectived_proto.v1 import common_pb2, worker_pb2, worker_pb2_grpc

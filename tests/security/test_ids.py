@@ -13,8 +13,9 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.multi.raw import SUM, Raw, data, described, failure, settle
+from tests.multi.raw import SUM, Raw, data, described, failure
 from tests.security.conftest import SECRET, Place
+from tests.waiting import settle
 
 from collectived_proto.codec import versions_to_proto
 from collectived_proto.local import wire
