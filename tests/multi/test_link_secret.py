@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import os
 import re
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -77,10 +78,12 @@ class Job:
             settle(both_are_back)
 
     def close(self) -> None:
-        for daemon in reversed(self.started):
-            daemon.close()
-        assert os.listdir(self.folder) == []
-        self.folder.rmdir()
+        try:
+            for daemon in reversed(self.started):
+                daemon.close()
+            assert os.listdir(self.folder) == []
+        finally:
+            shutil.rmtree(self.folder)
 
 
 @pytest.fixture
