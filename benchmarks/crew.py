@@ -58,7 +58,9 @@ class Crew:
             listener.bind(path)
             listener.listen()
             for launch in self.contestant.launches(environment, ranks, free_ports):
-                variables = {**os.environ, "PYTHONPATH": str(ROOT), **launch.environment, SOCKET: path}
+                # Files that a contestant leaves lying go with the folder.
+                own = {"PYTHONPATH": str(ROOT), "TMPDIR": self._folder.name, SOCKET: path}
+                variables = {**os.environ, **own, **launch.environment}
                 child = subprocess.Popen(
                     launch.command,
                     cwd=ROOT,

@@ -5,14 +5,18 @@ processes processor time, which several tests side by side on two cores do not a
 company is asked once more with nobody beside it, and that answer counts. It is said aloud which tests needed it: one
 that needs it often has a defect, or shows one. More than FEW failures are no matter of company, and nothing is asked
 again.
+
+Most of the time goes into starting processes, many hundreds of them. So Python may keep what it has compiled, whatever
+the shell says of PYTHONDONTWRITEBYTECODE: else each of them compiles the whole project once more.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 FEW = 4
@@ -35,6 +39,11 @@ def verdict(alone: Sequence[str], status: int) -> str:
     return f"failed beside other tests, and at least one of them alone too:{names}"
 
 
+def surroundings(shell: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment of the tests, of that of the shell."""
+    return {name: value for name, value in shell.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def main(options: Sequence[str]) -> int:
     status = _pytest("--cache-clear", *options)
     alone = again(status, _failed())
@@ -46,7 +55,8 @@ def main(options: Sequence[str]) -> int:
 
 
 def _pytest(*options: str) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", *options], cwd=_ROOT, check=False).returncode
+    command = [sys.executable, "-m", "pytest", *options]
+    return subprocess.run(command, cwd=_ROOT, env=surroundings(os.environ), check=False).returncode
 
 
 def _failed() -> Sequence[str]:

@@ -8,39 +8,41 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 
 import click
 
-from collectived_launcher.bench.command import bench
-from collectived_launcher.certs.command import certs
-from collectived_launcher.cluster.command import down, up
-from collectived_launcher.cluster.run import run as run_clients
-from collectived_launcher.config.command import config
-from collectived_launcher.daemon import coordinator, simulate, worker
-from collectived_launcher.doctor.command import doctor
-from collectived_launcher.drain.command import drain
-from collectived_launcher.launch.command import launch
-from collectived_launcher.status.command import status
-from collectived_launcher.top.command import top
-from collectived_launcher.trace.command import trace
+from collectived_launcher.verbs import Verbs
+from collectived_proto.types import RELEASE
 
 FAILED, INTERRUPTED = 1, 130
 
+_VERBS = Verbs(
+    {
+        "launch": "launch.command",
+        "run": "cluster.run",
+        "up": "cluster.command",
+        "down": "cluster.command",
+        "drain": "drain.command",
+        "status": "status.command",
+        "top": "top.command",
+        "trace": "trace.command",
+        "bench": "bench.command",
+        "doctor": "doctor.command",
+        "simulate": "daemon",
+        "config": "config.command",
+        "certs": "certs.command",
+        "coordinator": "daemon",
+        "worker": "daemon",
+    }
+)
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=__doc__.split("\n", 2)[2])
-@click.version_option(version("collectived"), prog_name="collectived")
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]}, epilog=__doc__.split("\n", 2)[2], commands=_VERBS
+)
+@click.version_option(RELEASE, prog_name="collectived")
 def collectived() -> None:
     """Collective communication as a service: start it, use it, look at it."""
-
-
-_COMMANDS = (
-    *(launch, run_clients, up, down, drain),
-    *(status, top, trace, bench, doctor, simulate, config, certs),
-    *(coordinator, worker),
-)
-for command in _COMMANDS:
-    collectived.add_command(command)
 
 
 def run(arguments: Sequence[str]) -> int:

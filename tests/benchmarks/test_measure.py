@@ -21,6 +21,10 @@ def ends_at_once(folder: Path, ranks: int, ports: Ports) -> Sequence[Launch]:
     return [Launch((sys.executable, "-c", "raise SystemExit('no library here')"), {})]
 
 
+def leaves_a_file(folder: Path, ranks: int, ports: Ports) -> Sequence[Launch]:
+    return [Launch((sys.executable, "-c", "import tempfile; raise SystemExit(tempfile.mkstemp()[1])"), {})]
+
+
 @pytest.mark.timeout(60)
 def test_everybody_is_measured_at_every_size() -> None:
     said: list[str] = []
@@ -46,3 +50,12 @@ def test_who_does_not_start_is_skipped_with_its_last_words() -> None:
 def test_ports_are_given_in_a_row() -> None:
     first = free_ports(4)
     assert 1024 < first < 32768
+
+
+@pytest.mark.timeout(60)
+def test_files_that_a_contestant_leaves_lying_are_gone_with_it() -> None:
+    untidy = Contestant("untidy", "untidy", "untidy", leaves_a_file)
+    said: list[str] = []
+    result = run((untidy, FOLD), (2,), CASES[:1], PACE, said.append)
+    left = Path(result.skipped["untidy"].split()[-1])
+    assert left.is_absolute() and not left.exists()

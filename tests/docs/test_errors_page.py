@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tests.docs.contents import ROOT
 from tests.multi.conftest import Cluster
+from tests.waiting import settle
 
 import collectived as cd
 from collectived import errors
@@ -255,13 +256,14 @@ def as_ranks(
 
 def await_flight(worker: Cluster, arrived: int = 1) -> None:
     """Returns when a collective waits in the worker to which so many ranks have come."""
-    while not any(
-        len(flight.arrived) == arrived
-        for row in worker.status().workers
-        for lane in row.lanes
-        for flight in lane.in_flight
-    ):
-        pass
+    settle(
+        lambda: any(
+            len(flight.arrived) == arrived
+            for row in worker.status().workers
+            for lane in row.lanes
+            for flight in lane.in_flight
+        )
+    )
 
 
 # The page

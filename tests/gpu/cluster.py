@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -111,11 +112,11 @@ class Cluster:
     def close(self) -> None:
         for file in (self.hold, self.broken, self.nccl_hold, self.abort_hold):
             file.unlink(missing_ok=True)
-        for daemon in (*self.workers, self.coordinator):
-            daemon.close()
-        for left in self.folder.iterdir():  # of workers that were killed
-            left.unlink()
-        self.folder.rmdir()
+        try:
+            for daemon in (*self.workers, self.coordinator):
+                daemon.close()
+        finally:
+            shutil.rmtree(self.folder)  # where workers that were killed have left their sockets
 
 
 class FakeWorker(Daemon):

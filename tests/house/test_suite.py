@@ -26,3 +26,7 @@ def test_the_last_word_names_the_tests_and_says_how_they_ended() -> None:
     assert suite.verdict(["tests/a.py::test_b"], 0).startswith("passed alone")
     assert "tests/a.py::test_b" in suite.verdict(["tests/a.py::test_b"], 1)
     assert suite.verdict(["tests/a.py::test_b"], 1).startswith("failed")
+
+
+def test_python_keeps_what_it_has_compiled() -> None:
+    assert suite.surroundings({"PYTHONDONTWRITEBYTECODE": "1", "PATH": "/bin"}) == {"PATH": "/bin"}

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import settle
 
 DRIVE = str(Path(__file__).with_name("drive.py"))
 PATIENCE = 20.0
@@ -99,12 +100,13 @@ class Place:
 
     def successor(self, name: str, former: int) -> int:
         """Waits for the daemon that takes the place of one that ended."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
+
+        def other() -> int | None:
             with contextlib.suppress(ValueError):  # there is none yet
-                if (pid := self.daemon(name)) != former:
-                    return pid
-        raise AssertionError(f"nobody took the place of {name} (pid {former})")
+                return pid if (pid := self.daemon(name)) != former else None
+            return None
+
+        return settle(other, PATIENCE)
 
     def files(self) -> list[str]:
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))

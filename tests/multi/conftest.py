@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -160,11 +161,13 @@ class Cluster:
         if self._closed:
             return
         self._closed = True
-        for daemon in (*self.workers, self.coordinator):
-            daemon.close()
-        left = sorted(path.name for path in self.folder.iterdir())
-        assert left == [], f"daemons left files behind: {left}"
-        self.folder.rmdir()
+        try:
+            for daemon in (*self.workers, self.coordinator):
+                daemon.close()
+            left = sorted(path.name for path in self.folder.iterdir())
+            assert left == [], f"daemons left files behind: {left}"
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 
 from tests.multi.conftest import SECRET
-from tests.multi.raw import settle
+from tests.waiting import settle
 
 _SAMPLE = re.compile(r'^(collectived_\w+)\{component="\w+",(?:limit|where)="(\w+)"\} (\S+)$', re.MULTILINE)
 

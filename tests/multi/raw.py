@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -181,11 +179,3 @@ def told(error: Any) -> tuple[str, str, common_pb2.Verdict | None]:
                 if detail.Unpack(verdict):
                     return error.code().name, error.details(), verdict
     return error.code().name, error.details(), None
-
-
-def settle(fact: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Waits for a fact that daemons bring about in their own time."""
-    end = time.monotonic() + seconds
-    while not fact():
-        assert time.monotonic() < end, "it did not come about"
-        os.sched_yield()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import settle
 
 import collectived as cd
 
@@ -150,13 +151,14 @@ def test_nobody_is_warned_of_waiting_in_an_idle_group(make_cluster: Any) -> None
 
 def seconds_waited(cluster: Any, seconds: float) -> None:
     """Returns when status tells of something that has been in flight for so long."""
-    while not any(
-        flight.seconds > seconds
-        for worker in cluster.status().workers
-        for lane in worker.lanes
-        for flight in lane.in_flight
-    ):
-        pass
+    settle(
+        lambda: any(
+            flight.seconds > seconds
+            for worker in cluster.status().workers
+            for lane in worker.lanes
+            for flight in lane.in_flight
+        )
+    )
 
 
 @pytest.mark.parametrize("size", [0, (3, 2), "2", 1.5])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import settle
 
 import collectived as cd
 from collectived_proto.types import shown_name
@@ -34,14 +34,6 @@ def pair(one_worker: Any) -> Iterator[Callable[[], tuple[cd.Session, cd.Group, c
             return mine, mine.join(name, 2, rank=0, timeout=20), other.result(20)
 
         yield make
-
-
-def settle(fact: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Waits for a fact that daemons bring about in their own time."""
-    end = time.monotonic() + seconds
-    while not fact():
-        assert time.monotonic() < end, "it did not come about"
-        os.sched_yield()
 
 
 def in_flight(cluster: Any, group: cd.Group) -> bool:

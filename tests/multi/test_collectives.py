@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -34,6 +35,7 @@ def leaves(value: Any) -> list[Any]:
     return [] if value is None else [np.asarray(value)]
 
 
+@cache
 def values_of(rank: int, step: int) -> Any:
     """What a rank contributes in a step: a structure that is the same on all ranks, filled with numbers of its own."""
     structure = nest(np.random.default_rng(step))
@@ -51,16 +53,21 @@ def values_of(rank: int, step: int) -> Any:
     return fill(structure)
 
 
+@cache
+def expected_of(size: int, step: int) -> list[tuple[Any, Any]]:
+    """For each leaf of the step's sum what it is to be, and how far from it it may be."""
+    everybody = [leaves(values_of(rank, step)) for rank in range(size)]
+    wide = [[np.asarray(leaf, np.float64) for leaf in of_all] for of_all in zip(*everybody, strict=True)]
+    return [(np.sum(of_all, axis=0), 1e-6 * np.sum(np.abs(of_all), axis=0)) for of_all in wide]
+
+
 def nested_sums(group: cd.Group, steps: int) -> list[bytes]:
     seen = []
     for step in range(steps):
         options = cd.CommunicationOptions(bytes_per_pack=64 if step % 2 else 0, timeout_seconds=30)
         result = group.all_reduce("sum", values_of(group.rank, step), options=options)
-        everybody = [leaves(values_of(rank, step)) for rank in range(group.size)]
-        for index, found in enumerate(leaves(result)):
-            wide = [np.asarray(one[index], np.float64) for one in everybody]
-            bound = 1e-6 * np.sum(np.abs(wide), axis=0)
-            assert np.all(np.abs(found - np.sum(wide, axis=0)) <= bound)
+        for found, (expected, bound) in zip(leaves(result), expected_of(group.size, step), strict=True):
+            assert np.all(np.abs(found - expected) <= bound)
         seen.append(b"".join(leaf.tobytes() for leaf in leaves(result)))
     return seen
 

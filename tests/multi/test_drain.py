@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -17,20 +16,12 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.waiting import settle
 
 import collectived as cd
 from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 
 PATIENCE = 20.0
-
-
-def until(reached: Callable[[], Any]) -> Any:
-    """Waits for a fact; what it says."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := reached()):
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.02)
-    return found
 
 
 class Draining:
@@ -83,7 +74,7 @@ def test_what_runs_finishes_and_what_is_new_is_refused_on_all_ranks(two: Drainin
     assert [work.wait(PATIENCE) for work in first] == [2.0, 2.0]
     running = two.groups[0].all_reduce("sum", 3.0, async_op=True)
     drained = two.spawn(lambda: two.ask(1, stay=True))
-    until(two.refused)
+    settle(two.refused)
     status = two.cluster.status()
     assert [worker.draining for worker in status.workers] == [False, True]
     # A rank that comes to what runs is let in; nothing was cut.
@@ -136,7 +127,7 @@ def test_a_rank_that_does_not_come_is_named_and_what_waits_for_it_is_cut(two: Dr
 def test_sigterm_drains_a_worker(two: Draining) -> None:
     running = two.groups[0].all_reduce("sum", 3.0, async_op=True)
     two.cluster.workers[1].process.send_signal(signal.SIGTERM)
-    until(two.refused)
+    settle(two.refused)
     assert two.groups[1].all_reduce("sum", 4.0) == 7.0
     assert running.wait(PATIENCE) == 7.0
     ended_well(two.cluster, 1)
@@ -185,7 +176,7 @@ def test_a_worker_whose_launcher_is_gone_says_so(two: Draining) -> None:
 def test_a_second_sigterm_ends_a_worker_at_once(two: Draining) -> None:
     waiting = two.groups[0].all_reduce("sum", 3.0, async_op=True)
     two.cluster.workers[1].process.send_signal(signal.SIGTERM)
-    until(two.refused)
+    settle(two.refused)
     two.cluster.workers[1].process.send_signal(signal.SIGTERM)
     ended_well(two.cluster, 1)
     with pytest.raises(cd.errors.UnavailableError):
@@ -221,9 +212,9 @@ def test_without_a_coordinator_a_worker_waits_for_a_quiet_moment(two: Draining) 
     two.cluster.coordinator.process.kill()
     two.cluster.coordinator.process.wait()
     (two.cluster.folder / "c.sock").unlink()
-    until(lambda: not any(worker.connected for worker in two.cluster.status().workers))
+    settle(lambda: not any(worker.connected for worker in two.cluster.status().workers))
     running = two.groups[0].all_reduce("sum", 3.0, async_op=True)
-    until(lambda: two.cluster.status().workers[0].lanes[0].in_flight)
+    settle(lambda: two.cluster.status().workers[0].lanes[0].in_flight)
     drained = two.spawn(lambda: two.ask(0, stay=True))
     assert two.groups[1].all_reduce("sum", 4.0) == 7.0
     assert running.wait(PATIENCE) == 7.0

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import settle
 
 import collectived as cd
 from collectived_proto.types import shown_name
@@ -66,14 +67,6 @@ def held(pid: int) -> Counter[str]:
     with open(f"/proc/{pid}/maps") as maps:
         regions = sum("memfd" in line for line in maps)
     return Counter(descriptors(pid)) + Counter(mapped=regions)
-
-
-def settle(fact: Any, seconds: float = 30.0) -> None:
-    """Waits for a fact that daemons bring about in their own time."""
-    end = time.monotonic() + seconds
-    while not fact():
-        assert time.monotonic() < end, "it did not come about"
-        os.sched_yield()
 
 
 @pytest.mark.timeout(150)
@@ -230,8 +223,8 @@ except cd.errors.UnavailableError as error:
     say(victim, "joined")
     say(survivor, "joined")
     say(victim, "submitted")
-    while not any(lane.in_flight for worker in cluster.status().workers for lane in worker.lanes):
-        os.sched_yield()  # over gRPC it is submitted when all of it has come
+    # Over gRPC it is submitted when all of it has come.
+    settle(lambda: any(lane.in_flight for worker in cluster.status().workers for lane in worker.lanes))
     victim.kill()
     victim.communicate()
     go_on(survivor)

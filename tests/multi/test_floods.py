@@ -20,7 +20,8 @@ from benchmarks.floods import doorbell
 from tests.docs.contents import ROOT
 from tests.multi.conftest import Cluster, Daemon
 from tests.multi.counted import counting
-from tests.multi.raw import Raw, settle
+from tests.multi.raw import Raw
+from tests.waiting import settle
 
 import collectived as cd
 from collectived_proto.local import wire

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import settle
 
 import collectived as cd
 
@@ -32,14 +32,6 @@ def each(one: Callable[[int], Any], size: int) -> list[Any]:
     """What `one(rank)` returns for each rank, all at the same time."""
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(one, range(size)))
-
-
-def settle(fact: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Waits for a fact that daemons bring about in their own time."""
-    end = time.monotonic() + seconds
-    while not fact():
-        assert time.monotonic() < end, "it did not come about"
-        os.sched_yield()
 
 
 def connected(address: str, over: str) -> cd.Session:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from tests.multi.conftest import Cluster
 from tests.multi.counted import counting
-from tests.multi.raw import SUM, Raw, data, described, failure, settle
+from tests.multi.raw import SUM, Raw, data, described, failure
+from tests.waiting import settle
 
 import collectived as cd
 from collectived_proto.v1 import status_pb2, worker_pb2, worker_pb2_grpc

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import os
 import re
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import text_format
+from tests.waiting import settle
 
 import collectived as cd
 from collectived.testing.daemon import Daemon
@@ -68,16 +70,20 @@ class Job:
     def until_both_are_back(self) -> None:
         with grpc.insecure_channel(self.coordinator_address) as channel:
             ask = coordinator_pb2_grpc.CoordinatorStub(channel).Status
-            back = 0
-            while back < 2:
+
+            def both_are_back() -> bool:
                 workers = ask(status_pb2.StatusRequest(local_only=True), timeout=20, wait_for_ready=True).workers
-                back = sum(worker.connected for worker in workers)
+                return [worker.connected for worker in workers] == [True, True]
+
+            settle(both_are_back)
 
     def close(self) -> None:
-        for daemon in reversed(self.started):
-            daemon.close()
-        assert os.listdir(self.folder) == []
-        self.folder.rmdir()
+        try:
+            for daemon in reversed(self.started):
+                daemon.close()
+            assert os.listdir(self.folder) == []
+        finally:
+            shutil.rmtree(self.folder)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 from tests.multi.conftest import Cluster
-from tests.multi.test_trace import until
+from tests.waiting import settle
 
 import collectived as cd
 from collectived_proto.v1 import trace_pb2, worker_pb2_grpc
@@ -25,7 +25,7 @@ def test_a_failure_is_logged_once_by_each_daemon(make_cluster: Callable[..., Clu
     def body(group: cd.Group) -> None:
         group.barrier()
         if group.rank == 3:
-            until(lambda: _arrived(cluster) == {0, 1, 2})
+            settle(lambda: _arrived(cluster) == {0, 1, 2})
             group.abort("enough")
             with contextlib.suppress(cd.errors.AbortedError):  # it may hear of its own abort
                 group.leave()

@@ -18,6 +18,7 @@ import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from tests.waiting import settle
 
 import collectived as cd
 from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2, worker_pb2_grpc
@@ -76,12 +77,6 @@ def test_a_group_that_is_joined_again_uses_its_links_again(cluster: Cluster) -> 
     assert dialler["kept"] == acceptor["kept"] > times
 
 
-def until(fact: Callable[[], object]) -> None:
-    """Looks until it holds; the test's own time limit ends it otherwise."""
-    while not fact():
-        threading.Event().wait(0.02)
-
-
 def test_daemons_say_where_their_metrics_are(cluster: Cluster) -> None:
     assert [where.rpartition(":")[0] for where in cluster.metrics] == ["127.0.0.1"] * 3
 
@@ -98,7 +93,7 @@ def test_what_workers_do_is_counted_and_stays_counted(cluster: Cluster) -> None:
 
     before = [Page(where) for where in cluster.metrics[1:]]
     cluster.run_sessions(4, lambda _, group: body(group), name="counted")
-    until(lambda: all(Page(where)("collectived_lanes") == 0 for where in cluster.metrics[1:]))
+    settle(lambda: all(Page(where)("collectived_lanes") == 0 for where in cluster.metrics[1:]))
     for task, where in enumerate(cluster.metrics[1:]):
         page, me = Page(where), {"group": "counted", "worker": str(task)}
         more = partial(_more, before[task], page)
@@ -140,11 +135,11 @@ def test_a_rank_that_does_not_come_shows_on_both_sides(cluster: Cluster) -> None
     ranks = threading.Thread(target=cluster.run_sessions, args=(2, lambda _, group: body(group), "waiting"))
     ranks.start()
     try:
-        until(waiting)
+        settle(waiting)
     finally:
         come.set()
         ranks.join()
-    until(lambda: Page(cluster.metrics[0])("collectived_group_waiting", group="waiting") == 0)
+    settle(lambda: Page(cluster.metrics[0])("collectived_group_waiting", group="waiting") == 0)
 
 
 def test_who_comes_late_each_time_is_told_by_the_coordinator(cluster: Cluster) -> None:
@@ -162,7 +157,7 @@ def test_who_comes_late_each_time_is_told_by_the_coordinator(cluster: Cluster) -
     ranks = threading.Thread(target=cluster.run_sessions, args=(2, lambda _, group: body(group), "late"))
     ranks.start()
     try:
-        until(late)
+        settle(late)
     finally:
         over.set()
         ranks.join()
@@ -225,7 +220,7 @@ def test_a_worker_without_its_coordinator_lives_but_cannot_serve(make_cluster: C
     alone.coordinator.process.send_signal(signal.SIGTERM)
     assert next(said) == NOT_SERVING
     assert next(health(alone.addresses[0], "")) == SERVING, "it must not be restarted for that"
-    until(lambda: Page(alone.metrics[1])("collectived_coordinator_connected") == 0)
+    settle(lambda: Page(alone.metrics[1])("collectived_coordinator_connected") == 0)
     with pytest.raises(urllib.error.HTTPError) as answer:
         urllib.request.urlopen(f"http://{alone.metrics[1]}/healthz")
     assert answer.value.code == 503

@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import settle
 
 from collectived_launcher.status.find import Unreachable, ask, find
 from collectived_proto.types import shown_name
@@ -27,7 +27,7 @@ PATIENCE = 40.0
 
 # `add_up` ends on all ranks at the same instance, once rank 0 has seen the file `over`.
 LOOP = """
-import os, sys
+import os, sys, time
 import numpy as np
 import collectived as cd
 
@@ -41,6 +41,7 @@ def add_up(group):
         assert (group.all_reduce("sum", mine) == right).all()
         last = group.all_reduce("max", int(group.rank == 0 and os.path.exists(over)))
         rounds += 1
+        time.sleep(0.002)  # computing
         if group.rank == 0 and rounds % 50 == 1:
             print("round", rounds, flush=True)
     print(group.name, "is right", flush=True)
@@ -93,14 +94,19 @@ class Launch:
 
     def status(self, *facts: Callable[[status_pb2.StatusReply], bool]) -> status_pb2.StatusReply:
         """What `collectived status` is told, as soon as all of that is true."""
-        deadline = time.monotonic() + PATIENCE
         reply = None
-        while time.monotonic() < deadline:
+
+        def told() -> status_pb2.StatusReply | None:
+            nonlocal reply
             with contextlib.suppress(Unreachable):
                 reply = ask(find(None, {}))
-                if all(fact(reply) for fact in facts):
-                    return reply
-        raise AssertionError(f"it did not come about: {reply}")
+                return reply if all(fact(reply) for fact in facts) else None
+            return None
+
+        try:
+            return settle(told, PATIENCE)
+        except AssertionError as error:
+            raise AssertionError(f"it did not come about: {reply}") from error
 
     def end(self) -> tuple[int, str]:
         """Tells the clients that it is over; the launcher's exit status and all that was on its standard error."""
@@ -182,7 +188,7 @@ def connected():
         try:
             return cd.connect()
         except cd.errors.UnavailableError:  # the worker is on its way back
-            os.sched_yield()
+            time.sleep(0.02)
 
 done = False
 while not done:

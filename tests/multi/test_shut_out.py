@@ -12,7 +12,8 @@ import grpc
 import pytest
 from tests.multi.conftest import SECRET, Cluster
 from tests.multi.counted import counted
-from tests.multi.raw import Raw, failure, settle
+from tests.multi.raw import Raw, failure
+from tests.waiting import settle
 
 from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 from collectived_runtime.transport.hello import ANSWER_BYTES, NONCE_BYTES, PROOF_BYTES, Hello, proof

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.waiting import settle
 
 from collectived_launcher.status.find import Target, Unreachable, ask
 from collectived_proto.hurts import Trouble, findings
@@ -73,14 +74,19 @@ def job(make_cluster: Any) -> Iterator[Job]:
 
 def until(target: Target, fact: Callable[[pb.StatusReply], object]) -> pb.StatusReply:
     """What is told as soon as it is so."""
-    deadline = time.monotonic() + PATIENCE
     reply = None
-    while time.monotonic() < deadline:
+
+    def told() -> pb.StatusReply | None:
+        nonlocal reply
         with contextlib.suppress(Unreachable):
             reply = ask(target)
-            if fact(reply):
-                return reply
-    raise AssertionError(f"it did not come about: {reply}")
+            return reply if fact(reply) else None
+        return None
+
+    try:
+        return settle(told, PATIENCE)
+    except AssertionError as error:
+        raise AssertionError(f"it did not come about: {reply}") from error
 
 
 def late(reply: pb.StatusReply) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from tests.waiting import settle
 
 import collectived as cd
 from collectived_proto.v1 import coordinator_pb2_grpc, status_pb2
@@ -15,11 +16,11 @@ from collectived_proto.v1 import coordinator_pb2_grpc, status_pb2
 
 def until(cluster: Any, fact: Any) -> status_pb2.GroupStatus:
     """Asks for status until a group is as `fact` says; the test's own time limit ends it otherwise."""
-    while True:
-        for group in cluster.status().groups:
-            if fact(group):
-                found: status_pb2.GroupStatus = group
-                return found
+
+    def looked() -> status_pb2.GroupStatus | None:
+        return next(filter(fact, cluster.status().groups), None)
+
+    return settle(looked)
 
 
 def test_status_tells_which_rank_waits_for_a_letter_of_which(two_workers: Any) -> None:
@@ -79,10 +80,12 @@ def until_known(cluster: Any, last_instances: list[int]) -> None:
     """Asks the coordinator for what it knows by itself, without asking the workers."""
     with grpc.insecure_channel(cluster.coordinator_address) as channel:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
-        known: list[int] = []
-        while known != last_instances:
+
+        def known() -> list[int]:
             reply = stub.Status(status_pb2.StatusRequest(local_only=True))
-            known = [member.last_instance for group in reply.groups for member in group.members]
+            return [member.last_instance for group in reply.groups for member in group.members]
+
+        settle(lambda: known() == last_instances)
 
 
 CLIENT = """

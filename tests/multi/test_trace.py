@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import grpc
 import pytest
 from tests.launcher.trace_format import parsed
 from tests.multi.conftest import Cluster, Daemon
+from tests.waiting import settle
 
 from collectived_proto.v1 import trace_pb2, worker_pb2_grpc
 
@@ -45,14 +45,6 @@ def traced(cluster: Cluster, folder: Path, *options: str, worker: int = 0) -> tu
     return parsed(file.read_text()), json.loads(done.stdout)
 
 
-def until(fact: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (found := fact()):
-        assert time.monotonic() < deadline, "it did not become true"
-        time.sleep(0.05)
-    return found
-
-
 class Hanging:
     """Four ranks of which rank 2 waits to be told before it comes to instance 5."""
 
@@ -62,7 +54,7 @@ class Hanging:
         for client in self.clients:
             assert client.stdout is not None
             assert client.stdout.readline() == "ready\n", client.stderr and client.stderr.read()
-        until(lambda: self.arrived(cluster) == {0, 1, 3})
+        settle(lambda: self.arrived(cluster) == {0, 1, 3})
 
     def arrived(self, cluster: Cluster) -> set[int]:
         status = cluster.status()
@@ -122,7 +114,7 @@ def test_one_of_four_is_missing_and_afterwards_it_is_not(
     assert {event["name"] for event in moves if event["pid"] == 0} == {"send to worker 1", "receive from worker 1"}
     assert sum(event["ph"] == "s" for event in trace["traceEvents"]) >= 5
     hanging.release()
-    whole = until(lambda: _complete(traced(two_workers, tmp_path, "--group", hanging.group, worker=1)[0]))
+    whole = settle(lambda: _complete(traced(two_workers, tmp_path, "--group", hanging.group, worker=1)[0]))
     assert not [event for event in whole["traceEvents"] if event.get("cat") == "absence"]
 
 
@@ -168,7 +160,7 @@ def test_ranks_whose_worker_was_killed_are_lost_whether_they_had_come_or_not(
         cluster.workers[1].process.kill()
         cluster.workers[1].process.wait(PATIENCE)
         asked = ("--group", ranks.group)
-        said = until(lambda: _with_losses(traced(cluster, tmp_path, *asked)[1]))
+        said = settle(lambda: _with_losses(traced(cluster, tmp_path, *asked)[1]))
     finally:
         ranks.close()
         for socket in cluster.folder.glob("*-1.sock"):  # who is killed cannot tidy up
@@ -191,7 +183,7 @@ def test_an_answer_travels_in_parts_and_says_what_it_left_out(two_workers: Clust
             stub = worker_pb2_grpc.WorkerStub(channel)
             return list(stub.Trace(trace_pb2.TraceRequest(group=name, **wishes), timeout=PATIENCE))
 
-    replies = until(lambda: found if _told(found := ask()) == [1000, 1000] else None)
+    replies = settle(lambda: found if _told(found := ask()) == [1000, 1000] else None)
     assert all(reply.ByteSize() < 1 << 20 for reply in replies)
     assert replies[-1].last and not replies[-1].silent
     parts = [reply.worker for reply in replies if reply.HasField("worker")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from collectived_proto import codec
 from collectived_proto.errors import FailedPreconditionError
 from collectived_proto.protocol import FIRST, LONGEST_RELEASE, OURS, Versions, agree, told
+from collectived_proto.types import RELEASE
 from collectived_proto.v1 import common_pb2
 
 RELEASED = Path(__file__).parents[2] / "proto/released/README.md"
@@ -48,6 +50,10 @@ def test_a_range_that_is_none_is_the_lowest_of_it() -> None:
 def test_versions_survive_the_trip() -> None:
     there = Versions(2, 5, "1.2.3")
     assert codec.versions_from_proto(codec.versions_to_proto(there)) == there
+
+
+def test_what_is_told_of_this_release_is_the_version_of_the_package() -> None:
+    assert version("collectived") == RELEASE == OURS.release
 
 
 def test_a_release_that_somebody_makes_up_neither_fills_a_log_nor_steers_it() -> None:

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,48 +25,72 @@ Outcomes = dict[str, tuple[str, str]]
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Into which everybody may go, and where paths are short."""
-    with tempfile.TemporaryDirectory(prefix="cd-", dir="/tmp") as path:
-        Path(path).chmod(0o711)
-        yield Path(path)
+class Place:
+    """A folder into which everybody may go, where paths are short, and the daemons of a job that are started there.
 
+    All end in order with the place.
+    """
 
-@pytest.fixture
-def start(folder: Path) -> Iterator[Start]:
-    """Starts a daemon of the job; all end in order with the test."""
-    with ExitStack() as running:
+    def __init__(self, folder: Path, running: ExitStack) -> None:
+        self.folder = folder
+        self._running = running
 
-        def one(*arguments: str, within: tuple[str, ...] = (), secret: str = SECRET) -> testing.daemon.Daemon:
-            daemon = testing.daemon.Daemon([*arguments, "--job", "test"], secret, within)
-            running.callback(daemon.close)
-            return daemon
+    def start(self, *arguments: str, within: tuple[str, ...] = (), secret: str = SECRET) -> testing.daemon.Daemon:
+        """Starts a daemon of the job."""
+        daemon = testing.daemon.Daemon([*arguments, "--job", "test"], secret, within)
+        self._running.callback(daemon.close)
+        return daemon
 
-        yield one
+    @cached_property
+    def coordinator(self) -> str:
+        """The address of a coordinator."""
+        return str(self.start("coordinator", "--listen", f"unix:{self.folder}/c.sock").ready(30)["address"])
 
-
-@pytest.fixture
-def coordinator(folder: Path, start: Start) -> str:
-    """The address of a coordinator."""
-    return str(start("coordinator", "--listen", f"unix:{folder}/c.sock").ready(30)["address"])
-
-
-@pytest.fixture
-def worker(folder: Path, start: Start, coordinator: str) -> Callable[..., dict[str, Any]]:
-    """Starts a worker in a folder of a mode and a group; what it announces."""
-
-    def one(
-        *options: str, mode: int = 0o700, gid: int = -1, within: tuple[str, ...] = (), task: int = 0
+    def worker(
+        self, *options: str, mode: int = 0o700, gid: int = -1, within: tuple[str, ...] = (), task: int = 0
     ) -> dict[str, Any]:
-        place = folder / f"w{task}"
-        place.mkdir()
-        os.chown(place, -1, gid)
-        place.chmod(mode)
-        words = ("worker", "--task", str(task), "--folder", str(place), "--coordinator", coordinator, *options)
-        return start(*words, within=within).ready(30)
+        """Starts a worker in a folder of a mode and a group; what it announces."""
+        at = self.folder / f"w{task}"
+        at.mkdir()
+        os.chown(at, -1, gid)
+        at.chmod(mode)
+        words = ("worker", "--task", str(task), "--folder", str(at), "--coordinator", self.coordinator, *options)
+        return self.start(*words, within=within).ready(30)
 
-    return one
+
+@contextmanager
+def _place() -> Iterator[Place]:
+    with tempfile.TemporaryDirectory(prefix="cd-", dir="/tmp") as path, ExitStack() as running:
+        Path(path).chmod(0o711)
+        yield Place(Path(path), running)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with _place() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[Place]:
+    """One for all tests of a file that do nothing to its daemons which the others would feel."""
+    with _place() as made:
+        yield made
+
+
+@pytest.fixture
+def folder(place: Place) -> Path:
+    return place.folder
+
+
+@pytest.fixture
+def start(place: Place) -> Start:
+    return place.start
+
+
+@pytest.fixture
+def worker(place: Place) -> Callable[..., dict[str, Any]]:
+    return place.worker
 
 
 def asked(address: str, uid: int, *calls: str, groups: str = "", shows: str = "") -> Outcomes:

@@ -8,12 +8,12 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
-from tests.multi.raw import Raw, failure, settle
-from tests.security.conftest import SECRET
+from tests.multi.raw import Raw, failure
+from tests.security.conftest import SECRET, Place
+from tests.waiting import settle
 
 from collectived_proto.local import wire
 from collectived_proto.v1 import common_pb2, worker_pb2, worker_pb2_grpc
@@ -31,18 +31,17 @@ def bearer(shown: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {shown}"),)
 
 
-@pytest.fixture
-def tokens(tmp_path: Path) -> Path:
-    path = tmp_path / "tokens"
-    path.write_text(f"ci {CI}\nold {OLD} 2001-01-31\nday {DAY} 2999-01-31\n")
-    path.chmod(0o600)
-    return path
+def served(place: Place) -> tuple[str, Path]:
+    """The address of a worker over TCP, and its file of tokens."""
+    tokens = place.folder / "tokens"
+    tokens.write_text(f"ci {CI}\nold {OLD} 2001-01-31\nday {DAY} 2999-01-31\n")
+    tokens.chmod(0o600)
+    return str(place.worker("--listen", ":0", "--client-tokens-file", str(tokens), *RULES)["addresses"][-1]), tokens
 
 
-@pytest.fixture
-def address(worker: Callable[..., dict[str, Any]], tokens: Path) -> str:
-    """Of a worker over TCP."""
-    return str(worker("--listen", ":0", "--client-tokens-file", str(tokens), *RULES)["addresses"][-1])
+@pytest.fixture(scope="module")
+def address(lasting: Place) -> str:
+    return served(lasting)[0]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +135,8 @@ def test_a_device_that_is_kept_is_not_offered_and_not_given(client: Callable[[st
     owner.joins("ours", "CPU:7")
 
 
-def test_a_token_that_is_taken_out_of_its_file_opens_nothing_from_then_on(address: str, tokens: Path) -> None:
+def test_a_token_that_is_taken_out_of_its_file_opens_nothing_from_then_on(place: Place) -> None:
+    address, tokens = served(place)
     Raw(address, bearer(CI)).close()
     fresh = tokens.with_name("fresh")
     fresh.write_text("new new-token-of-these-tests\n")

@@ -13,8 +13,9 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.multi.raw import SUM, Raw, data, described, failure, settle
-from tests.security.conftest import SECRET
+from tests.multi.raw import SUM, Raw, data, described, failure
+from tests.security.conftest import SECRET, Place
+from tests.waiting import settle
 
 from collectived_proto.codec import versions_to_proto
 from collectived_proto.local import wire
@@ -26,9 +27,9 @@ RANGE = versions_to_proto(OURS)
 TELLTALE = ("/tmp", "victim", SECRET, ".sock")
 
 
-@pytest.fixture
-def address(worker: Callable[..., dict[str, Any]]) -> str:
-    return str(worker()["address"])
+@pytest.fixture(scope="module")
+def address(lasting: Place) -> str:
+    return str(lasting.worker()["address"])
 
 
 @pytest.fixture

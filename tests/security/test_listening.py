@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.security.conftest import ROOT, SECRET, Start
+from tests.security.conftest import ROOT, SECRET, Place, Start
 
 from collectived_proto.v1 import common_pb2, coordinator_pb2_grpc, status_pb2, worker_pb2, worker_pb2_grpc
 
@@ -160,11 +160,11 @@ def test_without_flags_nobody_gets_a_connection_from_elsewhere(worker: Worker) -
 
 @pytest.mark.parametrize("kind", ["coordinator", "worker"])
 def test_what_can_be_reached_from_elsewhere_does_not_start_without_a_secret(
-    folder: Path, start: Start, kind: str, coordinator: str
+    folder: Path, start: Start, kind: str, place: Place
 ) -> None:
     words = {
         "coordinator": ("coordinator", "--listen", "0.0.0.0:0"),
-        "worker": ("worker", "--task", "0", "--folder", str(folder / "w"), "--coordinator", coordinator)
+        "worker": ("worker", "--task", "0", "--folder", str(folder / "w"), "--coordinator", place.coordinator)
         + ("--listen", "0.0.0.0:0"),
     }[kind]
     daemon = start(*words, secret="")

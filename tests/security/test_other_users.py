@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.security.conftest import SECRET, Start, asked, needs_root
+from tests.security.conftest import SECRET, Place, Start, asked, needs_root
 
 ANN, BOB, ML = 54320, 54321, 54330
 EVERYTHING = ("status", "open_session", "collective", "drain")
@@ -55,9 +55,15 @@ def test_a_group_is_served_by_any_of_a_users_groups(worker: Worker) -> None:
     assert codes(asked(address, BOB, *EVERYTHING)) == {"UNAUTHENTICATED"}
 
 
+@pytest.fixture(scope="module")
+def of_ann(lasting: Place) -> str:
+    """The address of a worker at which she is invited."""
+    return str(lasting.worker("--allow-users", str(ANN), mode=0o711)["address"])
+
+
 @pytest.mark.parametrize("shows", [SECRET[:-1], f"{SECRET}0", SECRET.upper(), "x"])
-def test_a_wrong_secret_opens_nothing_to_another_user(worker: Worker, shows: str) -> None:
-    found = asked(worker("--allow-users", str(ANN), mode=0o711)["address"], BOB, *EVERYTHING, shows=shows)
+def test_a_wrong_secret_opens_nothing_to_another_user(of_ann: str, shows: str) -> None:
+    found = asked(of_ann, BOB, *EVERYTHING, shows=shows)
     assert codes(found) == {"UNAUTHENTICATED"} and not any(SECRET in said for _, said in found.values())
 
 
@@ -68,11 +74,10 @@ def test_the_secret_opens_everything_to_another_user(worker: Worker) -> None:
     assert found["drain"][0] not in ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
-def test_a_user_who_stands_for_many_is_served_with_the_secret_alone(worker: Worker) -> None:
-    address = worker("--allow-users", str(ANN), mode=0o711)["address"]
-    found = asked(address, 65534, *EVERYTHING)
+def test_a_user_who_stands_for_many_is_served_with_the_secret_alone(of_ann: str) -> None:
+    found = asked(of_ann, 65534, *EVERYTHING)
     assert codes(found) == {"UNAUTHENTICATED"} and "stands for every user" in found["status"][1]
-    assert asked(address, 65534, "collective", shows=SECRET)["collective"] == ("ok", "shared memory")
+    assert asked(of_ann, 65534, "collective", shows=SECRET)["collective"] == ("ok", "shared memory")
 
 
 def test_who_is_in_another_pid_namespace_is_served_with_the_secret_alone(worker: Worker) -> None:
@@ -119,7 +124,7 @@ def test_a_name_that_nobody_has_keeps_a_daemon_from_starting(folder: Path, start
         assert "no-such-name" in daemon.log and "on this host: expected a name" in daemon.log
 
 
-def test_the_tokens_of_one_user_are_nothing_in_the_hands_of_another(worker: Worker, folder: Path) -> None:
+def test_the_tokens_of_one_user_are_nothing_in_the_hands_of_another(of_ann: str) -> None:
     """A session of ours gives its one-time token away, and our own user id with it: which is not theirs."""
     import socket
     import sys
@@ -129,7 +134,7 @@ def test_the_tokens_of_one_user_are_nothing_in_the_hands_of_another(worker: Work
     from collectived_proto.local import wire
     from collectived_proto.v1 import common_pb2, worker_pb2
 
-    ours = Raw(worker("--allow-users", str(ANN), mode=0o711)["address"])
+    ours = Raw(of_ann)
     try:
         asking = worker_pb2.OpenSessionRequest(protocol=common_pb2.Protocol(lowest=1, highest=1), local=True)
         stream = ours.stub.OpenSession(asking, timeout=60)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 from collectived_launcher.launch import errands
@@ -19,6 +18,7 @@ from collectived_launcher.launch.keeper import Keeper, remove_traces
 from collectived_launcher.launch.loop import Loop
 from collectived_launcher.launch.output import Pipe
 from collectived_proto.local import jobs
+from collectived_proto.types import RELEASE
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -118,7 +118,7 @@ def facts(folder: Path) -> Facts:
     return Facts(
         hostname=os.uname().nodename,
         python=sys.executable,
-        release=version("collectived"),
+        release=RELEASE,
         cpus=len(os.sched_getaffinity(0)),
         folder=str(folder),
         interfaces=interfaces,

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -22,6 +21,7 @@ from collectived_launcher.launch.hostlist import Listed, parse_hostfile, parse_h
 from collectived_launcher.launch.job import LOCALHOST
 from collectived_launcher.launch.loop import Loop
 from collectived_launcher.launch.output import Terminal
+from collectived_proto.types import RELEASE
 
 # What the launcher sets for clients itself, and what is told to nobody.
 _OWN = {"WORKER", "COORDINATOR", "JOB", "GROUP", "TIMEOUT", "RESTART", "SECRET", "SECRET_FILE"}
@@ -68,7 +68,7 @@ class Places:
             return made
         for number, host in enumerate(self.hosts):
             if host != self.here:
-                job = AgentJob(f"{name}-{number}", version("collectived"), silence)
+                job = AgentJob(f"{name}-{number}", RELEASE, silence)
                 said = partial(terminal.show, 2, host)
                 made[host] = Elsewhere(loop, host, self.carrier(host), job, here.keeper, said)
         return made

@@ -19,7 +19,6 @@ from collectived_runtime.admission import Admission, check_exposed
 from collectived_runtime.certificates import Certificates, certificates
 from collectived_runtime.coordinator import table_file
 from collectived_runtime.coordinator.journal import next_epoch
-from collectived_runtime.coordinator.metrics import CoordinatorMetrics
 from collectived_runtime.coordinator.roll import Roll
 from collectived_runtime.coordinator.service import CoordinatorService
 from collectived_runtime.coordinator.state import Coordinator
@@ -168,6 +167,7 @@ def _metrics(
 ) -> HttpServer | None:
     if not settings.metrics:
         return None
+    from collectived_runtime.coordinator.metrics import CoordinatorMetrics
     from collectived_runtime.metrics.route import metrics_server  # most coordinators serve none
 
     source = CoordinatorMetrics(service.census, callers.refused, refusals)

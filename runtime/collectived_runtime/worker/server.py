@@ -64,7 +64,6 @@ from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.listening import listening
 from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.memory_limit import default_memory_limit
-from collectived_runtime.worker.metrics import WorkerMetrics
 from collectived_runtime.worker.native import GetNccl, native
 from collectived_runtime.worker.service import WorkerService
 from collectived_runtime.worker.sessions import Sessions
@@ -299,6 +298,7 @@ class _Worker:
 
     def _metrics(self, where: str) -> HttpServer:
         from collectived_runtime.metrics.route import metrics_server  # most workers serve none
+        from collectived_runtime.worker.metrics import WorkerMetrics
 
         parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
         secure = self.tls.pages if self.tls.serves else None

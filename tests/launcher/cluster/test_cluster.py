@@ -11,13 +11,13 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.launcher.conftest import Place
+from tests.waiting import settle
 
 PATIENCE = 30.0
 MEAN = """
@@ -103,21 +103,13 @@ class Lab:
         return not self.place.processes() and not any((self.place.folder / "collectived").glob("*"))
 
 
-def until(reached: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (found := reached()):
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.05)
-    return found
-
-
 @pytest.fixture
 def lab(place: Place, tmp_path: Path) -> Iterator[Lab]:
     made = Lab(place, tmp_path)
     yield made
     for pid in place.processes():  # of a test that failed
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not place.processes())
+    settle(lambda: not place.processes())
     for path in place.folder.iterdir():  # "hosts" that are empty
         path.rmdir()
 
@@ -138,13 +130,13 @@ def test_daemons_stay_come_back_and_are_used_by_one_job_after_another(lab: Lab) 
     # A worker that is killed comes back, and serves the next job.
     killed = lab.pid_of("worker 0")
     os.kill(killed, signal.SIGKILL)
-    until(lambda: lab.known()["daemons"]["worker 0"]["state"] == "serving" and lab.pid_of("worker 0") != killed)
+    settle(lambda: lab.known()["daemons"]["worker 0"]["state"] == "serving" and lab.pid_of("worker 0") != killed)
     assert lab.known()["daemons"]["worker 0"]["restarts"] == 1
     out = lab.do("run", "--cluster", "lab.toml", "--", sys.executable, "-c", MEAN)
     assert sorted(out.splitlines()[1:]) == ["[rank 0] 0 2 2.0", "[rank 1] 1 2 2.0"]
     # A drained worker stays away until `up` is said again.
     assert "all that ran has finished" in lab.do("drain")
-    until(lambda: lab.known()["daemons"]["worker 0"]["state"] == "drained")
+    settle(lambda: lab.known()["daemons"]["worker 0"]["state"] == "drained")
     for words in ((), ("--cluster", "lab.toml")):  # no job is smaller than it seems
         out = lab.do("run", *words, "--", "true", status=3)
         assert re.search(r"worker 0 on localhost is drained\n +collectived up \S*lab.toml starts again", out), out
@@ -188,9 +180,9 @@ def test_two_workers_in_the_midst_of_work_are_drained(lab: Lab) -> None:
     lab.do("up", "lab.toml")
     with lab.running(BUSY):
         assert "all that ran has finished" in lab.do("drain", "--timeout", "10s")
-    until(lambda: [one["state"] for one in lab.known()["daemons"].values()] == ["serving", "drained", "drained"])
+    settle(lambda: [one["state"] for one in lab.known()["daemons"].values()] == ["serving", "drained", "drained"])
     # Nobody is left to run anything, and that is said, until `up` is said again.
-    until(lambda: not lab.published()["workers"])
+    settle(lambda: not lab.published()["workers"])
     assert lab.published()["away"] == ["worker 0 (drained)", "worker 1 (drained)"]
     nothing = lab.do("run", "--", sys.executable, "-c", "pass", status=3)
     assert "worker 0 on localhost is drained\n    worker 1 on localhost is drained\n" in nothing
@@ -198,7 +190,7 @@ def test_two_workers_in_the_midst_of_work_are_drained(lab: Lab) -> None:
     lab.do("up", "lab.toml")
     [first, _] = lab.published()["workers"]
     assert "all that ran has finished" in lab.do("drain", "--worker", first)
-    until(lambda: len(lab.published()["workers"]) == 1)
+    settle(lambda: len(lab.published()["workers"]) == 1)
     assert "worker 0 on localhost is drained" in lab.do("run", "--", sys.executable, "-c", "pass", status=3)
     assert "worker 0 (drained) is away, and was skipped\n" in lab.do("drain")
     assert lab.do("down", "lab.toml") == "localhost: ended\n"
@@ -208,7 +200,7 @@ def test_two_workers_in_the_midst_of_work_are_drained(lab: Lab) -> None:
 def test_a_supervisor_that_is_killed_takes_all_with_it(lab: Lab) -> None:
     lab.do("up", "lab.toml")
     os.kill(int(lab.known()["pid"]), signal.SIGKILL)
-    until(lab.nothing_is_left)
+    settle(lab.nothing_is_left)
     assert lab.do("down", "lab.toml") == "localhost: nothing runs\n"
 
 

@@ -186,7 +186,7 @@ def test_memory_of_a_check_grows_with_the_participants_and_not_with_their_square
         tracemalloc.stop()
         return peak
 
-    assert peak(192) < 6 * peak(48)
+    assert peak(96) < 6 * peak(24)
 
 
 def all_reduced(size: int, span: Span) -> goals.Goal:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import select
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -56,14 +57,16 @@ class Place:
         return self.arrived.get(timeout=10)
 
     def close(self) -> None:
-        for worker in self.workers:
-            worker.close()
-        while not self.arrived.empty():
-            what = self.arrived.get()[1]
-            if isinstance(what, (Link, socket.socket)):
-                what.close()
-        assert os.listdir(self.folder) == []
-        self.folder.rmdir()
+        try:
+            for worker in self.workers:
+                worker.close()
+            while not self.arrived.empty():
+                what = self.arrived.get()[1]
+                if isinstance(what, (Link, socket.socket)):
+                    what.close()
+            assert os.listdir(self.folder) == []
+        finally:
+            shutil.rmtree(self.folder)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shutil
 import socket
 import ssl
 import tempfile
@@ -45,10 +46,13 @@ def made() -> Iterator[Made]:
         receptions.append(Reception(task, secret, str(folder / f"door-{task}"), ("127.0.0.1", 0), contexts=contexts))
         return receptions[-1]
 
-    yield make
-    for reception in receptions:
-        reception.close()
-    folder.rmdir()
+    try:
+        yield make
+        for reception in receptions:
+            reception.close()
+        assert not any(folder.iterdir())
+    finally:
+        shutil.rmtree(folder)
 
 
 def contexts_of(material: Material) -> Contexts:

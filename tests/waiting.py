@@ -1,0 +1,20 @@
+"""Waiting for what others bring about, without taking from them the processor that they need for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+LOOK_SECONDS = 0.01  # between two looks
+Found = TypeVar("Found")
+
+
+def settle(fact: Callable[[], Found | None], seconds: float = 30.0) -> Found:
+    """Looks until `fact` gives something true; what that is."""
+    end = time.monotonic() + seconds
+    while not (found := fact()):
+        assert time.monotonic() < end, f"it did not come about within {seconds:g} s"
+        threading.Event().wait(LOOK_SECONDS)
+    return found
