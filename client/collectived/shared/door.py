@@ -15,12 +15,11 @@ from collectived_proto.local import wire
 
 _LINUX = sys.platform == "linux"
 _ROOM = socket.CMSG_SPACE(array.array("i").itemsize) if _LINUX else 0  # one descriptor
-_CLOSED_IN_CHILDREN = int(socket.MSG_CMSG_CLOEXEC) if _LINUX else 0
-_AT_ONCE = int(socket.MSG_DONTWAIT) if _LINUX else 0
+_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC) if _LINUX else 0
 
 
 def enter(path: str, token: bytes, timeout: float, worker: str) -> socket.socket:
-    """A socket at the worker's door, with the token sent.
+    """A non-blocking socket at the worker's door, with the token sent.
 
     Raises:
         UnavailableError: the door does not open.
@@ -31,6 +30,7 @@ def enter(path: str, token: bytes, timeout: float, worker: str) -> socket.socket
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout))
         sock.connect(path)
         sock.send(wire.hello(token))
+        sock.setblocking(False)
     except OSError as error:
         sock.close()
         raise UnavailableError(f"{worker} does not open its door {path}: {error}; is it still running?") from error
@@ -42,24 +42,14 @@ def _timeval(seconds: float) -> bytes:
     return struct.pack("@ll", *divmod(microseconds, 1_000_000))
 
 
-def be_patient(sock: socket.socket, seconds: float) -> None:
-    """From here on `receive` may wait, as long as that at most."""
-    sock.setblocking(True)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
-
-
-def receive(sock: socket.socket, buffer: bytearray, wait: bool = False) -> tuple[bytes, int]:
+def receive(sock: socket.socket, buffer: bytearray) -> tuple[bytes, int]:
     """One message and the descriptor that came with it, or -1; b"" where the other side has hung up.
-
-    Args:
-        wait: for a message, if none is there.
 
     Raises:
         BlockingIOError: nothing is there.
     """
-    flags = _CLOSED_IN_CHILDREN if wait else _CLOSED_IN_CHILDREN | _AT_ONCE
     try:
-        length, ancillary, _, _ = sock.recvmsg_into([buffer], _ROOM, flags)
+        length, ancillary, _, _ = sock.recvmsg_into([buffer], _ROOM, _FLAGS)
     except BlockingIOError:
         raise
     except OSError:
@@ -98,7 +88,7 @@ def send(sock: socket.socket, message: bytes, timeout: float) -> bool:
     """Sends one message; False where the other side has hung up or has not made room for it in time."""
     while True:
         try:
-            sock.send(message, _AT_ONCE)
+            sock.send(message)
             return True
         except BlockingIOError:
             waiting = select.poll()

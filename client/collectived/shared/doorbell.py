@@ -52,7 +52,6 @@ class Doorbell:
         self.standing = Standing(group, rank)
         self.callbacks = Callbacks(self.mutex, self._finish)
         self.severed = ""
-        door.be_patient(sock, LOOK_UP)
         self._socket = sock
         self._worker = worker
         self._turns = Turns(self.mutex)
@@ -218,7 +217,8 @@ class Doorbell:
         while not call.ready(packs):
             end = min(until, call.cut if call.cut != math.inf else self._next_ping())
             left = min(LOOK_UP, max(0.0, end - monotonic()))
-            if self._hears_within(left):
+            if (self._looks and self._spin.look(self._poll, left)) or self._poll.poll(left * 1000.0):
+                self._read()
                 continue
             now = monotonic()
             look(call)
@@ -228,14 +228,6 @@ class Doorbell:
                 self._ping()
             if now >= until:
                 return
-
-    def _hears_within(self, seconds: float) -> bool:
-        """Reads a message, waiting so long for it; False where none came."""
-        if self._looks and self._spin.look(self._poll, seconds):
-            return self._read()
-        if seconds >= LOOK_UP:  # nearly always: one system call instead of two
-            return self._read(wait=True)
-        return bool(self._poll.poll(seconds * 1000.0)) and self._read()
 
     def glance(self) -> None:
         """Reads what has come, without waiting."""
@@ -273,12 +265,11 @@ class Doorbell:
             self._pinged = monotonic()
         self.callbacks.call_back()
 
-    def _read(self, wait: bool = False) -> bool:
-        """Takes one message; False where none was there."""
+    def _read(self) -> None:
         try:
-            message, descriptor = door.receive(self._socket, self._buffer, wait)
+            message, descriptor = door.receive(self._socket, self._buffer)
         except BlockingIOError:
-            return False
+            return
         with self.mutex:
             self._heard = monotonic()
             try:
@@ -289,7 +280,6 @@ class Doorbell:
             except (wire.Malformed, ValueError, OSError) as error:
                 self._lose(f"it sent something unexpected ({error})")
         self.callbacks.call_back()
-        return True
 
     def _lose(self, why: str) -> None:
         if not self._lost:
