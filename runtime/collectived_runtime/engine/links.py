@@ -157,11 +157,12 @@ class Links:
         for link in self:
             if link in self._abandoned:
                 continue
-            if link.parked and link in before and link not in used:
-                come_along.append(link)
-            events = used.get(link, 0) or (0 if link.parked else _END if link in used else select.POLLIN)
             if link.parked:  # who waits for it has seen what is there, and it was not for him
-                events &= ~select.POLLIN
+                if link in before and link not in used:
+                    come_along.append(link)
+                events = used.get(link, 0) & ~select.POLLIN
+            else:
+                events = used.get(link, 0) or (_END if link in used else select.POLLIN)
             known = self._watched.get(link)
             if known is None:
                 self._watch.add(link.stream.fileno(), events, functools.partial(self._event, link))
