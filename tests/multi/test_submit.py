@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import settle
 
 import collectived as cd
 from collectived_proto.types import AllGather, AllReduce, Barrier, Broadcast, Recv, Reduce, ReduceOp, Send
@@ -31,7 +32,7 @@ def _load() -> Any:
 
 
 raw = _load()
-described, data, each, settle, failure = raw.described, raw.data, raw.each, raw.settle, raw.failure
+described, data, each, failure = raw.described, raw.data, raw.each, raw.failure
 SUM, POST, CHUNK = raw.SUM, raw.POST, raw.CHUNK
 Rank = Any  # a raw.Raw that has joined
 

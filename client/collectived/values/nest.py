@@ -75,7 +75,8 @@ def _flatten(value: object, leaves: list[Any]) -> Spec:
         return Node(kind, children, keys, keys if keys == order else order, tuple(map(type, order)), factory)
     if isinstance(value, (list, tuple)):
         return Node(type(value), _flatten_all(value, leaves))
-    _leaf_types.add(type(value))
+    if type(value) is value.__class__:  # a proxy passes for one thing here and for another there
+        _leaf_types.add(type(value))
     leaves.append(value)
     return LEAF
 

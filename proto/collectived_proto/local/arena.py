@@ -64,9 +64,10 @@ class Arena:
         Raises:
             ValueError: it is closed.
         """
-        if self.memory is None:
+        memory = self.memory  # another thread may close it meanwhile
+        if memory is None:
             raise ValueError(f"arena {self.number} is closed")
-        return memoryview(self.memory)
+        return memoryview(memory)
 
     def stretch(self, offset: int, length: int) -> NDArray[np.uint8]:
         """Those bytes of it, as far as it reaches; quick.

@@ -47,6 +47,7 @@ class Malformed(ValueError):
     """A message that the other side should not have sent."""
 
 
+@enum.unique
 class Kind(enum.IntEnum):
     # client → worker, doorbell
     RING = 1  # start an instance
@@ -67,8 +68,8 @@ class Kind(enum.IntEnum):
     DEVICE_ARENA = 23  # of the memory of a GPU, on a session socket
     REFUSED = 20  # a request cannot be granted: code, text
     # worker → client, session socket
-    DEVICE_OPENED = 24  # memory of the client's own is an arena now, until it is dropped
-    NOT_OPENED = 25  # it cannot be: why; nothing else of the session is concerned
+    DEVICE_OPENED = 25  # memory of the client's own is an arena now, until it is dropped
+    NOT_OPENED = 26  # it cannot be: why; nothing else of the session is concerned
     # client → worker, session socket
     ARENA_ASK = 32
     ARENA_DROP = 33

@@ -210,6 +210,7 @@ def _forget(book: Registry, name: str, gone: Waiting) -> None:
         forming.complete_at = None
     if not forming.waiting:
         del book.forming[name]
+        book.forget_name(name)
 
 
 # What runs

@@ -72,6 +72,12 @@ class Guests:
             self._refused(guest, error)
             guest.connection.close()
 
+    def move(self, guest: Guest, patience: float, room: dict[int, Guest]) -> None:
+        """It waits for something else from here on, and may take so many seconds for that."""
+        del guest.room[guest.descriptor]
+        guest.room, guest.expires = room, time.monotonic() + patience
+        room[guest.descriptor] = guest
+
     def turn_away(self, guest: Guest) -> None:
         """Ends a handshake amid it."""
         guest.handshake.close()

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from itertools import takewhile
 
-from collectived_runtime.limits.descriptors import room
+from collectived_runtime.limits import descriptors as limits
 from collectived_runtime.transport import handshake
 from collectived_runtime.transport.guests import Guest, Guests, Handshake
 from collectived_runtime.transport.handshake import Contexts
@@ -21,6 +21,7 @@ from collectived_runtime.transport.link import Link, Way, Whom
 
 MOST_KEPT = 256
 KEPT_SECONDS = 60.0
+GREETING_SECONDS = 10.0
 
 
 class Kept:
@@ -39,6 +40,7 @@ class Kept:
         greet: Callable[[socket.socket, str, bytes], Handshake],
     ) -> None:
         self.room: dict[int, Guest] = {}
+        self.greeting: dict[int, Guest] = {}  # on which a hello is being said again: these serve somebody
         self._guests = guests
         self._contexts = contexts
         self._descriptors = descriptors
@@ -47,7 +49,7 @@ class Kept:
 
     def keep(self, link: Link, farewell: bytes) -> None:
         """Takes a link on which `farewell` has been said, which the peer is to say too; closes what cannot be kept."""
-        if link.way is None or not room(self._descriptors, link.way.connection.fileno()):
+        if link.way is None or not limits.room(self._descriptors, link.way.connection.fileno()):
             link.close()
             return
         if len(self.room) >= MOST_KEPT:
@@ -67,13 +69,14 @@ class Kept:
 
     @property
     def expires(self) -> list[float]:
-        """When the oldest, if there is any, has rested long enough."""
-        return [guest.expires for guest in list(self.room.values())[:1]]
+        """When the oldest that rests, and the oldest that greets, have done so long enough."""
+        return [guest.expires for room in (self.room, self.greeting) for guest in list(room.values())[:1]]
 
     def show_out(self, now: float) -> None:
-        """Closes those that have rested long enough."""
-        for guest in list(takewhile(lambda guest: guest.expires <= now, self.room.values())):
-            self._guests.turn_away(guest)
+        """Closes those that have rested long enough, or do not come to the end of their hello."""
+        for room in (self.room, self.greeting):
+            for guest in list(takewhile(lambda guest: guest.expires <= now, room.values())):
+                self._guests.turn_away(guest)
 
     def _rest(self, way: Way, farewell: bytes, unread: bytes) -> Handshake:
         """Waits for the peer's farewell; then for its hello, or, where it was dialled from here, until it is taken."""
@@ -91,6 +94,8 @@ class Kept:
             self._free.pop(connection.fileno(), None)
         answers = way.dialled is None and len(said) == HELLO_BYTES
         if answers and handshake.in_force(connection, self._contexts, dialled=False):
+            # Whoever dialled hands the link on before its proof is read here: from now on it is not ours to close.
+            self._guests.move(self._guests.of(connection), GREETING_SECONDS, self.greeting)
             yield from self._greet(connection, _host(connection), said)
         else:
             self._guests.dismiss(self._guests.of(connection))

@@ -377,7 +377,7 @@ class Reception:
         stream = handshake.stream_of(connection)
         guest = self._guests.of(connection)
         self._guests.dismiss(guest)
-        self.opened["kept" if guest.room is self._kept.room else "accepted"] += 1
+        self.opened["kept" if guest.room is self._kept.greeting else "accepted"] += 1
         key = (hello.key, hello.generation, hello.dialler, hello.channel)
         link = Link(hello.dialler, hello.channel, stream, Way(connection, None))
         arrived = self._probed if hello.probe else self._expected.pop(key, None)

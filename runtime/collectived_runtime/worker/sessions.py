@@ -1,7 +1,7 @@
 """Sessions: the clients of this worker, their memory, and the ranks they hold.
 
 A session lives as long as its `OpenSession` stream; its socket's end and its process' end are the same thing, whichever
-is noticed first. Everything here runs in the worker's event loop, except `Session.memory`, which lanes call.
+is noticed first. Everything here runs in the worker's event loop.
 """
 
 from __future__ import annotations

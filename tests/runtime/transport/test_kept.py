@@ -197,6 +197,7 @@ def test_a_kept_connection_that_dies_is_forgotten(plain: Pair) -> None:
     pair = plain
     pair.part(*pair.next())
     pair.rested()
+    settle(lambda: bool(pair.workers[1]._kept.room))
     guest = next(iter(pair.workers[1]._kept.room.values()))
     guest.connection.shutdown(socket.SHUT_RDWR)
     pair.rested(free=0)
@@ -213,6 +214,40 @@ def test_there_are_only_so_many_and_the_oldest_goes(pair: Pair, monkeypatch: pyt
             worker.keep(link, farewell)
     settle(lambda: sorted(whom.incarnation for whom in pair.workers[0]._kept._free.values()) == ["1", "2"])
     assert [len(worker._kept.room) for worker in pair.workers] == [2, 2]
+
+
+def test_one_on_which_a_hello_is_said_again_is_not_the_one_that_goes(
+    plain: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its dialler may have handed it on."""
+    monkeypatch.setattr(kept_, "MOST_KEPT", 1)
+    worker = plain.workers[1]
+    hellos = [Hello(0, 1, KEY, number, CHANNEL, os.urandom(NONCE_BYTES)).encode() for number in (100, 101, 102)]
+    for number in (100, 101, 102):
+        worker.expect((KEY, number, 0, CHANNEL), plain.arrived.put)
+    port = ("127.0.0.1", worker.link_port)
+    with socket.create_connection(port, 10) as first, socket.create_connection(port, 10) as second:
+
+        def answered(dialler: socket.socket) -> bytes:
+            return dialler.recv(ANSWER_BYTES, socket.MSG_WAITALL)[:NONCE_BYTES]
+
+        def proved(dialler: socket.socket, said: bytes, nonce: bytes) -> Link:
+            dialler.sendall(proof(SECRET, "dial", said, nonce))
+            plain.links.append(plain.arrived.get(timeout=10))
+            return plain.links[-1]
+
+        links = []
+        for dialler, hello in ((first, hellos[0]), (second, hellos[1])):
+            dialler.sendall(hello)
+            links.append(proved(dialler, hello, answered(dialler)))
+        first.sendall(plain.farewell + hellos[2])
+        links[0].send([plain.farewell])
+        worker.keep(links[0], plain.farewell)
+        assert first.recv(64, socket.MSG_WAITALL) == plain.farewell
+        nonce = answered(first)
+        worker.keep(links[1], bye(KEY, 101, keeps=True))
+        settle(lambda: len(worker._kept.room) == 1)
+        assert proved(first, hellos[2], nonce).peer == 0
 
 
 def test_they_rest_for_so_long_only(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
