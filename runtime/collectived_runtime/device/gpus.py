@@ -17,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from collectived_runtime.device.attendant import Attendant, Errand
 from collectived_runtime.device.cuda.driver import Cuda, CudaError, Device
 from collectived_runtime.device.launching import Launch, Launching, Work
 
@@ -169,6 +170,7 @@ class Gpu:
         self._lent: weakref.WeakValueDictionary[bytes, _Lent] = weakref.WeakValueDictionary()  # by handle
         self._lending = threading.Lock()  # over opening them: each is opened once
         self._launching = Launching(cuda, device.number)
+        self._opening = Attendant(f"gpu {device.number} events", lambda: cuda.use(device.number), self.give_up)
 
     def give_up(self, why: str) -> None:
         """It has failed, or hangs: nothing can be done with it in this process any more."""
@@ -205,6 +207,25 @@ class Gpu:
                 raise CudaError("cuIpcOpenMemHandle", -1, "what had this handle before is still open")
         return DeviceArena(number, self, memory, -1)
 
+    def open_event(self, handle: bytes, over: Callable[[], object]) -> Errand:
+        """Opens an event of a client's in a thread of its own: the driver may wait there until the device is idle.
+
+        Args:
+            over: called from the thread; then the errand's result is the event.
+        """
+        return self._opening.attend(
+            "opening of an event", lambda _: self.cuda.open_event(self.device.number, handle), over
+        )
+
+    def end_event(self, opened: Errand) -> None:
+        """Ends an event of `open_event`, even one that is not open yet: what looks at it now comes first."""
+
+        def end(_: Errand) -> None:
+            if opened.failed is None:
+                self.submit(lambda _: self.cuda.end_event(opened.result), lambda: None)
+
+        self._opening.attend("end of an event", end)
+
     def _region(self, size: int) -> Region:
         memory = self._allocate(size)
         return Region(self, memory.address, memory.size, memory)
@@ -224,6 +245,7 @@ class Gpu:
         return self._launching.submit(work, over, waits, begun, check)
 
     def close(self) -> None:
+        self._opening.close()
         self._launching.close()
 
 

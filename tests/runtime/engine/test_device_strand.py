@@ -86,6 +86,7 @@ class Party:
         operation: Operation,
         receives: bool = True,
         ordered: bool = False,
+        event: int = 0,
         **described_as: Any,
     ) -> None:
         one = self.world.ranks[rank]
@@ -104,7 +105,9 @@ class Party:
             at += -(-leaf.nbytes // 64) * 64 + 64
         output = (GPU, OUTPUT) if there and receives else None
         where = tuple(addresses)
-        ring = wire.Ring(self.world.group.generation, 5, one.next, 0.0, False, where, output=output, ordered=ordered)
+        ring = wire.Ring(
+            self.world.group.generation, 5, one.next, 0.0, False, where, output=output, ordered=ordered, event=event
+        )
         one.next += 1
         one.bell.send(ring.encode())
 
