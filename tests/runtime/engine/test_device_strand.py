@@ -196,6 +196,17 @@ def test_several_leaves_lie_side_by_side_in_the_result(
         assert (got == [10 * total] * 20 + [total] * 10).all()  # a pack begins with the last leaf
 
 
+@pytest.mark.parametrize(("gpus", "pieces"), [((0, 1, 0), 3), ((0, 0, 0), 1)], ids=["two GPUs", "one GPU"])
+def test_what_passes_between_gpus_of_one_worker_passes_in_pieces(
+    world: Callable[..., Any], gpus: tuple[int, ...], pieces: int
+) -> None:
+    topology = world(3, gpus=gpus).lane_of(0).topology
+    leaf = Leaf("", DType.FLOAT32, (SEGMENT_BYTES * 5 // 2 // 4,))
+    for operation in (AllReduce(ReduceOp.SUM), Reduce(ReduceOp.SUM, 1), Broadcast(1)):
+        spans = [one.span for one in compose(Collective(operation, "*", (leaf,), site="test.py:1"), topology).strands]
+        assert len(spans) == pieces
+
+
 @pytest.mark.parametrize(("hosts", "places"), LAYOUTS.values(), ids=LAYOUTS)
 def test_broadcast_reaches_every_rank(party: Make, hosts: tuple[int, ...], places: tuple[int, ...]) -> None:
     ranks = party(hosts, places)
