@@ -7,18 +7,20 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 from tests.fuzz.parsers import TOPOLOGY
-from tests.gpu.fake_cuda import FakeCuda
+from tests.gpu.fake_cuda import PAGE, FakeCuda
 from tests.gpu.lender import SIZE
 
 from collectived_proto.devices import DeviceName
 from collectived_proto.local import wire
 from collectived_proto.types import AllReduce, Collective, CommunicationImplementation, DType, Leaf, ReduceOp
 from collectived_runtime.credentials import Right
-from collectived_runtime.device.gpus import Gpu, Region, chosen
+from collectived_runtime.device.gpus import Gpu, NotCleared, Region, chosen
 from collectived_runtime.engine.preliminary import prepare
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.engine.seat import Sources
@@ -45,9 +47,9 @@ def handle() -> Iterator[bytes]:
 class Scene:
     """A session on a GPU, and the client's end of its socket."""
 
-    def __init__(self) -> None:
-        self.cuda = FakeCuda(2)
-        self.gpus = chosen(self.cuda, None, lambda why: None)
+    def __init__(self, cuda: FakeCuda | None = None, gpus: tuple[Gpu, ...] = ()) -> None:
+        self.cuda = cuda or FakeCuda(2)
+        self.gpus = gpus or chosen(self.cuda, None, lambda why: None)
         budgets = {gpu: Budget(1 << 30) for gpu in self.gpus}
         mine, self.client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.client.setblocking(False)
@@ -55,6 +57,15 @@ class Scene:
             CLIENT, Budget(1 << 30), lambda session: None, devices=DEVICES, gpu_budgets=budgets, openings=MOST
         )
         self.session.attach(mine)
+
+    async def ask(self, kind: wire.Kind, number: int, size: int) -> wire.Kind:
+        """What answers, when it does."""
+        self.client.send(wire.arena(kind, number, size))
+        loop = asyncio.get_running_loop()
+        while True:
+            kind = wire.kind_of(await asyncio.wait_for(loop.sock_recv(self.client, wire.MAX_MESSAGE), 30))
+            if kind is not wire.Kind.PONG:
+                return kind
 
     async def lend(self, handle: bytes, identity: int = 7, gpu: int = 0) -> wire.Lending:
         self.client.send(wire.Lent(gpu, identity, handle).encode())
@@ -178,3 +189,44 @@ def test_only_processes_of_the_workers_own_user_and_namespace_lend(caller: Calle
     offer = Offer(1, (Gpu(0, FakeCuda().devices()[0], FakeCuda(), lambda why: None),))
     sessions = Sessions(Budget(1 << 30), most=Most(openings=MOST), offer=offer)
     assert sessions.open(CLIENT, caller, (), remote=caller.local is None).openings == openings
+
+
+def test_memory_that_a_busy_gpu_does_not_clear_in_time_is_refused_and_given_back_later(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    cuda, freed = FakeCuda(1, hold), threading.Event()
+    (gpu,) = chosen(cuda, None, lambda why: None)
+    gpu.arena(1, SIZE).close()
+    before = cuda.used_bytes
+    hold.touch()
+    with pytest.raises(NotCleared, match=r"under way on GPU:0 has not let new memory be cleared within 0\.05 s"):
+        gpu.arena(2, SIZE, freed.set, within=0.05)
+    assert cuda.used_bytes > before and not freed.is_set(), "the device may still write it"
+    hold.unlink()
+    assert freed.wait(10)
+    assert cuda.used_bytes == before
+    gpu.close()
+
+
+def test_memory_of_the_host_and_of_other_gpus_does_not_wait_for_a_busy_one(tmp_path: Path) -> None:
+    busy = [FakeCuda(1, tmp_path / "hold"), FakeCuda(1)]
+
+    async def play() -> None:
+        gpus = [chosen(cuda, None, lambda why: None) for cuda in busy]
+        scenes = [Scene(busy[0], gpus[0]) for _ in range(4)]
+        idle = Scene(busy[1], gpus[1])
+        (tmp_path / "hold").touch()
+        waiting = [asyncio.create_task(one.ask(wire.Kind.DEVICE_ASK, 0, SIZE)) for one in scenes[1:]]
+        try:
+            while busy[0].used_bytes < 2 * PAGE:  # until two of them wait for the device
+                await asyncio.sleep(0.001)
+            assert await scenes[0].ask(wire.Kind.ARENA_ASK, 0, 4 << 20) is wire.Kind.ARENA
+            assert await idle.ask(wire.Kind.DEVICE_ASK, 0, SIZE) is wire.Kind.DEVICE_ARENA
+            assert not any(one.done() for one in waiting)
+        finally:
+            (tmp_path / "hold").unlink()
+        assert set(await asyncio.gather(*waiting)) == {wire.Kind.DEVICE_ARENA}
+        for one in (*scenes, idle):
+            one.session.end("the test is over")
+            one.client.close()
+
+    asyncio.run(play())

@@ -120,6 +120,24 @@ def test_many_in_flight_of_many_sizes_come_out_right(one_worker: Cluster) -> Non
     one_worker.run(2, body, device="GPU:0")
 
 
+def test_several_pieces_between_gpus_of_one_worker_come_out_right(one_worker: Cluster) -> None:
+    def one(rank: int) -> None:
+        device = one_of(rank)
+        with (
+            cd.connect(one_worker.addresses[0]) as session,
+            session.join("pieces", 2, rank=rank, device=device, timeout=20) as group,
+        ):
+            value = np.arange(5 << 20, dtype=np.float32) % 1000
+            x = filled(session, value + rank, device)
+            assert (np.asarray(group.all_reduce("sum", x)) == 2 * value + 1).all()
+            assert (np.asarray(group.broadcast(x, root=1)) == value + 1).all()
+            assert rank == 0 or (np.asarray(group.reduce("max", x, root=1)) == value + 1).all()
+            assert rank == 1 or group.reduce("max", x, root=1) is None
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, range(2)))
+
+
 def test_a_killed_worker_takes_no_client_with_it(make: Callable[..., Cluster]) -> None:
     cluster = make(1)
     with cd.connect(cluster.addresses[0]) as session:

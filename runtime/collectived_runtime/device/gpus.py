@@ -12,17 +12,20 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from collectived_runtime.device.attendant import Attendant, Errand
 from collectived_runtime.device.cuda.driver import Cuda, CudaError, Device
 from collectived_runtime.device.launching import Launch, Launching, Work
 
 log = logging.getLogger("collectived.device")
 
 OUT_OF_MEMORY = 2  # the driver's number
+CLEAR_WITHIN = 5.0  # seconds for new memory to be all zero; it waits for what is under way on its GPU
 MOST_FREE = 512 << 20  # bytes of a pool that wait for the next who asks
 _SMALLEST = 64 << 10
 
@@ -122,6 +125,10 @@ class DeviceArena:
         self._memory = None
 
 
+class NotCleared(CudaError):
+    """New memory was not cleared in time. It is given back when that has ended."""
+
+
 class Pool(Generic[M]):
     """Memory that is dear to make: what is given back serves again, as far as it is not too much."""
 
@@ -157,6 +164,7 @@ class Gpu:
         index: as in `GPU:0`, the order in which the worker was told of its GPUs.
         device: as the driver describes it.
         scratch, pinned: memory for intermediate results, of the GPU and of the host.
+        beside: threads for what may wait for this GPU, so that nobody else's memory waits behind it.
     """
 
     def __init__(self, index: int, device: Device, cuda: Cuda, lost: Callable[[str], object]) -> None:
@@ -165,25 +173,37 @@ class Gpu:
         self.cuda = cuda
         self.scratch: Pool[Region] = Pool(self._region)
         self.pinned: Pool[NDArray[np.uint8]] = Pool(lambda size: pinned(cuda, size))
+        self.beside = ThreadPoolExecutor(2, f"gpu {device.number} memory")  # they start when they are first needed
         self._lost = lost
         self._lent: weakref.WeakValueDictionary[bytes, _Lent] = weakref.WeakValueDictionary()  # by handle
         self._lending = threading.Lock()  # over opening them: each is opened once
         self._launching = Launching(cuda, device.number)
+        self._opening = Attendant(f"gpu {device.number} events", lambda: cuda.use(device.number), self.give_up)
 
     def give_up(self, why: str) -> None:
         """It has failed, or hangs: nothing can be done with it in this process any more."""
         self._lost(f"GPU:{self.index} ({self.device.name}, {self.device.uuid}) of this worker is lost: {why}")
 
-    def arena(self, number: int, size: int) -> DeviceArena:
+    def arena(
+        self, number: int, size: int, freed: Callable[[], object] = lambda: None, within: float = CLEAR_WITHIN
+    ) -> DeviceArena:
         """New memory of at least `size` bytes, all zero, that can be handed to a client. Takes milliseconds.
 
+        Args:
+            freed: called, from any thread, when memory that was `NotCleared` has been given back.
+            within: seconds in which it must be cleared.
+
         Raises:
-            CudaError: there is none.
+            NotCleared: the GPU is at something else. CudaError: there is none.
         """
         memory = self._allocate(size)
         cleared = threading.Event()
         launch = self.submit(lambda stream: self.cuda.clear(memory.address, memory.size, stream), cleared.set)
-        cleared.wait()
+        if not cleared.wait(within):
+            weakref.finalize(memory, freed).atexit = False  # what is on the stream keeps it
+            launch.wanted = False
+            why = f"what is under way on GPU:{self.index} has not let new memory be cleared within {within:g} s"
+            raise NotCleared("cuMemsetD8Async", -1, why)
         if launch.failed is not None:
             raise launch.failed
         return DeviceArena(number, self, memory, self.cuda.export(memory.address))
@@ -205,6 +225,25 @@ class Gpu:
                 raise CudaError("cuIpcOpenMemHandle", -1, "what had this handle before is still open")
         return DeviceArena(number, self, memory, -1)
 
+    def open_event(self, handle: bytes, over: Callable[[], object]) -> Errand:
+        """Opens an event of a client's in a thread of its own: the driver may wait there until the device is idle.
+
+        Args:
+            over: called from the thread; then the errand's result is the event.
+        """
+        return self._opening.attend(
+            "opening of an event", lambda _: self.cuda.open_event(self.device.number, handle), over
+        )
+
+    def end_event(self, opened: Errand) -> None:
+        """Ends an event of `open_event`, even one that is not open yet: what looks at it now comes first."""
+
+        def end(_: Errand) -> None:
+            if opened.failed is None:
+                self.submit(lambda _: self.cuda.end_event(opened.result), lambda: None)
+
+        self._opening.attend("end of an event", end)
+
     def _region(self, size: int) -> Region:
         memory = self._allocate(size)
         return Region(self, memory.address, memory.size, memory)
@@ -224,6 +263,7 @@ class Gpu:
         return self._launching.submit(work, over, waits, begun, check)
 
     def close(self) -> None:
+        self._opening.close()
         self._launching.close()
 
 

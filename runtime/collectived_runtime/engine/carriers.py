@@ -60,7 +60,8 @@ def carrier_of(
         UnimplementedError: what was ordered cannot be had.
     """
     carrier = _chosen(collective, topology, first, number, pack)
-    if len(topology.peers) == 1 or not topology.on_gpus or carrier.algorithm == NCCL:
+    together = len(topology.peers) == 1 and len(topology.gpus) < 2  # on one GPU one kernel folds all of it
+    if together or not topology.on_gpus or carrier.algorithm == NCCL:
         return carrier
     segments = min(MOST_SEGMENTS, -(-pack.count * pack.dtype.itemsize // SEGMENT_BYTES))
     return carrier._replace(shards=max(carrier.shards, segments))

@@ -1,7 +1,8 @@
 """Events of clients' GPUs: a ring whose value is still being written there is taken when it is.
 
 A rank has arrived when its value can be read. Until then its rings wait here, in their order; everything else that it
-says is heard at once. Nobody else waits for it, neither in the lane nor on the GPU.
+says is heard at once. Nobody else waits for it, neither in the lane nor on the GPU. The driver may open an event only
+when the device is idle: that is done aside, for only the lane can end what keeps the device busy.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from collectived_proto.local import wire
-from collectived_runtime.device.cuda.driver import CudaError
+from collectived_runtime.device.attendant import Errand
 from collectived_runtime.device.gpus import Gpu, Region
 from collectived_runtime.device.launching import Launch
 from collectived_runtime.engine.seat import Seat
@@ -21,7 +22,7 @@ from collectived_runtime.engine.seat import Seat
 @dataclass(slots=True)
 class _Rank:
     handles: dict[int, bytes] = field(default_factory=dict)
-    opened: dict[tuple[Gpu, int], int] = field(default_factory=dict)
+    opened: dict[tuple[Gpu, int], Errand] = field(default_factory=dict)  # or about to be
     waiting: deque[tuple[wire.Ring, float]] = field(default_factory=deque)  # and when each came
     launch: Launch | None = None  # ends with the event of the first of them
 
@@ -75,14 +76,23 @@ class Events:
         if not isinstance(memory, Region):
             raise wire.Malformed(f"a ring with event {ring.event}, whose value does not lie on a GPU")
         gpu = memory.gpu
-        try:
-            event = rank.opened.get((gpu, ring.event))
-            if event is None:
-                event = gpu.cuda.open_event(gpu.device.number, rank.handles[ring.event])
-                rank.opened[gpu, ring.event] = event
-        except CudaError as error:
-            raise wire.Malformed(f"an event that cannot be waited for: {error}") from None
-        rank.launch = gpu.submit(None, lambda: self._ask(lambda: self._over(seat, rank)), (event,))
+        opened = rank.opened.get((gpu, ring.event))
+        if opened is not None:  # no other ring has come this far before it was
+            self._follow(seat, rank, gpu, opened)
+            return
+        opening = gpu.open_event(
+            rank.handles[ring.event], lambda: self._ask(lambda: self._follow(seat, rank, gpu, opening))
+        )
+        rank.opened[gpu, ring.event] = opening
+
+    def _follow(self, seat: Seat, rank: _Rank, gpu: Gpu, opened: Errand) -> None:
+        """The event of the first ring is open: now it is waited for."""
+        if self._ranks.get(seat.rank) is not rank or not rank.waiting:
+            return
+        if opened.failed is not None:
+            self._lose(seat, f"it named an event that cannot be waited for: {opened.failed}")
+            return
+        rank.launch = gpu.submit(None, lambda: self._ask(lambda: self._over(seat, rank)), (opened.result,))
 
     def _over(self, seat: Seat, rank: _Rank) -> None:
         """The first ring goes on, and those behind it that need not wait."""
@@ -107,8 +117,8 @@ class Events:
             return
         if known.launch is not None:
             known.launch.stop(0.0)
-        for (gpu, _), event in known.opened.items():
-            gpu.submit(lambda _, gpu=gpu, event=event: gpu.cuda.end_event(event), lambda: None)  # type: ignore[misc]
+        for (gpu, _), opened in known.opened.items():
+            gpu.end_event(opened)
 
     def close(self) -> None:
         for rank in list(self._ranks):

@@ -103,7 +103,7 @@ class Program:
     theirs begin. Offsets of results in `layout` count from behind it.
 
     What is folded or moved within one worker, in one pack that is small, needs no strand that runs: it is carried out
-    `at_once`.
+    `at_once`, but not what NCCL carries out, whose turn is waited for and given back.
     """
 
     collective: Collective
@@ -232,6 +232,8 @@ def _at_once(
     topology: Topology, packs: Layout, strands: Sequence[Strand], sources: Sequence[int], receivers: Sequence[int]
 ) -> bool:
     if len(topology.peers) > 1 or len(packs.packs) != 1 or len(strands) != 1 or not (sources and receivers):
+        return False
+    if strands[0].algorithm == NCCL or strands[0].inside:
         return False
     return strands[0].cut is None and packs.result_bytes <= AT_ONCE_BYTES
 

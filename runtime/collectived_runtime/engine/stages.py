@@ -190,6 +190,7 @@ class Stages:
             ranks = ranks_here(topology)
             made = yield from meet(talk, key, engine.turnstile, engine.communicators, len(topology.gpus), ranks)
             engine.communicators.keep(self._kept, made)
+        self.release()  # whatever became of the one before: a ticket that is kept holds up all that come later
         order = self._order = Order(key._replace(step=1), program.native, engine.turnstile, shop.tools.wake)
         yield from agree(talk, order.key, engine.turnstile)
 

@@ -18,7 +18,7 @@ from collectived_proto.errors import Code
 from collectived_proto.local import wire
 from collectived_proto.local.arena import Arena
 from collectived_runtime.device.cuda.driver import CudaError
-from collectived_runtime.device.gpus import DeviceArena, Gpu
+from collectived_runtime.device.gpus import DeviceArena, Gpu, NotCleared
 from collectived_runtime.engine.results import Budget, Exhausted, new_arena, next_number
 from collectived_runtime.engine.seat import Bytes
 from collectived_runtime.limits.descriptors import room
@@ -27,7 +27,7 @@ from collectived_runtime.limits.refusals import Limit, Refusals
 MOST_ASKED = 64  # arenas of one session that it waits for
 MOST_ARENAS = 512  # of one session; each takes a descriptor
 AT_ONCE = 1 << 20  # bytes of an arena that take less than a millisecond
-_WORKING = ThreadPoolExecutor(2, "collectived-arenas")  # its threads start when they are first needed
+_WORKING = ThreadPoolExecutor(2, "collectived-arenas")  # of the host; its threads start when they are first needed
 
 
 class Arenas:
@@ -167,9 +167,11 @@ class Arenas:
             return
         try:
             loop = asyncio.get_running_loop()
-            arena = await loop.run_in_executor(_WORKING, gpu.arena, next_number(), size)
+            freed = partial(budget.give, size)
+            arena = await loop.run_in_executor(gpu.beside, gpu.arena, next_number(), size, freed)
         except CudaError as error:
-            budget.give(size)
+            if not isinstance(error, NotCleared):  # whose memory is still taken
+                budget.give(size)
             if not self._ended():
                 self._refuse(f"{size} bytes of GPU:{index}: {error}")
             return
@@ -194,7 +196,7 @@ class Arenas:
             return
         try:
             loop = asyncio.get_running_loop()
-            arena = await loop.run_in_executor(_WORKING, gpu.lent, next_number(), lent.identity, lent.handle)
+            arena = await loop.run_in_executor(gpu.beside, gpu.lent, next_number(), lent.identity, lent.handle)
         except CudaError as error:
             self._not_opened(lent, str(error))
             return

@@ -86,6 +86,7 @@ class Party:
         operation: Operation,
         receives: bool = True,
         ordered: bool = False,
+        event: int = 0,
         **described_as: Any,
     ) -> None:
         one = self.world.ranks[rank]
@@ -104,7 +105,9 @@ class Party:
             at += -(-leaf.nbytes // 64) * 64 + 64
         output = (GPU, OUTPUT) if there and receives else None
         where = tuple(addresses)
-        ring = wire.Ring(self.world.group.generation, 5, one.next, 0.0, False, where, output=output, ordered=ordered)
+        ring = wire.Ring(
+            self.world.group.generation, 5, one.next, 0.0, False, where, output=output, ordered=ordered, event=event
+        )
         one.next += 1
         one.bell.send(ring.encode())
 
@@ -191,6 +194,17 @@ def test_several_leaves_lie_side_by_side_in_the_result(
     for rank in range(len(places)):
         got = ranks.result(rank, np.float32, 30, ranks.world.ranks[rank].done())
         assert (got == [10 * total] * 20 + [total] * 10).all()  # a pack begins with the last leaf
+
+
+@pytest.mark.parametrize(("gpus", "pieces"), [((0, 1, 0), 3), ((0, 0, 0), 1)], ids=["two GPUs", "one GPU"])
+def test_what_passes_between_gpus_of_one_worker_passes_in_pieces(
+    world: Callable[..., Any], gpus: tuple[int, ...], pieces: int
+) -> None:
+    topology = world(3, gpus=gpus).lane_of(0).topology
+    leaf = Leaf("", DType.FLOAT32, (SEGMENT_BYTES * 5 // 2 // 4,))
+    for operation in (AllReduce(ReduceOp.SUM), Reduce(ReduceOp.SUM, 1), Broadcast(1)):
+        spans = [one.span for one in compose(Collective(operation, "*", (leaf,), site="test.py:1"), topology).strands]
+        assert len(spans) == pieces
 
 
 @pytest.mark.parametrize(("hosts", "places"), LAYOUTS.values(), ids=LAYOUTS)

@@ -84,8 +84,8 @@ class Cluster:
         ]
 
     def group(self, hosts: tuple[int, ...], places: tuple[int, ...], **options: Any) -> Group:
-        """A group; a place of -1 is GPU 0 with a value on the host."""
-        gpus = tuple(max(0, place) for place in places)
+        """A group; a place below 0 has its value on the host: -1 is of GPU 0, -2 of GPU 1."""
+        gpus = tuple(place if place >= 0 else -1 - place for place in places)
         world = self._make(*hosts, gpus=gpus, natives=self.engines[: len(hosts)], **options)
         self.groups.append(Group(world, places, self.gpus))
         return self.groups[-1]
@@ -200,6 +200,15 @@ def test_two_groups_whose_ranks_call_in_opposite_orders_both_go_on(cluster: Make
         for group in groups:
             for rank in (0, 1):
                 assert (group.result(rank, np.float32, 100, group.world.ranks[rank].done()) == 2).all()
+
+
+def test_small_values_on_the_host_do_not_hold_up_what_comes_later(cluster: Make) -> None:
+    """Folded at once they would keep their turn, which all others of this worker wait for."""
+    there = cluster(1)
+    hosts, devices = (there.group((2,), places, key=key) for key, places in ((7, (-1, -2)), (8, (0, 1))))
+    value = np.ones(10, np.float32)
+    for group in (hosts, hosts, devices):
+        assert all((found == 2).all() for found in group.all_reduce([value, value]))
 
 
 def test_ranks_that_differ_are_found_out_before_nccl_is_called(cluster: Make) -> None:

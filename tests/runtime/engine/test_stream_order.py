@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import select
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,19 @@ class HeldAtTheEnd(FakeCuda):
         super().copy(target, source, nbytes, stream)
 
 
+class SlowToOpen(FakeCuda):
+    """One whose driver opens events when it may."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.asked, self.may = threading.Event(), threading.Event()
+
+    def open_event(self, device: int, handle: bytes) -> int:
+        self.asked.set()
+        assert self.may.wait(20)
+        return super().open_event(device, handle)
+
+
 @pytest.fixture
 def party(world: Callable[..., Any]) -> Iterator[Make]:
     made: list[Party] = []
@@ -56,8 +71,8 @@ def launched(ranks: Party, rank: int) -> wire.Launched:
     return wire.parse_launched(bell.recv(wire.MAX_MESSAGE))
 
 
-def all_reduce(ranks: Party, rank: int = 0, ordered: bool = True) -> None:
-    ranks.submit(rank, [np.full(100, rank + 1, np.float32)], SUM, ordered=ordered)
+def all_reduce(ranks: Party, rank: int = 0, ordered: bool = True, event: int = 0) -> None:
+    ranks.submit(rank, [np.full(100, rank + 1, np.float32)], SUM, ordered=ordered, event=event)
 
 
 def test_a_rank_that_asks_is_told_of_an_event_while_the_device_is_at_it(party: Make, tmp_path: Path) -> None:
@@ -90,6 +105,42 @@ def test_what_passes_by_the_host_is_launched_with_its_last_copy(party: Make, tmp
         hold.unlink()
     for rank in range(2):
         assert (ranks.result(rank, np.float32, 100, ranks.world.ranks[rank].done()) == 3).all()
+
+
+def test_nobody_else_waits_while_the_driver_opens_an_event(party: Make) -> None:
+    cuda = SlowToOpen()
+    ranks = party((2,), [cuda])
+    one, other = ranks.world.ranks
+    event, handle = FakeClientCuda().event(0)
+    one.bell.send(wire.event(1, handle))
+    all_reduce(ranks, 0, ordered=False, event=1)
+    all_reduce(ranks, 1, ordered=False)
+    assert cuda.asked.wait(10)
+    other.bell.send(wire.bare(wire.Kind.PING))
+    assert select.select([other.bell], [], [], 10)[0], "the lane goes on"
+    assert other.bell.recv(wire.MAX_MESSAGE)[0] == wire.Kind.PONG
+    cuda.may.set()
+    for number, rank in enumerate((one, other)):
+        assert (ranks.result(number, np.float32, 100, rank.done()) == 3).all()
+    os.close(event)
+
+
+def test_an_event_whose_rank_has_gone_while_it_was_opened_is_ended(party: Make) -> None:
+    cuda = SlowToOpen()
+    ranks = party((1,), [cuda])
+    event, handle = FakeClientCuda().event(0)
+    ranks.world.ranks[0].bell.send(wire.event(1, handle))
+    all_reduce(ranks, event=1)
+    assert cuda.asked.wait(10)
+    ranks.world.ranks[0].bell.close()
+    wait_for(lambda: ranks.world.lanes[0].seats[0].gone)
+    cuda.may.set()
+    ended = threading.Event()
+    ranks.gpus[0].end_event(ranks.gpus[0].open_event(handle, lambda: None))
+    ranks.gpus[0].open_event(handle, ended.set)  # behind those
+    assert ended.wait(10)
+    wait_for(lambda: len(cuda._opened) == 1)
+    os.close(event)
 
 
 def test_an_event_is_recorded_again_only_when_it_has_been_given_back(party: Make, tmp_path: Path) -> None:
