@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from collectived.gpu.driver import Allocation, CudaError
 
-INVALID, _BAD_HANDLE = 1, 400
+INVALID, _BAD_HANDLE, _ILLEGAL = 1, 400, 700
 _MAP_FIXED = 0x10
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -51,6 +51,7 @@ class FakeClientCuda:
         self.waits: list[int] = []  # the streams that were told to wait
         self.held: set[int] = set()  # streams on which nothing goes on
         self.handles = 0  # that were asked for
+        self.refused: set[str] = set()  # of the driver's functions, those that fail
         self._own: dict[int, _Own] = {}
         self._identities = itertools.count(1)
 
@@ -110,6 +111,7 @@ class FakeClientCuda:
         return path.encode().ljust(64, b"\0")
 
     def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
+        self._asked("cuMemcpyAsync")
         there = any(base <= source < base + len(memory) for base, memory in self.mapped.items())
         read = None if there else ctypes.string_at(source, nbytes)
 
@@ -147,6 +149,7 @@ class FakeClientCuda:
         os.close(event)
 
     def record(self, device: int, event: int, stream: int) -> None:
+        self._asked("cuEventRecord")
         with self._lock:
             self.events[event] += 1
             number = self.events[event]
@@ -193,6 +196,10 @@ class FakeClientCuda:
         """Whether something on the stream is not done."""
         self._go_on()
         return bool(self._streams.get(stream))
+
+    def _asked(self, function: str) -> None:
+        if function in self.refused:
+            raise CudaError(function, _ILLEGAL, "an illegal memory access was encountered")
 
     def _wait_for(self, stream: int) -> None:
         while self.under_way(stream):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -189,6 +190,31 @@ def test_a_deadline_ends_what_a_gpu_holds_up_and_it_goes_on_afterwards(
         assert (np.asarray(group.all_reduce("sum", x)) == 1).all()
 
     cluster.run(1, body, device="GPU:0")
+
+
+@pytest.mark.parametrize("function", ["cuEventRecord", "cuMemcpyAsync"])
+def test_a_call_that_the_driver_does_not_let_start_is_the_end_of_the_generation_for_all(
+    one_worker: Cluster, cuda: FakeClientCuda, function: str
+) -> None:
+    def body(session: cd.Session, group: cd.Group) -> None:
+        x = np.ones(10) if function == "cuMemcpyAsync" else filled(session, np.ones(10))
+        group.all_reduce("sum", x)
+        group.barrier()
+        if group.rank == 1:
+            cuda.refused.add(function)
+            with pytest.raises(cd.errors.UnavailableError, match=f"could not be started.*{function} failed"):
+                group.all_reduce("sum", x, async_op=True)
+            cuda.refused.clear()
+            refused.set()
+        else:
+            assert refused.wait(20)
+            with pytest.raises(cd.errors.AbortedError, match=f"could not be started.*{function} failed"):
+                group.all_reduce("sum", x)
+        group.rejoin(timeout=20)
+        assert (np.asarray(group.all_reduce("sum", x)) == 2).all()
+
+    refused = threading.Event()
+    one_worker.run(2, body, device="GPU:0")
 
 
 def test_a_client_that_is_killed_frees_all_it_had(make: Callable[..., Cluster]) -> None:

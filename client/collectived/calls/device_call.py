@@ -66,14 +66,18 @@ class DeviceCall(Call):
 
         Args:
             events: those of the caller, by number; a new one is made where there is none, whose handle is returned.
+
+        Raises:
+            CudaError: the driver refuses; the worker has been told of nothing.
         """
-        room, handle = self._room, b""
-        if number not in events:
-            events[number], handle = room.cuda.event(room.device)
+        room, event, handle = self._room, events.get(number), b""
+        if event is None:
+            event, handle = room.cuda.event(room.device)
         first, *others = dict.fromkeys(stream for stream in self._given if stream) or (LEGACY_STREAM,)
         for other in others:  # a value of several streams; an event stands on one
             room.join(first, other)
-        room.cuda.record(room.device, events[number], first)
+        room.cuda.record(room.device, event, first)
+        events[number] = event  # not before, for the worker is told of it once
         return handle
 
     def order(self) -> None:
