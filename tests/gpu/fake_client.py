@@ -44,6 +44,7 @@ class FakeClientCuda:
         self._looking: threading.Thread | None = None
         self._made = itertools.count(1000)
         self.mapped: dict[int, mmap.mmap] = {}
+        self._devices: dict[int, int] = {}  # on which they are, by address
         self.copied_bytes = 0
         self.synchronized = 0
         self.events: dict[int, int] = {}  # how often each was recorded
@@ -65,12 +66,13 @@ class FakeClientCuda:
             os.close(descriptor)
         address = ctypes.addressof(ctypes.c_uint8.from_buffer(mapped))
         self.mapped[address] = mapped
+        self._devices[address] = device
         return address
 
     def unmap(self, device: int, address: int, size: int) -> None:
         for stream in list(self._streams):
             self._wait_for(stream)
-        del self.mapped[address]
+        del self.mapped[address], self._devices[address]
 
     def malloc(self, size: int, device: int = 0, exportable: bool = True) -> int:
         """Memory of the client's own; without `exportable`, of an allocator whose memory has no handle."""
@@ -99,7 +101,7 @@ class FakeClientCuda:
                 return own.told
         for base, mapped in self.mapped.items():
             if base <= address < base + len(mapped):
-                return Allocation(0, base, len(mapped), 0, False)
+                return Allocation(0, base, len(mapped), self._devices[base], False)
         raise CudaError("cuPointerGetAttributes", INVALID, f"{address:#x} is no memory of a GPU")
 
     def handle(self, device: int, address: int) -> bytes:
@@ -112,7 +114,10 @@ class FakeClientCuda:
 
     def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
         self._asked("cuMemcpyAsync")
-        there = any(base <= source < base + len(memory) for base, memory in self.mapped.items())
+        places = [self._devices[base] for one in (target, source) for base in list(self.mapped) if self._in(one, base)]
+        if any(place != device for place in places):
+            raise CudaError("cuMemcpyAsync", INVALID, f"memory of GPUs {places} on a stream of GPU {device}")
+        there = any(self._in(source, base) for base in list(self.mapped))
         read = None if there else ctypes.string_at(source, nbytes)
 
         def copied() -> bool:
@@ -121,6 +126,9 @@ class FakeClientCuda:
             return True
 
         self._put(stream, copied)
+
+    def _in(self, address: int, base: int) -> bool:
+        return base <= address < base + len(self.mapped[base])
 
     def stream(self, device: int) -> int:
         return next(self._made)
