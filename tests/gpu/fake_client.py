@@ -52,6 +52,7 @@ class FakeClientCuda:
         self.waits: list[int] = []  # the streams that were told to wait
         self.held: set[int] = set()  # streams on which nothing goes on
         self.handles = 0  # that were asked for
+        self.opening: Callable[[], object] = lambda: None  # called before an event of the worker is opened
         self.refused: set[str] = set()  # of the driver's functions, those that fail
         self._own: dict[int, _Own] = {}
         self._identities = itertools.count(1)
@@ -143,6 +144,8 @@ class FakeClientCuda:
         return descriptor, f"/proc/{os.getpid()}/fd/{descriptor}".encode().ljust(64, b"\0")
 
     def open_event(self, device: int, handle: bytes) -> int:
+        self.opening()
+        self._asked("cuIpcOpenEventHandle")
         try:
             opened = os.open(handle.rstrip(b"\0"), os.O_RDONLY)
         except OSError as error:
