@@ -52,12 +52,7 @@ class Work:
             CollectiveError: the collective failed.
             ValueError: what came does not fit the `out` of a `recv`, or cannot be rebuilt without one; it is lost.
         """
-        self._wait(timeout)
-        self._raise_failure()
-        with self._lock:
-            value = self._had()
-            self._collected = True
-            return value
+        return self._result(timeout, monotonic())
 
     def wait(self, timeout: float | timedelta | None = None) -> Any:
         """The whole result, for use on the caller's current stream; the same as `result` where it is not all on GPUs.
@@ -72,12 +67,13 @@ class Work:
         Raises:
             TimeoutError, CollectiveError, ValueError: as `result`.
         """
+        began = monotonic()
         if self._call.ordered:
-            self._wait(timeout, LAUNCHED)
+            self._wait(timeout, LAUNCHED, began)
             with self._lock:
                 if self._route.order(self._call):
                     return self._had()
-        return self.result(timeout)
+        return self._result(timeout, began)
 
     def done(self) -> bool:
         """Whether the collective has ended, well or not; on GPUs, there too."""
@@ -161,6 +157,14 @@ class Work:
     def _verdict(self) -> Verdict | None:
         return next((call.verdict for call in self._calls if call.verdict is not None), None)
 
+    def _result(self, timeout: float | timedelta | None, began: float) -> Any:
+        self._wait(timeout, ALL, began)
+        self._raise_failure()
+        with self._lock:
+            value = self._had()
+            self._collected = True
+            return value
+
     def _had(self) -> Any:
         """The value, made once. Under the lock."""
         if not self._valued:
@@ -188,10 +192,11 @@ class Work:
         self._fill_out()
         callback(self)
 
-    def _wait(self, timeout: float | timedelta | None, packs: int = ALL) -> None:
+    def _wait(self, timeout: float | timedelta | None, packs: int = ALL, began: float | None = None) -> None:
+        """Waits for `timeout` from now on, or from when it `began` by the monotonic clock."""
         self._route.check()
         limit = seconds(timeout, "timeout")
-        end = math.inf if limit is None else monotonic() + limit
+        end = math.inf if limit is None else (monotonic() if began is None else began) + limit
         for call in self._calls:
             if not call.complete:
                 self._route.wait(call, packs, until=end)

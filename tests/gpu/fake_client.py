@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from collectived.gpu.driver import Allocation, CudaError
 
-INVALID, _BAD_HANDLE = 1, 400
+INVALID, _BAD_HANDLE, _ILLEGAL = 1, 400, 700
 _MAP_FIXED = 0x10
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -44,6 +44,7 @@ class FakeClientCuda:
         self._looking: threading.Thread | None = None
         self._made = itertools.count(1000)
         self.mapped: dict[int, mmap.mmap] = {}
+        self._devices: dict[int, int] = {}  # on which they are, by address
         self.copied_bytes = 0
         self.synchronized = 0
         self.events: dict[int, int] = {}  # how often each was recorded
@@ -51,6 +52,8 @@ class FakeClientCuda:
         self.waits: list[int] = []  # the streams that were told to wait
         self.held: set[int] = set()  # streams on which nothing goes on
         self.handles = 0  # that were asked for
+        self.opening: Callable[[], object] = lambda: None  # called before an event of the worker is opened
+        self.refused: set[str] = set()  # of the driver's functions, those that fail
         self._own: dict[int, _Own] = {}
         self._identities = itertools.count(1)
 
@@ -64,12 +67,13 @@ class FakeClientCuda:
             os.close(descriptor)
         address = ctypes.addressof(ctypes.c_uint8.from_buffer(mapped))
         self.mapped[address] = mapped
+        self._devices[address] = device
         return address
 
     def unmap(self, device: int, address: int, size: int) -> None:
         for stream in list(self._streams):
             self._wait_for(stream)
-        del self.mapped[address]
+        del self.mapped[address], self._devices[address]
 
     def malloc(self, size: int, device: int = 0, exportable: bool = True) -> int:
         """Memory of the client's own; without `exportable`, of an allocator whose memory has no handle."""
@@ -98,7 +102,7 @@ class FakeClientCuda:
                 return own.told
         for base, mapped in self.mapped.items():
             if base <= address < base + len(mapped):
-                return Allocation(0, base, len(mapped), 0, False)
+                return Allocation(0, base, len(mapped), self._devices[base], False)
         raise CudaError("cuPointerGetAttributes", INVALID, f"{address:#x} is no memory of a GPU")
 
     def handle(self, device: int, address: int) -> bytes:
@@ -110,7 +114,11 @@ class FakeClientCuda:
         return path.encode().ljust(64, b"\0")
 
     def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
-        there = any(base <= source < base + len(memory) for base, memory in self.mapped.items())
+        self._asked("cuMemcpyAsync")
+        places = [self._devices[base] for one in (target, source) for base in list(self.mapped) if self._in(one, base)]
+        if any(place != device for place in places):
+            raise CudaError("cuMemcpyAsync", INVALID, f"memory of GPUs {places} on a stream of GPU {device}")
+        there = any(self._in(source, base) for base in list(self.mapped))
         read = None if there else ctypes.string_at(source, nbytes)
 
         def copied() -> bool:
@@ -119,6 +127,9 @@ class FakeClientCuda:
             return True
 
         self._put(stream, copied)
+
+    def _in(self, address: int, base: int) -> bool:
+        return base <= address < base + len(self.mapped[base])
 
     def stream(self, device: int) -> int:
         return next(self._made)
@@ -133,6 +144,8 @@ class FakeClientCuda:
         return descriptor, f"/proc/{os.getpid()}/fd/{descriptor}".encode().ljust(64, b"\0")
 
     def open_event(self, device: int, handle: bytes) -> int:
+        self.opening()
+        self._asked("cuIpcOpenEventHandle")
         try:
             opened = os.open(handle.rstrip(b"\0"), os.O_RDONLY)
         except OSError as error:
@@ -147,6 +160,7 @@ class FakeClientCuda:
         os.close(event)
 
     def record(self, device: int, event: int, stream: int) -> None:
+        self._asked("cuEventRecord")
         with self._lock:
             self.events[event] += 1
             number = self.events[event]
@@ -193,6 +207,10 @@ class FakeClientCuda:
         """Whether something on the stream is not done."""
         self._go_on()
         return bool(self._streams.get(stream))
+
+    def _asked(self, function: str) -> None:
+        if function in self.refused:
+            raise CudaError(function, _ILLEGAL, "an illegal memory access was encountered")
 
     def _wait_for(self, stream: int) -> None:
         while self.under_way(stream):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.gpu.fake_libraries import FakeCupy
 
 import collectived as cd
 from collectived.gpu import driver
+from collectived.gpu.array import LEGACY_STREAM
 
 STREAM = 7
 
@@ -187,6 +189,69 @@ def test_a_deadline_ends_what_a_gpu_holds_up_and_it_goes_on_afterwards(
             cluster.hold.unlink()
         group.rejoin(timeout=20)
         assert (np.asarray(group.all_reduce("sum", x)) == 1).all()
+
+    cluster.run(1, body, device="GPU:0")
+
+
+@pytest.mark.parametrize("function", ["cuEventRecord", "cuMemcpyAsync"])
+def test_a_call_that_the_driver_does_not_let_start_is_the_end_of_the_generation_for_all(
+    one_worker: Cluster, cuda: FakeClientCuda, function: str
+) -> None:
+    def body(session: cd.Session, group: cd.Group) -> None:
+        x = np.ones(10) if function == "cuMemcpyAsync" else filled(session, np.ones(10))
+        group.all_reduce("sum", x)
+        group.barrier()
+        if group.rank == 1:
+            cuda.refused.add(function)
+            with pytest.raises(cd.errors.UnavailableError, match=f"could not be started.*{function} failed"):
+                group.all_reduce("sum", x, async_op=True)
+            cuda.refused.clear()
+            refused.set()
+        else:
+            assert refused.wait(20)
+            with pytest.raises(cd.errors.AbortedError, match=f"could not be started.*{function} failed"):
+                group.all_reduce("sum", x)
+        group.rejoin(timeout=20)
+        assert (np.asarray(group.all_reduce("sum", x)) == 2).all()
+
+    refused = threading.Event()
+    one_worker.run(2, body, device="GPU:0")
+
+
+def test_arrays_on_another_gpu_than_the_ranks_pass_by_the_host(cluster: Cluster, cuda: FakeClientCuda) -> None:
+    def body(session: cd.Session, group: cd.Group) -> None:
+        near, far = (filled(session, np.full(10, 3.0), f"GPU:{number}") for number in range(2))
+        far.stream = STREAM
+        for async_op in (False, True):
+            both = group.all_reduce("sum", {"far": far, "near": near}, async_op=async_op)
+            both = both.wait() if async_op else both
+            assert (both["far"].device, both["near"].device) == (1, 0), "as they were given"
+            assert (np.asarray(both["far"]) == 6).all() and (np.asarray(both["near"]) == 6).all()
+            out = filled(session, np.zeros(10), "GPU:1")
+            work = group.all_reduce("sum", near, out=out, async_op=async_op)
+            assert (work.wait() if async_op else work) is out
+            assert (np.asarray(out) == 6).all()
+            assert group.all_reduce("sum", far, out=far) is far
+            assert (np.asarray(far) == 6).all()
+            far.assign(np.full(10, 3.0))
+
+    cluster.run(2, body, device="GPU:0")
+
+
+def test_what_is_copied_from_the_host_is_read_when_it_is_there(cluster: Cluster, cuda: FakeClientCuda) -> None:
+    def body(session: cd.Session, group: cd.Group) -> None:
+        x = filled(session, np.full(10, 2.0))
+        value = {"gpu": x, "host": np.full(10, 3.0)}
+        group.all_reduce("sum", value)
+        x.stream = STREAM
+        cuda.held.add(LEGACY_STREAM)
+        value["host"] = np.full(10, 4.0)
+        work = group.all_reduce("sum", value, async_op=True)
+        with pytest.raises(TimeoutError):
+            work.result(0.1)
+        cuda.let_go()
+        both = work.result()
+        assert (np.asarray(both["gpu"]) == 2).all() and (both["host"] == 4).all()
 
     cluster.run(1, body, device="GPU:0")
 

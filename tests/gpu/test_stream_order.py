@@ -8,6 +8,7 @@ import gc
 import logging
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -268,6 +269,26 @@ def test_what_nobody_waits_for_gives_its_events_back(cluster: Cluster, cuda: Fak
             work = group.all_reduce("sum", x, async_op=True)
             work.wait(20)
             assert not work.done()
+
+    cluster.run(1, body, device="GPU:0")
+
+
+def test_a_wait_that_streams_cannot_share_lasts_no_longer_than_it_may(cluster: Cluster, cuda: FakeClientCuda) -> None:
+    def body(session: cd.Session, group: cd.Group) -> None:
+        x = warm(session, group)
+        cuda.refused.add("cuIpcOpenEventHandle")
+        with held(cluster):
+            work = group.all_reduce("sum", x, async_op=True)
+            began = time.monotonic()
+
+            def late() -> None:
+                cluster.until(lambda: time.monotonic() >= began + 1)
+
+            cuda.opening = late  # the driver may take its time
+            with pytest.raises(TimeoutError, match="within 1 s"):
+                work.wait(1)
+            assert time.monotonic() < began + 2
+        assert (np.asarray(work.wait()) == 1).all()
 
     cluster.run(1, body, device="GPU:0")
 

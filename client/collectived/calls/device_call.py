@@ -9,24 +9,34 @@ import numpy as np
 from collectived.calls.call import ALL, LAUNCHED, Call
 from collectived.calls.places import Address, DeviceRoom
 from collectived.calls.prepare import Prepared
-from collectived.errors import InternalError
-from collectived.gpu.array import LEGACY_STREAM, DeviceArray, fetched
+from collectived.errors import InternalError, UnavailableError
+from collectived.gpu.array import LEGACY_STREAM, DeviceArray, brought, fetched
+from collectived.gpu.driver import CudaError
 from collectived.values import nest
 from collectived.values.leaves import Array
 from collectived_proto.types import Verdict
 
 
 class DeviceCall(Call):
-    """Results on a GPU look into that memory, which is this rank's own; others are copied to the host."""
+    """Results on a GPU look into that memory, which is this rank's own; others are copied to the host.
+
+    What lies on another GPU than the rank's passes by the host, to and fro: streams and events are of one GPU.
+    """
 
     marks = True
-    __slots__ = ("_behind", "_current", "_given", "_held", "_writing", "ordered", "output")
+    __slots__ = ("_away", "_behind", "_current", "_given", "_held", "_writing", "ordered", "output")
 
     def __init__(
         self, prepared: Prepared, arrays: list[Array], located: list[Address | None] | None, spec: nest.Spec
     ) -> None:
-        super().__init__(prepared, arrays, located, spec)
         given: list[Any] = arrays
+        if prepared.room is not None:
+            try:
+                given = brought(arrays, prepared.room.device)
+            except CudaError as error:
+                raise UnavailableError(f"its value cannot be brought to the host: {error}") from error
+        self._away = [one is not array for one, array in zip(given, arrays, strict=True)]  # by leaf
+        super().__init__(prepared, given, located, spec)
         self._held: list[object] = [array for array in given if isinstance(array, DeviceArray)]  # read until the end
         self._given = [array.stream if isinstance(array, DeviceArray) else 0 for array in given]  # by leaf
         self._current: list[int] = []  # by leaf, the streams that wait for it
@@ -66,14 +76,19 @@ class DeviceCall(Call):
 
         Args:
             events: those of the caller, by number; a new one is made where there is none, whose handle is returned.
+
+        Raises:
+            CudaError: the driver refuses; the worker has been told of nothing.
         """
-        room, handle = self._room, b""
-        if number not in events:
-            events[number], handle = room.cuda.event(room.device)
-        first, *others = dict.fromkeys(stream for stream in self._given if stream) or (LEGACY_STREAM,)
+        room, event, handle = self._room, events.get(number), b""
+        if event is None:
+            event, handle = room.cuda.event(room.device)
+        # What lay on the host is copied on the legacy stream; see `DeviceStaging.fill`.
+        first, *others = dict.fromkeys(stream or LEGACY_STREAM for stream in self._given)
         for other in others:  # a value of several streams; an event stands on one
             room.join(first, other)
-        room.cuda.record(room.device, events[number], first)
+        room.cuda.record(room.device, event, first)
+        events[number] = event  # not before, for the worker is told of it once
         return handle
 
     def order(self) -> None:
@@ -82,8 +97,12 @@ class DeviceCall(Call):
         on_gpu = bool(self._given) and all(self._given) and all(kind.ordered for kind in self.prepared.kinds)
         if self.out is not None:
             views: list[Any] = self.out.views
-            on_gpu = on_gpu and all(isinstance(view, DeviceArray) for view in views)
+            on_gpu = on_gpu and all(self._near(view) for view in views)
         self.ordered = on_gpu and self.output is not None
+
+    def _near(self, array: object) -> bool:
+        """Whether it lies on the rank's GPU."""
+        return isinstance(array, DeviceArray) and array.device == self._room.device
 
     def open_event(self, handle: bytes) -> int:
         """An event of the worker."""
@@ -133,14 +152,16 @@ class DeviceCall(Call):
     def _take(self, index: int) -> Any:
         kind, current = self.prepared.kinds[index], self._current[index] if self._current else 0
         if self.out is None:
-            if kind.device:
+            if kind.device and not self._away[index]:
                 return kind.restore(self._found(index, current or LEGACY_STREAM))
             return kind.restore(self._on_host(index))
         into: Any = self.out.views[index]
-        if isinstance(into, DeviceArray):
+        if self._near(into):
             found = self._found(index, current or into.stream)
             into.assign(found)
             self._room.busy(self.slot, found.stream)
+        elif isinstance(into, DeviceArray):
+            into.assign(self._on_host(index))
         else:
             np.copyto(into, self._on_host(index))
         return self.out.leaves[index]

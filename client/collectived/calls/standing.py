@@ -184,6 +184,13 @@ class Standing:
         self.next_instance += 1
         return self.next_instance - 1
 
+    def take_back(self, post: bool) -> None:
+        """The number that was given last has not been used: the call could not start."""
+        if post:
+            self.next_post -= 1
+        else:
+            self.next_instance -= 1
+
     def lost(self, worker: str, why: str, oldest: Call | None) -> Verdict:
         """This rank's worker is gone, and with it what is in flight, of which `oldest` began first.
 

@@ -105,3 +105,12 @@ def fetched(arrays: Sequence[NDArray[Any] | DeviceArray]) -> list[NDArray[Any]]:
     for one in {(array.device, array.stream): array for array in copied}.values():
         one.settle()
     return found
+
+
+def brought(arrays: list[Any], device: int) -> list[Any]:
+    """The same with copies on the host of those that lie on another GPU than this one."""
+    away = [isinstance(array, DeviceArray) and array.device != device for array in arrays]
+    if not any(away):
+        return arrays
+    copies = iter(fetched([array for array, other in zip(arrays, away, strict=True) if other]))
+    return [next(copies) if other else array for array, other in zip(arrays, away, strict=True)]

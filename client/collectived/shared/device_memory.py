@@ -16,7 +16,7 @@ import numpy as np
 
 from collectived.calls.limit import Limit
 from collectived.calls.places import Address, Place, Stageable
-from collectived.errors import ResourceExhaustedError
+from collectived.errors import ResourceExhaustedError, UnavailableError
 from collectived.gpu.array import LEGACY_STREAM, DeviceArray
 from collectived.gpu.driver import Cuda, CudaError
 from collectived.shared.lending import Lending
@@ -63,7 +63,17 @@ class DeviceStaging:
 
         No stream is waited for: it may wait itself for a collective that has not ended, and perhaps never will. So what
         lies on the host, which may be pinned, is copied to where the driver reads it at once.
+
+        Raises:
+            UnavailableError: the driver refuses.
         """
+        try:
+            self._fill(arrays)
+        except CudaError as error:
+            self._memory.retire(self, arrays)  # some copies may be under way
+            raise UnavailableError(f"its value cannot be copied to where the worker reads it: {error}") from error
+
+    def _fill(self, arrays: Sequence[Any]) -> None:
         for view, array in zip(self.views, arrays, strict=True):
             if isinstance(array, DeviceArray):
                 view.assign(array)

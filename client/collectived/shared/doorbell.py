@@ -21,7 +21,7 @@ from collectived.calls.limit import LONGEST_REASON
 from collectived.calls.places import Address
 from collectived.calls.standing import Standing
 from collectived.calls.turns import LOOK_UP, Turns
-from collectived.errors import FailedPreconditionError
+from collectived.errors import FailedPreconditionError, UnavailableError
 from collectived.gpu.driver import CudaError, binding
 from collectived.shared import door
 from collectived.shared.flight import Echo, Flight
@@ -95,6 +95,7 @@ class Doorbell:
                 return
             post = call.prepared.post
             instance = standing.number(post, flight.posts if post else len(flight.calls) - flight.posts)
+            event, sent = self._mark(call, instance) if call.marks else (0, True)
             flight.posts += post
             call.start(standing.generation, instance)
             flight.calls[instance] = call
@@ -102,11 +103,10 @@ class Doorbell:
             staged, released, number = call.staging is not None, flight.results.released(), call.prepared.id
             generation, output = standing.generation, call.output
             ring = wire.Ring(generation, number, instance, remaining, staged, addresses, released, timeout, output)
-            sent = True
             if call.ordered:
                 ring = ring._replace(ordered=True)
             if call.marks:
-                ring, sent = self._mark(call, ring)
+                ring = ring._replace(event=event)
             message = ring.encode()
             sent = sent and door.send(self._socket, message, 0.0)
         if not sent:  # the worker is behind, or gone: others may hear of what is in flight meanwhile
@@ -117,15 +117,23 @@ class Doorbell:
                 self._lose("it takes no more messages")
             self.callbacks.call_back()
 
-    def _mark(self, call: Call, ring: wire.Ring) -> tuple[wire.Ring, bool]:
-        """The ring with its event, of which as many serve in turn as there may be calls in flight.
+    def _mark(self, call: Call, instance: int) -> tuple[int, bool]:
+        """The number of its event, of which as many serve in turn as there may be calls in flight.
 
         Returns too whether the worker knows of the event.
+
+        Raises:
+            UnavailableError: the driver refuses; the call's number is free again.
         """
-        number = ring.instance % wire.MAX_OUTSTANDING + 1
-        handle = call.mark(number, self._events)
-        known = not handle or door.send(self._socket, wire.event(number, handle), _ROOM_WITHIN)
-        return ring._replace(event=number), known
+        number = instance % wire.MAX_OUTSTANDING + 1
+        try:
+            handle = call.mark(number, self._events)
+        except CudaError as error:
+            self.standing.take_back(call.prepared.post)
+            why = f"its value cannot be waited for: {error}"
+            call.end(self.standing.own_verdict(Code.UNAVAILABLE, why), retire=True)  # copies may be under way
+            raise UnavailableError(why) from error
+        return number, not handle or door.send(self._socket, wire.event(number, handle), _ROOM_WITHIN)
 
     def order(self, call: Call) -> bool:
         """See `Route`."""

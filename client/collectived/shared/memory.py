@@ -282,7 +282,7 @@ class Memory:
         if prepared.current:
             self._spares[prepared] = staging
 
-    def retire(self, staging: Staging | None, arrays: Sequence[Array]) -> None:
+    def retire(self, staging: object, arrays: Sequence[Array]) -> None:
         """The worker may still be reading these: their slots are never used again."""
         self._retired.append((staging, arrays))
 
