@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -54,6 +55,7 @@ class Cluster:
         self.hold, self.broken = place / "hold", place / "broken"
         self.nccl_hold, self.abort_hold = place / "nccl_hold", place / "abort_hold"
         self.nccl_broken = [place / f"nccl_broken_{task}" for task in range(workers)]
+        self._nccl_calls = [place / f"nccl_calls_{task}" for task in range(workers)]
         self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
         told = {"GPUS": str(gpus), "HOLD": str(self.hold), "BROKEN": str(self.broken)}
         told |= {"INIT_HOLD": str(self.nccl_hold), "ABORT_HOLD": str(self.abort_hold)}
@@ -63,14 +65,18 @@ class Cluster:
         address = str(self.coordinator.ready(30)["address"])
         options = ("--job", "test", "--coordinator", address, "--folder", str(self.folder), *options)
         kind = Daemon if real else FakeWorker
-        self.workers = [
-            kind(
-                ("worker", "--task", str(task), "--host-name", f"host{task}", *options),
-                SECRET,
-                ("env", f"NCCL_HOSTID=host{task}", "NCCL_SOCKET_IFNAME=lo")
-                if real
-                else (*within, f"COLLECTIVED_FAKE_NCCL_BROKEN={self.nccl_broken[task]}"),
+        own = [
+            ("env", f"NCCL_HOSTID=host{task}", "NCCL_SOCKET_IFNAME=lo")
+            if real
+            else (
+                *within,
+                f"COLLECTIVED_FAKE_NCCL_BROKEN={self.nccl_broken[task]}",
+                f"COLLECTIVED_FAKE_NCCL_CALLS={self._nccl_calls[task]}",
             )
+            for task in range(workers)
+        ]
+        self.workers = [
+            kind(("worker", "--task", str(task), "--host-name", f"host{task}", *options), SECRET, own[task])
             for task in range(workers)
         ]
         self.addresses = [str(worker.ready(30)["address"]) for worker in self.workers]
@@ -95,6 +101,10 @@ class Cluster:
         except BaseException as error:
             error.add_note(f"the daemons said:\n{''.join(worker.log for worker in self.workers)}")
             raise
+
+    def nccl_calls(self) -> list[Counter[str]]:
+        """How many collectives of each kind the fake NCCL of each worker has been given; one counts for each GPU."""
+        return [Counter(file.read_text().split() if file.exists() else ()) for file in self._nccl_calls]
 
     def client(self, program: str) -> subprocess.Popen[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLLECTIVED_WORKER": self.addresses[0]}

@@ -64,6 +64,7 @@ class FakeNccl:
         init_hold: while this file is there, no communicator becomes ready, and no kernel comes to its end.
         abort_hold: while this file is there, no abort returns.
         broken_by: while this file is there, it fails here and now: every collective, and every communicator.
+        calls_in: a file that gets a line for each collective that it is given, for tests in other processes: its kind.
         blocking: whether it can only make communicators by blocking, as some bindings.
         most: elements of one call.
         cuda: whose streams collectives run on.
@@ -80,12 +81,14 @@ class FakeNccl:
         most: int = (1 << 63) - 1,
         cuda: FakeCuda | None = None,
         broken_by: Path | None = None,
+        calls_in: Path | None = None,
     ) -> None:
         self.capabilities = Capabilities(nonblocking=not blocking, max_count=most)
         self._init_hold = init_hold
         self._abort_hold = abort_hold
         self._cuda = cuda
         self._broken_by = broken_by
+        self._calls_in = calls_in
         self.broken = False  # the same as that file
         self.stuck = False  # while it is true no collective comes to its end here
         self._ends: Kept[_End] = Kept()
@@ -196,6 +199,9 @@ class FakeNccl:
         end = self._ends[communicator]
         self._check()
         self.calls.append((kind.decode().strip(), count))
+        if self._calls_in is not None:
+            with self._calls_in.open("ab") as file:
+                file.write(kind.strip() + b"\n")
         nbytes = count * _numpy(dtype).itemsize
         brings = kind != b"broadcas" or end.rank == root
         takes = kind != b"reduce  " or end.rank == root
