@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from grpc._cython import cygrpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # which its stubs leave out
 
 from collectived_proto.errors import Code
 from collectived_proto.types import Member, Verdict
