@@ -117,14 +117,20 @@ class Cluster:
         return few
 
     def quiet(self) -> bool:
-        """Whether its daemons live, and nobody has left anything in them: no session, no group."""
+        """Whether its daemons live, and nobody has left anything in them: no session, no group that goes on."""
         if any(daemon.process.poll() is not None for daemon in (self.coordinator, *self.workers)):
             return False
+
+        def empty() -> bool:
+            told = self.status()
+            return all(group.state == "ended" for group in told.groups) and not any(
+                row.sessions for row in told.workers
+            )
+
         try:
-            settle(lambda: not (told := self.status()).groups and not any(row.sessions for row in told.workers), 10)
+            return settle(empty, 5)
         except (AssertionError, grpc.RpcError):
             return False
-        return True
 
     @property
     def log(self) -> str:
