@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LAST.index(folder) if folder in LAST else -1
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What was collected stays: whoever collects garbage in a test need not look through thousands of tests for it."""
+    gc.collect()
+    gc.freeze()
 
 
 class Delays:
