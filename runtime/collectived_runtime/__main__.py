@@ -39,12 +39,10 @@ def main(arguments: list[str] | None = None, serve_worker: ServeWorker | None = 
     except Misconfigured as error:
         print(f"collectived {options.daemon}: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
-    os.environ.setdefault(
-        "GRPC_VERBOSITY", "ERROR"
-    )  # else gRPC says a line for everybody who fails to speak TLS with it
-    os.environ.setdefault(
-        "OPENBLAS_NUM_THREADS", "1"
-    )  # else NumPy starts a thread on every core, which spins for a while, though nobody here multiplies matrices
+    # Else gRPC says a line for everybody who fails to speak TLS with it.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # Else NumPy starts a thread on every core, which spins for a while; nobody here multiplies matrices.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     logs.configure(settings.log_level, settings.log_format)
     asyncio.run(_run(settings, options.attached, serve_worker))
 
