@@ -79,7 +79,7 @@ class Workshop:
             program = compose(instance.collective, self.topology, instance.rows, strangers)
             self.keep(key, program)
             if instance.collective.implementation is CommunicationImplementation.NCCL and not program.native:
-                where = f"on GPUs, but {self.topology.without_nccl or 'not for NCCL'}"
+                where = f"on GPUs, but {self.topology.why_no_nccl or 'not for NCCL'}"
                 self.note(f"{where if self.topology.on_gpus else 'on CPU devices'}: the hint NCCL falls back to RING")
         return program
 
