@@ -66,10 +66,19 @@ class Lane:
         label = Label(self.name, group.key, group.size, topology.ranks, tasks, places)
         tape = Tape(surroundings.recorder, label)
         self._order = StreamOrder(self._watch.ask, self._tell)
+        self._events = Events(self._watch.ask, self._bells.lose)
         self._shop = Workshop(
-            topology, self.name, surroundings, self._watch, self._bells, self._results, tools, tape, self._order
+            topology,
+            self.name,
+            surroundings,
+            self._watch,
+            self._bells,
+            self._results,
+            tools,
+            tape,
+            self._order,
+            self._events,
         )
-        self._events = Events(self._watch.ask, self._bells.take, self._bells.lose)
         self._past: dict[int, Verdict] = {}  # how earlier generations of this lane ended
         self._early: list[Callable[[], None]] = []  # what was submitted to a generation that has not begun here
         self._early_verdicts: list[Verdict] = []  # and verdicts about one
@@ -288,8 +297,6 @@ class Lane:
                 raise wire.Malformed(f"a client does not send {kind.name}")
 
     def _ring(self, seat: Seat, ring: wire.Ring) -> None:
-        if self._events.holds(seat, ring):
-            return
         self._release(seat.rank, ring.released)
         if ring.generation == self._generation.number:
             self._generation.submit(seat, ring)

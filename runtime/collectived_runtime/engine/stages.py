@@ -44,7 +44,7 @@ class Stages:
     """Of one generation.
 
     Args:
-        disputed: told of an instance whose announcement is not what was agreed here.
+        disputed: disputes an instance whose announcement is not what was agreed here.
         judge: as of `execute`.
 
     Attributes:
@@ -88,7 +88,6 @@ class Stages:
             agrees = model is None or preliminary.agrees(model, told, contract)
             instance.described(told, contract)
             if not agrees or chain != self._next(instance):  # or we have agreed on other things before
-                instance.disputed = True
                 self._disputed(instance)
 
         def start(_: Strand, links: dict[int, Link]) -> Iterator[Wait]:

@@ -8,7 +8,16 @@ from dataclasses import replace
 from collectived_proto.codec import verdict_to_proto
 from collectived_proto.errors import Code
 from collectived_proto.types import Member, RankPosition, Report, ReportKind, Verdict, shown_name
-from collectived_proto.wording import expired_text, history, lost_text, members_text, not_come, seconds, subject
+from collectived_proto.wording import (
+    expired_text,
+    history,
+    lost_text,
+    members_text,
+    not_come,
+    not_written,
+    seconds,
+    subject,
+)
 from collectived_runtime.engine.topology import Topology
 
 MAX_TEXT = 8 << 10  # characters
@@ -99,7 +108,10 @@ def _expired(
 ) -> str:
     """Nothing is known here but of the ranks of this worker."""
     here = {position.rank: position.site or position.last_site for position in report.ranks if position.arrived}
-    named = [not_come(members[rank], told[rank]) for rank in absent]
+    named = [
+        not_written(members[rank], told[rank]) if told[rank].contract else not_come(members[rank], told[rank])
+        for rank in absent
+    ]
     return expired_text(what, report.timeout_seconds, named or ["all ranks of this worker have come"], here)
 
 
