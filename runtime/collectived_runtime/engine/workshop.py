@@ -47,6 +47,7 @@ class Surroundings:
     recorder: Recorder = field(default_factory=Recorder)
     refusals: Refusals = field(default_factory=Refusals)
     native: Engine | None = None  # where this worker has GPUs and NCCL
+    lost_after: float = 10.0  # seconds in which the coordinator finds out that a silent worker is lost
 
 
 @dataclass(slots=True)

@@ -119,6 +119,7 @@ class Groups:
         self.joins: Counter[str] = Counter()  # that ended, by outcome
         self._formed = (b"", pb.Formed())  # read last: all local ranks of a generation are told the same
         self.stall_after = 1.0
+        self.lost_after = 10.0
 
     @property
     def lanes(self) -> list[Lane]:
@@ -411,6 +412,7 @@ class Groups:
             self.recorder,
             self._refusals,
             self._native,
+            self.lost_after,
         )
 
     def _report(self, report: Report) -> None:

@@ -401,6 +401,7 @@ class _Worker:
     def _welcomed(self) -> None:
         self.reception.prove_with(self.settings.secret or self.membership.link_secret)
         self.groups.stall_after = self.membership.stall_seconds
+        self.groups.lost_after = 2 * self.membership.heartbeat_seconds
         self.groups.ask_again()
         self.health.change(True)
 

@@ -225,6 +225,7 @@ class World:
         key: int = 7,
         generation: int = 100,
         receptions: Sequence[Reception] = (),
+        lost_after: float = 60.0,
     ) -> None:
         ranks = itertools.count()
         self.layout = [host if isinstance(host, tuple) else tuple(next(ranks) for _ in range(host)) for host in hosts]
@@ -263,6 +264,7 @@ class World:
                 self.reports.put,
                 self.ended.put,
                 native=natives[task] if natives else None,
+                lost_after=lost_after,
             )
             lane = Lane(Topology.of(self.group, peers, task, table or TABLE, idle), around)
             self.lanes.append(lane)
