@@ -129,7 +129,7 @@ class Events:
 
     def _unfollow(self, rank: _Rank) -> None:
         if rank.launch is not None:
-            rank.launch.stop(0.0)
+            rank.launch.stop()
             rank.launch = None
 
     def drop(self, rank: int) -> None:

@@ -66,7 +66,7 @@ class Generation:
         self.flood = Flood(shop, number, lambda: self.ledger.fault, rule, self._witness)
         self.reports = Reports(topology, self.ledger, around.name, around.report, self.flood.decide, around.lost_after)
         self.newcomers = Newcomers(shop, self.ledger)
-        self._telling = Telling(shop.bells)
+        self._telling = Telling(number, shop.bells, shop.tools.lingering)
         self.fail = self._telling.failed
         self.posts = Posts(shop, number, self.reports, self.fail, self.link_broken)
         self._shop = shop
@@ -137,10 +137,11 @@ class Generation:
         if standing.gone:
             return
         standing.gone = True
-        # Its caller may use its memory again as soon as this has been answered: from here on nothing is read.
+        # Its caller may use its memory again as soon as this has been answered, and does not hear that a GPU is at it.
         self.ledger.closed = True
         if self.running is not None:
             self.links.abandon(self.running.stop())
+            self._telling.aborted(self.running.instance)
         self._stages.release()
         self.posts.let_go(rank)
         self.reports.fault(ReportKind.ABORT, self.ledger.next, rank=rank, text=reason)

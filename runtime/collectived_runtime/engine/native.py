@@ -5,8 +5,8 @@ all-reduce the partial sums, or reduce them to the root's GPU; finish them into 
 broadcast is the same without folds. Only values that lie elsewhere pass by the host. What NCCL folds, it folds in an
 order of its own.
 
-A generator like `strand.run`: closing it returns when the GPUs neither read nor write for it any more, for which the
-communicators are aborted.
+A generator like `strand.run`, but closing it does not wait for GPUs: the communicators are aborted, and what is
+under way lingers until that has ended it.
 """
 
 from __future__ import annotations
@@ -181,13 +181,13 @@ def run(
         order.launched()
         yield from one.all_done()
         yield from one.handed_out(outputs, result)
-        one.over = True
+        one.well = True
     except CudaError as error:
         if out_of_memory(error):
             raise Exhausted(f"on a GPU of this worker: {error}") from error
         raise
     finally:
-        one.stop()
+        one.stop(stamp)
 
 
 def patiently(one: Iterator[Wait], wake: Callable[[], object]) -> Iterator[Wait]:
@@ -238,11 +238,11 @@ class _NativeStrand(SharedStrand):
     def launch(self, outputs: Sequence[Region], on_host: bool) -> None:
         """Gives every GPU its part."""
         on_host = on_host or bool(self._elsewhere(outputs))
-        with self._together:
-            for share in self.shares:
-                hands_out = on_host and share is self._holding[0]
-                work = self._work(share, self.wanted(share, outputs), hands_out)
-                self.submit(share.gpu, work, share.communicator.check)
+        works = []
+        for share in self.shares:
+            hands_out = on_host and share is self._holding[0]
+            works.append(self._work(share, self.wanted(share, outputs), hands_out))
+        self.submit_together(self._together, works)
         if self._on_host is None:  # else it remains to be handed out
             self.launched()
 

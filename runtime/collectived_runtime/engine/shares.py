@@ -5,6 +5,7 @@ Values that do not lie on their rank's GPU are brought to the host first, and fr
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +28,7 @@ from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.seat import Sources
 from collectived_runtime.engine.strand import Tools, Wait
 from collectived_runtime.engine.stream_order import Finale
+from collectived_runtime.transport.frame import Stamp
 
 
 @dataclass(slots=True)
@@ -49,7 +51,7 @@ class SharedStrand(DeviceStrand):
 
     Args:
         home: the GPU of a local rank.
-        abort: aborts the communicators, which ends what waits for others; called where the strand is not `over`.
+        abort: aborts the communicators, which ends what waits for others; called where the strand has not ended `well`.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class SharedStrand(DeviceStrand):
         abort: Callable[[], object],
     ) -> None:
         super().__init__(program, strand, tools, finale)
-        self.over = False
+        self.well = False
         self.shares = tuple(shares)
         self._home = home
         self._abort = abort
@@ -144,16 +146,22 @@ class SharedStrand(DeviceStrand):
         """Where on this GPU the result is to be."""
         return [self.part(output) for output in outputs if output.gpu is share.gpu]
 
+    def submit_together(self, together: threading.Lock, works: Sequence[Work]) -> None:
+        """Gives every GPU its part under the lock. All memory is there by then: the whole worker waits for the lock."""
+        with together:
+            for share, work in zip(self.shares, works, strict=True):
+                self.submit(share.gpu, work, share.communicator.check)
+
     def scratch(self, gpu: Gpu, size: int) -> Region:
         """Memory of a GPU, until this strand has ended."""
         region = gpu.scratch.take(size)
         self._scratch.append((gpu, region))
         return region
 
-    def stop(self) -> None:
-        if not self.over:
+    def stop(self, stamp: Stamp) -> None:
+        if not self.well:
             self._abort()
-        super().stop()
+        super().stop(stamp)
 
 
 def in_nccl(how: Arithmetic | None, itemsize: int) -> tuple[Elements, Operation]:

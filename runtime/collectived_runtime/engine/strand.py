@@ -19,6 +19,7 @@ from collectived_runtime.engine.crew import PIECE_BYTES, SPREAD_BYTES, Help
 from collectived_runtime.engine.cutting import Cut, Window, one_run
 from collectived_runtime.engine.execute import AGAIN, Buffers, Judge, execute
 from collectived_runtime.engine.ledger import Mark
+from collectived_runtime.engine.lingering import Lingering
 from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.recorder import FOLD, MOST_MOVES
 from collectived_runtime.engine.results import Workspace
@@ -46,13 +47,14 @@ class Tools:
 
     Attributes:
         workspace: scratch memory. help: with folding what is large. counters: are told how much is folded and copied.
-        wake: wakes the lane, from any thread.
+        wake: wakes the lane, from any thread. lingering: what GPUs are still at for strands that were stopped.
     """
 
     workspace: Workspace
     help: Help
     counters: Counters
     wake: Callable[[], object]
+    lingering: Lingering
 
 
 def run(

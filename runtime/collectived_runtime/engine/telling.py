@@ -9,6 +9,7 @@ from collectived_proto.types import Verdict
 from collectived_runtime.engine import verdicts
 from collectived_runtime.engine.bells import Bells
 from collectived_runtime.engine.ledger import Instance
+from collectived_runtime.engine.lingering import Lingering
 from collectived_runtime.engine.program import Program
 from collectived_runtime.engine.results import Slot
 from collectived_runtime.engine.seat import Seat
@@ -17,8 +18,10 @@ from collectived_runtime.engine.seat import Seat
 class Telling:
     """Of one generation, in its lane's thread."""
 
-    def __init__(self, bells: Bells) -> None:
+    def __init__(self, generation: int, bells: Bells, lingering: Lingering) -> None:
+        self._generation = generation
         self._bells = bells
+        self._lingering = lingering
         self._told: tuple[Verdict, bytes] | None = None  # the latest verdict, as clients are told it
 
     def done(
@@ -41,12 +44,18 @@ class Telling:
             self._deliver(others, number, wire.Done(number, pack, last, False).encode())
 
     def failed(self, seat: Seat, instance: int, verdict: Verdict) -> None:
-        """This instance of a rank's has failed."""
+        """This instance of a rank's has failed. Where a GPU is still at it, the rank hears once more when it is not."""
         if self._told is None or self._told[0] is not verdict:
             self._told = verdict, verdicts.encode(verdict)
-        message = wire.failed(instance, self._told[1])
+        in_use = self._lingering.concerns((self._generation, instance), seat)
+        message = wire.failed(instance, self._told[1], in_use)
         seat.record(instance, message)
         self._bells.tell(seat, message)
+
+    def aborted(self, instance: Instance) -> None:
+        """Nobody has decided about it yet; who asks hears whether a GPU is still at it."""
+        for rank in instance.arrivals:
+            self._lingering.concerns((self._generation, instance.number), self._bells.seats[rank])
 
     def _deliver(self, ranks: Iterable[int], instance: int, message: bytes) -> None:
         for rank in ranks:
