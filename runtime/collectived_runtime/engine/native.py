@@ -19,7 +19,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived_proto.devices import DeviceName
 from collectived_proto.types import Broadcast, Reduce, ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.cuda.driver import CudaError
@@ -136,11 +135,11 @@ class Meeting:
 
     def home(self, rank: int) -> int:
         """The GPU of a rank."""
-        return DeviceName.parse(self.topology.group.members[rank].device).index
+        return self.topology.homes[rank]
 
     def number(self, rank: int) -> int:
         """The rank in the group's communicator of that rank's GPU."""
-        return self.topology.gpus.index((self.topology.place_of(rank), self.home(rank)))
+        return self.topology.number_of(rank)
 
 
 def run(
