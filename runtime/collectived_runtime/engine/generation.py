@@ -207,9 +207,11 @@ class Generation:
 
     def wakeup(self) -> float:
         """When `due` has something to do."""
-        return min(self.reports.wakeup(), self.posts.wakeup(), self.flood.wakeup())
+        alarm = self._shop.tools.alarms.wakeup
+        return min(self.reports.wakeup(), self.posts.wakeup(), self.flood.wakeup(), alarm)
 
     def due(self, now: float) -> None:
+        self._shop.tools.alarms.due(now)
         self.posts.due(now)
         before = self.ledger.stalls
         self.reports.due()

@@ -12,6 +12,7 @@ under way lingers until that has ended it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +27,7 @@ from collectived_runtime.device.gpus import Gpu, Region, out_of_memory
 from collectived_runtime.device.launching import Work
 from collectived_runtime.device.nccl.communicators import Communicator, Communicators, Rank
 from collectived_runtime.device.nccl.interface import NcclRemoteError, Operation
+from collectived_runtime.engine.alarms import Alarms
 from collectived_runtime.engine.device_strand import Array, fold_of
 from collectived_runtime.engine.execute import Judge
 from collectived_runtime.engine.ledger import Mark
@@ -189,28 +191,25 @@ def run(
         one.stop(stamp)
 
 
-def patiently(one: Iterator[Wait], wake: Callable[[], object]) -> Iterator[Wait]:
+def patiently(one: Iterator[Wait], alarms: Alarms) -> Iterator[Wait]:
     """Where NCCL says that a rank is gone, it does not say which: for a moment those are waited for who know."""
     try:
         yield from one
     except NcclRemoteError:
-        grace = _Grace(wake)
+        grace = _Grace(time.monotonic() + GRACE_SECONDS)
+        alarms.at(grace.until)
         while not grace.done:
             yield [(grace, 0)]
         raise
 
 
+@dataclass(frozen=True, slots=True)
 class _Grace:
-    def __init__(self, wake: Callable[[], object]) -> None:
-        self.done = False
-        self._wake = wake
-        timer = threading.Timer(GRACE_SECONDS, self._end)
-        timer.daemon = True
-        timer.start()
+    until: float
 
-    def _end(self) -> None:
-        self.done = True
-        self._wake()
+    @property
+    def done(self) -> bool:
+        return time.monotonic() >= self.until
 
 
 def averages(how: Arithmetic, single: bool) -> bool:

@@ -165,7 +165,7 @@ class Stages:
         strand = replace(preliminary.announcement(topology, 0), peers=asked)
 
         def start(_: Strand, links: dict[int, Link]) -> Iterator[Wait]:
-            return patiently(self._agree(instance, program, links), self._shop.tools.wake)
+            return patiently(self._agree(instance, program, links), self._shop.tools.alarms)
 
         def agreed() -> None:
             instance.agreed = True
@@ -229,7 +229,7 @@ class Stages:
                 carried = two_levels.run(inside, outputs, finale, program, strand, *rest)
             else:
                 return other(program, strand, *rest)
-            return patiently(carried, self._shop.tools.wake)
+            return patiently(carried, self._shop.tools.alarms)
 
         return carry
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from collectived_runtime.device.gpus import Gpu, chosen
 from collectived_runtime.device.nccl.communicators import Communicators
 from collectived_runtime.device.nccl.interface import NcclError, NcclRemoteError
 from collectived_runtime.engine import flood, native, reports
+from collectived_runtime.engine.alarms import Alarms
 from collectived_runtime.engine.native import Engine, Order, averages, patiently
 from collectived_runtime.engine.tickets import Key, Turnstile
 from collectived_runtime.transport.link import Link, LinkBroken
@@ -542,12 +545,16 @@ def failing(error: NcclError) -> Iterator[Any]:
 
 
 def test_that_a_rank_is_gone_is_said_after_those_who_know_which_and_all_else_at_once() -> None:
-    woken = threading.Event()
-    patient = patiently(failing(NcclRemoteError(6, "all_reduce")), woken.set)
+    alarms, threads = Alarms(), threading.active_count()
+    patient = patiently(failing(NcclRemoteError(6, "all_reduce")), alarms)
     ((grace, _),) = next(patient)
     assert not isinstance(grace, Link) and not grace.done
-    assert woken.wait(10) and grace.done
+    assert threading.active_count() == threads, "none per strand that failed"
+    wait_for(lambda: time.monotonic() >= alarms.wakeup)
+    assert grace.done
+    alarms.due(time.monotonic())
+    assert alarms.wakeup == math.inf
     with pytest.raises(NcclRemoteError):
         next(patient)
     with pytest.raises(NcclError):
-        next(patiently(failing(NcclError(3, "all_reduce")), woken.set))
+        next(patiently(failing(NcclError(3, "all_reduce")), alarms))
