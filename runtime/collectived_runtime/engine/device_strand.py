@@ -1,9 +1,10 @@
 """A strand whose values lie in the memory of GPUs: folded there first, carried between workers by the host.
 
-Where all that contribute and receive are on one GPU of one worker, one kernel does it all. Else each GPU folds what its
-own ranks contribute, in rank order; the partial sums come into pinned memory of the host, are folded there in the order
-of the lowest rank of each, and the plan runs on them as it does for values of the host. The result is copied to where
-each rank wants it. While one strand is copied, others are on the wire: a pack of a group with GPUs is cut into several.
+Where all that contribute and receive are on one GPU of one worker, one kernel does it all. Else ranks that follow on
+each other on one GPU are folded there, in rank order; the partial sums come into pinned memory of the host, are
+folded there in the order of their ranks, so that the lower one is always left, and the plan runs on them as it does
+for values of the host. The result is copied to where each rank wants it. While one strand is copied, others are on
+the wire: a pack of a group with GPUs is cut into several.
 
 A generator like `strand.run`, but closing it does not wait for GPUs: what they are at lingers, and keeps its memory.
 """
@@ -386,15 +387,16 @@ def _some_gpu(ranks: Sequence[Sequence[Piece]], outputs: Sequence[Region]) -> Gp
 
 
 def _by_place(ranks: Sequence[Sequence[Piece]]) -> list[tuple[Gpu | None, list[Sequence[Piece]]]]:
-    """Ranks by the GPU on which their values lie, None for the host; in order of the lowest."""
-    found: dict[tuple[int, int], tuple[Gpu | None, list[Sequence[Piece]]]] = {}
-    counts: dict[int, int] = {}
+    """Ranks that follow on each other, as many as one kernel takes, with the GPU on which their values lie; None: the
+    host."""
+    found: list[tuple[Gpu | None, list[Sequence[Piece]]]] = []
     for pieces in ranks:
         gpu = _some_gpu([pieces], ())
-        index = -1 if gpu is None else gpu.index
-        number = counts[index] = counts.get(index, -1) + 1
-        found.setdefault((index, number // MOST_SOURCES), (gpu, []))[1].append(pieces)
-    return list(found.values())
+        if found and found[-1][0] is gpu and len(found[-1][1]) < MOST_SOURCES:
+            found[-1][1].append(pieces)
+        else:
+            found.append((gpu, [pieces]))
+    return found
 
 
 def address_of(memory: Bytes) -> int:

@@ -205,6 +205,15 @@ def test_several_leaves_lie_side_by_side_in_the_result(
         assert (got == [10 * total] * 20 + [total] * 10).all()  # a pack begins with the last leaf
 
 
+@pytest.mark.parametrize("places", [(-1, -1, -1), (0, 0, 0), (0, 1, 0), (0, -1, 0), (-1, 0, 1)], ids=str)
+def test_the_lower_rank_is_left_wherever_the_ranks_are(party: Make, places: tuple[int, ...]) -> None:
+    ranks = party((3,), places)
+    for rank, value in enumerate((1e8, 1.0, -1e8)):  # 1 is lost in 1e8, and found where 1e8 is taken from itself first
+        ranks.submit(rank, [np.full(10, value, np.float32)], AllReduce(ReduceOp.SUM))
+    for rank in range(3):
+        assert (ranks.result(rank, np.float32, 10, ranks.world.ranks[rank].done()) == 0).all()
+
+
 @pytest.mark.parametrize(("gpus", "pieces"), [((0, 1, 0), 3), ((0, 0, 0), 1)], ids=["two GPUs", "one GPU"])
 def test_what_passes_between_gpus_of_one_worker_passes_in_pieces(
     world: Callable[..., Any], gpus: tuple[int, ...], pieces: int

@@ -165,6 +165,12 @@ def test_all_ranks_receive_what_numpy_finds(
     assert there.calls and not there.lost and there.died.empty()
 
 
+def test_the_lower_rank_of_a_gpu_is_left_where_its_value_comes_from_the_host(cluster: Make) -> None:
+    values = [np.full(10, value, np.float32) for value in (1e8, 1.0, -1e8, 0.0)]
+    for got in cluster(2).group((3, 1), (0, -1, 0, 0)).all_reduce(values):
+        assert (got == 0).all()
+
+
 def test_communicators_stay_warm_from_one_collective_to_the_next(cluster: Make) -> None:
     there = cluster(2)
     group = there.group((1, 1), (0, 0))
