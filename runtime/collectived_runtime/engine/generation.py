@@ -141,7 +141,9 @@ class Generation:
         self.ledger.closed = True
         if self.running is not None:
             self.links.abandon(self.running.stop())
-            self._telling.aborted(self.running.instance)
+        current = self.ledger.instances.get(self.ledger.next)  # it may have been stopped before
+        if current is not None:
+            self._telling.aborted(current)
         self._stages.release()
         self.posts.let_go(rank)
         self.reports.fault(ReportKind.ABORT, self.ledger.next, rank=rank, text=reason)

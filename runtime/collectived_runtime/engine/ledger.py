@@ -351,7 +351,8 @@ class Ledger:
 
     def missing(self, instance: Instance) -> list[int]:
         """Local ranks from which it has not arrived."""
-        return [rank for rank in self.standings if rank not in instance.come]
+        come = instance.come
+        return [rank for rank in self.standings if rank not in come]
 
     def positions(self, number: int, now: float) -> tuple[RankPosition, ...]:
         """Where every local rank stands, and what it submitted as instance `number`.

@@ -318,8 +318,22 @@ def test_a_verdict_is_told_while_gpus_hang_and_their_memory_is_free_when_they_go
         assert one.hear_freed() == (100, 1)
         one.bell.send(wire.bare(wire.Kind.PING))
         assert not one.pong()
-    assert [(len(gpu.pinned._free), len(gpu.scratch._free)) for gpu in ranks.gpus] == idle
+    wait_for(lambda: [(len(gpu.pinned._free), len(gpu.scratch._free)) for gpu in ranks.gpus] == idle)
     assert not ranks.lost
+
+
+def test_who_aborts_hears_that_its_memory_is_in_use_before_anybody_has_decided(party: Make, hold: Path) -> None:
+    ranks = party((2,), (0, 0))
+    one = ranks.world.ranks[0]
+    hold.touch()
+    for rank in range(2):
+        ranks.submit(rank, [np.ones(10)], AllReduce(ReduceOp.SUM))
+    wait_for(lambda: any(ranks.cudas[0]._streams.values()))
+    one.bell.send(wire.bare(wire.Kind.ABORT, "enough"))
+    one.bell.send(wire.bare(wire.Kind.PING))
+    assert one.pong()
+    hold.unlink()
+    assert one.hear_freed() == (100, 0)
 
 
 def test_a_gpu_that_does_not_end_what_nobody_wants_is_given_up(
