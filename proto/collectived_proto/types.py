@@ -438,7 +438,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """Where one rank stands in a generation; `op` to `collective`: the instance asked about, `waits` on: heartbeats."""
+    """Where one rank stands in a generation; `op` to `collective`: the instance asked about, `waits` on: heartbeats.
+    With a contract and not `arrived`, its GPU is still writing the value."""
 
     rank: int
     submitted: int = -1

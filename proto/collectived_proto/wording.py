@@ -75,6 +75,12 @@ def not_come(member: Member, position: RankPosition | None, silent: str = "", ag
     return f"{member} has not come; {known}{as_of(age)}{f' ({silent})' if silent else ''}"
 
 
+def not_written(member: Member, position: RankPosition) -> str:
+    """`rank 2 (…) has called it at train.py:88, and its GPU has not written the value`"""
+    site = f" at {position.site}" if position.site else ""
+    return f"{member} has called it{site}, and its GPU has not written the value"
+
+
 def history(position: RankPosition, age: float = 0.0) -> str:
     """`last finished #16, last did all_reduce(sum) #17 at train.py:88, as of 3.2 s ago`"""
     did = last_did(position)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,7 @@ from tests.waiting import settle
 
 import collectived as cd
 from collectived.gpu import driver
-from collectived.gpu.array import LEGACY_STREAM
+from collectived.gpu.array import LEGACY_STREAM, DeviceArray
 
 STREAM = 7
 
@@ -334,6 +337,89 @@ def test_a_deadline_ends_what_is_never_written(one_worker: Cluster, cuda: FakeCl
         assert (np.asarray(group.all_reduce("sum", x)) == 1).all()
 
     one_worker.run(1, body, device="GPU:0")
+
+
+def rehearsed(session: cd.Session, group: cd.Group, size: int = 10) -> DeviceArray:
+    """An array, once a collective has made its memory and its communicators."""
+    group.all_reduce("sum", filled(session, np.ones(10)))
+    return filled(session, np.ones(size))
+
+
+def failure(group: cd.Group, x: DeviceArray, timeout: float = 0) -> tuple[cd.errors.CollectiveError, float]:
+    """The error of a collective, and the seconds that it took."""
+    began = time.monotonic()
+    with pytest.raises(cd.errors.CollectiveError) as caught:
+        group.all_reduce("sum", x, options=cd.CommunicationOptions(timeout_seconds=timeout or None))
+    return caught.value, time.monotonic() - began
+
+
+def test_who_waits_for_its_own_gpu_hears_at_once_that_another_rank_is_lost(
+    cluster: Cluster, cuda: FakeClientCuda
+) -> None:
+    name, ready = f"lost on {len(cluster.workers)}", threading.Barrier(2)
+
+    def lost() -> None:
+        with cd.connect(cluster.address_of(0, 2)) as session:
+            group = session.join(name, 2, rank=0, device="GPU:0", timeout=20)
+            rehearsed(session, group)
+            ready.wait(20)
+            assert called.wait(20)
+            doorbell: Any = group._route
+            doorbell._socket.shutdown(socket.SHUT_RDWR)  # as the end of its process does
+            ready.wait(20)
+
+    called = threading.Event()
+    with ThreadPoolExecutor(1) as pool, cd.connect(cluster.address_of(1, 2)) as session:
+        other = pool.submit(lost)
+        group = session.join(name, 2, rank=1, device="GPU:0", timeout=20)
+        x = rehearsed(session, group)
+        ready.wait(20)
+        x.stream = STREAM
+        cuda.held.add(STREAM)
+        work = group.all_reduce("sum", x, async_op=True)
+        called.set()
+        try:
+            with pytest.raises(cd.errors.UnavailableError, match="rank 0 .* is lost"):
+                work.result(5)
+        finally:
+            cuda.let_go()
+            ready.wait(20)
+        other.result()
+
+
+def test_a_rank_whose_gpu_has_not_written_its_value_is_who_a_deadline_names_to_all(
+    cluster: Cluster, cuda: FakeClientCuda
+) -> None:
+    def body(session: cd.Session, group: cd.Group) -> tuple[list[int], str]:
+        x = rehearsed(session, group)
+        if group.rank == 1:
+            x.stream = STREAM
+            cuda.held.add(STREAM)
+        error, _ = failure(group, x, 0.5)
+        assert isinstance(error, cd.errors.DeadlineExceededError)
+        return [member.rank for member in error.missing], str(error)
+
+    told = cluster.run(2, body, device="GPU:0")
+    cuda.let_go()
+    assert [ranks for ranks, _ in told] == [[1], [1]]
+    for _, text in told:
+        assert re.search(
+            r"rank 1 .* has called it at .*test_faults.py:\d+, and its GPU has not written the value", text
+        )
+
+
+def test_contracts_that_differ_are_found_while_a_gpu_is_still_writing(cluster: Cluster, cuda: FakeClientCuda) -> None:
+    def body(session: cd.Session, group: cd.Group) -> None:
+        x = rehearsed(session, group, 10 + group.rank)
+        if group.rank == 1:
+            x.stream = STREAM
+            cuda.held.add(STREAM)
+        error, took = failure(group, x, 8)
+        assert isinstance(error, cd.errors.InvalidArgumentError) and error.differing
+        assert took < 3.0, "within `stall_after`, which is 1 s"
+
+    cluster.run(2, body, device="GPU:0")
+    cuda.let_go()
 
 
 def test_a_forked_child_ends_whatever_its_parents_threads_were_at_and_asks_the_driver_for_nothing(

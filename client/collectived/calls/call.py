@@ -53,8 +53,8 @@ class Call:
     ordered = False
     __slots__ = (
         "_backing", "_leaves", "_shared", "arrays", "awaited", "callbacks", "complete", "copied", "cut", "generation",
-        "instance", "launched", "out", "packs", "prepared", "slot", "spec", "staging", "timeout", "uncollected",
-        "verdict", "waiting",
+        "instance", "launched", "out", "packs", "prepared", "retired", "slot", "spec", "staging", "timeout",
+        "uncollected", "verdict", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +71,7 @@ class Call:
         self.instance = -1
         self.packs: list[int] = []
         self.complete = False
+        self.retired: list[object] = []  # what was, until it is restored
         self.launched: wire.Launched | None = None
         self.verdict: Verdict | None = None
         self.waiting = 0  # how many waited to join the group when it ended
@@ -147,12 +148,18 @@ class Call:
         self.verdict = verdict
         memory = self.prepared.memory
         if retire:
-            memory.retire(self.staging, self.arrays)
+            self.retired.append(memory.retire(self.staging, self.arrays))
         elif self.staging is not None:
             memory.keep(self.prepared, self.staging)
         self.staging = None
         self.arrays = []
         self.complete = True
+
+    def restore(self) -> None:
+        """The worker reads its inputs no more after all: their places may serve again."""
+        for one in self.retired:
+            self.prepared.memory.restore(one)
+        self.retired.clear()
 
     def value(self) -> Any:
         """The result in the structure of the value, or `out`; None where this rank receives nothing. Call it once."""

@@ -140,16 +140,18 @@ class DeviceCall(Call):
 
     def end(self, verdict: Verdict | None = None, retire: bool = False) -> None:
         if retire:  # the worker may still be writing it
-            self.prepared.memory.retire((self._writing, self._held), ())
-        elif verdict is not None and self.staging is not None:
-            self._leave_staging()
+            self.retired.append(self.prepared.memory.retire((self._writing, self._held), ()))
+        if verdict is not None and self.staging is not None:
+            self._leave_staging(retire)
         self._writing = self.launched = None
         self._held = []
         super().end(verdict, retire)
 
-    def _leave_staging(self) -> None:
-        """The worker will not read it, but copies into it may still be under way: it serves again after them."""
+    def _leave_staging(self, retire: bool) -> None:
+        """Whether the worker reads it or not, copies into it may still be under way: it serves again after them."""
         staging, self.staging = self.staging, None
+        if retire:
+            self.retired.append(self.prepared.memory.retire(staging, ()))
         try:
             for stream in dict.fromkeys(given or LEGACY_STREAM for given in self._given):
                 self._room.busy(staging.slot, stream)

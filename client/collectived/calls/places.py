@@ -66,8 +66,11 @@ class Room(Protocol):
     def keep(self, prepared: Stageable, staging: Any) -> None:
         """The worker has read it; it may serve again."""
 
-    def retire(self, staging: Any, arrays: Sequence[Array]) -> None:
-        """The worker may still be reading these: they never serve again."""
+    def retire(self, staging: Any, arrays: Sequence[Array]) -> object:
+        """The worker may still be reading these: they do not serve again, unless what is returned is restored."""
+
+    def restore(self, retired: object) -> None:
+        """The worker does not."""
 
     def outdated(self, prepared: Stageable) -> None:
         """No more calls of it will come."""

@@ -77,6 +77,9 @@ class Heap:
     def retire(self, staging: HeapStaging | None, arrays: Sequence[Array]) -> None:
         """What is still being sent is held by who sends it."""
 
+    def restore(self, retired: object) -> None:
+        """See `retire`."""
+
     def outdated(self, prepared: Stageable) -> None:
         prepared.current = False
         with self._lock:

@@ -35,7 +35,7 @@ log = logging.getLogger("collectived")
 _CUT_WITHIN = 0.02  # seconds in which the worker says that it has stopped: with GRACE within the promised 0.25
 PING_EVERY = 5.0  # seconds of silence after which the worker is asked whether it lives, and again until it is lost
 _ROOM_WITHIN = 10.0  # seconds in which a worker makes room for a message
-_LEAVE_WITHIN = 1.0  # seconds in which a worker says what it knows when we leave
+_LEAVE_WITHIN = 1.0  # seconds in which a worker says what it knows when we leave, and gives back memory
 _STOP_WITHIN = 0.09  # seconds in which a worker says that it has stopped; Ctrl-C is to be over within 0.1
 
 
@@ -307,7 +307,7 @@ class Doorbell:
         """Ends the generation for all ranks.
 
         Returns when the worker has said that it reads the inputs of calls in flight no more. If it has not within
-        90 ms, their places in worker memory are not used again in this session.
+        90 ms, or a GPU is still at them, their places in worker memory are not used again before it says so.
         """
         self._stop(self.standing.own_verdict(Code.ABORTED, sendable(reason[:LONGEST_REASON])))
 
@@ -363,6 +363,7 @@ class Doorbell:
                     echo = self._ask()
                 if echo is not None:  # with it come verdicts that the worker has sent already
                     self._hear(echo, _LEAVE_WITHIN)
+            self._hear(self._flight.returned, _LEAVE_WITHIN)
             return self.standing.unseen
         finally:
             self._hang_up()

@@ -20,7 +20,8 @@ class Echo:
     """The answer to one PING, awaited as a call is.
 
     Attributes:
-        verdict: what the calls in flight end with once it comes, for then the worker reads their inputs no more.
+        verdict: what the calls in flight end with once it comes, for then the worker reads their inputs no more, or
+            says that it does.
     """
 
     __slots__ = ("heard", "verdict")
@@ -40,6 +41,7 @@ class Flight:
         calls: by instance.
         posts: how many of them are sends and recvs.
         echoes: of the PINGs that have not been answered, in order.
+        returned: heard where no memory is in use of which the worker has said that it will say so.
     """
 
     def __init__(self, standing: Standing, turns: Turns, callbacks: Callbacks) -> None:
@@ -50,6 +52,9 @@ class Flight:
         self._standing = standing
         self._turns = turns
         self._callbacks = callbacks
+        self.returned = Echo(None)
+        self.returned.heard = True
+        self._retired: dict[tuple[int, int], Call] = {}  # by generation and instance, until the worker says otherwise
         self._waiting = 0  # how many wait to join, as the worker said last
 
     def take(self, message: bytes, descriptor: int) -> None:
@@ -68,11 +73,13 @@ class Flight:
         if descriptor >= 0:
             os.close(descriptor)
         if kind is wire.Kind.FAILED:
-            self._failed(*wire.parse_failed(message))
+            self._failed(*wire.parse_failed(message), wire.in_use(message))
         elif kind is wire.Kind.LAUNCHED:
             self._launched(wire.parse_launched(message))
         elif kind is wire.Kind.PONG:
-            self._answered()
+            self._answered(wire.in_use(message))
+        elif kind is wire.Kind.FREED:
+            self._freed(wire.parse_freed(message))
         elif kind is wire.Kind.WITHDRAWN:
             self.results.drop(message)
         elif kind is wire.Kind.WAITING:
@@ -109,23 +116,37 @@ class Flight:
         call.launched = launched
         self._turns.wake(call)
 
-    def _failed(self, instance: int, serialized: bytes) -> None:
+    def _failed(self, instance: int, serialized: bytes, in_use: bool) -> None:
         verdict = self._standing.read(serialized)
+        if in_use:
+            self.returned.heard = False
+        else:
+            self._freed((verdict.generation, instance))
         self._standing.decided(verdict)
         for call in list(self.calls.values()):
             # A send or recv ends by its own number only: until then the worker may be reading its input.
             covered = verdict.from_instance <= call.instance < wire.POST or call.instance == instance
             if call.generation == verdict.generation and covered:
-                self.end(call, verdict)
+                self.end(call, verdict, retire=in_use and call.instance == instance)
 
-    def _answered(self) -> None:
+    def _freed(self, number: tuple[int, int]) -> None:
+        """The worker reads and writes nothing of that generation and instance any more."""
+        retired = self._retired.pop(number, None)
+        if retired is not None:
+            retired.restore()
+        if not self._retired:
+            self.returned.heard = True
+            self._turns.wake(self.returned)
+
+    def _answered(self, in_use: bool) -> None:
         if not self.echoes:
             return
         echo = self.echoes.popleft()
         echo.heard = True
         self._turns.wake(echo)
         if echo.verdict is not None:
-            self.end_all(echo.verdict)
+            self.returned.heard &= not in_use
+            self.end_all(echo.verdict, retire=in_use)
 
     def end_all(self, verdict: Verdict, retire: bool = False) -> None:
         """Ends every call; with `retire`, the worker may still be reading their inputs."""
@@ -135,6 +156,8 @@ class Flight:
     def end(self, call: Call, verdict: Verdict | None, retire: bool = False) -> None:
         """Ends a call; with `retire`, the worker may still be reading its inputs."""
         del self.calls[call.instance]
+        if retire:
+            self._retired[call.generation, call.instance] = call
         self.posts -= call.prepared.post
         call.waiting = self._waiting
         if call.launched is not None:

@@ -238,7 +238,7 @@ class Memory:
         self._map: tuple[tuple[int, ...], tuple[InputArena, ...]] = ((), ())  # by address; replaced, never changed
         self._returned: deque[tuple[InputArena, int]] = deque()
         self._spares: dict[Stageable, Any] = {}
-        self._retired: list[object] = []
+        self._retired: dict[int, object] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array in worker memory, row-major."""
@@ -282,9 +282,15 @@ class Memory:
         if prepared.current:
             self._spares[prepared] = staging
 
-    def retire(self, staging: object, arrays: Sequence[Array]) -> None:
-        """The worker may still be reading these: their slots are never used again."""
-        self._retired.append((staging, arrays))
+    def retire(self, staging: object, arrays: Sequence[Array]) -> object:
+        """The worker may still be reading these: their slots are used again only if what is returned is restored."""
+        retired = staging, arrays
+        self._retired[id(retired)] = retired
+        return retired
+
+    def restore(self, retired: object) -> None:
+        """The worker does not: their slots are free when nobody else holds them."""
+        self._retired.pop(id(retired), None)
 
     def outdated(self, prepared: Stageable) -> None:
         """No more calls of it will come."""

@@ -33,7 +33,8 @@ _RING = struct.Struct("<BBHHHQQQdd")
 _SLOT = struct.Struct("<Q")
 _ADDRESS = struct.Struct("<IQ")
 _DONE = struct.Struct("<BBHIQQQ")
-_FAILED = struct.Struct("<Bxxxxxxxq")
+_FAILED = struct.Struct("<BBxxxxxxq")
+_FREED = struct.Struct("<BxxxxxxxQQ")
 _WAITING = struct.Struct("<BxxxI")
 _ARENA = struct.Struct("<BxxxIQ")
 _EVENT = struct.Struct("<BxxxI64s")
@@ -59,10 +60,11 @@ class Kind(enum.IntEnum):
     # worker → client, doorbell
     DONE = 16  # one pack of an instance is complete
     FAILED = 17  # an instance ended with a verdict (a serialized collectived.v1.Verdict follows)
-    PONG = 18
+    PONG = 18  # with a text where memory of this rank is still in use
     WAITING = 21  # how many wait to join the group, from the next completion on
     WITHDRAWN = 22  # no result will lie in this arena any more
     LAUNCHED = 24  # all of an instance is on the device, in front of an event of the worker
+    FREED = 28  # memory of an instance that failed, which was said to be in use, is not any more
     # both sockets, worker → client: a descriptor rides along
     ARENA = 19
     DEVICE_ARENA = 23  # of the memory of a GPU, on a session socket
@@ -82,6 +84,7 @@ OUTPUT = 2  # flag of a ring: the last address is where the result is to be writ
 ORDERED = 4  # flag of a ring: the caller goes on in stream order, and is to be told when all is LAUNCHED
 LAST = 1  # flag of DONE: the last pack of its instance
 RESULT = 2  # flag of DONE: this rank receives a result
+IN_USE = 1  # flag of FAILED: a GPU may still be reading and writing the rank's memory; FREED follows
 
 
 def hello(token: bytes, versions: Versions = OURS) -> bytes:
@@ -236,15 +239,32 @@ def parse_launched(data: bytes) -> Launched:
     return Launched(instance, event, handle)
 
 
-def failed(instance: int, verdict: bytes) -> bytes:
-    return _FAILED.pack(Kind.FAILED, instance) + verdict
+def failed(instance: int, verdict: bytes, in_use: bool = False) -> bytes:
+    return _FAILED.pack(Kind.FAILED, IN_USE if in_use else 0, instance) + verdict
 
 
 def parse_failed(data: bytes) -> tuple[int, bytes]:
-    """(instance, serialized verdict)."""
+    """(instance, serialized verdict); see `in_use` too."""
     if len(data) < _FAILED.size:
         raise Malformed(f"a failure of {len(data)} bytes")
-    return _FAILED.unpack_from(data)[1], data[_FAILED.size :]
+    return _FAILED.unpack_from(data)[2], data[_FAILED.size :]
+
+
+def in_use(data: bytes) -> bool:
+    """Of a FAILED or PONG: whether memory of the rank is still in use."""
+    return bool(data[1:]) if data[0] == Kind.PONG else bool(data[1] & IN_USE)
+
+
+def freed(generation: int, instance: int) -> bytes:
+    return _FREED.pack(Kind.FREED, generation, instance)
+
+
+def parse_freed(data: bytes) -> tuple[int, int]:
+    """(generation, instance)."""
+    if len(data) != _FREED.size:
+        raise Malformed(f"a release of {len(data)} bytes")
+    _, generation, instance = _FREED.unpack(data)
+    return generation, instance
 
 
 def waiting(count: int) -> bytes:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from collectived_proto import wording
 from collectived_proto.errors import Code
 from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, shown_name
-from collectived_proto.wording import expired_text, history, not_come, seconds, span, subject
+from collectived_proto.wording import expired_text, history, not_come, not_written, seconds, span, subject
 from collectived_runtime.coordinator.registry import Departure, Generation, Inquiry
 from collectived_runtime.coordinator.wording import majority, mismatch_text, pending_text, unfinished_text
 
@@ -62,7 +62,7 @@ def first_running(generation: Generation, from_instance: int) -> int:
 def _waits(generation: Generation, instance: int) -> bool:
     """Whether somebody was asked about an instance and had not finished it."""
     positions = generation.evidence[instance].positions.values()
-    return any(position.arrived and position.finished < instance for position in positions)
+    return any((position.arrived or position.contract) and position.finished < instance for position in positions)
 
 
 def operation(generation: Generation, instance: int) -> str:
@@ -92,7 +92,7 @@ def majority_open(generation: Generation, instance: int) -> bool:
     """Whether contracts differ, no side has most of the ranks yet, and some rank has not come."""
     evidence = generation.evidence.get(instance)
     positions = evidence.positions if evidence else {}
-    known = {rank: position for rank, position in positions.items() if position.arrived and position.contract}
+    known = {rank: position for rank, position in positions.items() if position.contract}
     if not known:
         return False
     us, others = majority(known)
@@ -122,7 +122,7 @@ def _native(generation: Generation, inquiry: Inquiry, silent: Mapping[int, str],
 def _mismatch(generation: Generation, inquiry: Inquiry, now: float) -> Verdict | None:
     instance = inquiry.instance
     evidence = generation.evidence[instance]
-    arrived = {rank: known for rank, known in evidence.positions.items() if known.arrived and known.contract}
+    arrived = {rank: known for rank, known in evidence.positions.items() if known.contract}  # or about to be
     us, others = majority(arrived) if arrived else ([], [])
     op = arrived[us[0]].op if us else operation(generation, instance)
     what = subject(instance, op, generation.info.name)
@@ -146,7 +146,7 @@ def _expired(generation: Generation, inquiry: Inquiry, silent: Mapping[int, str]
         return None  # it was complete before the answers came
     what, sites = _subject(generation, instance), _sites(generation, instance)
     if missing:
-        text = expired_text(what, inquiry.timeout_seconds, _absent(generation, missing, silent, now), sites)
+        text = expired_text(what, inquiry.timeout_seconds, _absent(generation, missing, silent, now, instance), sites)
     else:
         text = unfinished_text(what, inquiry.timeout_seconds, unfinished, sites)
     return verdict(generation, Code.DEADLINE_EXCEEDED, text, instance, now, instance=instance, missing=missing)
@@ -190,7 +190,7 @@ def pending(generation: Generation, instance: int, silent: Mapping[int, str], st
     if not missing:
         return ""
     waited = stall_seconds + max(0.0, now - generation.evidence[instance].since)
-    absent = _absent(generation, missing, silent, now)
+    absent = _absent(generation, missing, silent, now, instance)
     return pending_text(_subject(generation, instance), waited, absent, _sites(generation, instance))
 
 
@@ -220,9 +220,17 @@ def _subject(generation: Generation, instance: int) -> str:
     return subject(instance, operation(generation, instance), generation.info.name)
 
 
-def _absent(generation: Generation, missing: Sequence[int], silent: Mapping[int, str], now: float) -> list[str]:
-    members = generation.info.members
-    return [_not_come(generation, rank, silent.get(members[rank].worker, ""), now) for rank in missing]
+def _absent(
+    generation: Generation, missing: Sequence[int], silent: Mapping[int, str], now: float, instance: int
+) -> list[str]:
+    members, evidence = generation.info.members, generation.evidence.get(instance)
+    asked = evidence.positions if evidence else {}
+    return [
+        not_written(generation.member(rank, now), asked[rank])
+        if rank in asked and asked[rank].contract
+        else _not_come(generation, rank, silent.get(members[rank].worker, ""), now)
+        for rank in missing
+    ]
 
 
 def _not_come(generation: Generation, rank: int, silent: str, now: float) -> str:

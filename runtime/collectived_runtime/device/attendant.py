@@ -12,11 +12,21 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 log = logging.getLogger("collectived.device")
 
 WITHIN = 5.0  # seconds for what must not hang
+
+
+class Bounded(Protocol):
+    """What has to come to its end: `what` is said of it where it does not."""
+
+    @property
+    def what(self) -> str: ...
+
+    def wait(self, within: float) -> bool:
+        """Whether it has ended within so many seconds."""
 
 
 class Errand:
@@ -77,7 +87,7 @@ class Attendant:
         self._overdue = overdue
         self._within = within
         self._asked: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
-        self._bounded: queue.SimpleQueue[tuple[float, Errand] | None] = queue.SimpleQueue()
+        self._bounded: queue.SimpleQueue[tuple[float, Bounded] | None] = queue.SimpleQueue()
         self._threads: dict[str, threading.Thread] = {}
         self._starting = threading.Lock()
 
@@ -93,7 +103,7 @@ class Attendant:
         self._asked.put(errand)
         return errand
 
-    def bound(self, errand: Errand) -> None:
+    def bound(self, errand: Bounded) -> None:
         """From now on it has `within` seconds to end."""
         self._start(f"{self._name} limit", self._guard)
         self._bounded.put((time.monotonic() + self._within, errand))

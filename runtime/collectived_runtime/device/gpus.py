@@ -209,7 +209,7 @@ class Gpu:
         launch = self.submit(lambda stream: self.cuda.clear(memory.address, memory.size, stream), cleared.set)
         if not cleared.wait(within):
             memory.freed.append(freed)  # what is on the stream keeps it
-            launch.wanted = False
+            launch.stop()
             why = f"what is under way on GPU:{self.index} has not let new memory be cleared within {within:g} s"
             raise NotCleared("cuMemsetD8Async", -1, why)
         if launch.failed is not None:
@@ -269,6 +269,10 @@ class Gpu:
     ) -> Launch:
         """See `Launching.submit`."""
         return self._launching.submit(work, over, waits, begun, check)
+
+    def bound(self, launch: Launch) -> None:
+        """Nobody wants it any more: the GPU is given up where it does not end within 5 s from now."""
+        self._opening.bound(launch)
 
     def close(self) -> None:
         self._opening.close()

@@ -19,7 +19,7 @@ from collectived_runtime.device.cuda.driver import Cuda
 log = logging.getLogger("collectived.device")
 
 LONGEST_LOOK = 0.0005  # seconds between two looks at what is under way
-STOP_WITHIN = 5.0  # seconds in which what was launched comes to its end, once nobody wants it any more
+CLOSE_WITHIN = 5.0  # seconds in which what was launched comes to its end when the worker ends
 
 Work = Callable[[int], None]  # puts work on a stream
 
@@ -31,7 +31,10 @@ class Launch:
         failed: why it has failed, if it has; read it when `done`, or for why it was refused once it has begun.
         event: that it ends with; 0: it has not begun.
         wanted: whether it is to begin. waits_only: whether there is nothing to launch.
+        what: it is, for people.
     """
+
+    what = "a copy or fold"
 
     __slots__ = (
         "_begun", "_check", "_ended", "_over", "_work", "event", "failed", "since", "waits", "waits_only", "wanted",
@@ -59,8 +62,13 @@ class Launch:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, or has failed, when it may still be under way until `stop` has returned."""
+        """Whether it has ended, or has failed, when it may still be under way until it has `ended`."""
         return self._ended.is_set() or self.failed is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it neither reads nor writes any more."""
+        return self._ended.is_set()
 
     def begin(self, stream: int) -> None:
         """Puts the work on the stream."""
@@ -91,9 +99,12 @@ class Launch:
         self._ended.set()
         self._over()
 
-    def stop(self, within: float = STOP_WITHIN) -> bool:
-        """Returns when the work neither reads nor writes any more; False where that has not come about in time."""
-        self.wanted, self._work = False, None  # what has not begun will not
+    def stop(self) -> None:
+        """What has not begun will not. What has keeps what it reads and writes until it ends, and nobody waits."""
+        self.wanted = False
+
+    def wait(self, within: float) -> bool:
+        """Whether it has ended within so many seconds."""
         return self._ended.wait(within)
 
 
@@ -145,7 +156,7 @@ class Launching:
             thread, self._thread = self._thread, None
         if thread is not None:
             self._submitted.put(None)
-            thread.join(STOP_WITHIN)
+            thread.join(CLOSE_WITHIN)
 
     def _run(self) -> None:
         going_on = True

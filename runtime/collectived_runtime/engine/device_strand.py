@@ -1,15 +1,17 @@
 """A strand whose values lie in the memory of GPUs: folded there first, carried between workers by the host.
 
-Where all that contribute and receive are on one GPU of one worker, one kernel does it all. Else each GPU folds what its
-own ranks contribute, in rank order; the partial sums come into pinned memory of the host, are folded there in the order
-of the lowest rank of each, and the plan runs on them as it does for values of the host. The result is copied to where
-each rank wants it. While one strand is copied, others are on the wire: a pack of a group with GPUs is cut into several.
+Where all that contribute and receive are on one GPU of one worker, one kernel does it all. Else ranks that follow on
+each other on one GPU are folded there, in rank order; the partial sums come into pinned memory of the host, are
+folded there in the order of their ranks, so that the lower one is always left, and the plan runs on them as it does
+for values of the host. The result is copied to where each rank wants it. While one strand is copied, others are on
+the wire: a pack of a group with GPUs is cut into several.
 
-A generator like `strand.run`: closing it returns when the GPUs neither read nor write for it any more.
+A generator like `strand.run`, but closing it does not wait for GPUs: what they are at lingers, and keeps its memory.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,7 +88,7 @@ def run(
             raise Exhausted(f"on a GPU of this worker: {error}") from error
         raise
     finally:
-        one.stop()
+        one.stop(stamp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,9 @@ class DeviceStrand:
     _launches: list[tuple[Gpu, Launch]] = field(default_factory=list)
     _pinned: list[tuple[Gpu, NDArray[np.uint8]]] = field(default_factory=list)
     _scratch: list[tuple[Gpu, Region]] = field(default_factory=list)
+    _stopped: bool = False
+    _over: bool = False
+    _giving: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def arithmetic(self) -> Arithmetic | None:
@@ -298,9 +303,12 @@ class DeviceStrand:
         yield from self.all_done()
 
     def send(self, result: Array, target: Region) -> None:
-        """Copies from the host; the result is kept by whoever gives it."""
-        source, nbytes = result.ctypes.data, result.nbytes
-        self.submit(target.gpu, lambda stream: target.gpu.cuda.copy(target.address, source, nbytes, stream))
+        """Copies from the host."""
+
+        def work(stream: int) -> None:  # keeps both, whatever becomes of the strand
+            target.gpu.cuda.copy(target.address, result.ctypes.data, result.nbytes, stream)
+
+        self.submit(target.gpu, work)
 
     # What is under way
 
@@ -313,7 +321,7 @@ class DeviceStrand:
         return memory[:size]
 
     def submit(self, gpu: Gpu, work: Work, check: Callable[[], object] | None = None) -> None:
-        self._launches.append((gpu, gpu.submit(work, self.tools.wake, check=check)))
+        self._launches.append((gpu, gpu.submit(work, self._progress, check=check)))
 
     def launched(self) -> None:
         """Nothing more of this strand will be submitted."""
@@ -335,18 +343,37 @@ class DeviceStrand:
                 raise launch.failed
         self._launches.clear()
 
-    def stop(self) -> None:
-        """When this returns no GPU reads or writes any of it; one that does not come to an end is given up."""
-        ended = True
+    def stop(self, stamp: Stamp) -> None:
+        """Nothing more of it begins. What is under way lingers: a GPU on which it does not end is given up."""
         for gpu, launch in self._launches:
-            if not launch.stop():
-                gpu.give_up("a copy or fold does not come to its end")
-                ended = False
-        if ended:
-            for gpu, memory in self._pinned:
-                gpu.pinned.give(memory)
-            for gpu, region in self._scratch:
-                gpu.scratch.give(region)
+            launch.stop()
+            if not launch.ended:
+                gpu.bound(launch)
+        self._stopped = True
+        self._give_back()
+        if not self._over:
+            self.tools.lingering.add((stamp.generation, stamp.instance), self)
+
+    @property
+    def over(self) -> bool:
+        """Whether no GPU reads or writes any of it any more, once it was stopped."""
+        return self._over
+
+    def _progress(self) -> None:
+        """From the threads of GPUs: something has ended, or has failed."""
+        self._give_back()
+        self.tools.wake()
+
+    def _give_back(self) -> None:
+        """What served in between serves again as soon as the last GPU is done; whoever finds that first does it."""
+        with self._giving:
+            if not self._stopped or self._over or not all(launch.ended for _, launch in self._launches):
+                return
+            self._over = True
+        for gpu, memory in self._pinned:
+            gpu.pinned.give(memory)
+        for gpu, region in self._scratch:
+            gpu.scratch.give(region)
 
 
 def fold_of(how: Arithmetic, *, widen: bool = False, finish: bool = False) -> Fold:
@@ -360,15 +387,16 @@ def _some_gpu(ranks: Sequence[Sequence[Piece]], outputs: Sequence[Region]) -> Gp
 
 
 def _by_place(ranks: Sequence[Sequence[Piece]]) -> list[tuple[Gpu | None, list[Sequence[Piece]]]]:
-    """Ranks by the GPU on which their values lie, None for the host; in order of the lowest."""
-    found: dict[tuple[int, int], tuple[Gpu | None, list[Sequence[Piece]]]] = {}
-    counts: dict[int, int] = {}
+    """Ranks that follow on each other, as many as one kernel takes, with the GPU on which their values lie; None: the
+    host."""
+    found: list[tuple[Gpu | None, list[Sequence[Piece]]]] = []
     for pieces in ranks:
         gpu = _some_gpu([pieces], ())
-        index = -1 if gpu is None else gpu.index
-        number = counts[index] = counts.get(index, -1) + 1
-        found.setdefault((index, number // MOST_SOURCES), (gpu, []))[1].append(pieces)
-    return list(found.values())
+        if found and found[-1][0] is gpu and len(found[-1][1]) < MOST_SOURCES:
+            found[-1][1].append(pieces)
+        else:
+            found.append((gpu, [pieces]))
+    return found
 
 
 def address_of(memory: Bytes) -> int:

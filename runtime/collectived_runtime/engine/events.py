@@ -1,13 +1,12 @@
-"""Events of clients' GPUs: a ring whose value is still being written there is taken when it is.
+"""Events of clients' GPUs: a ring whose value is still being written there may be carried out when it is.
 
-A rank has arrived when its value can be read. Until then its rings wait here, in their order; everything else that it
-says is heard at once. Nobody else waits for it, neither in the lane nor on the GPU. The driver may open an event only
-when the device is idle: that is done aside, for only the lane can end what keeps the device busy.
+Its instance is in the ledger from the first, with contract, deadline and line, so that whoever decides about it knows;
+only its start waits. Nobody else waits for the event, neither in the lane nor on the GPU. The driver may open an event
+only when the device is idle: that is done aside, for only the lane can end what keeps the device busy.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,11 +18,19 @@ from collectived_runtime.device.launching import Launch
 from collectived_runtime.engine.seat import Seat
 
 
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    instance: int
+    gpu: Gpu
+    event: int
+    written: Callable[[], object]
+
+
 @dataclass(slots=True)
 class _Rank:
     handles: dict[int, bytes] = field(default_factory=dict)
     opened: dict[tuple[Gpu, int], Errand] = field(default_factory=dict)  # or about to be
-    waiting: deque[tuple[wire.Ring, float]] = field(default_factory=deque)  # and when each came
+    waits: deque[_Wait] = field(default_factory=deque)  # instances of a rank start in their order
     launch: Launch | None = None  # ends with the event of the first of them
 
 
@@ -32,17 +39,11 @@ class Events:
 
     Args:
         ask: has something called in the lane's thread, from any thread.
-        take: takes a message of a client; False where it is the last. lose: lets a client go, and says why.
+        lose: lets a client go, and says why.
     """
 
-    def __init__(
-        self,
-        ask: Callable[[Callable[[], None]], object],
-        take: Callable[[Seat, bytes], bool],
-        lose: Callable[[Seat, str], None],
-    ) -> None:
+    def __init__(self, ask: Callable[[Callable[[], None]], object], lose: Callable[[Seat, str], None]) -> None:
         self._ask = ask
-        self._take = take
         self._lose = lose
         self._ranks: dict[int, _Rank] = {}
 
@@ -50,86 +51,96 @@ class Events:
         """A client has named an event."""
         self._ranks.setdefault(rank, _Rank()).handles[number] = handle
 
-    def holds(self, seat: Seat, ring: wire.Ring) -> bool:
-        """Whether a ring has to wait; it comes again when it need not.
+    def gpu_of(self, seat: Seat, ring: wire.Ring) -> Gpu:
+        """Where the value of a ring with an event is being written.
 
         Raises:
             wire.Malformed: its event was never named, or its value does not lie on a GPU.
         """
         rank = self._ranks.get(seat.rank)
-        if not ring.event and (rank is None or not rank.waiting):
-            return False
-        if rank is None or (ring.event and ring.event not in rank.handles):
+        if rank is None or ring.event not in rank.handles:
             raise wire.Malformed(f"a ring with event {ring.event}, which was never named")
-        if len(rank.waiting) >= 2 * wire.MAX_OUTSTANDING:
-            raise wire.Malformed(f"more than {2 * wire.MAX_OUTSTANDING} rings that wait for events")
-        rank.waiting.append((ring, time.monotonic()))
-        if len(rank.waiting) == 1:
-            self._wait(seat, rank)
-        return True
-
-    def _wait(self, seat: Seat, rank: _Rank) -> None:
-        """For the event of the first ring."""
-        ring, _ = rank.waiting[0]
         addresses = (*ring.addresses, ring.output) if ring.output is not None else ring.addresses
         memory = seat.memory(*addresses[-1], 0) if addresses else None
         if not isinstance(memory, Region):
             raise wire.Malformed(f"a ring with event {ring.event}, whose value does not lie on a GPU")
-        gpu = memory.gpu
-        opened = rank.opened.get((gpu, ring.event))
-        if opened is not None:  # no other ring has come this far before it was
-            self._follow(seat, rank, gpu, opened)
-            return
-        opening = gpu.open_event(
-            rank.handles[ring.event], lambda: self._ask(lambda: self._follow(seat, rank, gpu, opening))
-        )
-        rank.opened[gpu, ring.event] = opening
+        return memory.gpu
 
-    def _follow(self, seat: Seat, rank: _Rank, gpu: Gpu, opened: Errand) -> None:
-        """The event of the first ring is open: now it is waited for."""
-        if self._ranks.get(seat.rank) is not rank or not rank.waiting:
+    def wait(self, seat: Seat, instance: int, gpu: Gpu, event: int, written: Callable[[], object]) -> None:
+        """Calls `written` when the event, as it was recorded last, is over; unless the wait is given up before."""
+        rank = self._ranks[seat.rank]
+        rank.waits.append(_Wait(instance, gpu, event, written))
+        if len(rank.waits) == 1:
+            self._begin(seat, rank)
+
+    def give_up(self, seat: Seat, instance: int) -> None:
+        """That instance has ended: nobody waits for its value any more."""
+        rank = self._ranks.get(seat.rank)
+        if rank is None or not rank.waits:
+            return
+        first = rank.waits[0]
+        rank.waits = deque(wait for wait in rank.waits if wait.instance != instance)
+        if first.instance == instance:
+            self._unfollow(rank)
+            if rank.waits:
+                self._begin(seat, rank)
+
+    def _begin(self, seat: Seat, rank: _Rank) -> None:
+        """To wait for the first."""
+        first = rank.waits[0]
+        place = first.gpu, first.event
+        opened = rank.opened.get(place)
+        if opened is None:
+            rank.opened[place] = first.gpu.open_event(
+                rank.handles[first.event], lambda: self._ask(lambda: self._follow(seat, rank))
+            )
+        elif opened.done:  # else it is told
+            self._follow(seat, rank)
+
+    def _follow(self, seat: Seat, rank: _Rank) -> None:
+        """An event is open: if it is that of the first ring, it is waited for."""
+        if self._ranks.get(seat.rank) is not rank or not rank.waits or rank.launch is not None:
+            return
+        first = rank.waits[0]
+        opened = rank.opened[first.gpu, first.event]
+        if not opened.done:
             return
         if opened.failed is not None:
             self._lose(seat, f"it named an event that cannot be waited for: {opened.failed}")
             return
-        rank.launch = gpu.submit(None, lambda: self._ask(lambda: self._over(seat, rank)), (opened.result,))
 
-    def _over(self, seat: Seat, rank: _Rank) -> None:
-        """The first ring goes on, and those behind it that need not wait."""
-        if self._ranks.get(seat.rank) is not rank or not rank.waiting:
-            return
+        def over() -> None:
+            self._ask(lambda: self._over(seat, rank, first))
+
+        rank.launch = first.gpu.submit(None, over, (opened.result,))
+
+    def _over(self, seat: Seat, rank: _Rank, first: _Wait) -> None:
+        if self._ranks.get(seat.rank) is not rank or not rank.waits or rank.waits[0] is not first:
+            return  # it has been given up meanwhile
         assert rank.launch is not None
         failed, rank.launch = rank.launch.failed, None
-        ring, came = rank.waiting.popleft()
-        following, rank.waiting = rank.waiting, deque()
         if failed is not None:
             self._lose(seat, f"what its GPU was to write cannot be waited for: {failed}")
             return
-        if self._take(seat, _later(ring, came).encode()):
-            for other, since in following:
-                if not self._take(seat, other._replace(remaining=_left(other, since)).encode()):
-                    return
+        rank.waits.popleft()
+        first.written()
+        if rank.waits:
+            self._begin(seat, rank)
+
+    def _unfollow(self, rank: _Rank) -> None:
+        if rank.launch is not None:
+            rank.launch.stop()
+            rank.launch = None
 
     def drop(self, rank: int) -> None:
         """The rank has gone: nothing of it is waited for any more."""
         known = self._ranks.pop(rank, None)
         if known is None:
             return
-        if known.launch is not None:
-            known.launch.stop(0.0)
+        self._unfollow(known)
         for (gpu, _), opened in known.opened.items():
             gpu.end_event(opened)
 
     def close(self) -> None:
         for rank in list(self._ranks):
             self.drop(rank)
-
-
-def _later(ring: wire.Ring, came: float) -> wire.Ring:
-    """As if it came now, with nothing to wait for."""
-    return ring._replace(event=0, remaining=_left(ring, came))
-
-
-def _left(ring: wire.Ring, came: float) -> float:
-    """Of its time; of what has none left, next to nothing."""
-    return max(1e-6, ring.remaining - (time.monotonic() - came)) if ring.remaining else 0.0

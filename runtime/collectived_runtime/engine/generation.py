@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,7 @@ from collectived_runtime.engine.results import Exhausted, Slot
 from collectived_runtime.engine.running import Running
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.engine.stages import Stages
+from collectived_runtime.engine.telling import Telling
 from collectived_runtime.engine.workshop import Workshop
 from collectived_runtime.limits.refusals import Where
 from collectived_runtime.logs import facts_of, text_of
@@ -64,12 +66,13 @@ class Generation:
         self.flood = Flood(shop, number, lambda: self.ledger.fault, rule, self._witness)
         self.reports = Reports(topology, self.ledger, around.name, around.report, self.flood.decide, around.lost_after)
         self.newcomers = Newcomers(shop, self.ledger)
+        self._telling = Telling(number, shop.bells, shop.tools.lingering)
+        self.fail = self._telling.failed
         self.posts = Posts(shop, number, self.reports, self.fail, self.link_broken)
         self._shop = shop
-        self._stages = Stages(shop, number, self._disputed, self._judge)
+        self._stages = Stages(shop, number, self._differs, self._judge)
         self._said_goodbye: set[Link] = set()  # amid what they were needed for
         self._failure_said = False
-        self._told: tuple[Verdict, bytes] | None = None  # the latest verdict, as clients are told it
         self._late: list[tuple[Seat, int]] = []  # what has not come by its own deadline, until there is a verdict
 
     # Members
@@ -81,17 +84,20 @@ class Generation:
         if prepared is None:
             raise wire.Malformed(f"a ring of collective {ring.prepared}, which was never prepared")
         if ring.instance >= wire.POST:
+            if ring.event:
+                raise wire.Malformed(f"{prepared.op} with event {ring.event}, for a value in the memory of a GPU")
             self.posts.submit(seat, ring, prepared)
             return
-        if ring.instance <= ledger.standings[seat.rank].submitted:
+        if ring.instance <= ledger.standings[seat.rank].rung:
             for message in seat.outcome(ring.instance):
                 self._shop.bells.tell(seat, message)
             self._shop.bells.idle(seat)
             return
         if isinstance(prepared.collective.operation, (Send, Recv)):
             raise wire.Malformed(f"{prepared.op} numbered as an instance of the group")
+        writing = self._shop.events.gpu_of(seat, ring) if ring.event else None
         sources = seat.sources(prepared, ring)  # checks every bound; outlives the session
-        arrival = Arrival(prepared, sources, time.monotonic())
+        arrival = Arrival(prepared, sources, time.monotonic(), writing is None)
         agrees = ledger.arrive(seat.rank, ring.instance, arrival, ring.remaining, ring.timeout)
         verdict = ledger.verdict_on(ring.instance)
         if verdict is not None:
@@ -100,8 +106,12 @@ class Generation:
             self._shop.tape.failed(self.number, late, NO_GIST, verdict)
             self.fail(seat, ring.instance, verdict)
             self._shop.bells.idle(seat)
-        elif not agrees:
+            return
+        if not agrees:
             self.reports.fault(ReportKind.MISMATCH, ring.instance)
+        if writing is not None:
+            written = partial(ledger.written, seat.rank, ring.instance)
+            self._shop.events.wait(seat, ring.instance, writing, ring.event, lambda: written(time.monotonic()))
 
     def late(self, seat: Seat, number: int, op: str, timeout: float) -> None:
         """An instance or post of a rank has not come by its own deadline, and so will not: it has failed for all."""
@@ -127,10 +137,13 @@ class Generation:
         if standing.gone:
             return
         standing.gone = True
-        # Its caller may use its memory again as soon as this has been answered: from here on nothing is read.
+        # Its caller may use its memory again as soon as this has been answered, and does not hear that a GPU is at it.
         self.ledger.closed = True
         if self.running is not None:
             self.links.abandon(self.running.stop())
+        current = self.ledger.instances.get(self.ledger.next)  # it may have been stopped before
+        if current is not None:
+            self._telling.aborted(current)
         self._stages.release()
         self.posts.let_go(rank)
         self.reports.fault(ReportKind.ABORT, self.ledger.next, rank=rank, text=reason)
@@ -196,9 +209,11 @@ class Generation:
 
     def wakeup(self) -> float:
         """When `due` has something to do."""
-        return min(self.reports.wakeup(), self.posts.wakeup(), self.flood.wakeup())
+        alarm = self._shop.tools.alarms.wakeup
+        return min(self.reports.wakeup(), self.posts.wakeup(), self.flood.wakeup(), alarm)
 
     def due(self, now: float) -> None:
+        self._shop.tools.alarms.due(now)
         self.posts.due(now)
         before = self.ledger.stalls
         self.reports.due()
@@ -260,7 +275,7 @@ class Generation:
         sources = [instance.arrivals[rank].sources for rank in program.sources]
         if program.at_once and memory is not None and outputs is None:
             strands.at_once(program, sources, memory, self._shop.counters)
-            self._tell_done(instance, program, slot, 0, True, readers)
+            self._telling.done(instance, program, slot, 0, True, readers)
             self._finished(instance, program, slot, readers)
             return
         self.running = self._stages.program(instance, program, slot, sources, memory, readers, outputs)
@@ -275,29 +290,11 @@ class Generation:
             return
         if complete:
             running.told = running.slot is not None
-            self._tell_done(running.instance, running.program, running.slot, strand.pack_number, last, running.readers)
+            pack = strand.pack_number
+            self._telling.done(running.instance, running.program, running.slot, pack, last, running.readers)
         if last:
             self.running = None
             self._finished(running.instance, running.program, running.slot, running.readers)
-
-    def _tell_done(
-        self, instance: Instance, program: Program, slot: Slot | None, pack: int, last: bool, readers: tuple[int, ...]
-    ) -> None:
-        """Tells the ranks that a pack is complete: nothing of it is read or written any more."""
-        number = instance.number
-        if slot is not None:
-            begin = slot.offset + len(program.head)
-            done = wire.Done(number, pack, last, True, slot.arena.number, begin, slot.number)
-            for rank, offset in program.outlines.items():
-                self._deliver((rank,), number, done._replace(offset=slot.offset + offset).encode())
-            knowing = [rank for rank in readers if rank not in program.outlines] if program.outlines else readers
-            self._deliver(knowing, number, done.encode())
-        if len(readers) < len(program.receivers):  # others have it in memory of their own
-            having = [rank for rank in program.receivers if rank not in readers]
-            self._deliver(having, number, wire.Done(number, pack, last, False).encode())
-        if last and len(program.receivers) < len(instance.arrivals):
-            others = [rank for rank in instance.arrivals if rank not in program.receivers]
-            self._deliver(others, number, wire.Done(number, pack, last, False).encode())
 
     def _finished(self, instance: Instance, program: Program, slot: Slot | None, readers: tuple[int, ...]) -> None:
         shop, counters, now = self._shop, self._shop.counters, time.monotonic()
@@ -317,12 +314,6 @@ class Generation:
         self.links.look()
         if instance.stalled:
             self.reports.note(ReportKind.RESUMED, instance.number)
-
-    def _deliver(self, ranks: Iterable[int], instance: int, message: bytes) -> None:
-        for rank in ranks:
-            seat = self._shop.bells.seats[rank]
-            seat.record(instance, message)
-            self._shop.bells.tell(seat, message)
 
     # Links
 
@@ -350,8 +341,9 @@ class Generation:
             self.reports.fault(ReportKind.LINK, self.running.instance.number, worker=link.peer, text=LEFT_TEXT)
         return True
 
-    def _disputed(self, instance: Instance) -> None:
-        self.reports.fault(ReportKind.MISMATCH, instance.number)
+    def _differs(self, instance: Instance, worker: int = 0) -> None:
+        instance.disputed = True
+        self.reports.fault(ReportKind.MISMATCH, instance.number, worker=worker)
 
     def _frame_early(self, link: Link, frame: frames.Frame) -> None:
         """A frame on an idle link: of an instance to come it waits, of one that is over it differs from what we did."""
@@ -365,8 +357,7 @@ class Generation:
             return
         instance = self.ledger.find(frame.instance)
         if instance is not None and not instance.disputed:
-            instance.disputed = True
-            self.reports.fault(ReportKind.MISMATCH, frame.instance, worker=link.peer)
+            self._differs(instance, link.peer)
 
     # Faults and verdicts
 
@@ -411,13 +402,15 @@ class Generation:
             if running is not None:
                 self._stop_running()
             self._shop.tape.failed(self.number, instance, gist, verdict)
-            for rank in instance.arrivals:
+            for rank, arrival in instance.arrivals.items():
+                if not arrival.ready:  # nor will it be read: its rank may use its memory again
+                    self._shop.events.give_up(seats[rank], instance.number)
                 self.fail(seats[rank], instance.number, verdict)
         for rank, seat in seats.items():
             # It had done its part and gone on: it hears of the failure at its next call.
-            submitted = self.ledger.standings[rank].submitted
-            if submitted >= verdict.from_instance and not any(rank in instance.arrivals for instance in failing):
-                self.fail(seat, submitted, verdict)
+            rung = self.ledger.standings[rank].rung
+            if rung >= verdict.from_instance and not any(rank in instance.arrivals for instance in failing):
+                self.fail(seat, rung, verdict)
         self.posts.rule(verdict)
         self.flood.inform(verdict)
         late, self._late = self._late, []
@@ -446,18 +439,10 @@ class Generation:
                     self._shop.results.release(running.slot.number, rank)
         self.running = None
 
-    def fail(self, seat: Seat, instance: int, verdict: Verdict) -> None:
-        """Tells a rank that this instance of its has failed."""
-        if self._told is None or self._told[0] is not verdict:
-            self._told = verdict, verdicts.encode(verdict)
-        message = wire.failed(instance, self._told[1])
-        seat.record(instance, message)
-        self._shop.bells.tell(seat, message)
-
     def last_words(self) -> None:
         """Tells ranks that have a doorbell what their next instance will end with, where that is known."""
         for rank, seat in self._shop.bells.seats.items():
-            following = self.ledger.standings[rank].submitted + 1
+            following = self.ledger.standings[rank].rung + 1
             verdict = self.ledger.verdict_on(following)
             if verdict is not None and seat.bell is not None and not seat.gone:
                 self._shop.bells.tell(seat, wire.failed(following, verdicts.encode(verdict)))

@@ -27,6 +27,7 @@ from collectived_runtime.engine.crew import Help
 from collectived_runtime.engine.events import Events
 from collectived_runtime.engine.generation import Generation
 from collectived_runtime.engine.ledger import Ledger
+from collectived_runtime.engine.lingering import Lingering
 from collectived_runtime.engine.minute import Minute
 from collectived_runtime.engine.posts import Post
 from collectived_runtime.engine.recorder import Label, Tape
@@ -60,16 +61,26 @@ class Lane:
         self._bells = Bells(self._watch, self._message, self._lost, surroundings.refusals)
         self._results = Results(surroundings.budget, self._bells, self._grown)
         wake = partial(self._watch.ask, _look)
-        tools = Tools(Workspace(self._grown), Help(surroundings.crew, wake), Counters(), wake)
+        self._lingering = Lingering(self._bells.tell)
+        tools = Tools(Workspace(self._grown), Help(surroundings.crew, wake), Counters(), wake, self._lingering)
         group, tasks = topology.group, tuple(peer.task for peer in topology.peers)
         places = tuple(tuple(peer.ranks) for peer in topology.peers)
         label = Label(self.name, group.key, group.size, topology.ranks, tasks, places)
         tape = Tape(surroundings.recorder, label)
         self._order = StreamOrder(self._watch.ask, self._tell)
+        self._events = Events(self._watch.ask, self._bells.lose)
         self._shop = Workshop(
-            topology, self.name, surroundings, self._watch, self._bells, self._results, tools, tape, self._order
+            topology,
+            self.name,
+            surroundings,
+            self._watch,
+            self._bells,
+            self._results,
+            tools,
+            tape,
+            self._order,
+            self._events,
         )
-        self._events = Events(self._watch.ask, self._bells.take, self._bells.lose)
         self._past: dict[int, Verdict] = {}  # how earlier generations of this lane ended
         self._early: list[Callable[[], None]] = []  # what was submitted to a generation that has not begun here
         self._early_verdicts: list[Verdict] = []  # and verdicts about one
@@ -256,6 +267,8 @@ class Lane:
         return 0 < missing <= self._spare
 
     def _advance(self) -> bool:
+        if self._lingering:
+            self._lingering.look()
         current = self._generation
         again = current.advance()
         if current.ledger.verdicts:
@@ -282,14 +295,13 @@ class Lane:
                 self._events.name(seat.rank, *wire.parse_event(data))
             case wire.Kind.PING:
                 if seat.reads:
-                    self._bells.tell(seat, wire.bare(wire.Kind.PONG))
+                    held = self._lingering.holds(seat)
+                    self._bells.tell(seat, wire.bare(wire.Kind.PONG, "its memory is in use" if held else ""))
                 self._bells.idle(seat)
             case kind:
                 raise wire.Malformed(f"a client does not send {kind.name}")
 
     def _ring(self, seat: Seat, ring: wire.Ring) -> None:
-        if self._events.holds(seat, ring):
-            return
         self._release(seat.rank, ring.released)
         if ring.generation == self._generation.number:
             self._generation.submit(seat, ring)

@@ -4,7 +4,9 @@ Pure: arrivals, losses, verdicts and the time go in; what to start, to report an
 it.
 
 Instances of a generation are numbered from 0 and run one after another. An instance *arrives* rank by rank, is
-*started* when all local ranks are there with the same contract, and *finishes* or *fails* for each rank once.
+*started* when all local ranks are there with the same contract, and *finishes* or *fails* for each rank once. A rank
+whose value is still being written by its GPU has rung, and is compared with the others; it has arrived when it can be
+read.
 """
 
 from __future__ import annotations
@@ -88,12 +90,14 @@ _UNKNOWN = Collective(Barrier(), "", ())
 class Arrival:
     """One rank's submission of one instance: where its value lies (the ledger does not look), and when it came.
 
-    `sources` is None once nobody will read it any more, so that the client's memory is not held.
+    `sources` is None once nobody will read it any more, so that the client's memory is not held. Not `ready`: its GPU
+    is still writing the value; `at` is when it rang, and becomes when it was ready.
     """
 
     prepared: Prepared
     sources: Any
     at: float
+    ready: bool = True
 
 
 @dataclass(slots=True)
@@ -105,6 +109,7 @@ class Instance:
     stall_at: float = math.inf
     stalled: bool = False  # reported as pending
     expired: bool = False  # reported as expired
+    writing: int = 0  # arrivals that are not ready
     disputed: bool = False  # contracts differ: wait for the verdict
     started: bool = False
     finished: bool = False
@@ -126,6 +131,11 @@ class Instance:
         return next(reversed(self.arrivals.values()))
 
     @property
+    def come(self) -> dict[int, Arrival]:
+        """Those that are ready, in the order in which they were; may be read from any thread."""
+        return {rank: arrival for rank, arrival in list(self.arrivals.items()) if arrival.ready}
+
+    @property
     def strangers(self) -> tuple[int, ...]:
         """Local ranks that take what comes."""
         return tuple(rank for rank, arrival in self.arrivals.items() if arrival.prepared.collective.open)
@@ -138,10 +148,12 @@ class Instance:
 class Standing:
     """How far one local rank is.
 
+    `rung`: the last instance of which its ring has come. `submitted`: the last that has arrived, and all before it.
     `waited`: seconds from its submission to the end, of all those `waits` collectives in which every rank waits for
     all others. Who comes last waits least.
     """
 
+    rung: int = -1
     submitted: int = -1
     finished: int = -1
     op: str = ""
@@ -184,17 +196,18 @@ class Ledger:
             OutOfTurn: it skips a number, or has left.
         """
         standing = self.standings[rank]
-        if standing.gone or number != standing.submitted + 1:
+        if standing.gone or number != standing.rung + 1:
             raise OutOfTurn(
-                f"rank {rank} submitted instance {number} after instance {standing.submitted}"
+                f"rank {rank} submitted instance {number} after instance {standing.rung}"
                 + (" and after it had left" if standing.gone else "")
             )
         if number - standing.finished > MAX_OUTSTANDING:
             raise OutOfTurn(f"rank {rank} has more than {MAX_OUTSTANDING} instances outstanding")
         collective = arrival.prepared.collective
-        standing.submitted = number
-        standing.op, standing.site = arrival.prepared.op, collective.site
+        standing.rung = number
         standing.active_at = arrival.at
+        if arrival.ready and standing.submitted == number - 1:
+            standing.submitted, standing.op, standing.site = number, arrival.prepared.op, collective.site
         instance = self.instances.get(number)
         if instance is None:
             instance = Instance(number, stall_at=arrival.at + self.stall_after)
@@ -207,14 +220,30 @@ class Ledger:
         else:
             known = instance.model
         instance.arrivals[rank] = arrival
+        instance.writing += not arrival.ready
         self.instances[number] = instance  # now that it has an arrival, for others read along
         if known is not None and not known.agrees(prepared) and not instance.disputed:
             instance.disputed = True
             return False
         return True
 
+    def written(self, rank: int, number: int, now: float) -> None:
+        """The value of a rank that had rung can be read."""
+        instance, standing = self.instances[number], self.standings[rank]
+        arrival = instance.arrivals[rank]
+        arrival.ready, arrival.at = True, now
+        instance.writing -= 1
+        others = {other: one for other, one in instance.arrivals.items() if other != rank}
+        instance.arrivals = {**others, rank: arrival}  # who came last stands last; others read along
+        standing.active_at = now
+        for following in range(standing.submitted + 1, standing.rung + 1):
+            one = self.instances[following].arrivals[rank]
+            if not one.ready:
+                break
+            standing.submitted, standing.op, standing.site = following, one.prepared.op, one.prepared.collective.site
+
     def startable(self) -> Instance | None:
-        """The next instance, once every local rank has submitted it, they agree, and nothing was decided against it."""
+        """The next instance, once every local rank has arrived, they agree, and nothing was decided against it."""
         instance = self.instances.get(self.next)
         if (
             instance is None
@@ -222,6 +251,7 @@ class Ledger:
             or instance.started
             or instance.disputed
             or len(instance.arrivals) < len(self.standings)
+            or instance.writing
             or self.next >= self.promised
         ):
             return None
@@ -320,11 +350,15 @@ class Ledger:
         return at
 
     def missing(self, instance: Instance) -> list[int]:
-        """Local ranks that have not submitted it."""
-        return [rank for rank in self.standings if rank not in instance.arrivals]
+        """Local ranks from which it has not arrived."""
+        come = instance.come
+        return [rank for rank in self.standings if rank not in come]
 
     def positions(self, number: int, now: float) -> tuple[RankPosition, ...]:
-        """Where every local rank stands, and what it submitted as instance `number`."""
+        """Where every local rank stands, and what it submitted as instance `number`.
+
+        Of a rank that has rung and not arrived the contract is told all the same: others may differ from it.
+        """
         instance = self.find(number)
         found = []
         for rank, standing in self.standings.items():
@@ -354,7 +388,7 @@ class Ledger:
         through long before the others have come.
         """
         found: list[Submission] = []
-        leaves, newest = 0, self.standings[rank].submitted
+        leaves, newest = 0, self.standings[rank].rung
         for number in range(newest, max(-1, newest - LAST_SUBMISSIONS), -1):
             instance = self.find(number)
             arrival = instance.arrivals.get(rank) if instance else None

@@ -5,13 +5,14 @@ all-reduce the partial sums, or reduce them to the root's GPU; finish them into 
 broadcast is the same without folds. Only values that lie elsewhere pass by the host. What NCCL folds, it folds in an
 order of its own.
 
-A generator like `strand.run`: closing it returns when the GPUs neither read nor write for it any more, for which the
-communicators are aborted.
+A generator like `strand.run`, but closing it does not wait for GPUs: the communicators are aborted, and what is
+under way lingers until that has ended it.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +20,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived_proto.devices import DeviceName
 from collectived_proto.types import Broadcast, Reduce, ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.cuda.driver import CudaError
@@ -27,6 +27,7 @@ from collectived_runtime.device.gpus import Gpu, Region, out_of_memory
 from collectived_runtime.device.launching import Work
 from collectived_runtime.device.nccl.communicators import Communicator, Communicators, Rank
 from collectived_runtime.device.nccl.interface import NcclRemoteError, Operation
+from collectived_runtime.engine.alarms import Alarms
 from collectived_runtime.engine.device_strand import Array, fold_of
 from collectived_runtime.engine.execute import Judge
 from collectived_runtime.engine.ledger import Mark
@@ -136,11 +137,11 @@ class Meeting:
 
     def home(self, rank: int) -> int:
         """The GPU of a rank."""
-        return DeviceName.parse(self.topology.group.members[rank].device).index
+        return self.topology.homes[rank]
 
     def number(self, rank: int) -> int:
         """The rank in the group's communicator of that rank's GPU."""
-        return self.topology.gpus.index((self.topology.place_of(rank), self.home(rank)))
+        return self.topology.number_of(rank)
 
 
 def run(
@@ -181,37 +182,34 @@ def run(
         order.launched()
         yield from one.all_done()
         yield from one.handed_out(outputs, result)
-        one.over = True
+        one.well = True
     except CudaError as error:
         if out_of_memory(error):
             raise Exhausted(f"on a GPU of this worker: {error}") from error
         raise
     finally:
-        one.stop()
+        one.stop(stamp)
 
 
-def patiently(one: Iterator[Wait], wake: Callable[[], object]) -> Iterator[Wait]:
+def patiently(one: Iterator[Wait], alarms: Alarms) -> Iterator[Wait]:
     """Where NCCL says that a rank is gone, it does not say which: for a moment those are waited for who know."""
     try:
         yield from one
     except NcclRemoteError:
-        grace = _Grace(wake)
+        grace = _Grace(time.monotonic() + GRACE_SECONDS)
+        alarms.at(grace.until)
         while not grace.done:
             yield [(grace, 0)]
         raise
 
 
+@dataclass(frozen=True, slots=True)
 class _Grace:
-    def __init__(self, wake: Callable[[], object]) -> None:
-        self.done = False
-        self._wake = wake
-        timer = threading.Timer(GRACE_SECONDS, self._end)
-        timer.daemon = True
-        timer.start()
+    until: float
 
-    def _end(self) -> None:
-        self.done = True
-        self._wake()
+    @property
+    def done(self) -> bool:
+        return time.monotonic() >= self.until
 
 
 def averages(how: Arithmetic, single: bool) -> bool:
@@ -238,11 +236,11 @@ class _NativeStrand(SharedStrand):
     def launch(self, outputs: Sequence[Region], on_host: bool) -> None:
         """Gives every GPU its part."""
         on_host = on_host or bool(self._elsewhere(outputs))
-        with self._together:
-            for share in self.shares:
-                hands_out = on_host and share is self._holding[0]
-                work = self._work(share, self.wanted(share, outputs), hands_out)
-                self.submit(share.gpu, work, share.communicator.check)
+        works = []
+        for share in self.shares:
+            hands_out = on_host and share is self._holding[0]
+            works.append(self._work(share, self.wanted(share, outputs), hands_out))
+        self.submit_together(self._together, works)
         if self._on_host is None:  # else it remains to be handed out
             self.launched()
 

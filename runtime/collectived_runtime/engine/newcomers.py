@@ -24,7 +24,7 @@ class Newcomers:
 
         Also returns the first instance that no local rank has submitted.
         """
-        following = 1 + max(standing.submitted for standing in self._ledger.standings.values())
+        following = 1 + max(standing.rung for standing in self._ledger.standings.values())
         return self._ledger.promise(time.monotonic() + PROMISE_SECONDS), following
 
     def agreed(self, from_instance: int, waiting: int) -> None:

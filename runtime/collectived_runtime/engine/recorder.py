@@ -173,7 +173,7 @@ class Tape:
 
     def failed(self, generation: int, instance: Instance, gist: Gist, verdict: Verdict) -> None:
         """A collective has failed by that verdict."""
-        came = instance.arrivals
+        came = instance.come
         op = instance.model.op if instance.model is not None else ""
         arrived = tuple(arrival.at for arrival in came.values())
         sites = tuple(arrival.prepared.collective.site for arrival in came.values())

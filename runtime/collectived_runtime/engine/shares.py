@@ -1,13 +1,16 @@
-"""What the GPUs of a worker bring to a collective of NCCL: each folds the values of its own ranks, in rank order.
+"""What the GPUs of a worker bring to a collective of NCCL: each folds what its own ranks have, in rank order.
 
 Values that do not lie on their rank's GPU are brought to the host first, and from there to that GPU.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+
+import numpy as np
 
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.cuda.kernels import MOST_SOURCES
@@ -27,21 +30,22 @@ from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.seat import Sources
 from collectived_runtime.engine.strand import Tools, Wait
 from collectived_runtime.engine.stream_order import Finale
+from collectived_runtime.transport.frame import Stamp
 
 
 @dataclass(slots=True)
 class Share:
-    """What one GPU does. `own` are its ranks with their values there, `strays` partial sums that come from the host.
+    """What one GPU does.
 
     Attributes:
         rank: of the communicator.
+        parts: of its ranks, in their order: a value that lies there, or partial sums that come from the host.
     """
 
     gpu: Gpu
     communicator: Communicator
     rank: int
-    own: list[Sequence[Piece]] = field(default_factory=list)
-    strays: list[Array] = field(default_factory=list)
+    parts: list[Sequence[Piece] | Array] = field(default_factory=list)
 
 
 class SharedStrand(DeviceStrand):
@@ -49,7 +53,7 @@ class SharedStrand(DeviceStrand):
 
     Args:
         home: the GPU of a local rank.
-        abort: aborts the communicators, which ends what waits for others; called where the strand is not `over`.
+        abort: aborts the communicators, which ends what waits for others; called where the strand has not ended `well`.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class SharedStrand(DeviceStrand):
         abort: Callable[[], object],
     ) -> None:
         super().__init__(program, strand, tools, finale)
-        self.over = False
+        self.well = False
         self.shares = tuple(shares)
         self._home = home
         self._abort = abort
@@ -83,11 +87,11 @@ class SharedStrand(DeviceStrand):
         for rank, pieces in zip(self.program.sources, ranks, strict=True):
             share, how = by_gpu[self._home(rank)], self.arithmetic
             if all(isinstance(piece.memory, Region) and piece.memory.gpu is share.gpu for piece in pieces):
-                share.own.append(pieces)
+                share.parts.append(pieces)
             elif how is None:
-                share.strays.append((yield from self.moved(share.gpu, pieces)))
+                share.parts.append((yield from self.moved(share.gpu, pieces)))
             else:
-                share.strays.append((yield from self.folded(share.gpu, how, [pieces])))
+                share.parts.append((yield from self.folded(share.gpu, how, [pieces])))
 
     def contributed(self, share: Share) -> tuple[int, Work | None]:
         """Where a GPU has what its ranks contribute, and the work that puts it there; None: it is a rank's own."""
@@ -95,35 +99,34 @@ class SharedStrand(DeviceStrand):
         if lying is not None:
             return lying, None
         total = spare = self.scratch(share.gpu, self.nbytes).address
-        if len(share.strays) + len(_chunks(share.own)) > 1:
+        if len(_runs(share.parts)) > 1:
             spare = self.scratch(share.gpu, self.nbytes).address
         return total, partial(self._fold, share, total, spare)
 
     def _lying(self, share: Share) -> int | None:
         """The address of the partial sums where they need not be made: one rank, one piece, no wider than it is."""
         how = self.arithmetic
-        if share.strays or len(share.own) != 1 or not (how is None or how.direct):
+        if len(share.parts) != 1 or not (how is None or how.direct):
             return None
-        (pieces,) = share.own
-        if len(pieces) != 1 or len(pieces[0].memory) != self.nbytes:
+        (pieces,) = share.parts
+        if isinstance(pieces, np.ndarray) or len(pieces) != 1 or len(pieces[0].memory) != self.nbytes:
             return None
         return address_of(pieces[0].memory)
 
     def _fold(self, share: Share, total: int, spare: int, stream: int) -> None:
-        """total = what the ranks of this GPU contribute: those that lie there first, then the others, in rank order."""
+        """total = what the ranks of this GPU contribute: values of ranks that follow on each other by one kernel."""
         cuda, how = share.gpu.cuda, self.arithmetic
-        steps: list[Callable[[int], None]] = [
-            partial(self._fold_there, share.gpu, chunk, stream=stream) for chunk in _chunks(share.own)
-        ]
-        for stray in share.strays:
-            steps.append(partial(cuda.copy, source=stray.ctypes.data, nbytes=self.nbytes, stream=stream))
-        for number, step in enumerate(steps):
-            step(spare if number else total)
+        for number, run in enumerate(_runs(share.parts)):
+            into = spare if number else total
+            if isinstance(run, np.ndarray):
+                cuda.copy(into, run.ctypes.data, self.nbytes, stream)
+            else:
+                self._fold_there(share.gpu, run, into, stream)
             if number:
                 assert how is not None, "what is moved has one rank that contributes"
                 cuda.fold(fold_of(how), [total, spare], total, len(self.strand.span), stream)
 
-    def _fold_there(self, gpu: Gpu, ranks: Sequence[Sequence[Piece]], into: int, *, stream: int) -> None:
+    def _fold_there(self, gpu: Gpu, ranks: Sequence[Sequence[Piece]], into: int, stream: int) -> None:
         first, size, how = self.strand.span.start, self.row_bytes, self.arithmetic
         for together in zip(*ranks, strict=True):
             addresses = [address_of(piece.memory) for piece in together]
@@ -144,16 +147,22 @@ class SharedStrand(DeviceStrand):
         """Where on this GPU the result is to be."""
         return [self.part(output) for output in outputs if output.gpu is share.gpu]
 
+    def submit_together(self, together: threading.Lock, works: Sequence[Work]) -> None:
+        """Gives every GPU its part under the lock. All memory is there by then: the whole worker waits for the lock."""
+        with together:
+            for share, work in zip(self.shares, works, strict=True):
+                self.submit(share.gpu, work, share.communicator.check)
+
     def scratch(self, gpu: Gpu, size: int) -> Region:
         """Memory of a GPU, until this strand has ended."""
         region = gpu.scratch.take(size)
         self._scratch.append((gpu, region))
         return region
 
-    def stop(self) -> None:
-        if not self.over:
+    def stop(self, stamp: Stamp) -> None:
+        if not self.well:
             self._abort()
-        super().stop()
+        super().stop(stamp)
 
 
 def in_nccl(how: Arithmetic | None, itemsize: int) -> tuple[Elements, Operation]:
@@ -171,6 +180,14 @@ def issue(communicator: Communicator, count: int, size: int, call: Callable[[int
         communicator.issue(partial(call, start * size, length))
 
 
-def _chunks(ranks: list[Sequence[Piece]]) -> list[list[Sequence[Piece]]]:
-    """As many as one kernel takes."""
-    return [ranks[at : at + MOST_SOURCES] for at in range(0, len(ranks), MOST_SOURCES)]
+def _runs(parts: Sequence[Sequence[Piece] | Array]) -> list[list[Sequence[Piece]] | Array]:
+    """Values that follow on each other, as many as one kernel takes, and partial sums by themselves."""
+    found: list[list[Sequence[Piece]] | Array] = []
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            found.append(part)
+        elif found and isinstance(found[-1], list) and len(found[-1]) < MOST_SOURCES:
+            found[-1].append(part)
+        else:
+            found.append([part])
+    return found

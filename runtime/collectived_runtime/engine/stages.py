@@ -44,7 +44,7 @@ class Stages:
     """Of one generation.
 
     Args:
-        disputed: told of an instance whose announcement is not what was agreed here.
+        disputed: disputes an instance whose announcement is not what was agreed here.
         judge: as of `execute`.
 
     Attributes:
@@ -58,6 +58,8 @@ class Stages:
         self._number = number
         self._disputed = disputed
         self._judge = judge
+        self._ranks = ranks_here(shop.topology)  # of a communicator of all GPUs of the group,
+        self._inside = ranks_inside(shop.topology)  # and of one of this worker's alone
         self._order: Order | None = None  # of the instance that NCCL carries out
         self._kept = (shop.topology.group.key, number)  # by which the communicators are kept,
         self._kept_inside = (*self._kept, "inside")  # and those of this worker alone
@@ -88,7 +90,6 @@ class Stages:
             agrees = model is None or preliminary.agrees(model, told, contract)
             instance.described(told, contract)
             if not agrees or chain != self._next(instance):  # or we have agreed on other things before
-                instance.disputed = True
                 self._disputed(instance)
 
         def start(_: Strand, links: dict[int, Link]) -> Iterator[Wait]:
@@ -152,7 +153,7 @@ class Stages:
 
     def preceded(self, program: Program) -> bool:
         """Whether an `agreement` comes before it here."""
-        return bool(program.native) or (program.inside and len(ranks_here(self._shop.topology)) > 1)
+        return bool(program.native) or (program.inside and len(self._ranks) > 1)
 
     def agreement(self, instance: Instance, program: Program, then: Callable[[], None]) -> Running:
         """Before what NCCL carries out: all have come with the same contract, and it is its turn on this worker.
@@ -164,7 +165,7 @@ class Stages:
         strand = replace(preliminary.announcement(topology, 0), peers=asked)
 
         def start(_: Strand, links: dict[int, Link]) -> Iterator[Wait]:
-            return patiently(self._agree(instance, program, links), self._shop.tools.wake)
+            return patiently(self._agree(instance, program, links), self._shop.tools.alarms)
 
         def agreed() -> None:
             instance.agreed = True
@@ -179,7 +180,7 @@ class Stages:
         stamp = frames.Stamp(group, self._number, instance.number, 0, 0, bytes(8), self._next(instance))
         talk = Talk(len(topology.peers), topology.place, links, stamp, self._judge, shop.tools.wake)
         key = Key(group, self._number, instance.number)
-        inside = ranks_inside(topology)
+        inside = self._inside
         if program.inside and len(inside) > 1 and engine.communicators.get(self._kept_inside) is None:
             alone = replace(talk, places=1, place=0, links={})
             made = yield from meet(alone, key, engine.turnstile, engine.communicators, len(inside), inside)
@@ -187,8 +188,8 @@ class Stages:
         if not program.native:
             return
         if engine.communicators.get(self._kept) is None:
-            ranks = ranks_here(topology)
-            made = yield from meet(talk, key, engine.turnstile, engine.communicators, len(topology.gpus), ranks)
+            size, ranks = len(topology.gpus), self._ranks
+            made = yield from meet(talk, key, engine.turnstile, engine.communicators, size, ranks)
             engine.communicators.keep(self._kept, made)
         self.release()  # whatever became of the one before: a ticket that is kept holds up all that come later
         order = self._order = Order(key._replace(step=1), program.native, engine.turnstile, shop.tools.wake)
@@ -217,9 +218,8 @@ class Stages:
         other = strands.run if outputs is None else partial(device_strand.run, outputs, finale)
         if engine is None:
             return other
-        topology = self._shop.topology
-        whole = self._meeting(engine, self._kept, ranks_here(topology))
-        inside = self._meeting(engine, self._kept_inside, ranks_inside(topology))
+        whole = self._meeting(engine, self._kept, self._ranks)
+        inside = self._meeting(engine, self._kept_inside, self._inside)
 
         def carry(program: Program, strand: Strand, *rest: Any) -> Iterator[Wait]:
             if strand.algorithm == NCCL:
@@ -229,7 +229,7 @@ class Stages:
                 carried = two_levels.run(inside, outputs, finale, program, strand, *rest)
             else:
                 return other(program, strand, *rest)
-            return patiently(carried, self._shop.tools.wake)
+            return patiently(carried, self._shop.tools.alarms)
 
         return carry
 

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectived_runtime.device.arithmetic import STRETCH_BYTES, Arithmetic
+from collectived_runtime.engine.alarms import Alarms
 from collectived_runtime.engine.counters import Counters
 from collectived_runtime.engine.crew import PIECE_BYTES, SPREAD_BYTES, Help
 from collectived_runtime.engine.cutting import Cut, Window, one_run
 from collectived_runtime.engine.execute import AGAIN, Buffers, Judge, execute
 from collectived_runtime.engine.ledger import Mark
+from collectived_runtime.engine.lingering import Lingering
 from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.recorder import FOLD, MOST_MOVES
 from collectived_runtime.engine.results import Workspace
@@ -46,13 +48,16 @@ class Tools:
 
     Attributes:
         workspace: scratch memory. help: with folding what is large. counters: are told how much is folded and copied.
-        wake: wakes the lane, from any thread.
+        wake: wakes the lane, from any thread. lingering: what GPUs are still at for strands that were stopped.
+        alarms: wake the lane when a time has come.
     """
 
     workspace: Workspace
     help: Help
     counters: Counters
     wake: Callable[[], object]
+    lingering: Lingering
+    alarms: Alarms = field(default_factory=Alarms)
 
 
 def run(

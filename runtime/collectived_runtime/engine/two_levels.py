@@ -7,7 +7,7 @@ and NCCL broadcasts it to the others that want it. Other workers need not do it 
 No other worker waits for a kernel of this one, so no ticket is needed: it is enough that all GPUs of this worker are
 given their parts together.
 
-A generator like `strand.run`: closing it returns when the GPUs neither read nor write for it any more.
+A generator like `strand.run`, but closing it does not wait for GPUs: what they are at lingers.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ def run(
         yield from execute(strand.plan, buffers, links, stamp, judge, marks)
         if buffers.output is not None:
             yield from one.spread(buffers.part(Buffer.OUTPUT, strand.span), outputs)
-        one.over = True
+        one.well = True
     except CudaError as error:
         if out_of_memory(error):
             raise Exhausted(f"on a GPU of this worker: {error}") from error
         raise
     finally:
-        one.stop()
+        one.stop(stamp)
 
 
 class _TwoLevels(SharedStrand):
@@ -94,9 +94,7 @@ class _TwoLevels(SharedStrand):
         assert how is not None, "an all-reduce folds"
         output, windows = self.room(gpu, outputs, result)
         total = self.host(gpu, self.nbytes)
-        with self._together:
-            for share in self.shares:
-                self.submit(share.gpu, self._reduction(share, total), share.communicator.check)
+        self.submit_together(self._together, [self._reduction(share, total) for share in self.shares])
         yield from self.all_done()
         partials = how.partials(total, len(self.strand.span))
         return Buffers(partials, partials, output, how.fold, how.finish, how.finish_here, windows)
@@ -131,10 +129,8 @@ class _TwoLevels(SharedStrand):
             if output.gpu not in gpus:
                 self.send(result, self.part(output))
         if any(self.wanted(share, outputs) for share in others):
-            with self._together:
-                for share in self.shares:
-                    work = self._broadcast(share, self.wanted(share, outputs), result)
-                    self.submit(share.gpu, work, share.communicator.check)
+            works = [self._broadcast(share, self.wanted(share, outputs), result) for share in self.shares]
+            self.submit_together(self._together, works)
         else:
             for target in self.wanted(first, outputs):
                 self.send(result, target)
@@ -144,11 +140,10 @@ class _TwoLevels(SharedStrand):
     def _broadcast(self, share: Share, wanted: Sequence[Region], result: Array) -> Work:
         nbytes, communicator, cuda = self.result_bytes, share.communicator, share.gpu.cuda
         at = wanted[0].address if wanted else self.scratch(share.gpu, nbytes).address
-        source = result.ctypes.data
 
         def work(stream: int) -> None:
             if share.rank == FIRST:
-                cuda.copy(at, source, nbytes, stream)
+                cuda.copy(at, result.ctypes.data, nbytes, stream)
 
             def call(offset: int, count: int, handle: int) -> None:
                 communicator.nccl.broadcast(at + offset, at + offset, count, DataType.UINT8, FIRST, handle, stream)

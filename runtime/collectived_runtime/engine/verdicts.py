@@ -15,6 +15,7 @@ from collectived_proto.wording import (
     members_text,
     native_text,
     not_come,
+    not_written,
     seconds,
     subject,
 )
@@ -111,7 +112,10 @@ def _expired(
 ) -> str:
     """Nothing is known here but of the ranks of this worker."""
     here = {position.rank: position.site or position.last_site for position in report.ranks if position.arrived}
-    named = [not_come(members[rank], told[rank]) for rank in absent]
+    named = [
+        not_written(members[rank], told[rank]) if told[rank].contract else not_come(members[rank], told[rank])
+        for rank in absent
+    ]
     return expired_text(what, report.timeout_seconds, named or ["all ranks of this worker have come"], here)
 
 

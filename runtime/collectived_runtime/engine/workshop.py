@@ -13,6 +13,7 @@ from collectived_runtime.engine import preliminary
 from collectived_runtime.engine.bells import Bells
 from collectived_runtime.engine.counters import Counters
 from collectived_runtime.engine.crew import Crew
+from collectived_runtime.engine.events import Events
 from collectived_runtime.engine.ledger import Instance
 from collectived_runtime.engine.links import Exchange
 from collectived_runtime.engine.minute import Minute
@@ -62,6 +63,7 @@ class Workshop:
     tools: Tools
     tape: Tape
     order: StreamOrder
+    events: Events
     programs: dict[Any, Program] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # what users should know; said once in the log, and in status
     minute: Minute = field(default_factory=lambda: Minute(time.monotonic()))

@@ -160,7 +160,7 @@ def _in_flight(instance: Instance, ledger: Ledger, running: Running | None, now:
         op=str(instance.collective.operation),
         site=instance.collective.site,
         seconds=now - instance.first.at,
-        arrived=sorted(instance.arrivals),
+        arrived=sorted(instance.come),
         missing=missing,
         bytes=sum(pack.count * pack.dtype.itemsize for pack in instance.first.prepared.layout.packs),
         state="running" if here else "arriving" if missing or instance.disputed else "queued",

@@ -135,7 +135,7 @@ def _under_way(lane: Lane, told: _Told) -> Iterator[_Encode]:
 def _running(
     lane: int, generation: int, instance: Instance, gist: Gist, missing: list[int], waits_for: tuple[int, ...]
 ) -> _Encode:
-    came = list(instance.arrivals.items())
+    came = list(instance.come.items())
     marks = list(instance.marks)
     started = instance.started_at
 

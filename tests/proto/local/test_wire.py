@@ -106,6 +106,7 @@ def test_random_bytes_are_read_or_refused_and_nothing_else(data: bytes) -> None:
         wire.parse_done,
         wire.parse_launched,
         wire.parse_failed,
+        wire.parse_freed,
         wire.parse_arena,
         wire.parse_event,
         wire.parse_lent,
@@ -160,7 +161,11 @@ def test_what_is_no_hello_is_refused(data: bytes) -> None:
 def test_other_messages_survive_the_trip() -> None:
     assert wire.parse_hello(wire.hello(b"t" * 16, Versions(2, 4))) == (b"t" * 16, Versions(2, 4))
     assert wire.parse_release(wire.release((1, 2**63))) == (1, 2**63)
-    assert wire.parse_failed(wire.failed(-1, b"verdict")) == (-1, b"verdict")
+    for in_use in (False, True):
+        failed = wire.failed(-1, b"verdict", in_use)
+        assert wire.parse_failed(failed) == (-1, b"verdict") and wire.in_use(failed) == in_use
+        assert wire.in_use(wire.bare(wire.Kind.PONG, "so it is" if in_use else "")) == in_use
+    assert wire.parse_freed(wire.freed(1 << 63, 5)) == (1 << 63, 5)
     assert wire.parse_arena(wire.arena(wire.Kind.ARENA_ASK, 7, 2**40)) == (7, 2**40)
     assert wire.parse_refused(wire.refused(8, "too much ✓")) == (8, "too much ✓")
     assert wire.text_of(wire.bare(wire.Kind.ABORT, "loss is NaN")) == "loss is NaN"

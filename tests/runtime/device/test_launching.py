@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,7 +63,8 @@ def test_work_that_is_under_way_is_not_done(cuda: FakeCuda, launching: Launching
     begun, told = threading.Event(), threading.Event()
     launch = launching.submit(lambda stream: begun.set(), told.set)
     assert begun.wait(20)
-    assert not launch.done and not launch.stop(0.02)
+    launch.stop()
+    assert not launch.done and not launch.wait(0.02)
     gate.open()
     assert told.wait(20) and launch.done
 
@@ -100,7 +103,8 @@ def test_what_has_not_begun_never_does_once_it_is_unwanted(cuda: FakeCuda, launc
     cuda.record(event, stream)
     begun = threading.Event()
     waiting = launching.submit(lambda stream: begun.set(), lambda: None, (event,))
-    assert waiting.stop(20)
+    waiting.stop()
+    assert waiting.wait(20)
     assert not begun.is_set()
 
 
@@ -135,6 +139,31 @@ def test_what_will_not_come_to_its_end_is_told_while_it_is_under_way(launching: 
     told = threading.Event()
     launch = launching.submit(lambda stream: None, told.set, check=check)
     assert told.wait(20) and launch.done and isinstance(launch.failed, ConnectionError)
-    assert not launch.stop(0.02), "the device is still at it"
+    assert not launch.wait(0.02), "the device is still at it"
     gate.open()
-    assert launch.stop(20) and isinstance(launch.failed, ConnectionError)
+    assert launch.wait(20) and isinstance(launch.failed, ConnectionError)
+
+
+def test_what_is_under_way_keeps_what_it_works_on_though_nobody_wants_it(
+    cuda: FakeCuda, launching: Launching, gate: Gate
+) -> None:
+    class Memory:
+        pass
+
+    memory = Memory()
+    kept, begun = weakref.ref(memory), threading.Event()
+    gate.close()
+
+    def work(_: int, memory: Memory = memory) -> None:
+        begun.set()
+
+    launch = launching.submit(work, lambda: None)
+    del work, memory
+    assert begun.wait(20)
+    launch.stop()
+    gc.collect()
+    assert kept() is not None
+    gate.open()
+    assert launch.wait(20)
+    gc.collect()
+    assert kept() is None

@@ -110,6 +110,8 @@ class Rank:
         self.posted = wire.POST
         self.waiting = 0  # who wait to join, as told
         self.launched: list[wire.Launched] = []
+        self.in_use = False  # its memory, as the last failure said
+        self.freed: list[tuple[int, int]] = []
 
     def submit(
         self,
@@ -161,6 +163,8 @@ class Rank:
                 self.waiting = wire.parse_waiting(data)
             elif kind is wire.Kind.LAUNCHED:
                 self.launched.append(wire.parse_launched(data))
+            elif kind is wire.Kind.FREED:
+                self.freed.append(wire.parse_freed(data))
             elif kind is wire.Kind.WITHDRAWN:
                 os.close(self.world.arenas.pop(wire.parse_arena(data)[0]))
             elif kind is wire.Kind.DONE:
@@ -168,6 +172,7 @@ class Rank:
             else:
                 assert kind is wire.Kind.FAILED, kind
                 instance, raw = wire.parse_failed(data)
+                self.in_use = wire.in_use(data)
                 return instance, verdict_from_proto(common_pb2.Verdict.FromString(raw))
 
     def done(self) -> wire.Done:
@@ -179,6 +184,19 @@ class Rank:
         heard = self.hear()
         assert not isinstance(heard, wire.Done), heard
         return heard
+
+    def pong(self) -> bool:
+        """Whether it says that memory is in use."""
+        return wire.in_use(self._next(wire.Kind.PONG))
+
+    def hear_freed(self) -> tuple[int, int]:
+        return wire.parse_freed(self._next(wire.Kind.FREED))
+
+    def _next(self, kind: wire.Kind) -> bytes:
+        assert select.select([self.bell], [], [], 10.0)[0], f"rank {self.rank} did not hear {kind.name}"
+        data = self.bell.recv(wire.MAX_MESSAGE)
+        assert wire.kind_of(data) is kind
+        return data
 
     def result(self, done: wire.Done, dtype: Any = np.float32, count: int = 4) -> NDArray[Any]:
         lane = self.world.lane_of(self.rank)

@@ -205,6 +205,15 @@ def test_several_leaves_lie_side_by_side_in_the_result(
         assert (got == [10 * total] * 20 + [total] * 10).all()  # a pack begins with the last leaf
 
 
+@pytest.mark.parametrize("places", [(-1, -1, -1), (0, 0, 0), (0, 1, 0), (0, -1, 0), (-1, 0, 1)], ids=str)
+def test_the_lower_rank_is_left_wherever_the_ranks_are(party: Make, places: tuple[int, ...]) -> None:
+    ranks = party((3,), places)
+    for rank, value in enumerate((1e8, 1.0, -1e8)):  # 1 is lost in 1e8, and found where 1e8 is taken from itself first
+        ranks.submit(rank, [np.full(10, value, np.float32)], AllReduce(ReduceOp.SUM))
+    for rank in range(3):
+        assert (ranks.result(rank, np.float32, 10, ranks.world.ranks[rank].done()) == 0).all()
+
+
 @pytest.mark.parametrize(("gpus", "pieces"), [((0, 1, 0), 3), ((0, 0, 0), 1)], ids=["two GPUs", "one GPU"])
 def test_what_passes_between_gpus_of_one_worker_passes_in_pieces(
     world: Callable[..., Any], gpus: tuple[int, ...], pieces: int
@@ -281,6 +290,65 @@ def test_a_deadline_ends_what_a_gpu_holds_up_and_the_device_is_usable_afterwards
     for rank in range(2):
         assert (ranks.result(rank, np.float32, 100, ranks.world.ranks[rank].done()) == 1).all()
     assert not ranks.lost
+
+
+@pytest.mark.parametrize(("hosts", "places"), [((2,), (0, 0)), ((3,), (0, 1, 0)), ((1, 1), (0, 0))], ids=str)
+def test_a_verdict_is_told_while_gpus_hang_and_their_memory_is_free_when_they_go_on(
+    party: Make, hold: Path, hosts: tuple[int, ...], places: tuple[int, ...]
+) -> None:
+    ranks = party(hosts, places)
+    size, value = len(places), np.ones(600_000, np.float16)  # which is widened: with scratch memory
+    for rank in range(size):
+        ranks.submit(rank, [value], AllReduce(ReduceOp.SUM))
+    for rank in range(size):
+        ranks.world.ranks[rank].done()
+    idle = [(len(gpu.pinned._free), len(gpu.scratch._free)) for gpu in ranks.gpus]
+    hold.touch()
+    for rank in range(size):
+        ranks.submit(rank, [value], AllReduce(ReduceOp.SUM))
+    wait_for(lambda: all(any(stream for stream in cuda._streams.values()) for cuda in ranks.cudas))
+    ranks.world.rule(ranks.world.verdict(Code.DEADLINE_EXCEEDED, 1))
+    for one in ranks.world.ranks:
+        assert one.failed()[1].code == Code.DEADLINE_EXCEEDED
+        assert one.in_use and not one.freed
+        one.bell.send(wire.bare(wire.Kind.PING))
+        assert one.pong(), "whoever asks hears that its memory is in use"
+    hold.unlink()
+    for one in ranks.world.ranks:
+        assert one.hear_freed() == (100, 1)
+        one.bell.send(wire.bare(wire.Kind.PING))
+        assert not one.pong()
+    wait_for(lambda: [(len(gpu.pinned._free), len(gpu.scratch._free)) for gpu in ranks.gpus] == idle)
+    assert not ranks.lost
+
+
+def test_who_aborts_hears_that_its_memory_is_in_use_before_anybody_has_decided(party: Make, hold: Path) -> None:
+    ranks = party((2,), (0, 0))
+    one = ranks.world.ranks[0]
+    hold.touch()
+    for rank in range(2):
+        ranks.submit(rank, [np.ones(10)], AllReduce(ReduceOp.SUM))
+    wait_for(lambda: any(ranks.cudas[0]._streams.values()))
+    one.bell.send(wire.bare(wire.Kind.ABORT, "enough"))
+    one.bell.send(wire.bare(wire.Kind.PING))
+    assert one.pong()
+    hold.unlink()
+    assert one.hear_freed() == (100, 0)
+
+
+def test_a_gpu_that_does_not_end_what_nobody_wants_is_given_up(
+    party: Make, hold: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = party((2,), (0, 0))
+    monkeypatch.setattr(ranks.gpus[0]._opening, "_within", 0.05)
+    hold.touch()
+    for rank in range(2):
+        ranks.submit(rank, [np.ones(10)], AllReduce(ReduceOp.SUM))
+    wait_for(lambda: any(ranks.cudas[0]._streams.values()))
+    ranks.world.rule(ranks.world.verdict(Code.DEADLINE_EXCEEDED))
+    assert [one.failed()[0] for one in ranks.world.ranks] == [0, 0]
+    wait_for(lambda: ranks.lost)
+    assert "a copy or fold has not ended within 0.05 s" in ranks.lost[0]
 
 
 def test_a_gpu_that_fails_is_given_up_and_its_ranks_hear_of_it(party: Make, tmp_path: Path) -> None:

@@ -108,3 +108,41 @@ def test_what_waits_is_told_after_a_while_and_again_after_twice_the_time() -> No
         assert ledger.due(now) == []
         told.append(now - 10.0)
     assert told == [1.0, 2.0, 4.0, 8.0, 16.0]
+
+
+def ring(ledger: Ledger, rank: int, number: int, *, ready: bool, contract: bytes = b"same", now: float = 0.0) -> bool:
+    """Whether it agrees with those before it."""
+    prepared = Prepared(Collective(SUM, "*", (), site=f"train.py:{number}"), contract, EMPTY, "sum")
+    return ledger.arrive(rank, number, Arrival(prepared, None, now, ready), 5.0)
+
+
+def test_a_rank_whose_value_is_being_written_is_known_and_has_not_arrived() -> None:
+    ledger = Ledger(7, 100, [0, 1], 1.0, 0.0)
+    assert ring(ledger, 0, 0, ready=False) and ring(ledger, 1, 0, ready=True, now=1.0)
+    assert ledger.startable() is None and ledger.missing(ledger.instances[0]) == [0]
+    waiting, there = ledger.positions(0, 2.0)
+    assert (waiting.arrived, waiting.submitted, waiting.contract) == (False, -1, b"same")
+    assert (there.arrived, there.submitted, there.contract) == (True, 0, b"same")
+    assert ledger.wakeup() == 1.0, "it may stall"
+    ledger.written(0, 0, 3.0)
+    instance = ledger.startable()
+    assert instance is not None and (instance.first.at, instance.last.at) == (1.0, 3.0)
+    assert ledger.positions(0, 3.0)[0].arrived
+
+
+def test_a_rank_has_arrived_at_what_follows_when_all_before_it_is_there() -> None:
+    ledger = Ledger(7, 100, [0], 1.0, 0.0)
+    for number, ready in enumerate((True, False, True, False, True)):
+        ring(ledger, 0, number, ready=ready)
+    standing = ledger.standings[0]
+    assert (standing.rung, standing.submitted, standing.site) == (4, 0, "train.py:0")
+    ledger.written(0, 3, 1.0)
+    assert standing.submitted == 0
+    ledger.written(0, 1, 1.0)
+    assert (standing.submitted, standing.site) == (4, "train.py:4")
+
+
+def test_who_differs_is_found_while_its_value_is_being_written() -> None:
+    ledger = Ledger(7, 100, [0, 1], 1.0, 0.0)
+    assert ring(ledger, 0, 0, ready=True)
+    assert not ring(ledger, 1, 0, ready=False, contract=b"other")

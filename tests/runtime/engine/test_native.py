@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from collectived_runtime.device.gpus import Gpu, chosen
 from collectived_runtime.device.nccl.communicators import Communicators
 from collectived_runtime.device.nccl.interface import NcclError, NcclRemoteError
 from collectived_runtime.engine import flood, native, reports
+from collectived_runtime.engine.alarms import Alarms
 from collectived_runtime.engine.native import Engine, Order, averages, patiently
 from collectived_runtime.engine.tickets import Key, Turnstile
 from collectived_runtime.transport.link import Link, LinkBroken
@@ -160,6 +163,12 @@ def test_all_ranks_receive_what_numpy_finds(
     for got in there.group(hosts, places).all_reduce(values, op):
         assert (got == expected.astype(got.dtype)).all()
     assert there.calls and not there.lost and there.died.empty()
+
+
+def test_the_lower_rank_of_a_gpu_is_left_where_its_value_comes_from_the_host(cluster: Make) -> None:
+    values = [np.full(10, value, np.float32) for value in (1e8, 1.0, -1e8, 0.0)]
+    for got in cluster(2).group((3, 1), (0, -1, 0, 0)).all_reduce(values):
+        assert (got == 0).all()
 
 
 def test_communicators_stay_warm_from_one_collective_to_the_next(cluster: Make) -> None:
@@ -542,12 +551,16 @@ def failing(error: NcclError) -> Iterator[Any]:
 
 
 def test_that_a_rank_is_gone_is_said_after_those_who_know_which_and_all_else_at_once() -> None:
-    woken = threading.Event()
-    patient = patiently(failing(NcclRemoteError(6, "all_reduce")), woken.set)
+    alarms, threads = Alarms(), threading.active_count()
+    patient = patiently(failing(NcclRemoteError(6, "all_reduce")), alarms)
     ((grace, _),) = next(patient)
     assert not isinstance(grace, Link) and not grace.done
-    assert woken.wait(10) and grace.done
+    assert threading.active_count() == threads, "none per strand that failed"
+    wait_for(lambda: time.monotonic() >= alarms.wakeup)
+    assert grace.done
+    alarms.due(time.monotonic())
+    assert alarms.wakeup == math.inf
     with pytest.raises(NcclRemoteError):
         next(patient)
     with pytest.raises(NcclError):
-        next(patiently(failing(NcclError(3, "all_reduce")), woken.set))
+        next(patiently(failing(NcclError(3, "all_reduce")), alarms))
