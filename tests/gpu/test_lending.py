@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ from collectived.gpu import driver
 
 LENT = "fake-lent"
 MOST = 3  # as the worker is told
+STREAM = 7
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +249,40 @@ def test_what_the_worker_has_not_opened_within_a_second_is_copied(
             one.result(20)
         group.leave()
     worker.until(lambda: not worker.files(LENT))
+
+
+def test_what_a_failed_call_still_copies_into_its_staging_does_not_reach_the_next_one(
+    worker: Cluster, cuda: FakeClientCuda, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = threading.local()
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: current.stream)
+
+    def body(session: cd.Session, group: cd.Group) -> None:
+        current.stream = stream = types.SimpleNamespace(ptr=0)
+        late = group.rank == 2
+
+        def summed(value: float, size: int = 100) -> cd.Work:
+            return group.all_reduce("sum", cupy.ndarray(np.full(size, value)), async_op=True)
+
+        assert (summed(1.0).result(20).host == 3).all()
+        if late:
+            stream.ptr = STREAM
+            cuda.held.add(STREAM)
+        with pytest.raises(cd.errors.InvalidArgumentError):
+            summed(9.0, 101 if group.rank == 1 else 100).result(20)
+        stream.ptr = 0
+        if late:
+            worker.hold.touch()
+        all_three.wait(20)
+        work = summed(3.0)
+        if late:
+            cuda.let_go()
+            worker.until(lambda: not cuda.under_way(STREAM))  # the copy of the failed call
+            worker.hold.unlink()
+        assert (work.result(20).host == 9).all()
+
+    all_three = threading.Barrier(3)
+    worker.run(3, body, device="GPU:0")
 
 
 def test_elements_that_are_not_aligned_are_copied(worker: Cluster, cuda: FakeClientCuda, cupy: FakeCupy) -> None:

@@ -33,13 +33,13 @@ def test_gpus_are_numbered_by_place_and_index() -> None:
     assert found.gpus == ((0, 0), (0, 1), (1, 0)) and found.homes == (1, 0, 0, 1)
     assert [found.number_of(rank) for rank in range(4)] == [1, 2, 0, 1]
     assert [found.place_of(rank) for rank in range(4)] == [0, 1, 0, 0]
-    assert found.on_gpus and not found.without_nccl
+    assert found.on_gpus and not found.why_no_nccl
 
 
 def test_a_rank_that_is_on_no_gpu_is_named() -> None:
     found = topology((0, "GPU:0"), (0, "CPU:3"))
     assert found.homes == (0, -1) and found.on_gpus
-    assert "rank 1 is on" in found.without_nccl and "CPU:3" in found.without_nccl
+    assert "rank 1 is on" in found.why_no_nccl and "CPU:3" in found.why_no_nccl
 
 
 @pytest.fixture
