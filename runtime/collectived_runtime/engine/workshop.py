@@ -46,6 +46,7 @@ class Surroundings:
     recorder: Recorder = field(default_factory=Recorder)
     refusals: Refusals = field(default_factory=Refusals)
     native: Engine | None = None  # where this worker has GPUs and NCCL
+    connected: Callable[[], bool] = lambda: True  # whether the coordinator can be reached; from any thread
 
 
 @dataclass(slots=True)

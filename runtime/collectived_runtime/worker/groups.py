@@ -371,19 +371,17 @@ class Groups:
             del self._turned_away[group.key, group.generation]  # nobody is left who might get a lane
 
     def _refuse(self, rank: int, join: _Join | None, name: str, error: Exception) -> str:
-        """Tells a rank that it cannot have its place, as a rule because the system has no room for it; returns why, for
-        the others."""
-        code, why = Code.INTERNAL, f"a defect of collectived: {type(error).__name__}: {error}"
+        """Tells a rank that it cannot have its place; returns why, for the others."""
+        code, why, advice = Code.INTERNAL, f"a defect of collectived: {type(error).__name__}: {error}", ""
         if isinstance(error, NO_ROOM):
             code, why = Code.RESOURCE_EXHAUSTED, f"its worker has no room for it: {error}"
+            advice = "; leave groups that are not needed, or raise the worker's limits of open files and threads"
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
             self._refusals.limit(Limit.DESCRIPTORS)
         text = f"rank {rank} of group {name!r} is refused: {why}"
         log.warning("%s", text, exc_info=error if code is Code.INTERNAL else None)
         if join is not None:
-            if code is Code.RESOURCE_EXHAUSTED:
-                text += "; leave groups that are not needed, or raise the worker's limits of open files and threads"
-            join.answers.put_nowait(pb.JoinRefused(code=code, message=text))
+            join.answers.put_nowait(pb.JoinRefused(code=code, message=text + advice))
         return why
 
     def _read(self, formed: bytes) -> pb.Formed:
@@ -460,6 +458,7 @@ class Groups:
             self.recorder,
             self._refusals,
             self._native,
+            self._connected,
         )
 
     def _report(self, report: Report) -> None:
