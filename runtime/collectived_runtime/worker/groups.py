@@ -45,7 +45,7 @@ from collectived_runtime.engine.results import Budget
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.engine.topology import Topology
 from collectived_runtime.guests.rules import Reserved, may_have
-from collectived_runtime.limits.descriptors import room
+from collectived_runtime.limits.descriptors import any_room
 from collectived_runtime.limits.most import Most
 from collectived_runtime.limits.refusals import Limit, Refusals, too_many
 from collectived_runtime.transport.reception import TOKEN_SECONDS, Reception
@@ -157,12 +157,7 @@ class Groups:
             self._refusals.limit(Limit.GROUPS)
             what = f"this worker has ranks of {len(names)} groups"
             raise ResourceExhaustedError(too_many(what, most.groups, "max_groups", "leave some"))
-        try:
-            latest = os.eventfd(0)
-            os.close(latest)
-        except OSError:  # there is not even one
-            latest = most.descriptors
-        if not room(most.descriptors, latest):
+        if not any_room(most.descriptors):
             self._refusals.limit(Limit.DESCRIPTORS)
             what = "this worker has nearly no descriptors left"
             raise ResourceExhaustedError(
