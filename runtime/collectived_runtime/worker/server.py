@@ -30,13 +30,12 @@ from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2_grpc
 from collectived_runtime import clocks
 from collectived_runtime.admission import Admission, check_exposed
+from collectived_runtime.cannot_start import CannotStart
 from collectived_runtime.certificates import Certificates, certificates
 from collectived_runtime.credentials import gate
 from collectived_runtime.daemon import (
-    CannotStart,
     bind,
     drained,
-    open_to_folder,
     ready,
     remove_sockets,
     server_options,
@@ -47,6 +46,7 @@ from collectived_runtime.device.nccl.choose import choose
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.guests.callers import Caller, Callers
+from collectived_runtime.guests.folders import open_to_folder
 from collectived_runtime.guests.peers import guests
 from collectived_runtime.guests.porter import Porter
 from collectived_runtime.guests.rules import Reserved, offered, resolved
