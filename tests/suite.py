@@ -7,7 +7,8 @@ that needs it often has a defect, or shows one. More than FEW failures are no ma
 again.
 
 Most of the time goes into starting processes, many hundreds of them. So Python may keep what it has compiled, whatever
-the shell says of PYTHONDONTWRITEBYTECODE: else each of them compiles the whole project once more.
+the shell says of PYTHONDONTWRITEBYTECODE: else each of them compiles the whole project once more. And NumPy's OpenBLAS
+starts no threads, which spin for tens of milliseconds, in every process, before they find that nobody multiplies.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def verdict(alone: Sequence[str], status: int) -> str:
 
 def surroundings(shell: Mapping[str, str]) -> Mapping[str, str]:
     """The environment of the tests, of that of the shell."""
-    return {name: value for name, value in shell.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    kept = {name: value for name, value in shell.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {"OPENBLAS_NUM_THREADS": "1", **kept}
 
 
 def main(options: Sequence[str]) -> int:

@@ -8,7 +8,11 @@
 run by `collectived launch --clients 2 -- python prog.py`.
 """
 
-from collectived import contrib, distribute, errors, integrations, testing
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from collectived import contrib, distribute, errors, integrations
 from collectived.contrib.distribute import MultiWorkerAllReduce
 from collectived.cross_device.values import Mirrored, PerReplica
 from collectived.distribute import (
@@ -27,6 +31,17 @@ from collectived.values.indexed_slices import IndexedSlices
 from collectived.work import Work, wait
 from collectived_proto.options import CollectiveHints, CommunicationOptions
 from collectived_proto.types import RELEASE, CommunicationImplementation, Member, ReduceOp
+
+if TYPE_CHECKING:
+    from collectived import testing
+else:
+
+    def __getattr__(name: str) -> ModuleType:
+        """`testing`, once somebody asks for it: what starts daemons takes a tenth of what all else takes to import."""
+        if name == "testing":
+            return import_module("collectived.testing")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 CollectiveCommunication = CommunicationImplementation
 __version__ = RELEASE

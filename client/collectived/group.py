@@ -343,6 +343,8 @@ class Group(Collectives):
                 _stage(call, deadline)
         if call.staging is not None:
             addresses = call.staging.address
+        if call.marks:
+            call.reserve(_patience(deadline))
         remaining = 0.0
         if deadline is not None:
             call.timeout = timeout

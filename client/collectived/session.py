@@ -342,7 +342,7 @@ class Session:
         self._unusable = f"the session with {self.worker} is the parent's; connect again in the child itself"
         for group in self._held:
             group._after_fork()
-        self._transport.close()
+        self._transport.sever()
 
 
 def _task(worker: str) -> int:

@@ -60,7 +60,10 @@ class Transport(Protocol):
         """The session is being closed: who waits for the worker gets a CancelledError."""
 
     def close(self) -> None:
-        """Lets go of everything; takes no locks, for forked children do it too."""
+        """Lets go of everything."""
+
+    def sever(self) -> None:
+        """In a forked child: lets go of what is its own. Takes no locks, which threads of the parent's may hold."""
 
 
 class SharedMemory:
@@ -118,6 +121,10 @@ class SharedMemory:
         while self._on_gpus:
             self._on_gpus.popitem()[1].forget()
 
+    def sever(self) -> None:
+        self.socket.close()
+        self.memory.forget()  # not that on GPUs, which only the parent may speak to
+
 
 class Grpc:
     """A worker of any host. The session lasts as long as the stream that opened it."""
@@ -146,6 +153,9 @@ class Grpc:
         """Nobody waits here but for RPCs."""
 
     def close(self) -> None:
+        self.memory.forget()
+
+    def sever(self) -> None:
         self.memory.forget()
 
 

@@ -171,6 +171,7 @@ class Work:
             self._value = self._take()
             self._valued = True
             self._route.standing.taken(self._calls[-1])
+        self._call.reach_out()
         return self._value
 
     def _take(self) -> Any:
@@ -210,6 +211,7 @@ class Work:
             with self._lock:
                 if not self._valued:
                     self._call.fill_out()
+                self._call.reach_out()
 
     def _failure(self) -> CollectiveError | None:
         verdict = self._verdict

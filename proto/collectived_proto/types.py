@@ -476,6 +476,7 @@ class ReportKind(enum.IntEnum):
     OVERDUE = 10
     UNANSWERED = 11
     UNCLAIMED = 12
+    NATIVE = 13
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,20 @@ def expired_text(what: str, timeout_seconds: float, absent: Sequence[str], sites
     )
 
 
+def native_text(what: str, reports: Sequence[tuple[str, Sequence[Member], str]], lost: Sequence[Member]) -> str:
+    """The text of a failure of NCCL, which does not say who is at fault.
+
+    Args:
+        reports: a worker, its ranks and what NCCL said there; who said it first comes first.
+        lost: who is known to be.
+    """
+    places = [f"on {worker}, of {members_text(members)}, {said}" for worker, members, said in reports[:NAMED]]
+    if len(reports) > NAMED:
+        places.append(f"NCCL failed on {len(reports) - NAMED} more workers")
+    known = f"{members_text(lost)} {be(len(lost))} lost" if lost else "no member of the group is known to be lost"
+    return f"{what} failed: {'; '.join([*places, known])}"
+
+
 def clean(text: str) -> str:
     """Without what would steer a terminal: names and messages are made by others. Line breaks stay."""
     return text if text.isascii() and text.isprintable() else "".join(map(_still, text))

@@ -26,8 +26,18 @@ def configure(level: str, form: str) -> None:
     """Logs of this process go to standard error from now on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    handler.addFilter(is_news)
     handler.addFilter(Sparing())
     logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Whether a record is worth a line: not that a caller had gone before its answer came.
+
+    gRPC's server tells of that with a traceback, as of a defect (`grpc._cython.cygrpc.ExecuteBatchError`).
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not (record.name.startswith("grpc") and type(error).__name__ == "ExecuteBatchError")
 
 
 def facts(**named: Any) -> dict[str, Any]:

@@ -357,8 +357,8 @@ def test_a_process_that_simply_ends_leaves_its_groups(worker: Any) -> None:
     worker.far.until(lambda: worker.far.texts == [(wire.Kind.LEAVE, "")])
 
 
-def test_importing_brings_neither_grpc_nor_any_array_library_but_numpy() -> None:
-    heavy = ["grpc", "google.protobuf", "torch", "jax", "cupy", "asyncio"]
+def test_importing_brings_neither_grpc_nor_any_array_library_but_numpy_nor_what_starts_daemons() -> None:
+    heavy = ["grpc", "google.protobuf", "torch", "jax", "cupy", "asyncio", "collectived.testing", "subprocess"]
     program = f"import sys, collectived; print([name for name in {heavy} if name in sys.modules])"
     assert run(program, "").stdout == "[]\n"
 

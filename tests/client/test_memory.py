@@ -51,9 +51,8 @@ def test_arenas_of_other_sessions_are_not_mistaken_for_ours(make: Any) -> None:
 
 def test_arenas_grow_with_what_is_used(make: Any) -> None:
     setting = make()
-    held = [setting.memory.empty((10 * MIB,), BYTES) for _ in range(4)]
-    held.append(setting.memory.empty((100 * MIB,), BYTES))
-    assert setting.far.asked == [16 * MIB, 16 * MIB, 32 * MIB, 100 * MIB]
+    held = [setting.memory.empty((size * MIB,), BYTES) for size in (1, 10, 10, 10, 100)]
+    assert setting.far.asked == [2 * MIB, 10 * MIB, 12 * MIB, 24 * MIB, 100 * MIB]
     for number, array in enumerate(held):
         array[:] = number
     assert [int(array.max()) for array in held] == [0, 1, 2, 3, 4]
@@ -66,7 +65,7 @@ def test_a_worker_short_of_memory_is_asked_for_the_least_and_gets_unused_arenas_
     gc.collect()
     far.refusals.append((Code.RESOURCE_EXHAUSTED, "no more than 20 MiB for this session"))
     array = memory.empty((17 * MIB + 1,), BYTES)
-    assert far.asked == [16 * MIB, 18 * MIB, 18 * MIB]
+    assert far.asked == [10 * MIB, 18 * MIB, 18 * MIB]
     assert list(far.inputs) == [3]
     assert memory.locate(array) == (3, 0)
 
@@ -84,9 +83,9 @@ def test_staging_slots_are_kept_for_the_next_call_and_given_up_when_memory_is_sh
     for _ in range(3):
         group.all_reduce("sum", np.ones(5 * MIB, BYTES))
     assert len({ring.addresses for ring in far.rings}) == 1
-    group.all_reduce("sum", np.ones(9 * MIB, BYTES))
-    group.all_reduce("sum", np.ones(10 * MIB, BYTES))
-    assert far.asked == [16 * MIB]
+    group.all_reduce("sum", np.ones(4 * MIB, BYTES))
+    group.all_reduce("sum", np.ones(6 * MIB, BYTES))
+    assert far.asked == [6 * MIB]
 
 
 def test_worker_memory_outlives_the_session(make: Any) -> None:

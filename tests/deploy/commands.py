@@ -19,6 +19,7 @@ UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 COMPOSE = DEPLOY / "compose/compose.yaml"
 KUBECTL = shutil.which("kubectl")
 INSTALLED_AT = "/opt/collectived/bin/collectived"
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, where PyYAML has it, is ten times as fast
 
 
 class Command(NamedTuple):
@@ -30,7 +31,7 @@ class Command(NamedTuple):
 
 def objects(path: Path) -> list[dict[str, Any]]:
     """The Kubernetes objects of a file."""
-    found = [entry for entry in yaml.safe_load_all(path.read_text()) if entry]
+    found = [entry for entry in yaml.load_all(path.read_text(), _LOADER) if entry]
     return [entry for entry in found if entry["kind"] != "Kustomization"]
 
 
@@ -39,7 +40,7 @@ def built(folder: str) -> list[dict[str, Any]]:
     assert KUBECTL
     command = [KUBECTL, "kustomize", str(DEPLOY / "kubernetes" / folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    return [entry for entry in yaml.safe_load_all(done.stdout) if entry]
+    return [entry for entry in yaml.load_all(done.stdout, _LOADER) if entry]
 
 
 def containers(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -50,7 +51,7 @@ def containers(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def services() -> dict[str, Any]:
     """Of the compose file, by name."""
-    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
+    found: dict[str, Any] = yaml.load(COMPOSE.read_text(), _LOADER)["services"]
     return found
 
 

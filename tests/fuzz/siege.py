@@ -33,10 +33,14 @@ _WAITS = 0.05  # seconds for a call that may rightly wait: a join, for others
 
 
 class GoodJob:
-    """Two ranks on two workers that sum without pause, and check every sum."""
+    """Two ranks on two workers that sum again and again, and check every sum.
 
-    def __init__(self, job: LocalJob) -> None:
+    `pause`: seconds between two sums.
+    """
+
+    def __init__(self, job: LocalJob, pause: float = 0.0) -> None:
         self._job = job
+        self._pause = pause
         self._stop = threading.Event()
         self._failed: BaseException | None = None
         self.sums = 0
@@ -63,7 +67,7 @@ class GoodJob:
         going_on = True
         while going_on:
             assert (group.all_reduce("sum", mine) == 2 * np.arange(1000) + 1).all()
-            going_on = group.broadcast(not self._stop.is_set())
+            going_on = group.broadcast(not self._stop.wait(self._pause))
             self.sums += 1
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,33 +33,50 @@ class Cluster:
     """Attributes:
     hold, broken: files that hold up the fake GPUs of all workers, or break them, while they are there.
     nccl_hold, abort_hold: files that hold up what NCCL is at, or its aborts.
+    nccl_broken: one file per worker, on which NCCL fails while it is there.
 
     With `real` the workers share the GPUs of this machine, which NCCL allows where it takes them for two hosts.
     """
 
-    def __init__(self, workers: int, gpus: int, place: Path, real: bool = False, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        workers: int,
+        gpus: int,
+        place: Path,
+        real: bool = False,
+        options: Sequence[str] = (),
+        coordinating: Sequence[str] = (),
+    ) -> None:
         """
         Args:
             gpus: those of each worker where they are not real. place: a folder for their files.
-            options: of the workers.
+            options: of the workers. coordinating: of the coordinator.
         """
         self.hold, self.broken = place / "hold", place / "broken"
         self.nccl_hold, self.abort_hold = place / "nccl_hold", place / "abort_hold"
+        self.nccl_broken = [place / f"nccl_broken_{task}" for task in range(workers)]
+        self._nccl_calls = [place / f"nccl_calls_{task}" for task in range(workers)]
         self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
         told = {"GPUS": str(gpus), "HOLD": str(self.hold), "BROKEN": str(self.broken)}
         told |= {"INIT_HOLD": str(self.nccl_hold), "ABORT_HOLD": str(self.abort_hold)}
         within = ("env", f"PYTHONPATH={ROOT}", *(f"COLLECTIVED_FAKE_{name}={value}" for name, value in told.items()))
         listen = ("--job", "test", "--listen", f"unix:{self.folder}/c.sock")
-        self.coordinator = Daemon(("coordinator", *listen), SECRET)
+        self.coordinator = Daemon(("coordinator", *listen, *coordinating), SECRET)
         address = str(self.coordinator.ready(30)["address"])
         options = ("--job", "test", "--coordinator", address, "--folder", str(self.folder), *options)
         kind = Daemon if real else FakeWorker
-        self.workers = [
-            kind(
-                ("worker", "--task", str(task), "--host-name", f"host{task}", *options),
-                SECRET,
-                ("env", f"NCCL_HOSTID=host{task}", "NCCL_SOCKET_IFNAME=lo") if real else within,
+        own = [
+            ("env", f"NCCL_HOSTID=host{task}", "NCCL_SOCKET_IFNAME=lo")
+            if real
+            else (
+                *within,
+                f"COLLECTIVED_FAKE_NCCL_BROKEN={self.nccl_broken[task]}",
+                f"COLLECTIVED_FAKE_NCCL_CALLS={self._nccl_calls[task]}",
             )
+            for task in range(workers)
+        ]
+        self.workers = [
+            kind(("worker", "--task", str(task), "--host-name", f"host{task}", *options), SECRET, own[task])
             for task in range(workers)
         ]
         self.addresses = [str(worker.ready(30)["address"]) for worker in self.workers]
@@ -83,6 +101,10 @@ class Cluster:
         except BaseException as error:
             error.add_note(f"the daemons said:\n{''.join(worker.log for worker in self.workers)}")
             raise
+
+    def nccl_calls(self) -> list[Counter[str]]:
+        """How many collectives of each kind the fake NCCL of each worker has been given; one counts for each GPU."""
+        return [Counter(file.read_text().split() if file.exists() else ()) for file in self._nccl_calls]
 
     def client(self, program: str) -> subprocess.Popen[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLLECTIVED_WORKER": self.addresses[0]}
@@ -110,7 +132,7 @@ class Cluster:
             threading.Event().wait(0.01)
 
     def close(self) -> None:
-        for file in (self.hold, self.broken, self.nccl_hold, self.abort_hold):
+        for file in (self.hold, self.broken, self.nccl_hold, self.abort_hold, *self.nccl_broken):
             file.unlink(missing_ok=True)
         try:
             for daemon in (*self.workers, self.coordinator):

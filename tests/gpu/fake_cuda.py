@@ -236,7 +236,15 @@ class FakeCuda:
 
     def clear(self, address: int, nbytes: int, stream: int) -> None:
         into = self.reachable(address, nbytes, stream)
-        self._put("cuMemsetD8Async", stream, lambda: into.fill(0))
+        whole = self._memory.get(address)
+
+        def cleared() -> None:
+            if whole is not None and whole.size == nbytes:
+                whole.mapped.madvise(mmap.MADV_REMOVE)  # no page of the file is left, so that all of it is zero
+            else:
+                into.fill(0)
+
+        self._put("cuMemsetD8Async", stream, cleared)
 
     def fold(self, fold: Fold, sources: Sequence[int], out: int, count: int, stream: int) -> None:
         how = Arithmetic(fold.operation, fold.dtype, fold.result, fold.contributions)

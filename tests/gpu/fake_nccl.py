@@ -31,6 +31,7 @@ from collectived_runtime.device.nccl.interface import (
     UNIQUE_ID_BYTES,
     Capabilities,
     DataType,
+    NcclError,
     NcclRemoteError,
     NcclUsageError,
     Operation,
@@ -62,6 +63,8 @@ class FakeNccl:
     Args:
         init_hold: while this file is there, no communicator becomes ready, and no kernel comes to its end.
         abort_hold: while this file is there, no abort returns.
+        broken_by: while this file is there, it fails here and now: every collective, and every communicator.
+        calls_in: a file that gets a line for each collective that it is given, for tests in other processes: its kind.
         blocking: whether it can only make communicators by blocking, as some bindings.
         most: elements of one call.
         cuda: whose streams collectives run on.
@@ -77,11 +80,16 @@ class FakeNccl:
         blocking: bool = False,
         most: int = (1 << 63) - 1,
         cuda: FakeCuda | None = None,
+        broken_by: Path | None = None,
+        calls_in: Path | None = None,
     ) -> None:
         self.capabilities = Capabilities(nonblocking=not blocking, max_count=most)
         self._init_hold = init_hold
         self._abort_hold = abort_hold
         self._cuda = cuda
+        self._broken_by = broken_by
+        self._calls_in = calls_in
+        self.broken = False  # the same as that file
         self.stuck = False  # while it is true no collective comes to its end here
         self._ends: Kept[_End] = Kept()
         self._open: list[socket.socket] = []
@@ -123,11 +131,16 @@ class FakeNccl:
 
     def ready(self, communicator: int) -> bool:
         end = self._ends[communicator]
+        self._check()
         if end.failed is not None:
             raise end.failed
         if end.launched:
             return True
         return not self._held and end.step()
+
+    def _check(self) -> None:
+        if self.broken or (self._broken_by is not None and self._broken_by.exists()):
+            raise NcclError(Result.SYSTEM_ERROR, "a collective", "as the test wants it")
 
     @property
     def _held(self) -> bool:
@@ -184,7 +197,11 @@ class FakeNccl:
         if count > self.capabilities.max_count:
             raise NcclUsageError(Result.INVALID_ARGUMENT, "a collective", f"{count} elements")
         end = self._ends[communicator]
+        self._check()
         self.calls.append((kind.decode().strip(), count))
+        if self._calls_in is not None:
+            with self._calls_in.open("ab") as file:
+                file.write(kind.strip() + b"\n")
         nbytes = count * _numpy(dtype).itemsize
         brings = kind != b"broadcas" or end.rank == root
         takes = kind != b"reduce  " or end.rank == root

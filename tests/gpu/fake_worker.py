@@ -1,7 +1,8 @@
 """A worker whose GPUs are fake: `python -m tests.gpu.fake_worker worker …`, else as `python -m collectived_runtime`.
 
 COLLECTIVED_FAKE_GPUS says how many; COLLECTIVED_FAKE_HOLD and COLLECTIVED_FAKE_BROKEN name the files of `FakeCuda`,
-COLLECTIVED_FAKE_INIT_HOLD and COLLECTIVED_FAKE_ABORT_HOLD those of `FakeNccl`.
+COLLECTIVED_FAKE_INIT_HOLD, COLLECTIVED_FAKE_ABORT_HOLD, COLLECTIVED_FAKE_NCCL_BROKEN and COLLECTIVED_FAKE_NCCL_CALLS
+those of `FakeNccl`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def fake_cuda() -> FakeCuda:
 
 
 def fake_nccl(cuda: FakeCuda, _: str) -> FakeNccl:
-    return FakeNccl(file("INIT_HOLD"), file("ABORT_HOLD"), cuda=cuda)
+    broken, calls = file("NCCL_BROKEN"), file("NCCL_CALLS")
+    return FakeNccl(file("INIT_HOLD"), file("ABORT_HOLD"), cuda=cuda, broken_by=broken, calls_in=calls)
 
 
 def file(name: str) -> Path | None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.gpu.cluster import Cluster, filled
 from tests.gpu.fake_client import FakeClientCuda
 from tests.gpu.fake_libraries import FakeCupy
+from tests.waiting import settle
 
 import collectived as cd
 from collectived.gpu import driver
@@ -328,3 +334,69 @@ def test_a_deadline_ends_what_is_never_written(one_worker: Cluster, cuda: FakeCl
         assert (np.asarray(group.all_reduce("sum", x)) == 1).all()
 
     one_worker.run(1, body, device="GPU:0")
+
+
+def test_a_forked_child_ends_whatever_its_parents_threads_were_at_and_asks_the_driver_for_nothing(
+    one_worker: Cluster, cuda: FakeClientCuda
+) -> None:
+    def body(session: cd.Session, group: cd.Group) -> None:
+        x = filled(session, np.ones(100))
+        group.all_reduce("sum", x)
+        asked, inside, goes_on = cuda.wait, threading.Event(), threading.Event()
+
+        def slow(device: int, event: int, stream: int) -> None:
+            inside.set()
+            assert goes_on.wait(20)
+            asked(device, event, stream)
+
+        def forbidden(*_: object) -> None:
+            os._exit(3)
+
+        cuda.wait = slow  # type: ignore[method-assign]
+        one_worker.hold.touch()
+        thread = threading.Thread(target=lambda: group.all_reduce("sum", x, async_op=True).wait(20))
+        thread.start()
+        assert inside.wait(20)
+        child = os.fork()
+        if not child:
+            for name in ("unmap", "end_event", "end_stream", "over", "event", "record"):
+                setattr(cuda, name, forbidden)
+            del x
+            gc.collect()
+            os._exit(0)
+        try:
+            assert settle(lambda: (ended := os.waitpid(child, os.WNOHANG))[0] and ended) == (child, 0)
+        except BaseException:
+            os.kill(child, signal.SIGKILL)
+            raise
+        finally:
+            goes_on.set()
+            one_worker.hold.unlink()
+            thread.join()
+
+    one_worker.run(1, body, device="GPU:0")
+
+
+def test_a_call_keeps_its_deadline_while_it_gets_memory_for_its_result(
+    make: Callable[..., Cluster], cuda: FakeClientCuda
+) -> None:
+    cluster = make(1)
+    with cd.connect(cluster.addresses[0]) as session:
+        group = session.join("stopped", 1, rank=0, device="GPU:0", timeout=20)
+        x = session.empty(12 << 20, np.uint8, device="GPU:0")
+        options = cd.CommunicationOptions(timeout_seconds=0.5)
+
+        def summed() -> Any:
+            return group.all_reduce("sum", x, options=options)
+
+        held = summed()  # as much again needs new memory
+        worker = cluster.workers[0].process
+        worker.send_signal(signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with pytest.raises(cd.errors.UnavailableError):
+                summed()
+            assert time.monotonic() - began < 5, "not the 30 s in which memory comes at all"
+            del held
+        finally:
+            worker.send_signal(signal.SIGCONT)

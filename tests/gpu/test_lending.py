@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -212,6 +214,39 @@ def test_a_handle_that_cannot_be_opened_is_told_once_and_its_memory_copied(worke
         alone(worker, body)
     finally:
         driver.use(None)
+
+
+def test_what_the_worker_has_not_opened_within_a_second_is_copied(
+    start: Callable[..., Cluster], cuda: FakeClientCuda, cupy: FakeCupy
+) -> None:
+    worker = start(1)
+
+    def asked() -> None:
+        with cd.connect(worker.addresses[0]) as session, contextlib.suppress(cd.errors.ResourceExhaustedError):
+            session.empty(40 << 20, np.uint8, device="GPU:0")
+
+    with cd.connect(worker.addresses[0]) as session, ThreadPoolExecutor(2) as others:
+        group = session.join("late", 1, rank=0, device="GPU:0", timeout=20)
+        x = cupy.ndarray(own(cuda, np.full(1000, 3.0)))
+        group.all_reduce("sum", x, async_op=True).result()  # from here on there is memory for a copy and the result
+        before = cuda.copied_bytes
+        worker.hold.touch()  # new memory is not cleared, and what is asked for next waits for that
+        memory = [others.submit(asked) for _ in range(2)]
+        worker.until(lambda: worker.files() > 2)
+
+        def copied() -> None:
+            worker.until(lambda: cuda.copied_bytes > before)
+            worker.hold.unlink()
+
+        release = threading.Thread(target=copied)
+        release.start()
+        options = cd.CommunicationOptions(timeout_seconds=4)
+        assert (group.all_reduce("sum", x, options=options).host == 3).all()
+        release.join()
+        for one in memory:
+            one.result(20)
+        group.leave()
+    worker.until(lambda: not worker.files(LENT))
 
 
 def test_elements_that_are_not_aligned_are_copied(worker: Cluster, cuda: FakeClientCuda, cupy: FakeCupy) -> None:

@@ -36,11 +36,11 @@ def cuda() -> Iterator[FakeClientCuda]:
 
 
 @pytest.fixture
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Cluster]]:
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
     made: list[Cluster] = []
 
-    def start() -> Cluster:
-        made.append(Cluster(2, 1, tmp_path_factory.mktemp("fakes")))
+    def start(workers: int = 2, **options: Any) -> Cluster:
+        made.append(Cluster(workers, 1, tmp_path_factory.mktemp("fakes"), **options))
         return made[-1]
 
     yield start
@@ -208,20 +208,25 @@ def test_what_hangs_in_nccl_is_an_error_by_the_deadline_and_the_gpu_is_usable_af
     cluster.run(2, summed, device="GPU:0")
 
 
+@pytest.mark.parametrize("workers", [2, 3])
 def test_a_killed_worker_is_a_typed_error_and_leaves_the_other_ones_gpu_usable(
-    start: Callable[[], Cluster], cuda: FakeClientCuda
+    start: Callable[..., Cluster], cuda: FakeClientCuda, workers: int
 ) -> None:
-    cluster = start()
+    cluster = start(workers)
 
-    def body(session: cd.Session, group: cd.Group) -> None:
+    def body(session: cd.Session, group: cd.Group) -> list[int]:
         summed(session, group)
         if group.rank == 1:
             cluster.workers[1].process.kill()
-        with pytest.raises(cd.errors.UnavailableError, match="rank 1 .* is lost" if group.rank == 0 else "is lost"):
+        with pytest.raises(
+            cd.errors.UnavailableError, match="is lost" if group.rank == 1 else "rank 1 .* is lost"
+        ) as e:
             for _ in range(1000):
                 summed(session, group)
+        return [member.rank for member in e.value.missing]
 
-    cluster.run(2, body, device="GPU:0")
+    found = cluster.run(workers, body, device="GPU:0")
+    assert [found[rank] for rank in range(workers) if rank != 1] == [[1]] * (workers - 1)
     with (
         cd.connect(cluster.addresses[0]) as session,
         session.join("alone", 1, rank=0, device="GPU:0", timeout=20) as group,
@@ -229,7 +234,56 @@ def test_a_killed_worker_is_a_typed_error_and_leaves_the_other_ones_gpu_usable(
         assert (np.asarray(group.all_reduce("sum", filled(session, np.ones(10)))) == 1).all()
 
 
-def test_an_abort_that_hangs_ends_its_worker(start: Callable[[], Cluster], cuda: FakeClientCuda) -> None:
+@pytest.mark.parametrize("workers", [2, 3])
+def test_nccl_that_fails_on_one_worker_is_told_alike_to_all_ranks_and_accuses_none(
+    start: Callable[..., Cluster], cuda: FakeClientCuda, workers: int
+) -> None:
+    cluster = start(workers)
+
+    def body(session: cd.Session, group: cd.Group) -> str:
+        summed(session, group)
+        group.barrier()
+        if group.rank == 1:
+            cluster.nccl_broken[1].touch()
+        group.barrier()
+        began = time.monotonic()
+        with pytest.raises(cd.errors.UnavailableError, match="on worker 1, of rank 1 .*a call to the system") as caught:
+            group.all_reduce("sum", filled(session, np.ones(10)), options=NCCL)
+        assert time.monotonic() - began < 4.0, "all are there and say so: nobody is waited for"
+        assert caught.value.missing == () and caught.value.rejoin and caught.value.verdict is not None
+        cluster.nccl_broken[1].unlink(missing_ok=True)
+        group.rejoin(timeout=20)
+        summed(session, group)
+        return caught.value.verdict.message
+
+    (message,) = set(cluster.run(workers, body, device="GPU:0"))
+    assert message.endswith("no member of the group is known to be lost")
+
+
+def test_nccl_that_fails_without_a_coordinator_is_an_error_when_a_silent_worker_would_be_lost(
+    start: Callable[..., Cluster], cuda: FakeClientCuda
+) -> None:
+    cluster = start(coordinating=("--heartbeat-seconds", "0.5"))
+
+    def body(session: cd.Session, group: cd.Group) -> str:
+        summed(session, group)
+        group.barrier()
+        if group.rank == 1:
+            cluster.coordinator.process.kill()
+            cluster.nccl_broken[1].touch()
+        group.barrier()
+        began = time.monotonic()
+        with pytest.raises(cd.errors.UnavailableError, match="no member .* is known to be lost") as caught:
+            group.all_reduce("sum", filled(session, np.ones(10)), options=NCCL)
+        assert time.monotonic() - began < 8.0, "two heartbeats and a second, not two of the usual ones"
+        assert caught.value.missing == () and caught.value.verdict is not None
+        return caught.value.verdict.message
+
+    (message,) = set(cluster.run(2, body, device="GPU:0"))
+    assert "decided by /job:worker/task:1 alone" in message
+
+
+def test_an_abort_that_hangs_ends_its_worker(start: Callable[..., Cluster], cuda: FakeClientCuda) -> None:
     cluster = start()
 
     def body(session: cd.Session, group: cd.Group) -> None:

@@ -173,6 +173,38 @@ def test_the_stream_that_waits_is_the_callers_current_one(
     cluster.run(1, body, device="GPU:0")
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_whoever_asks_for_a_result_has_its_stream_wait_for_the_copy_into_out(
+    cluster: Cluster, cuda: FakeClientCuda, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    cupy = FakeCupy()
+    current = types.SimpleNamespace(ptr=MINE)
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: current)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+
+    def body(session: cd.Session, group: cd.Group) -> None:
+        x, out = cupy.ndarray(np.full(100, 5.0)), cupy.ndarray(np.zeros(100))
+        group.all_reduce("sum", x, async_op=True).result()  # from here on there is memory for it
+        with held(cluster):
+            work = group.all_reduce("sum", x, out=out, async_op=True)
+            if not ended:
+                work.wait(20)
+            cuda.held.add(MINE)
+            if not ended:
+                current.ptr = 8
+                work.wait(20)
+        group.barrier()  # which comes after it
+        for ask, stream in ((work.wait, 8), (work.done, 9), (work.result, 10)):
+            current.ptr = stream
+            ask()
+            assert cuda.under_way(stream), "it waits for the copy on the other stream"
+        cuda.let_go()
+        cluster.until(lambda: not any(map(cuda.under_way, (MINE, 8, 9, 10))))
+        assert (out.host == 5).all()
+
+    cluster.run(1, body, device="GPU:0")
+
+
 def test_where_part_of_it_is_for_the_host_a_wait_lasts_until_it_is_there(
     cluster: Cluster, cuda: FakeClientCuda
 ) -> None:
@@ -378,6 +410,30 @@ def test_a_worker_that_is_killed_before_the_end_is_an_error_and_holds_up_neither
     del work, x, y, session, group
     gc.collect()
     assert cuda.mapped, "what a stream may still read stays"
+
+
+def test_while_a_stream_waits_for_a_worker_no_session_of_the_process_waits_for_it_to_give_memory_back(
+    start: Callable[..., Cluster], cluster: Cluster, cuda: FakeClientCuda
+) -> None:
+    stuck = start(1)
+    with cd.connect(stuck.addresses[0]) as waits:
+        group = waits.join("stuck", 1, rank=0, device="GPU:0", timeout=20)
+        x = warm(waits, group)
+        x.stream = MINE
+        with held(stuck):
+            work = group.all_reduce("sum", x, async_op=True)
+            work.wait(20)
+            cluster.run(1, warm, device="GPU:0")  # another session, of another worker, from its first call to its end
+            gc.collect()
+            kept = list(cuda.mapped.values())
+            assert cuda.under_way(MINE)
+        work.result(20)
+        cluster.until(lambda: not cuda.under_way(MINE))
+        cluster.run(1, warm, device="GPU:0")
+        assert [one for one in kept if one in cuda.mapped.values()] == kept[:1], "the next one gave it back"
+    del work, x, group, waits
+    gc.collect()
+    assert not cuda.mapped and not cuda.events
 
 
 def test_a_client_that_is_killed_before_the_end_frees_all_it_had(

@@ -39,7 +39,9 @@ def main() -> int:
         print(f"{kind}: address already in use", file=sys.stderr)
         return 1
     if fault != "mute":
-        print("ready", json.dumps({"address": f"unix:/nowhere/{kind}.sock", "pid": os.getpid()}), flush=True)
+        told = json.dumps({"address": f"unix:/nowhere/{kind}.sock", "pid": os.getpid()})
+        sys.stdout.write(f"ready {told}\n")  # in one piece, for it may be killed at any moment
+        sys.stdout.flush()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     sys.stdin.read()
     if fault == "deaf":

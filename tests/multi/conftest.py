@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.waiting import settle
 
 import collectived as cd
 from collectived import testing
@@ -32,6 +34,7 @@ OVER_BOTH = (  # whose tests run over every transport
     "test_own_worker.py",
     "test_interrupt.py",
 )
+ALONE = ("test_faults.py", "test_own_worker.py", "test_trace.py")  # stop daemons, or count all that they hold
 TRANSPORTS = ("shared memory", "grpc")
 SECRET = "the-secret-of-these-tests"
 
@@ -81,21 +84,53 @@ class Cluster:
         self.coordinator = Daemon("coordinator", "--listen", f"unix:{self.folder}/c.sock", *options)
         announced = self.coordinator.ready()
         self.coordinator_address = str(announced["address"])
-        seen_at = through(self.coordinator_address)
-        self.workers = []
-        for task in range(workers):
-            namespace, address = hosts[task] if hosts else ("", "127.0.0.1")
+        self._seen_at = through(self.coordinator_address)
+        self._hosts, self._worker_options = hosts, worker_options
+        self.workers: list[Daemon] = []
+        self.metrics = [str(announced["metrics"])]  # and of each worker; "" where they are not asked for
+        self.addresses: list[str] = []
+        self.tcp_addresses: list[str] = []  # the same where they listen at no other
+        self.grow(workers)
+
+    def grow(self, workers: int) -> None:
+        """Starts those that it lacks of so many."""
+        for task in range(len(self.workers), workers):
+            namespace, address = self._hosts[task] if self._hosts else ("", "127.0.0.1")
             self.workers.append(
                 Daemon(
                     *("worker", "--task", str(task), "--folder", str(self.folder), "--host-name", f"host{task}"),
-                    *("--coordinator", seen_at, "--link-listen", f"{address}:0", *worker_options),
+                    *("--coordinator", self._seen_at, "--link-listen", f"{address}:0", *self._worker_options),
                     within=("ip", "netns", "exec", namespace) if namespace else (),
                 )
             )
-        served = [worker.ready() for worker in self.workers]
-        self.metrics = [str(one["metrics"]) for one in (announced, *served)]  # "" where they are not asked for
-        self.addresses = [str(one["address"]) for one in served]
-        self.tcp_addresses = [str(one["addresses"][-1]) for one in served]  # the same where they listen at no other
+        for worker in self.workers[len(self.addresses) :]:
+            served = worker.ready()
+            self.metrics.append(str(served["metrics"]))
+            self.addresses.append(str(served["address"]))
+            self.tcp_addresses.append(str(served["addresses"][-1]))
+
+    def first(self, workers: int) -> Cluster:
+        """The same with its first workers alone: ranks are spread over these, and who uses it closes nothing."""
+        few = copy.copy(self)
+        few.workers, few.metrics = self.workers[:workers], self.metrics[: workers + 1]
+        few.addresses, few.tcp_addresses = self.addresses[:workers], self.tcp_addresses[:workers]
+        return few
+
+    def quiet(self) -> bool:
+        """Whether its daemons live, and nobody has left anything in them: no session, no group that goes on."""
+        if any(daemon.process.poll() is not None for daemon in (self.coordinator, *self.workers)):
+            return False
+
+        def empty() -> bool:
+            told = self.status()
+            return all(group.state == "ended" for group in told.groups) and not any(
+                row.sessions for row in told.workers
+            )
+
+        try:
+            return settle(empty, 5)
+        except (AssertionError, grpc.RpcError):
+            return False
 
     @property
     def log(self) -> str:
@@ -184,30 +219,54 @@ def make_cluster() -> Iterator[Callable[..., Cluster]]:
         cluster.close()
 
 
-def _cluster(workers: int) -> Iterator[Cluster]:
-    cluster = Cluster(workers)
-    yield cluster
-    cluster.close()
+@pytest.fixture(scope="session")
+def kept() -> Iterator[list[Cluster]]:
+    """The cluster that one file leaves to the next; none where there is none yet."""
+    clusters: list[Cluster] = []
+    yield clusters
+    for cluster in clusters:
+        cluster.close()
 
 
 @pytest.fixture(scope="module")
-def one_worker() -> Iterator[Cluster]:
-    yield from _cluster(1)
+def grown(request: pytest.FixtureRequest, kept: list[Cluster]) -> Iterator[Callable[[int], Cluster]]:
+    """So many workers, for tests that need groups of their own and not daemons of their own.
+
+    Files share them, one after the other; those that do their worst to daemons have their own. After a file in which a
+    test failed, or which left anything behind, the next one starts with fresh ones.
+    """
+    clusters = [] if request.path.name in ALONE else kept
+    failed = request.session.testsfailed
+
+    def first(workers: int) -> Cluster:
+        if not clusters:
+            clusters.append(Cluster(0))
+        clusters[0].grow(workers)
+        return clusters[0].first(workers)
+
+    yield first
+    if clusters and (clusters is not kept or request.session.testsfailed > failed or not clusters[0].quiet()):
+        clusters.pop().close()
 
 
 @pytest.fixture(scope="module")
-def two_workers() -> Iterator[Cluster]:
-    yield from _cluster(2)
+def one_worker(grown: Callable[[int], Cluster]) -> Cluster:
+    return grown(1)
 
 
 @pytest.fixture(scope="module")
-def three_workers() -> Iterator[Cluster]:
-    yield from _cluster(3)
+def two_workers(grown: Callable[[int], Cluster]) -> Cluster:
+    return grown(2)
 
 
 @pytest.fixture(scope="module")
-def four_workers() -> Iterator[Cluster]:
-    yield from _cluster(4)
+def three_workers(grown: Callable[[int], Cluster]) -> Cluster:
+    return grown(3)
+
+
+@pytest.fixture(scope="module")
+def four_workers(grown: Callable[[int], Cluster]) -> Cluster:
+    return grown(4)
 
 
 @pytest.fixture(params=[1, 2, 3, 4], ids=lambda count: f"{count} workers")

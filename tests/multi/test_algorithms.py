@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return make_cluster(workers, options=("--tables", str(path))), workers * ranks
 
 
+@cache
 def contribution(rank: int) -> dict[str, Any]:
+    """Which nobody writes to."""
     random = np.random.default_rng(rank)
     return {
         "large": random.standard_normal(300_007).astype(np.float32),

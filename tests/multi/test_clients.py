@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,18 @@ import pytest
 import collectived as cd
 from collectived.shared import doorbell
 
-INTERRUPTED = """
+ROUNDS = 25
+INTERRUPTED = f"""
 import json, os, random, signal, threading, collectived as cd, numpy as np
 session = cd.connect()
-chance, seen = random.Random(5), {"interrupted": 0, "aborted": 0, "wrong": 0, "ended": 0}
-for number in range(25):
+chance, seen = random.Random(5), {{"interrupted": 0, "aborted": 0, "wrong": 0, "ended": 0}}
+for number in range({ROUNDS}):
     group = session.join(timeout=20)
     value = np.full(1000, 1 + number)  # its copy goes where another lay before
     try:
         group.barrier()
-        if group.rank == 0:
-            pressing = threading.Timer(chance.random() * 0.02, os.kill, (os.getpid(), signal.SIGINT))
-            pressing.start()
+        pressing = threading.Timer(chance.random() * 0.02, os.kill, (os.getpid(), signal.SIGINT))
+        pressing.start()
         while True:
             result = group.all_reduce("sum", value)
             seen["ended"] += 1
@@ -50,13 +51,32 @@ def outcome(process: subprocess.Popen[str]) -> dict[str, int]:
 
 
 def test_a_rank_that_is_interrupted_again_and_again_joins_again_and_spoils_nothing(any_workers: Any) -> None:
+    """The one that is interrupted is a process; the others are threads, which nobody interrupts."""
     size = 2 * len(any_workers.addresses)
-    clients = [any_workers.client(rank, size, "interrupted", INTERRUPTED) for rank in range(size)]
-    first, *others = [outcome(client) for client in clients]
-    assert first["interrupted"] == 25 and first["aborted"] == 0
-    for seen in others:
-        assert seen["aborted"] == 25 and seen["interrupted"] == 0
-    assert [seen["wrong"] for seen in (first, *others)] == [0] * size
+    with any_workers.client(0, size, "interrupted", INTERRUPTED) as client, ThreadPoolExecutor(size) as pool:
+        others = [pool.submit(aborted, any_workers.address_of(rank, size), rank, size) for rank in range(1, size)]
+        try:
+            first = outcome(client)
+        finally:
+            client.kill()
+        assert first["interrupted"] == ROUNDS and first["aborted"] == 0 and first["wrong"] == 0
+        assert [one.result(20) for one in others] == [0] * (size - 1)
+
+
+def aborted(address: str, rank: int, size: int) -> int:
+    """Sums beside one that is interrupted, and hears of it every time; how many sums were wrong."""
+    wrong = 0
+    with cd.connect(address) as session:
+        for number in range(ROUNDS):
+            group = session.join("interrupted", size, rank=rank, timeout=20)
+            value = np.full(1000, 1 + number)
+            with pytest.raises(cd.errors.AbortedError):
+                group.barrier()
+                while True:
+                    wrong += not (group.all_reduce("sum", value) == value * size).all()
+            with contextlib.suppress(cd.errors.CollectiveError):
+                group.leave()
+    return wrong
 
 
 def test_memory_that_is_reused_after_an_abort_reaches_nobody(two_workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +115,7 @@ session = cd.connect()
 group = session.join()
 value, slowest, codes = session.empty(8), 0.0, []
 value[:] = 1
-for number in range(1, 9):
+for number in range(1, 5):
     group.all_reduce("sum", np.ones(number))  # described anew
     began = time.monotonic()
     child = os.fork()
@@ -154,4 +174,4 @@ def test_forks_are_quick_and_children_connect_for_themselves(one_worker: Any) ->
     clients = [one_worker.client(rank, 2, "forking", FORKING) for rank in range(2)]
     for client in clients:
         out, err = client.communicate(timeout=50)
-        assert (client.returncode, out) == (0, f"{[0] * 8}\n"), (out, err)
+        assert (client.returncode, out) == (0, f"{[0] * 4}\n"), (out, err)

@@ -153,18 +153,22 @@ def test_without_the_coordinator_workers_tell_together_who_is_missing(job: Job) 
     assert "which last called all_reduce(sum) #2 at" in missing.sentence
 
 
-def test_what_is_missing_from_an_answer_without_the_coordinator_is_said(make_cluster: Any) -> None:
-    cluster = make_cluster(2)
-    target = Target(tuple(cluster.addresses), "test", cluster.coordinator_address)
-    with stopped(cluster.coordinator, cluster.workers[1]):
+@pytest.fixture(scope="module")
+def idle(make_cluster: Any) -> Any:
+    """Two workers without a rank, that tests may stop for a while."""
+    return make_cluster(2)
+
+
+def test_what_is_missing_from_an_answer_without_the_coordinator_is_said(idle: Any) -> None:
+    target = Target(tuple(idle.addresses), "test", idle.coordinator_address)
+    with stopped(idle.coordinator, idle.workers[1]):
         reply = until(target, lambda reply: len(reply.workers) == 1)
     assert reply.answered_by == "/job:worker/task:0"
-    assert any(f"the worker at {cluster.addresses[1]} does not answer" in text for text in reply.warnings)
+    assert any(f"the worker at {idle.addresses[1]} does not answer" in text for text in reply.warnings)
 
 
-def test_with_all_workers_stopped_the_coordinator_tells_what_it_knows(make_cluster: Any) -> None:
-    cluster = make_cluster(2)
-    target = Target(tuple(cluster.addresses), "test", cluster.coordinator_address)
-    with stopped(*cluster.workers):
+def test_with_all_workers_stopped_the_coordinator_tells_what_it_knows(idle: Any) -> None:
+    target = Target(tuple(idle.addresses), "test", idle.coordinator_address)
+    with stopped(*idle.workers):
         reply = until(target, lambda reply: all(one.silent or not one.connected for one in reply.workers))
     assert reply.answered_by == "coordinator" and len(reply.workers) == 2

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # which its stubs leave out
 
 from collectived_proto.errors import Code
 from collectived_proto.types import Member, Verdict
-from collectived_runtime.logs import JsonLines, TextLines, facts, facts_of, text_of
+from collectived_runtime.logs import JsonLines, TextLines, facts, facts_of, is_news, text_of
 
 VERDICT = Verdict(
     "job/train",
@@ -69,6 +70,17 @@ def test_a_traceback_is_part_of_the_object(record: Callable[..., logging.LogReco
     except ValueError:
         one.exc_info = sys.exc_info()
     assert "ValueError: no" in json.loads(JsonLines().format(one))["traceback"]
+
+
+@pytest.mark.parametrize(("error", "told"), [(cygrpc.ExecuteBatchError, False), (ValueError, True)])
+def test_a_caller_that_went_before_its_answer_came_is_no_news(error: type[Exception], told: bool) -> None:
+    logger = logging.getLogger("grpc._cython.cygrpc")
+    try:
+        raise error("Failed grpc_call_start_batch")
+    except error:
+        raised = sys.exc_info()
+    assert is_news(logger.makeRecord(logger.name, logging.ERROR, __file__, 1, "raised", (), raised)) is told
+    assert is_news(logger.makeRecord(logger.name, logging.ERROR, __file__, 1, "something else", (), None))
 
 
 def test_text_is_one_line(record: Callable[..., logging.LogRecord]) -> None:

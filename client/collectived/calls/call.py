@@ -104,6 +104,9 @@ class Call:
         self.generation = generation
         self.instance = instance
 
+    def reserve(self, patience: float) -> None:
+        """Of calls that mark: has room for the result within so many seconds."""
+
     def mark(self, number: int, events: dict[int, int]) -> bytes:
         """Of calls that mark."""
         raise InternalError(f"{self.prepared.op} does not wait for an event")
@@ -163,6 +166,9 @@ class Call:
         """Copies the result into `out`, if it was given and fits; done once, however often it is asked for."""
         if self.out is not None and self.verdict is None:
             self._all()
+
+    def reach_out(self) -> None:
+        """What the caller puts on its current streams from here on comes after the copies into `out`."""
 
     def collect(self) -> list[Any]:
         """The same without its structure: the leaves."""

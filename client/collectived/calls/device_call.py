@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,19 @@ from collectived.errors import InternalError, UnavailableError
 from collectived.gpu.array import LEGACY_STREAM, DeviceArray, brought, fetched
 from collectived.gpu.driver import CudaError
 from collectived.values import nest
-from collectived.values.leaves import Array
+from collectived.values.leaves import Array, kind_of
 from collectived_proto.types import Verdict
+
+_NOT_COPIED = "its result is there, but cannot be copied to where it is wanted"
+
+
+@contextlib.contextmanager
+def _driver(what: str) -> Iterator[None]:
+    """Where the driver refuses, the caller hears what could not be done."""
+    try:
+        yield
+    except CudaError as error:
+        raise UnavailableError(f"{what}: {error}") from error
 
 
 class DeviceCall(Call):
@@ -24,28 +37,29 @@ class DeviceCall(Call):
     """
 
     marks = True
-    __slots__ = ("_away", "_behind", "_current", "_given", "_held", "_writing", "ordered", "output")
+    __slots__ = ("_away", "_copied", "_current", "_given", "_held", "_writing", "ordered", "output")
 
     def __init__(
         self, prepared: Prepared, arrays: list[Array], located: list[Address | None] | None, spec: nest.Spec
     ) -> None:
         given: list[Any] = arrays
         if prepared.room is not None:
-            try:
+            with _driver("its value cannot be brought to the host"):
                 given = brought(arrays, prepared.room.device)
-            except CudaError as error:
-                raise UnavailableError(f"its value cannot be brought to the host: {error}") from error
         self._away = [one is not array for one, array in zip(given, arrays, strict=True)]  # by leaf
         super().__init__(prepared, given, located, spec)
         self._held: list[object] = [array for array in given if isinstance(array, DeviceArray)]  # read until the end
         self._given = [array.stream if isinstance(array, DeviceArray) else 0 for array in given]  # by leaf
         self._current: list[int] = []  # by leaf, the streams that wait for it
-        self._behind: list[int] = []  # events behind their waits
+        self._copied: dict[int, int] = {}  # by leaf of `out`, the stream on which it is copied there
         self._writing: Any = None  # where the worker may be writing
         self.ordered = False
         self.output = None
+
+    def reserve(self, patience: float) -> None:
+        prepared = self.prepared
         if prepared.room is not None and prepared.receives:
-            self._writing = self.slot = prepared.room.output(prepared.layout.result_bytes)
+            self._writing = self.slot = prepared.room.output(prepared.layout.result_bytes, patience)
             self.output = self.slot.address
 
     def lend(self, located: list[Address | None] | None, patience: float) -> list[Address | None] | None:
@@ -98,7 +112,7 @@ class DeviceCall(Call):
         if self.out is not None:
             views: list[Any] = self.out.views
             on_gpu = on_gpu and all(self._near(view) for view in views)
-        self.ordered = on_gpu and self.output is not None
+        self.ordered = on_gpu and self.prepared.receives
 
     def _near(self, array: object) -> bool:
         """Whether it lies on the rank's GPU."""
@@ -117,7 +131,7 @@ class DeviceCall(Call):
             for kind, given in zip(self.prepared.kinds, self._given, strict=True)
         ]
         for stream in dict.fromkeys(self._current):
-            self._behind.append(room.follow(event, stream))
+            room.follow(event, stream)
 
     def ready(self, packs: int = ALL) -> bool:
         if packs == LAUNCHED:
@@ -127,18 +141,47 @@ class DeviceCall(Call):
     def end(self, verdict: Verdict | None = None, retire: bool = False) -> None:
         if retire:  # the worker may still be writing it
             self.prepared.memory.retire((self._writing, self._held), ())
-        if self._behind:
-            self._room.followed(self._behind, stuck=retire)
+        elif verdict is not None and self.staging is not None:
+            self._leave_staging()
         self._writing = self.launched = None
         self._held = []
         super().end(verdict, retire)
 
+    def _leave_staging(self) -> None:
+        """The worker will not read it, but copies into it may still be under way: it serves again after them."""
+        staging, self.staging = self.staging, None
+        try:
+            for stream in dict.fromkeys(given or LEGACY_STREAM for given in self._given):
+                self._room.busy(staging.slot, stream)
+        except CudaError:
+            self.prepared.memory.retire(staging, ())
+
+    def reach_out(self) -> None:
+        for index, stream in self._copied.items():
+            current = self._current_of(index)
+            if current != stream:
+                with _driver("the stream that is current now cannot wait for its result"):
+                    self._room.join(current, stream)
+
+    def _current_of(self, index: int) -> int:
+        """The stream on which the caller uses a leaf of `out` now."""
+        if self.out is None:
+            raise InternalError(f"{self.prepared.op} has no `out`")  # nothing is copied there then
+        view: Any = self.out.views[index]
+        stream = kind_of(self.out.leaves[index]).stream
+        return view.stream if stream is None else stream()
+
     def _all(self) -> list[Any]:
         kinds = self.prepared.kinds
         if self.out is None and not self._leaves and not any(kind.device for kind in kinds):
-            arrays = fetched([self._found(index, self._room.stream) for index in range(len(kinds))])
+            with _driver(_NOT_COPIED):
+                arrays = fetched([self._found(index, self._room.stream) for index in range(len(kinds))])
             return [kind.restore(array) for kind, array in zip(kinds, arrays, strict=True)]
         return [self._taken(index) for index in range(len(kinds))]
+
+    def _taken(self, index: int) -> Any:
+        with _driver(_NOT_COPIED):
+            return super()._taken(index)
 
     def _found(self, index: int, stream: int) -> DeviceArray:
         """A leaf of the result, where the worker has written it, for use on a stream."""
@@ -160,6 +203,7 @@ class DeviceCall(Call):
             found = self._found(index, current or into.stream)
             into.assign(found)
             self._room.busy(self.slot, found.stream)
+            self._copied[index] = found.stream
         elif isinstance(into, DeviceArray):
             into.assign(self._on_host(index))
         else:

@@ -90,8 +90,8 @@ class DeviceRoom(Room, Protocol):
     def stream(self) -> int:
         """One that waits for no stream of the caller's: on it results that are there are copied to the host."""
 
-    def output(self, nbytes: int) -> Any:
-        """A slot for a result; it has an `address`."""
+    def output(self, nbytes: int, patience: float) -> Any:
+        """A slot for a result, had within so many seconds; it has an `address`."""
 
     def array(self, slot: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
         """What lies there."""
@@ -102,11 +102,8 @@ class DeviceRoom(Room, Protocol):
     def busy(self, slot: Any, stream: int) -> None:
         """What is on the stream now reads the slot: until that is done its place does not serve again."""
 
-    def follow(self, event: int, stream: int) -> int:
-        """Makes a stream wait for an event of the worker; an event of our own behind that."""
-
-    def followed(self, behind: Sequence[int], *, stuck: bool) -> None:
-        """What was waited for has ended. Where it is `stuck` perhaps not: then nothing here waits for those streams."""
+    def follow(self, event: int, stream: int) -> None:
+        """What is put on a stream from here on comes after an event of the worker, which may die before."""
 
 
 class Slot(Protocol):

@@ -19,11 +19,11 @@ class Board:
     """Where the replicas of one run meet: what each gives, and what came of it.
 
     Args:
-        ops: the operation that the caller chose for the strategy; None: the group's own all-reduce.
+        ops: the operation of the strategy, chosen by the caller or by default.
         devices: of the replicas, in full.
     """
 
-    def __init__(self, ops: CrossDeviceOps | None, devices: Sequence[str]) -> None:
+    def __init__(self, ops: CrossDeviceOps, devices: Sequence[str]) -> None:
         self.ops = ops
         self.devices = tuple(devices)
         self.given: list[tuple[nest.Spec, list[Any]]] = [(nest.NONE, [])] * len(self.devices)
@@ -31,7 +31,6 @@ class Board:
 
     def reduce(self, reduce_op: ReduceOp | str, options: CommunicationOptions) -> None:
         """Reduces what all have given, by the operation."""
-        assert self.ops is not None
         try:
             structures = [nest.structure(spec) for spec, _ in self.given]
             for replica, structure in enumerate(structures):
@@ -62,8 +61,6 @@ class StrategyReplica(ReplicaContext):
     ) -> Any:
         """See `ReplicaContext`."""
         ops = self._board.ops
-        if ops is None:
-            return super().all_reduce(reduce_op, value, options, experimental_hints, async_op=async_op)
         chosen = call_options(options, experimental_hints)
         terms = ops._terms(chosen, self._board.devices)
         if terms is None:

@@ -82,7 +82,7 @@ class MirroredStrategy:
         if in_replica():
             raise RuntimeError("run() was called inside of run(): a replica cannot have replicas of its own")
         devices = self._devices
-        board = Board(self._given_ops, devices)
+        board = Board(self._ops, devices)
         named = dict(kwargs or {})
         positional = tuple(args)
 

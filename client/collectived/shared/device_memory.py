@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,24 +18,10 @@ from collectived.calls.places import Address, Place, Stageable
 from collectived.errors import ResourceExhaustedError, UnavailableError
 from collectived.gpu.array import LEGACY_STREAM, DeviceArray
 from collectived.gpu.driver import Cuda, CudaError
+from collectived.gpu.mappings import mappings
 from collectived.shared.lending import Lending
 from collectived.shared.memory import InputArena, Memory, Slot
 from collectived_proto.local.slots import Slots
-
-
-class _Mapping:
-    """Memory of a worker, mapped as long as somebody holds this."""
-
-    def __init__(self, cuda: Cuda, device: int, descriptor: int, size: int, stuck: Sequence[int]) -> None:
-        """`stuck` are events that are perhaps never over."""
-        self.address = cuda.map(device, descriptor, size)
-        weakref.finalize(self, _unmap, cuda, device, self.address, size, stuck).atexit = False
-
-
-def _unmap(cuda: Cuda, device: int, address: int, size: int, stuck: Sequence[int]) -> None:
-    """Unmapping waits for the device: where that may last for ever, memory stays until the process ends."""
-    if all(_over(cuda, event) for event in stuck):
-        cuda.unmap(device, address, size)
 
 
 def _over(cuda: Cuda, event: int) -> bool:
@@ -101,17 +86,18 @@ class DeviceMemory(Memory):
         self._index = index
         self.cuda = cuda
         self.device = device
+        self._mappings = mappings(cuda, device)
+        self._mappings.opened()
         self.kind: Any = None
         self._recording = threading.Lock()  # over all that follow
         self._stream = 0
-        self._stuck: list[int] = []  # events of streams that wait for what a worker has perhaps left undone
         self._events: list[int] = []  # that serve again
         self._busy: list[tuple[int, Slot, int]] = []  # slots that a stream reads, and the event behind that
 
     def _ask(self, size: int, limit: Limit) -> InputArena:
         number, size, descriptor = self.source.ask_device(self._index, size, limit)
         try:
-            mapping = _Mapping(self.cuda, self.device, descriptor, size, self._stuck)
+            mapping = self._mappings.map(descriptor, size)
         except CudaError as error:
             self.source.drop(number)
             raise ResourceExhaustedError(f"memory of GPU:{self._index} cannot be mapped here: {error}") from error
@@ -148,9 +134,9 @@ class DeviceMemory(Memory):
             staging = DeviceStaging(self, slot, prepared.staging_places)
         return staging
 
-    def output(self, nbytes: int) -> Slot:
-        """Where the worker is to write a result."""
-        return self._take(nbytes)
+    def output(self, nbytes: int, patience: float) -> Slot:
+        """Where the worker is to write a result, had within so many seconds."""
+        return self._take(nbytes, patience)
 
     @property
     def stream(self) -> int:
@@ -176,18 +162,9 @@ class DeviceMemory(Memory):
             self.cuda.record(self.device, event, stream)
             self._busy.append((event, slot, stream))
 
-    def follow(self, event: int, stream: int) -> int:
+    def follow(self, event: int, stream: int) -> None:
         """See `DeviceRoom`."""
-        with self._recording:
-            self.cuda.wait(self.device, event, stream)
-            behind = self._event()
-            self.cuda.record(self.device, behind, stream)
-            return behind
-
-    def followed(self, behind: Sequence[int], *, stuck: bool) -> None:
-        """See `DeviceRoom`."""
-        with self._recording:
-            (self._stuck if stuck else self._events).extend(behind)
+        self._mappings.follow(event, stream)
 
     def forget(self) -> None:
         super().forget()
@@ -200,6 +177,7 @@ class DeviceMemory(Memory):
                 self.cuda.end_event(event)
             if stream:
                 self.cuda.end_stream(stream)
+        self._mappings.closed()
 
     def _event(self) -> int:
         return self._events.pop() if self._events else self.cuda.event(self.device)[0]

@@ -95,7 +95,7 @@ class Doorbell:
                 return
             post = call.prepared.post
             instance = standing.number(post, flight.posts if post else len(flight.calls) - flight.posts)
-            event, sent = self._mark(call, instance) if call.marks else (0, True)
+            event, messages = self._mark(call, instance) if call.marks else (0, ())
             flight.posts += post
             call.start(standing.generation, instance)
             flight.calls[instance] = call
@@ -108,19 +108,22 @@ class Doorbell:
             if call.marks:
                 ring = ring._replace(event=event)
             message = ring.encode()
-            sent = sent and door.send(self._socket, message, 0.0)
+            sent = not messages and door.send(self._socket, message, 0.0)
         if not sent:  # the worker is behind, or gone: others may hear of what is in flight meanwhile
-            sent = door.send(self._socket, message, min(_ROOM_WITHIN, max(0.0, call.cut - monotonic())))
+            sent = all(self._send(one, call) for one in (*messages, message))
         if not sent:
             self.glance()  # a worker that has ended in order has said why before
             with self.mutex:
                 self._lose("it takes no more messages")
             self.callbacks.call_back()
 
-    def _mark(self, call: Call, instance: int) -> tuple[int, bool]:
+    def _send(self, message: bytes, call: Call) -> bool:
+        return door.send(self._socket, message, min(_ROOM_WITHIN, max(0.0, call.cut - monotonic())))
+
+    def _mark(self, call: Call, instance: int) -> tuple[int, tuple[bytes, ...]]:
         """The number of its event, of which as many serve in turn as there may be calls in flight.
 
-        Returns too whether the worker knows of the event.
+        Returns too what the worker has to be told before.
 
         Raises:
             UnavailableError: the driver refuses; the call's number is free again.
@@ -133,7 +136,7 @@ class Doorbell:
             why = f"its value cannot be waited for: {error}"
             call.end(self.standing.own_verdict(Code.UNAVAILABLE, why), retire=True)  # copies may be under way
             raise UnavailableError(why) from error
-        return number, not handle or door.send(self._socket, wire.event(number, handle), _ROOM_WITHIN)
+        return number, (wire.event(number, handle),) if handle else ()
 
     def order(self, call: Call) -> bool:
         """See `Route`."""

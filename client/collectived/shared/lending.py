@@ -14,6 +14,7 @@ from collections import deque
 from time import monotonic
 
 from collectived.calls.limit import Limit
+from collectived.errors import UnavailableError
 from collectived.gpu.array import DeviceArray
 from collectived.gpu.driver import Allocation, Cuda, CudaError
 from collectived.shared.memory import SessionSocket
@@ -22,6 +23,8 @@ from collectived_proto.local import wire
 log = logging.getLogger("collectived")
 
 _LOOK_EVERY = 1.0  # seconds between two looks at what has been freed
+_PATIENCE = 1.0  # seconds in which the worker opens memory; a collective that waits longer is sooner done with a copy
+_AGAIN_AFTER = 10.0  # seconds in which it is not asked again then
 _MOST_REFUSED = 1024  # allocations that are remembered as not to be opened
 
 
@@ -63,15 +66,16 @@ class Lending:
         self._open = 0  # in the worker
         self._clock = itertools.count(1)
         self._look_at = 0.0
+        self._ask_at = 0.0
 
     def loan(self, array: DeviceArray, patience: float) -> Loan | None:
         """That of an array's memory; None where it has to be copied.
 
         Args:
-            patience: seconds in which the worker opens it, where that is new.
+            patience: seconds in which the worker opens it, where that is new; a second at most.
 
         Raises:
-            UnavailableError, CollectiveError: the worker does not answer, or is lost.
+            CollectiveError: the worker refuses.
         """
         elsewhere = array.device != self._device or not array.nbytes
         if not self._most or elsewhere or array.address % array.dtype.itemsize:
@@ -103,7 +107,9 @@ class Lending:
     def _lend(self, allocation: Allocation, patience: float) -> Loan | None:
         if not allocation.exportable or allocation.device != self._device or allocation.identity in self._refused:
             return None
-        limit = Limit.of(patience)
+        if monotonic() < self._ask_at:
+            return None
+        limit = Limit.of(min(patience, _PATIENCE))
         if not self._lock.acquire(timeout=limit.remaining):
             return None
         try:
@@ -127,7 +133,12 @@ class Lending:
         except CudaError as error:
             self._refuse(allocation, str(error))
             return None
-        answer = self._source.lend(wire.Lent(self._index, allocation.identity, handle), limit)
+        try:
+            answer = self._source.lend(wire.Lent(self._index, allocation.identity, handle), limit)
+        except UnavailableError as error:  # what is lost shows without us; a late answer is given back
+            log.debug("memory is copied for collectives for %g s, not lent: %s", _AGAIN_AFTER, error)
+            self._ask_at = monotonic() + _AGAIN_AFTER
+            return None
         if not answer.number:
             self._refuse(allocation, answer.why)
             return None

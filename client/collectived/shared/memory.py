@@ -39,7 +39,7 @@ from collectived_proto.local.slots import Slots
 if sys.platform == "linux":
     from collectived_proto.local import arena as shared
 
-FIRST = 16 << 20  # bytes of the first arena; later ones are as large as all before together,
+FIRST = 2 << 20  # bytes of the first arena; later ones are as large as all before together,
 LARGEST = 256 << 20  # but not larger than this, unless one slot needs it
 _PAGES = 2 << 20
 _PATIENCE = 30.0  # seconds in which a worker hands over an arena: it must fill its pages first

@@ -297,6 +297,7 @@ class Report(_message.Message):
         OVERDUE: _ClassVar[Report.Kind]
         UNANSWERED: _ClassVar[Report.Kind]
         UNCLAIMED: _ClassVar[Report.Kind]
+        NATIVE: _ClassVar[Report.Kind]
     KIND_UNSPECIFIED: Report.Kind
     PENDING: Report.Kind
     EXPIRED: Report.Kind
@@ -310,6 +311,7 @@ class Report(_message.Message):
     OVERDUE: Report.Kind
     UNANSWERED: Report.Kind
     UNCLAIMED: Report.Kind
+    NATIVE: Report.Kind
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]

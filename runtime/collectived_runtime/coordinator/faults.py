@@ -1,8 +1,9 @@
 """Faults: what lanes report, what is asked about it, and the verdict that follows.
 
 An *inquiry* asks the workers of a generation how far their ranks are at one instance; it ends when all have answered
-or after 0.1 s, and then the instance is *judged*. A verdict covers all instances from `from_instance` on; an instance
-fails with the first verdict that covers it, so later ones matter only where they reach further back.
+or after 0.1 s, and then the instance is *judged*. That NCCL failed does not say who is at fault: there it goes on for
+as long as somebody is silent and may yet be found to be lost. A verdict covers all instances from `from_instance` on;
+an instance fails with the first verdict that covers it, so later ones matter only where they reach further back.
 """
 
 from __future__ import annotations
@@ -30,10 +31,16 @@ from collectived_runtime.coordinator.registry import (
 
 _OF_A_RANK = (ReportKind.LOST, ReportKind.ABORT, ReportKind.LEFT, ReportKind.EXHAUSTED)
 _OF_A_POST = (ReportKind.OVERDUE, ReportKind.UNANSWERED, ReportKind.UNCLAIMED)
-_OF_AN_INSTANCE = (ReportKind.PENDING, ReportKind.EXPIRED, ReportKind.MISMATCH, ReportKind.LINK)
+_OF_AN_INSTANCE = (ReportKind.PENDING, ReportKind.EXPIRED, ReportKind.MISMATCH, ReportKind.LINK, ReportKind.NATIVE)
 WARN_AGAIN = 1.9  # times as long a wait: lanes report it again after twice the time, and not all in the same moment
 # Of two reports on one instance the graver decides how it is judged.
-_GRAVITY = {ReportKind.PENDING: 0, ReportKind.LINK: 0, ReportKind.EXPIRED: 1, ReportKind.MISMATCH: 2}
+_GRAVITY = {
+    ReportKind.PENDING: 0,
+    ReportKind.LINK: 0,
+    ReportKind.NATIVE: 0,
+    ReportKind.EXPIRED: 1,
+    ReportKind.MISMATCH: 2,
+}
 
 
 def reported(book: Registry, event: Reported, now: float) -> Iterator[Effect]:
@@ -57,6 +64,7 @@ def reported(book: Registry, event: Reported, now: float) -> Iterator[Effect]:
         generation.learn(task, -1, report.ranks, now)
         if report.kind in _OF_A_RANK:
             yield from _of_a_rank(book, generation, report, now)
+            yield from _gone(book, generation, task, now)
         elif report.kind in _OF_A_POST:
             yield from _of_a_post(book, generation, task, report, now)
         elif report.kind is ReportKind.RESUMED:
@@ -174,12 +182,13 @@ def _of_an_instance(book: Registry, generation: Generation, task: int, report: R
         yield Send(task, known)
         yield from _record(book, generation, known, now)
         return
-    link = report.kind is ReportKind.LINK
+    link, native = report.kind is ReportKind.LINK, report.kind is ReportKind.NATIVE
     if link and not generation.present(report.worker):
         return  # that worker left in order, and its links with it
     evidence = _evidence(generation, report.instance, now)
     generation.learn(task, report.instance, report.ranks, now)
-    inquiry = _open_inquiry(book, generation, report.instance, report.worker if link else -1)
+    peer = report.worker if link else -1
+    inquiry = _of_nccl(book, generation) if native else _open_inquiry(book, generation, report.instance, peer)
     if inquiry is None and report.kind is ReportKind.PENDING and evidence.warned:
         # Everybody has been asked already; what this worker adds is compared with what is known.
         known_so_far = Inquiry(0, report.generation, report.instance, report.kind, set())
@@ -189,7 +198,8 @@ def _of_an_instance(book: Registry, generation: Generation, task: int, report: R
     if inquiry is None:
         inquiry = Inquiry(book.new_id(), report.generation, report.instance, report.kind, set())
         inquiry.peer = report.worker if link else -1
-        inquiry.until = now + INQUIRY_SECONDS
+        # A stream that breaks with what broke NCCL breaks a moment later, and as much later is its worker lost.
+        inquiry.until = now + INQUIRY_SECONDS + (book.patience if native else 0.0)
         book.inquiries[inquiry.query] = inquiry
         book.arm(inquiry.until, Unanswered(inquiry.query))
         yield from _ask(book, generation, inquiry, task)
@@ -200,6 +210,9 @@ def _of_an_instance(book: Registry, generation: Generation, task: int, report: R
         inquiry.text = report.text or inquiry.text
     if link:
         inquiry.text = f"the link of worker {task} to worker {report.worker} broke: {report.text or 'no details given'}"
+    if native:
+        inquiry.broken.setdefault(task, report.text or "NCCL failed")
+        inquiry.instance = min(inquiry.instance, report.instance)
     if not inquiry.asked:
         yield from _answered(book, inquiry, now)
 
@@ -222,7 +235,16 @@ def _warning_due(book: Registry, evidence: Evidence, now: float) -> bool:
 
 def _open_inquiry(book: Registry, generation: Generation, instance: int, peer: int = -1) -> Inquiry | None:
     wanted = (generation.info.generation, instance, peer)
-    return next((i for i in book.inquiries.values() if (i.generation, i.instance, i.peer) == wanted), None)
+    for inquiry in book.inquiries.values():
+        if (inquiry.generation, inquiry.instance, inquiry.peer) == wanted and inquiry.kind is not ReportKind.NATIVE:
+            return inquiry
+    return None
+
+
+def _of_nccl(book: Registry, generation: Generation) -> Inquiry | None:
+    """What is asked since NCCL failed, once for all instances of which that is reported."""
+    number = generation.info.generation
+    return next((i for i in book.inquiries.values() if (i.generation, i.kind) == (number, ReportKind.NATIVE)), None)
 
 
 def _ask(book: Registry, generation: Generation, inquiry: Inquiry, reporter: int = -1) -> Iterator[Effect]:
@@ -250,17 +272,47 @@ def positioned(book: Registry, event: Positioned, now: float) -> Iterator[Effect
 
 
 def _answered(book: Registry, inquiry: Inquiry, now: float) -> Iterator[Effect]:
-    """All have answered: judged, unless ranks that are still to come decide who the majority is."""
-    if now < inquiry.until and judgement.majority_open(book.generations[inquiry.generation], inquiry.instance):
+    """All have answered: judged, unless more is to come: ranks that decide who the majority is, or who is lost."""
+    generation = book.generations[inquiry.generation]
+    if now >= inquiry.until:
+        yield from _judge(book, inquiry, now)
+    elif inquiry.kind is ReportKind.NATIVE:
+        away = {task for task in generation.ranks_of if generation.present(task) and not book.connected(task)}
+        links = [one.until for one in book.inquiries.values() if one.generation == inquiry.generation and one.peer >= 0]
+        inquiry.asked |= away  # they come back and are asked, or are lost
+        if links and not away:
+            book.arm(max(links), Undecided(inquiry.query))
+        elif not away:
+            yield from _judge(book, inquiry, now)
+    elif judgement.majority_open(generation, inquiry.instance):
         book.arm(min(inquiry.until, now + ASK_AGAIN_SECONDS), Undecided(inquiry.query))
     else:
         yield from _judge(book, inquiry, now)
 
 
+def back(book: Registry, task: int) -> Iterator[Effect]:
+    """A worker has come back: what it was asked on its former stream, or could not be asked, it is asked again."""
+    for inquiry in book.inquiries.values():
+        if inquiry.kind is ReportKind.NATIVE and task in inquiry.asked:
+            key = book.generations[inquiry.generation].info.key
+            yield Send(task, Query(key, inquiry.generation, inquiry.instance, inquiry.query))
+
+
+def _gone(book: Registry, generation: Generation, task: int, now: float) -> Iterator[Effect]:
+    """A rank has told that it goes: a worker without any other may have no lane left that answers."""
+    inquiry = _of_nccl(book, generation)
+    if inquiry is not None and task in inquiry.asked and not generation.present(task):
+        inquiry.asked.discard(task)
+        if not inquiry.asked:
+            yield from _answered(book, inquiry, now)
+
+
 def undecided(book: Registry, query: int, now: float) -> Iterator[Effect]:
     """Asks everybody again, in case the missing ranks have come."""
     inquiry = book.inquiries.get(query)
-    if inquiry is not None and not inquiry.asked:
+    if inquiry is not None and inquiry.kind is ReportKind.NATIVE and not inquiry.asked:
+        yield from _answered(book, inquiry, now)
+    elif inquiry is not None and not inquiry.asked:
         yield from _ask(book, book.generations[inquiry.generation], inquiry)
         if not inquiry.asked:
             yield from _judge(book, inquiry, now)
@@ -283,6 +335,11 @@ def _resumed(book: Registry, generation: Generation, instance: int) -> Iterator[
 def _judge(book: Registry, inquiry: Inquiry, now: float) -> Iterator[Effect]:
     book.inquiries.pop(inquiry.query, None)
     generation = book.generations[inquiry.generation]
+    native = _of_nccl(book, generation)
+    if inquiry.kind is ReportKind.EXPIRED and native is not None and native.instance <= inquiry.instance:
+        # It could not have completed, whoever came: the deadline only ends the search for somebody who is lost.
+        yield from _judge(book, native, now)
+        return
     evidence = _evidence(generation, inquiry.instance, now)
     silent = {task: _silence(book, task) for task in inquiry.asked}
     silent |= {task: _silence(book, task) for task in generation.ranks_of if not book.connected(task)}

@@ -12,7 +12,7 @@ from collectived_proto import wording
 from collectived_proto.errors import Code
 from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, shown_name
 from collectived_proto.wording import expired_text, history, not_come, seconds, span, subject
-from collectived_runtime.coordinator.registry import Generation, Inquiry
+from collectived_runtime.coordinator.registry import Departure, Generation, Inquiry
 from collectived_runtime.coordinator.wording import majority, mismatch_text, pending_text, unfinished_text
 
 
@@ -80,6 +80,8 @@ def judge(generation: Generation, inquiry: Inquiry, silent: Mapping[int, str], n
     """
     if inquiry.kind is ReportKind.LINK:
         return _link(generation, inquiry, now)
+    if inquiry.kind is ReportKind.NATIVE:
+        return _native(generation, inquiry, silent, now)
     mismatch = _mismatch(generation, inquiry, now)
     if mismatch is not None or inquiry.kind is not ReportKind.EXPIRED:
         return mismatch
@@ -104,6 +106,17 @@ def _link(generation: Generation, inquiry: Inquiry, now: float) -> Verdict | Non
         return None
     text = lost_text(generation, ranks, inquiry.text, now)
     return verdict(generation, Code.UNAVAILABLE, text, max(inquiry.instance, 0), now, missing=ranks)
+
+
+def _native(generation: Generation, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict:
+    """Only who is lost is named: that NCCL failed at one end does not say that it is at fault, nor the other."""
+    instance, ranks_of = inquiry.instance, generation.ranks_of
+    lost = sorted(rank for rank, how in generation.departed.items() if how is Departure.LOST)
+    told = [(f"worker {task}", generation.members(now, ranks_of[task]), said) for task, said in inquiry.broken.items()]
+    text = wording.native_text(_subject(generation, instance), told, generation.members(now, lost))
+    quiet = [why for task, why in sorted(silent.items()) if generation.present(task)]
+    text = "; ".join([text, *quiet[: wording.NAMED]])
+    return verdict(generation, Code.UNAVAILABLE, text, instance, now, instance=instance, missing=lost)
 
 
 def _mismatch(generation: Generation, inquiry: Inquiry, now: float) -> Verdict | None:

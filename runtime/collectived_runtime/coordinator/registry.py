@@ -245,6 +245,7 @@ class Inquiry:
     text: str = ""
     peer: int = -1  # LINK: the worker whose link broke
     until: float = 0.0  # judged then, whatever is known
+    broken: dict[int, str] = field(default_factory=dict)  # what NCCL said, by worker, in the order of reports
 
 
 @dataclass(slots=True)

@@ -80,6 +80,7 @@ def attached(book: Registry, hello: Hello, clock: int, now: float) -> Iterator[E
     yield from _adopt_all(book, hello, now)
     if back:
         yield from _remind(book, hello)
+        yield from faults.back(book, hello.task)
 
 
 def _link_secret(book: Registry, hello: Hello) -> str:

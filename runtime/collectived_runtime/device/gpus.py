@@ -67,14 +67,22 @@ class Region:
 
 
 class _Memory:
-    """An allocation, as something that can be held."""
+    """An allocation, as something that can be held. `freed`: what is called when it has been freed."""
 
-    __slots__ = ("__weakref__", "address", "size")
+    __slots__ = ("__weakref__", "address", "freed", "size")
 
     def __init__(self, cuda: Cuda, address: int, size: int) -> None:
         self.address = address
         self.size = size
-        weakref.finalize(self, cuda.free, address).atexit = False  # with the process the driver frees all of it
+        self.freed: list[Callable[[], object]] = []
+        # With the process the driver frees all of it. One finalizer alone: of several the latest is called first.
+        weakref.finalize(self, _free, cuda, address, self.freed).atexit = False
+
+
+def _free(cuda: Cuda, address: int, freed: Sequence[Callable[[], object]]) -> None:
+    cuda.free(address)
+    for then in freed:
+        then()
 
 
 class _Lent:
@@ -200,7 +208,7 @@ class Gpu:
         cleared = threading.Event()
         launch = self.submit(lambda stream: self.cuda.clear(memory.address, memory.size, stream), cleared.set)
         if not cleared.wait(within):
-            weakref.finalize(memory, freed).atexit = False  # what is on the stream keeps it
+            memory.freed.append(freed)  # what is on the stream keeps it
             launch.wanted = False
             why = f"what is under way on GPU:{self.index} has not let new memory be cleared within {within:g} s"
             raise NotCleared("cuMemsetD8Async", -1, why)

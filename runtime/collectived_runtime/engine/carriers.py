@@ -118,7 +118,7 @@ def _nccl_refuses(operation: Operation, topology: Topology, pack: Pack, inside: 
         how = Arithmetic(operation.reduce_op, pack.dtype, pack.result_dtype, topology.group.size)
         if elements(how) is None:
             return f"NCCL has no {operation.reduce_op.value} of {pack.dtype.label}"
-    return topology.without_nccl or ("" if inside else topology.nccl_differs)
+    return topology.why_no_nccl or ("" if inside else topology.how_nccl_differs)
 
 
 def carrier_of_cut(operation: Cutting, workers: Workers) -> tuple[str, str]:

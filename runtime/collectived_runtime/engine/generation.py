@@ -27,7 +27,7 @@ from collectived_proto.types import (
 )
 from collectived_runtime.device.cuda.driver import CudaError
 from collectived_runtime.device.gpus import Region
-from collectived_runtime.device.nccl.interface import NcclError, NcclRemoteError
+from collectived_runtime.device.nccl.interface import NcclError
 from collectived_runtime.engine import preliminary, verdicts
 from collectived_runtime.engine import strand as strands
 from collectived_runtime.engine.counters import NOT_STARTED
@@ -62,8 +62,8 @@ class Generation:
         self.ledger = Ledger(topology.group.key, number, topology.ranks, around.stall_after, time.monotonic())
         self.links = Links(topology, number, around.exchange, shop.watch, self.link_broken, self._frame_early)
         self.flood = Flood(shop, number, lambda: self.ledger.fault, rule, self._witness)
-        decide = self.flood.decide
-        self.reports = Reports(topology, self.ledger, around.name, around.report, decide, around.connected)
+        decide, lost_after, connected = self.flood.decide, around.lost_after, around.connected
+        self.reports = Reports(topology, self.ledger, around.name, around.report, decide, lost_after, connected)
         self.newcomers = Newcomers(shop, self.ledger)
         self.posts = Posts(shop, number, self.reports, self.fail, self.link_broken)
         self._shop = shop
@@ -386,14 +386,10 @@ class Generation:
         self.reports.fault(ReportKind.EXHAUSTED, instance.number, rank=rank, text=text)
 
     def _nccl_failed(self, instance: Instance, error: NcclError) -> None:
-        """NCCL says that another worker is gone, of whom we shall hear more, or that it has failed here."""
-        instance.disputed = True
-        others = [peer.task for peer in self._shop.topology.peers if peer.ranks != self._shop.topology.ranks]
-        if isinstance(error, NcclRemoteError) and len(others) == 1:
-            self.reports.fault(ReportKind.LINK, instance.number, worker=others[0], text=str(error))
-            return
-        rank = min(self.ledger.standings)
-        self.reports.fault(ReportKind.LOST, self.ledger.standings[rank].finished, rank=rank, text=str(error))
+        """NCCL does not say who is at fault, not even where it says that another rank is gone: nobody is accused."""
+        instance.disputed = True  # it does not start; the verdict is on its way
+        log.info("group %s: %s", self._shop.name, error)
+        self.reports.fault(ReportKind.NATIVE, instance.number, text=str(error))
 
     def _witness(self, verdict: Verdict) -> Verdict:
         """Another worker's verdict, with the ranks of this one that it waited for."""

@@ -23,6 +23,7 @@ _ANY = -1  # whatever instance comes next
 DECIDE_ALONE_SECONDS = 0.12  # how long a lane waits for the coordinator's verdict before it decides for itself
 
 MISMATCH_ALONE_SECONDS = 1.0  # the same where nothing but the truth about who differs is waited for
+NATIVE_ALONE_SECONDS = 1.0  # the same where NCCL failed, after the time in which the coordinator finds out who is lost
 
 
 class Reports:
@@ -32,6 +33,7 @@ class Reports:
         worker: this worker's name, for what it decides alone.
         report: sends a report to the coordinator.
         rule: takes a verdict that this worker made alone.
+        lost_after: seconds in which the coordinator finds out that a silent worker is lost.
         connected: whether the coordinator can be reached.
     """
 
@@ -42,6 +44,7 @@ class Reports:
         worker: str,
         report: Callable[[Report], None],
         rule: Callable[[Verdict], None],
+        lost_after: float,
         connected: Callable[[], bool],
     ) -> None:
         self._topology = topology
@@ -49,6 +52,7 @@ class Reports:
         self._worker = worker
         self._report = report
         self._rule = rule
+        self._lost_after = lost_after
         self._connected = connected
         self._departures: list[Report] = []
         self._late: set[int] = set()  # instances that some local rank will not submit
@@ -157,9 +161,13 @@ class Reports:
         return report
 
     def again(self) -> None:
-        """Says once more who has gone: what was said to a coordinator that went away may not have been heard."""
+        """Says once more who has gone and that NCCL failed, on which a verdict may take long: what was said to a
+        coordinator that went away may not have been heard, or not been decided."""
         for report in self._departures:
             self._report(report)
+        for _, report in self._alone_at.values():
+            if report.kind is ReportKind.NATIVE:
+                self._report(report)
 
     def completed(self, instance: int) -> None:
         """An instance completed after all."""
@@ -205,10 +213,21 @@ class Reports:
         first = report.instance + 1 if report.kind is ReportKind.LOST else max(0, report.instance)
         known = self._ledger.verdict_on(first)
         if known is None or known.orderly:
-            hurry = DECIDE_ALONE_SECONDS if report.kind is not ReportKind.MISMATCH else MISMATCH_ALONE_SECONDS
-            at, earlier = time.monotonic() + hurry, self._alone_at.get(first)
-            self._alone_at[first] = (at, report) if earlier is None else (min(at, earlier[0]), earlier[1])
+            at, counts = time.monotonic() + self._hurry(report.kind), report
+            if first in self._alone_at:
+                earlier_at, earlier = self._alone_at[first]
+                at = min(at, earlier_at)
+                counts = report if _knows_more(report, earlier) else earlier
+            self._alone_at[first] = (at, counts)
         self._report(report)
+
+    def _hurry(self, kind: ReportKind) -> float:
+        match kind:
+            case ReportKind.MISMATCH:
+                return MISMATCH_ALONE_SECONDS
+            case ReportKind.NATIVE:
+                return self._lost_after + NATIVE_ALONE_SECONDS
+        return DECIDE_ALONE_SECONDS
 
     def _decide_alone(self, first: int, report: Report) -> None:
         ledger = self._ledger
@@ -249,3 +268,8 @@ class Reports:
                 seconds=round(now - instance.first.at, 3),
             ),
         )
+
+
+def _knows_more(report: Report, earlier: Report) -> bool:
+    """Whether a report says more than an earlier one: that NCCL failed yields to what names who is at fault."""
+    return earlier.kind is ReportKind.NATIVE and report.kind not in (ReportKind.NATIVE, ReportKind.EXPIRED)

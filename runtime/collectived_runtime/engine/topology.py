@@ -40,7 +40,7 @@ class Topology:
         return any("GPU" in member.device for member in self.group.members)
 
     @property
-    def without_nccl(self) -> str:
+    def why_no_nccl(self) -> str:
         """Why NCCL can carry nothing out in this group, not even inside of its workers, or ''."""
         for member in self.group.members:
             if DeviceName.parse(member.device).kind != "GPU":
@@ -51,7 +51,7 @@ class Topology:
         return ""
 
     @property
-    def nccl_differs(self) -> str:
+    def how_nccl_differs(self) -> str:
         """Why it can carry nothing out between its workers, or ''."""
         versions = sorted({peer.nccl for peer in self.peers})
         if len(versions) > 1:

@@ -8,7 +8,16 @@ from dataclasses import replace
 from collectived_proto.codec import verdict_to_proto
 from collectived_proto.errors import Code
 from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, shown_name
-from collectived_proto.wording import expired_text, history, lost_text, members_text, not_come, seconds, subject
+from collectived_proto.wording import (
+    expired_text,
+    history,
+    lost_text,
+    members_text,
+    native_text,
+    not_come,
+    seconds,
+    subject,
+)
 from collectived_runtime.engine.topology import Topology
 
 MAX_TEXT = 8 << 10  # characters
@@ -104,6 +113,9 @@ def _judge(
             ranks = [rank for one in topology.peers if one.task == report.worker for rank in one.ranks]
             why = f"the link of {name} to worker {report.worker} broke: {report.text}"
             return Code.UNAVAILABLE, f"{what}: {lost_text([members[rank] for rank in ranks], why, {})}", ranks
+        case ReportKind.NATIVE:
+            here = [members[rank] for rank in topology.ranks]
+            return Code.UNAVAILABLE, native_text(what, [(name, here, report.text)], ()), []
         case ReportKind.OVERDUE:
             other = not_come(members[peer], told[peer]) if peer in told else f"{members[peer]} has not come"
             text = f"{report.text} on {members[rank]} did not complete within {seconds(report.timeout_seconds)}"

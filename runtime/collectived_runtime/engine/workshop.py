@@ -46,6 +46,7 @@ class Surroundings:
     recorder: Recorder = field(default_factory=Recorder)
     refusals: Refusals = field(default_factory=Refusals)
     native: Engine | None = None  # where this worker has GPUs and NCCL
+    lost_after: float = 10.0  # seconds in which the coordinator finds out that a silent worker is lost
     connected: Callable[[], bool] = lambda: True  # whether the coordinator can be reached; from any thread
 
 
@@ -79,7 +80,7 @@ class Workshop:
             program = compose(instance.collective, self.topology, instance.rows, strangers)
             self.keep(key, program)
             if instance.collective.implementation is CommunicationImplementation.NCCL and not program.native:
-                where = f"on GPUs, but {self.topology.without_nccl or 'not for NCCL'}"
+                where = f"on GPUs, but {self.topology.why_no_nccl or 'not for NCCL'}"
                 self.note(f"{where if self.topology.on_gpus else 'on CPU devices'}: the hint NCCL falls back to RING")
         return program
 

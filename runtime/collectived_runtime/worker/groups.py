@@ -123,6 +123,7 @@ class Groups:
         self.joins: Counter[str] = Counter()  # that ended, by outcome
         self._formed = (b"", pb.Formed())  # read last: all local ranks of a generation are told the same
         self.stall_after = 1.0
+        self.lost_after = 10.0
 
     @property
     def lanes(self) -> list[Lane]:
@@ -453,6 +454,7 @@ class Groups:
             self.recorder,
             self._refusals,
             self._native,
+            self.lost_after,
             self._connected,
         )
 

@@ -65,6 +65,7 @@ class Membership:
     Attributes:
         welcomes: how often the coordinator has welcomed this worker. beats: heartbeats sent.
         link_secret: that a coordinator has given for links, where the job has no secret; '' before.
+        heartbeat_seconds: between heartbeats, as the coordinator wants them.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Membership:
         self.welcomes = 0
         self.beats = 0
         self._heartbeats = Heartbeats()
-        self._heartbeat = 5.0
+        self.heartbeat_seconds = 5.0
         self._pulse = Pulse()
         self._waiting: deque[pb.WorkerMessage] = deque(maxlen=WAITING_MESSAGES)
         self._news = asyncio.Event()
@@ -258,7 +259,7 @@ class Membership:
     def _welcomed(self, welcome: pb.Welcome) -> None:
         self.welcomes += 1
         self.epoch = max(self.epoch, welcome.epoch)
-        self._heartbeat = welcome.heartbeat_seconds
+        self.heartbeat_seconds = welcome.heartbeat_seconds
         self.stall_seconds = welcome.stall_seconds
         self.link_secret = welcome.link_secret or self.link_secret
         self._welcome_once = True
@@ -291,7 +292,7 @@ class Membership:
                         return
             try:
                 # A beat is due whatever else is said: it alone tells where ranks stand with which nothing is wrong.
-                await asyncio.wait_for(self._news.wait(), max(0.0, beaten + self._heartbeat - time.monotonic()))
+                await asyncio.wait_for(self._news.wait(), max(0.0, beaten + self.heartbeat_seconds - time.monotonic()))
             except TimeoutError:
                 if stream != self._streams:
                     return

@@ -64,7 +64,7 @@ from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.listening import listening
 from collectived_runtime.worker.membership import Membership
 from collectived_runtime.worker.memory_limit import default_memory_limit
-from collectived_runtime.worker.native import GetNccl, native
+from collectived_runtime.worker.nccl import GetNccl, load
 from collectived_runtime.worker.service import WorkerService
 from collectived_runtime.worker.sessions import Sessions
 from collectived_runtime.worker.status import Identity, Standing, group_seen_from, worker_status
@@ -170,7 +170,7 @@ class _Worker:
         callers = Callers(self.gate, self.porter, tls.mutual)
         group_rules = resolved(settings.group_rules, "group_rules")
         device_rules = resolved(settings.device_rules, "device_rules")
-        self.native = native(settings.nccl, self.devices.gpus, _end_without, nccl)
+        self.nccl = load(settings.nccl, self.devices.gpus, _end_without, nccl)
         folder = settings.folder
         folder.mkdir(mode=0o711 if self.porter.names_guests else 0o700, parents=True, exist_ok=True)
         self.door = check_socket_path(folder / f"door-{task}.sock")
@@ -190,7 +190,7 @@ class _Worker:
             self.listen[0],
             f"{address_of(settings.link_listen)[0]}:{self.reception.link_port}",
             self.devices.missing,
-            self.native.text,
+            self.nccl.text,
         )
         self.name = f"/job:worker/task:{task}"
         self.telemetry: telemetry.Telemetry | None = None
@@ -233,7 +233,7 @@ class _Worker:
             self.refusals,
             most,
             rules,
-            self.native.engine,
+            self.nccl.engine,
         )
 
     def _membership(self) -> Membership:
@@ -367,7 +367,7 @@ class _Worker:
         await self.server.stop(0.2)
         self.porter.close()
         await asyncio.to_thread(self.groups.close)
-        await asyncio.to_thread(self.native.close)
+        await asyncio.to_thread(self.nccl.close)
         await asyncio.to_thread(self.devices.close)
         await asyncio.to_thread(self.reception.close)
         if self.telemetry is not None:
@@ -385,7 +385,7 @@ class _Worker:
             devices=identity.devices,
             address=self.listen[0],
             link_address=identity.link_address,
-            nccl=self.native.version,
+            nccl=self.nccl.version,
             highest_epoch=epoch,
             groups=self.groups.attached(),
             draining=bool(self.drainage.refusal),
@@ -410,6 +410,7 @@ class _Worker:
     def _welcomed(self) -> None:
         self.reception.prove_with(self.settings.secret or self.membership.link_secret)
         self.groups.stall_after = self.membership.stall_seconds
+        self.groups.lost_after = 2 * self.membership.heartbeat_seconds
         self.groups.ask_again()
         self.health.change(True)
 

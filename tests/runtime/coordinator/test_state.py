@@ -241,7 +241,7 @@ def sizes(mind: Coordinator) -> dict[str, int]:
     return {name: len(part) for name in book.__slots__ if isinstance(part := getattr(book, name), Sized)}
 
 
-def test_ten_thousand_groups_that_come_and_go_leave_no_more_than_the_latest_few() -> None:
+def test_thousands_of_groups_that_come_and_go_leave_no_more_than_the_latest_few() -> None:
     """Whether they end in order, fail, are lost, are given up while they form or just after, go on or settle late."""
     mind, chance, now = Coordinator(THIS_YEAR, tune=True), random.Random(7), 0.0
     book, late = mind._book, deque[JoinCancelled]()
@@ -251,7 +251,7 @@ def test_ten_thousand_groups_that_come_and_go_leave_no_more_than_the_latest_few(
         return [e.message for e in mind.step(Reported(task, report), now) if isinstance(e, Send)]
 
     most: Counter[str] = Counter()
-    for number in range(10_000):
+    for number in range(4000):  # of which any one fate is that of more than all bounds below
         now += 1.0
         for task in (0, 1):
             mind.step(WorkerAttached(Hello(task, f"i{number // 100}", f"h{task}", 1)), now)

@@ -225,6 +225,7 @@ class World:
         key: int = 7,
         generation: int = 100,
         receptions: Sequence[Reception] = (),
+        lost_after: float = 60.0,
         connected: bool = True,
     ) -> None:
         ranks = itertools.count()
@@ -264,6 +265,7 @@ class World:
                 self.reports.put,
                 self.ended.put,
                 native=natives[task] if natives else None,
+                lost_after=lost_after,
                 connected=lambda: connected,
             )
             lane = Lane(Topology.of(self.group, peers, task, table or TABLE, idle), around)

@@ -87,6 +87,7 @@ class Party:
         receives: bool = True,
         ordered: bool = False,
         event: int = 0,
+        remaining: float = 0.0,
         **described_as: Any,
     ) -> None:
         one = self.world.ranks[rank]
@@ -106,7 +107,15 @@ class Party:
         output = (GPU, OUTPUT) if there and receives else None
         where = tuple(addresses)
         ring = wire.Ring(
-            self.world.group.generation, 5, one.next, 0.0, False, where, output=output, ordered=ordered, event=event
+            self.world.group.generation,
+            5,
+            one.next,
+            remaining,
+            False,
+            where,
+            output=output,
+            ordered=ordered,
+            event=event,
         )
         one.next += 1
         one.bell.send(ring.encode())

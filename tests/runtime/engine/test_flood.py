@@ -35,7 +35,8 @@ def test_all_hear_the_same_verdict_which_names_the_missing_rank(
     assert all([member.rank for member in verdict.missing] == [absent.rank] for verdict in verdicts)
 
 
-def test_a_lost_peer_is_named_alike_by_all_that_are_left(world: Any) -> None:
+def test_a_lost_peer_is_named_alike_by_all_that_are_left(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flood, "LISTEN_SECONDS", 1.0)
     here = world(1, 1, 1, 1)
     *present, last = here.ranks
     for rank in present:

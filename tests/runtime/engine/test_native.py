@@ -31,9 +31,10 @@ from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.gpus import Gpu, chosen
 from collectived_runtime.device.nccl.communicators import Communicators
 from collectived_runtime.device.nccl.interface import NcclError, NcclRemoteError
+from collectived_runtime.engine import flood, native, reports
 from collectived_runtime.engine.native import Engine, Order, averages, patiently
 from collectived_runtime.engine.tickets import Key, Turnstile
-from collectived_runtime.transport.link import Link
+from collectived_runtime.transport.link import Link, LinkBroken
 
 NCCL: Any = {"implementation": CommunicationImplementation.NCCL}
 
@@ -251,7 +252,16 @@ def test_a_verdict_amid_a_kernel_aborts_it_and_the_gpu_is_usable_afterwards(clus
     assert not there.lost and there.died.empty()
 
 
-def test_what_nccl_reports_as_a_lost_rank_is_a_broken_link_to_that_worker(cluster: Make) -> None:
+def fails_on(task: int, there: Cluster, group: Group, remaining: float = 0.0) -> None:
+    """An all-reduce for which NCCL fails on that worker, after one that was well."""
+    values = [np.ones(10, np.float32)] * len(group.places)
+    group.all_reduce(values)
+    there.nccls[task].broken = True
+    for rank, value in enumerate(values):
+        group.submit(rank, [value], AllReduce(ReduceOp.SUM), remaining=remaining, **NCCL)
+
+
+def test_that_nccl_says_another_rank_is_gone_accuses_nobody(cluster: Make) -> None:
     there = cluster(2)
     group = there.group((1, 1), (0, 0))
     value = np.ones(10, np.float32)
@@ -259,8 +269,86 @@ def test_what_nccl_reports_as_a_lost_rank_is_a_broken_link_to_that_worker(cluste
     there.nccls[1].close()  # as if its process had ended
     for rank in (0, 1):
         group.submit(rank, [value], AllReduce(ReduceOp.SUM), **NCCL)
-    report = group.world.report(ReportKind.LINK)
-    assert "NCCL" in report.text and report.worker in (0, 1)
+    told = [group.world.reports.get(timeout=10) for _ in range(2)]
+    assert all((report.kind, report.instance) == (ReportKind.NATIVE, 1) for report in told)
+    assert all("another rank, or the connection to it, is gone" in report.text for report in told)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_failure_of_nccl_here_is_told_before_the_others_hear_of_it_and_a_verdict_makes_the_gpu_usable(
+    cluster: Make, workers: int
+) -> None:
+    there = cluster(workers)
+    group = there.group((2,) * workers, (0, 1) * workers)
+    fails_on(0, there, group)
+    report = group.world.reports.get(timeout=10)
+    assert (report.kind, report.instance, "a call to the system failed" in report.text) == (ReportKind.NATIVE, 1, True)
+    assert [position.rank for position in report.ranks] == [0, 1]
+    group.world.rule(group.world.verdict(Code.UNAVAILABLE))
+    for rank in group.world.ranks:
+        assert rank.failed()[1].message == "decided"
+    there.nccls[0].broken = False
+    value = np.ones(10, np.float32)
+    again = there.group((2,) * workers, (0, 1) * workers, key=9).all_reduce([value] * 2 * workers)
+    assert (again[0] == 2 * workers).all() and not there.lost
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that decide alone listen for as long as a busy machine may need, though not for those whose NCCL says
+    later that another rank is gone."""
+    monkeypatch.setattr(flood, "LISTEN_SECONDS", 1.0)
+    monkeypatch.setattr(native, "GRACE_SECONDS", 3.0)
+    monkeypatch.setattr(reports, "NATIVE_ALONE_SECONDS", 0.2)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_without_a_coordinator_the_workers_agree_that_nccl_failed_and_that_nobody_is_known_to_be_lost(
+    cluster: Make, patient: None, workers: int
+) -> None:
+    there = cluster(workers)
+    group = there.group((1,) * workers, (0,) * workers, lost_after=0.3)
+    fails_on(1, there, group)
+    verdicts = [rank.failed()[1] for rank in group.world.ranks]
+    assert len({verdict.message for verdict in verdicts}) == 1
+    assert (
+        "on worker 1, of rank 1 (" in verdicts[0].message and "no member of the group is known" in verdicts[0].message
+    )
+    assert all((verdict.code, verdict.missing) == (Code.UNAVAILABLE, ()) for verdict in verdicts)
+
+
+def test_without_a_coordinator_a_link_that_breaks_names_who_is_lost_though_nccl_failed_before(
+    cluster: Make, patient: None
+) -> None:
+    there = cluster(3)
+    group = there.group((1, 1, 1), (0, 0, 0))
+    fails_on(0, there, group)
+    group.world.report(ReportKind.NATIVE)
+    lane = group.world.lanes[0]
+    lane._watch.ask(lambda: lane._generation.link_broken(LinkBroken("cut", 1)))
+    verdicts = [rank.failed()[1] for rank in group.world.ranks]
+    assert len({verdict.message for verdict in verdicts}) == 1
+    assert [member.rank for member in verdicts[0].missing] == [1] and "cut" in verdicts[0].message
+
+
+def test_without_a_coordinator_a_deadline_ends_the_wait_and_nccl_is_what_failed(cluster: Make, patient: None) -> None:
+    there = cluster(2)
+    group = there.group((1, 1), (0, 0))
+    fails_on(0, there, group, remaining=1.0)
+    verdicts = [rank.failed()[1] for rank in group.world.ranks]
+    assert verdicts[0].message == verdicts[1].message and verdicts[0].code == Code.UNAVAILABLE
+    assert "a call to the system failed" in verdicts[0].message and not verdicts[0].missing
+
+
+def test_a_coordinator_that_comes_back_hears_again_that_nccl_failed(cluster: Make) -> None:
+    there = cluster(2)
+    group = there.group((1, 1), (0, 0))
+    fails_on(0, there, group)
+    first = group.world.report(ReportKind.NATIVE)
+    group.world.lanes[0].report_again()
+    assert group.world.report(ReportKind.NATIVE) == first
+    group.world.rule(group.world.verdict(Code.UNAVAILABLE))
+    assert group.world.ranks[0].failed()[1].message == "decided"
 
 
 def test_the_last_rank_that_leaves_takes_the_communicators_along(cluster: Make, made: list[Cluster]) -> None:

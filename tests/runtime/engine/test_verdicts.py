@@ -57,6 +57,12 @@ RANK_3 = "rank 3 (host host1, pid 73, CPU:3)"
             [2, 3],
         ),
         (
+            Report(7, 100, ReportKind.NATIVE, 17, text="NCCL: init: no (code 2)", ranks=(FIRST, SECOND)),
+            f"{WHAT} failed: on worker 0, of rank 0 (host host0, pid 70, CPU:0), {RANK_1}, NCCL: init: no (code 2); "
+            "no member of the group is known to be lost",
+            [],
+        ),
+        (
             Report(7, 100, ReportKind.OVERDUE, -1, 1, 0, "recv(source=2, tag=0)", 0.5, (FIRST, SECOND), 2),
             f"{WHAT}: recv(source=2, tag=0) on {RANK_1} did not complete within 0.5 s: {RANK_2} has not come",
             [2],

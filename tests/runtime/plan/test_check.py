@@ -195,13 +195,13 @@ def all_reduced(size: int, span: Span) -> goals.Goal:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_ring_of_1024_is_checked_in_seconds() -> None:
-    members = range(1024)
+def test_a_ring_of_512_is_checked_in_seconds() -> None:
+    members = range(512)
     span = Span(0, 100_000)
     begin = time.thread_time()  # of a processor: what else the machine does is not counted
-    traffic = check({me: ring.all_reduce_rounds(members, me, span) for me in members}, all_reduced(1024, span))
-    assert sum(traffic.elements.values()) == 2 * 1023 * len(span)
-    assert time.thread_time() - begin < 60
+    traffic = check({me: ring.all_reduce_rounds(members, me, span) for me in members}, all_reduced(512, span))
+    assert sum(traffic.elements.values()) == 2 * 511 * len(span)
+    assert time.thread_time() - begin < 15
 
 
 @pytest.mark.parametrize("algorithm", (tree.all_reduce_rounds, halving_doubling.all_reduce_rounds))

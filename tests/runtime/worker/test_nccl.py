@@ -11,7 +11,7 @@ from tests.gpu.fake_nccl import FakeNccl
 from collectived_proto.errors import FailedPreconditionError
 from collectived_runtime.device.gpus import Gpu, chosen
 from collectived_runtime.device.nccl.interface import Nccl
-from collectived_runtime.worker.native import native, spelled
+from collectived_runtime.worker.nccl import load, spelled
 
 
 def missing(name: str) -> Nccl:
@@ -27,7 +27,7 @@ def gpus() -> Iterator[tuple[Gpu, ...]]:
 
 
 def test_without_a_gpu_nothing_is_loaded() -> None:
-    assert native("pynccl", (), pytest.fail, missing).engine is None
+    assert load("pynccl", (), pytest.fail, missing).engine is None
 
 
 def test_with_one_it_is_loaded_and_people_are_told_what_it_is(gpus: tuple[Gpu, ...]) -> None:
@@ -37,7 +37,7 @@ def test_with_one_it_is_loaded_and_people_are_told_what_it_is(gpus: tuple[Gpu, .
         asked.append(name)
         return FakeNccl()
 
-    found = native("auto", gpus, pytest.fail, get)
+    found = load("auto", gpus, pytest.fail, get)
     assert found.engine is not None and found.version == 22809 and found.text == "fake, NCCL 2.28.9"
     assert asked == [""]
     found.close()
@@ -46,7 +46,7 @@ def test_with_one_it_is_loaded_and_people_are_told_what_it_is(gpus: tuple[Gpu, .
 def test_where_it_is_missing_the_worker_goes_on_and_says_why(
     gpus: tuple[Gpu, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = native("auto", gpus, pytest.fail, missing)
+    found = load("auto", gpus, pytest.fail, missing)
     assert found.engine is None and found.version == 0
     assert found.text == "no binding of NCCL can be loaded: any"
     assert "NCCL is not used: no binding of NCCL can be loaded" in caplog.text
@@ -54,7 +54,7 @@ def test_where_it_is_missing_the_worker_goes_on_and_says_why(
 
 def test_where_what_was_asked_for_by_name_is_missing_the_worker_does_not_start(gpus: tuple[Gpu, ...]) -> None:
     with pytest.raises(FailedPreconditionError, match="pynccl"):
-        native("pynccl", gpus, pytest.fail, missing)
+        load("pynccl", gpus, pytest.fail, missing)
 
 
 @pytest.mark.parametrize(("version", "text"), [(22809, "2.28.9"), (23203, "2.32.3"), (21805, "2.18.5")])

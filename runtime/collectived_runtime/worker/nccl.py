@@ -20,7 +20,7 @@ GetNccl = Callable[[str], Nccl]
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
+class Loaded:
     """What a worker has.
 
     Attributes:
@@ -38,7 +38,7 @@ class Native:
             self.engine.communicators.close()
 
 
-def native(wanted: str, gpus: Sequence[Gpu], die: Callable[[str], object], get: GetNccl = choose) -> Native:
+def load(wanted: str, gpus: Sequence[Gpu], die: Callable[[str], object], get: GetNccl = choose) -> Loaded:
     """Loads NCCL where there are GPUs.
 
     Args:
@@ -49,14 +49,14 @@ def native(wanted: str, gpus: Sequence[Gpu], die: Callable[[str], object], get: 
         FailedPreconditionError: a binding was asked for by name, and is not there.
     """
     if not gpus:
-        return Native()
+        return Loaded()
     try:
         nccl = get("" if wanted == AUTO else wanted)
     except FailedPreconditionError as error:
         if wanted != AUTO:
             raise
         log.warning("NCCL is not used: %s", error)
-        return Native(text=str(error))
+        return Loaded(text=str(error))
     by_index = {gpu.index: gpu for gpu in gpus}
 
     def use(index: int) -> None:
@@ -64,7 +64,7 @@ def native(wanted: str, gpus: Sequence[Gpu], die: Callable[[str], object], get: 
 
     engine = Engine(Communicators(nccl, use, lambda what: die(f"NCCL: {what}")), by_index)
     version = nccl.version()
-    return Native(engine, version, f"{nccl.name}, NCCL {spelled(version)}")
+    return Loaded(engine, version, f"{nccl.name}, NCCL {spelled(version)}")
 
 
 def spelled(version: int) -> str:

@@ -1,0 +1,117 @@
+"""Memory of workers that this process has mapped on a GPU, and when it can be unmapped again.
+
+Unmapping waits for all that the process has under way on the device, of whichever session. A stream that waits for an
+event of a worker which has died may wait for ever: CUDA does not promise that such an event is ever over. So nothing is
+unmapped while any stream of the process waits for a worker; it is tried again when more is mapped, and at the end of
+every session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections import deque
+
+from collectived.gpu.driver import Cuda, CudaError
+
+_PER_THREAD = 2  # the driver's handle of a stream that is another one in every thread
+
+
+class Mapping:
+    """Memory at `address`, mapped as long as somebody holds this."""
+
+    __slots__ = ("__weakref__", "address")
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+
+class Mappings:
+    """Of one GPU. Thread-safe."""
+
+    def __init__(self, cuda: Cuda, device: int) -> None:
+        self._cuda = cuda
+        self._device = device
+        self._process = os.getpid()  # in a forked child, which knows nothing of the device, nothing is unmapped
+        self._lock = threading.Lock()
+        self._sessions = 0
+        self._behind: dict[tuple[int, int], int] = {}  # by stream, an event behind its last wait for a worker
+        self._unwanted: deque[tuple[int, int]] = deque()  # address and size
+
+    def opened(self) -> None:
+        """A session uses this GPU."""
+        with self._lock:
+            self._sessions += 1
+
+    def closed(self) -> None:
+        with self._lock:
+            self._sessions -= 1
+        self.sweep()
+
+    def map(self, descriptor: int, size: int) -> Mapping:
+        """Maps what a worker has handed over; the descriptor is taken over.
+
+        Raises:
+            CudaError: the driver refuses.
+        """
+        self.sweep()
+        mapping = Mapping(self._cuda.map(self._device, descriptor, size))
+        weakref.finalize(mapping, self._let_go, mapping.address, size).atexit = False
+        return mapping
+
+    def follow(self, event: int, stream: int) -> None:
+        """Makes a stream wait for an event of a worker.
+
+        Raises:
+            CudaError: the driver refuses.
+        """
+        named = stream, threading.get_ident() if stream == _PER_THREAD else 0
+        with self._lock:
+            self._cuda.wait(self._device, event, stream)
+            behind = self._behind.get(named)
+            if behind is None:
+                behind = self._behind[named] = self._cuda.event(self._device)[0]
+            self._cuda.record(self._device, behind, stream)  # what it stood behind before comes earlier on the stream
+
+    def _let_go(self, address: int, size: int) -> None:
+        """Called by the collector, in any thread and at any time: the next who maps memory unmaps it.
+
+        Nobody will where all sessions are closed.
+        """
+        self._unwanted.append((address, size))
+        if not self._sessions:
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Unmaps what nobody holds any more, if that can be now. Never waits for a worker."""
+        if os.getpid() != self._process or not self._lock.acquire(blocking=False):
+            return
+        try:
+            with contextlib.suppress(CudaError):  # which matters to nobody any more
+                for named, event in list(self._behind.items()):
+                    if self._over(event):
+                        del self._behind[named]
+                        self._cuda.end_event(event)
+                while self._unwanted and not self._behind:
+                    self._cuda.unmap(self._device, *self._unwanted.popleft())
+        finally:
+            self._lock.release()
+
+    def _over(self, event: int) -> bool:
+        """Not where the device has failed: then nobody knows what it still reads."""
+        try:
+            return self._cuda.over(event)
+        except CudaError:
+            return False
+
+
+_lock = threading.Lock()
+_of: dict[tuple[Cuda, int], Mappings] = {}
+
+
+def mappings(cuda: Cuda, device: int) -> Mappings:
+    """Those of a GPU of this process, as long as it lives."""
+    with _lock:
+        return _of.setdefault((cuda, device), Mappings(cuda, device))
