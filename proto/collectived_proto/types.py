@@ -49,10 +49,6 @@ class DType(enum.IntEnum):
         return DType.INT8 <= self <= DType.UINT64
 
     @property
-    def is_floating(self) -> bool:
-        return DType.FLOAT16 <= self <= DType.FLOAT64
-
-    @property
     def is_complex(self) -> bool:
         return self >= DType.COMPLEX64
 
@@ -215,7 +211,6 @@ def _sizes(sizes: tuple[int, ...]) -> str:
 
 
 Reduction = AllReduce | Reduce | ReduceScatter
-Rooted = Reduce | Broadcast | Gather | Scatter
 Cutting = AllGather | Gather | Scatter | ReduceScatter | AllToAll
 """Operations that cut values along an axis, or join them; every leaf travels by itself."""
 Operation = (

@@ -20,7 +20,7 @@ from collectived_proto.configuration.daemons import DaemonSettings
 from collectived_proto.tls.dialling import channel_credentials, why_not
 from collectived_proto.tls.files import Files, Material, Unusable, client_context, load, server_context
 from collectived_runtime.admission import is_local
-from collectived_runtime.daemon import CannotStart
+from collectived_runtime.cannot_start import CannotStart
 
 log = logging.getLogger("collectived.certificates")
 _TRIES = 3  # to read files of which one changes amid it

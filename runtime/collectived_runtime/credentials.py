@@ -25,7 +25,7 @@ from typing import Literal
 from collectived_proto.configuration.daemons import DaemonSettings
 from collectived_proto.private_files import Unusable, read_private
 from collectived_proto.viewing import viewing_token
-from collectived_runtime.daemon import CannotStart
+from collectived_runtime.cannot_start import CannotStart
 from collectived_runtime.limits.logins import Logins
 
 SHORTEST_TOKEN = 16  # characters

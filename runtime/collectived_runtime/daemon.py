@@ -8,9 +8,8 @@ import json
 import os
 import signal
 import socket
-import stat
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -18,9 +17,8 @@ from google.protobuf.json_format import MessageToJson
 
 from collectived_proto.local.jobs import MAX_SOCKET_PATH
 from collectived_proto.v1.status_pb2 import DrainReply
-
-if TYPE_CHECKING:
-    from collectived_runtime.guests.porter import Porter
+from collectived_runtime.cannot_start import CannotStart
+from collectived_runtime.guests.porter import Porter
 
 _LARGEST_MESSAGE = 64 << 20
 _RECEIVE = "grpc.max_receive_message_length"
@@ -47,10 +45,6 @@ def server_options(most_message: int, most_connections: int) -> tuple[tuple[str,
         ("grpc.max_metadata_size", MOST_METADATA),
         ("grpc.absolute_max_metadata_size", MOST_METADATA),
     )
-
-
-class CannotStart(Exception):
-    """Why a daemon cannot start, for people."""
 
 
 def ready(announcement: Mapping[str, object]) -> None:
@@ -94,28 +88,6 @@ def bind(
     except (OSError, RuntimeError) as error:
         raise CannotStart(f"cannot listen at {address}: {error}") from None
     return f"{address.rpartition(':')[0]}:{port}"
-
-
-def shared_with_group(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder of sockets is open to a group and to nobody else, as 0750 says it."""
-    return stat.S_IMODE(os.stat(folder).st_mode) & 0o011 == 0o010
-
-
-def open_to_folder(path: str, names_guests: bool = False) -> None:
-    """Lets those knock at a socket whom its folder lets in: the group with which that is shared, else its owner alone.
-    Where guests are named one by one, everybody whom the folder lets in may, and is asked who they are.
-
-    The umask says nothing: it is the container's, or systemd's, and nobody thinks of it.
-    """
-    folder = os.path.dirname(path) or "."
-    if names_guests:
-        os.chmod(path, 0o666)
-    elif shared_with_group(folder):
-        with contextlib.suppress(PermissionError):  # a group of which we are no member, that somebody else gave it
-            os.chown(path, -1, os.stat(folder).st_gid)
-        os.chmod(path, 0o660)
-    else:
-        os.chmod(path, 0o600)
 
 
 def _unix_refusal(path: str) -> str:

@@ -12,7 +12,7 @@ import asyncio
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from collectived_runtime.daemon import CannotStart
+from collectived_runtime.cannot_start import CannotStart
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

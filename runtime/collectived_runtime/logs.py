@@ -19,7 +19,6 @@ from collectived_proto.types import Verdict, shown_name
 from collectived_proto.wording import clean
 from collectived_runtime.limits.lines import Sparing
 
-FORMATS = ("text", "json")
 _STEERING = re.compile("[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")  # a terminal
 
 

@@ -10,8 +10,8 @@ from tests.certificates import Signer
 
 from collectived_proto.configuration.daemons import CoordinatorSettings
 from collectived_proto.tls.files import Files
+from collectived_runtime.cannot_start import CannotStart
 from collectived_runtime.certificates import Certificates, certificates
-from collectived_runtime.daemon import CannotStart
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from collectived_proto.configuration.daemons import DaemonSettings
 from collectived_proto.viewing import viewing_token
 from collectived_runtime import credentials
+from collectived_runtime.cannot_start import CannotStart
 from collectived_runtime.credentials import Gate, Right, gate, read_client_tokens, read_token
-from collectived_runtime.daemon import CannotStart
 
 SECRET, TOKEN = "s3cret", "0123456789abcdef"
 

@@ -8,7 +8,7 @@ import sys
 import grpc.aio
 import pytest
 
-from collectived_runtime.daemon import CannotStart
+from collectived_runtime.cannot_start import CannotStart
 from collectived_runtime.health import Health, reflect
 
 

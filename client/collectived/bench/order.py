@@ -12,8 +12,6 @@ from collectived.bench.kinds import KINDS, Kind
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import DType, ReduceOp
 
-MEMORIES = ("worker", "own")
-
 
 @dataclass(frozen=True, slots=True)
 class Order:

@@ -53,11 +53,6 @@ class Child:
         return self._refused or (self._process.trouble if self._process else "")
 
     @property
-    def not_run(self) -> bool:
-        """There was never a process."""
-        return bool(self.trouble) and not self.pid
-
-    @property
     def alive(self) -> bool:
         return self._process is not None and self.status is None
 

@@ -2,7 +2,8 @@
 
 Two kinds of socket, each admitted by a one-time token in its first message:
 
-- the *session socket*, one per session: input arenas are asked for and handed over as descriptors;
+- the *session socket*, one per session: input arenas, of the host and of GPUs, are asked for and handed over as
+  descriptors, and memory of a GPU that is the client's own is lent;
 - a *doorbell*, one per joined rank, straight into its group's lane: submissions one way, completions the other.
 
 One message is one packet; integers are little-endian. Whatever arrives is checked here; `Malformed` says why. In the

@@ -16,6 +16,7 @@ import grpc.aio
 from collectived_proto.configuration.daemons import CoordinatorSettings
 from collectived_proto.v1 import coordinator_pb2_grpc, status_pb2
 from collectived_runtime.admission import Admission, check_exposed
+from collectived_runtime.cannot_start import CannotStart
 from collectived_runtime.certificates import Certificates, certificates
 from collectived_runtime.coordinator import table_file
 from collectived_runtime.coordinator.journal import next_epoch
@@ -23,7 +24,7 @@ from collectived_runtime.coordinator.roll import Roll
 from collectived_runtime.coordinator.service import CoordinatorService
 from collectived_runtime.coordinator.state import Coordinator
 from collectived_runtime.credentials import Gate, gate
-from collectived_runtime.daemon import CannotStart, bind, ready, remove_sockets, server_options, signals, until_stopped
+from collectived_runtime.daemon import bind, ready, remove_sockets, server_options, signals, until_stopped
 from collectived_runtime.guests.callers import Callers
 from collectived_runtime.guests.peers import guests
 from collectived_runtime.guests.porter import Porter

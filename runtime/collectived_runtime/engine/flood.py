@@ -59,6 +59,9 @@ class Flood:
         self._witness = witness
         self._best: Verdict | None = None
         self._until = math.inf
+        self._departures: dict[tuple[int, ...], Verdict] = {}  # that ranks have left in order: one rules out no other
+        self._fresh: list[Verdict] = []  # of these, what has not been ruled
+        self._departures_until = math.inf
         self._telling_until = -math.inf
         self._out: dict[int, WayOut] = {}  # by place
         self._in: list[WayIn] = []
@@ -71,6 +74,9 @@ class Flood:
         if not others:
             self._rule(verdict)
             return
+        if verdict.orderly:
+            self._departed(verdict, others)
+            return
         first = self._best is None
         if self._best is None or rank_of(verdict) < rank_of(self._best):
             self._best = verdict
@@ -78,6 +84,17 @@ class Flood:
                 self._tell(place, verdict)
         if first:
             self._until = time.monotonic() + LISTEN_SECONDS
+
+    def _departed(self, verdict: Verdict, others: list[int]) -> None:
+        """Of what is said about the same ranks the lowest counts, and of all of it the lowest comes first."""
+        ranks = tuple(member.rank for member in verdict.missing)
+        known = self._departures.get(ranks)
+        if known is None or rank_of(verdict) < rank_of(known):
+            self._departures[ranks] = verdict
+            self._fresh.append(verdict)
+            for place in others:
+                self._tell(place, verdict)
+            self._departures_until = min(self._departures_until, time.monotonic() + LISTEN_SECONDS)
 
     def inform(self, verdict: Verdict) -> None:
         """The coordinator has given a worker up that may live all the same: its own ranks are to hear of it too."""
@@ -94,16 +111,23 @@ class Flood:
     @property
     def idle(self) -> bool:
         """Whether nothing is to be said to the others any more."""
-        if self._until != math.inf:
+        if min(self._until, self._departures_until) != math.inf:
             return False
         return time.monotonic() >= self._telling_until or all(way.idle for way in self._out.values())
 
     def wakeup(self) -> float:
+        until = min(self._until, self._departures_until)
         if not self._out:
-            return self._until
-        return min(self._until, math.inf if self.idle else self._telling_until)
+            return until
+        return min(until, math.inf if self.idle else self._telling_until)
 
     def due(self, now: float) -> None:
+        if self._departures_until <= now:
+            self._departures_until = math.inf
+            fresh, self._fresh = self._fresh, []
+            if self._ruled() is None:
+                for verdict in sorted(fresh, key=rank_of):
+                    self._rule(verdict)
         if self._until <= now and self._best is not None:
             self._until = math.inf
             if self._ruled() is None:

@@ -34,7 +34,7 @@ from collectived_runtime.engine import strand as strands
 from collectived_runtime.engine.counters import NOT_STARTED
 from collectived_runtime.engine.flood import Flood
 from collectived_runtime.engine.ledger import Arrival, Instance, Ledger
-from collectived_runtime.engine.links import LEFT_TEXT, Links
+from collectived_runtime.engine.links import LinkParted, Links
 from collectived_runtime.engine.newcomers import Newcomers
 from collectived_runtime.engine.posts import Posts
 from collectived_runtime.engine.program import Program, Strand
@@ -64,7 +64,8 @@ class Generation:
         self.ledger = Ledger(topology.group.key, number, topology.ranks, around.stall_after, time.monotonic())
         self.links = Links(topology, number, around.exchange, shop.watch, self.link_broken, self._frame_early)
         self.flood = Flood(shop, number, lambda: self.ledger.fault, rule, self._witness)
-        self.reports = Reports(topology, self.ledger, around.name, around.report, self.flood.decide, around.lost_after)
+        decide, lost_after, connected = self.flood.decide, around.lost_after, around.connected
+        self.reports = Reports(topology, self.ledger, around.name, around.report, decide, lost_after, connected)
         self.newcomers = Newcomers(shop, self.ledger)
         self._telling = Telling(number, shop.bells, shop.tools.lingering)
         self.fail = self._telling.failed
@@ -130,7 +131,8 @@ class Generation:
         standing = self.ledger.standings[rank]
         if not standing.gone:
             standing.gone = True
-            self.reports.note(ReportKind.LEFT, standing.submitted, rank=rank)
+            self.reports.left(rank, standing.submitted)
+            self.posts.miss()
 
     def abort(self, rank: int, reason: str) -> None:
         standing = self.ledger.standings[rank]
@@ -313,7 +315,7 @@ class Generation:
         self.reports.completed(instance.number)
         self.links.look()
         if instance.stalled:
-            self.reports.note(ReportKind.RESUMED, instance.number)
+            self.reports.resumed(instance.number)
 
     # Links
 
@@ -325,7 +327,10 @@ class Generation:
             self.links.abandon(self.running.stop())
         self._stages.release()
         log.info("group %s: link to worker %d: %s", self._shop.name, error.peer, error)
-        self.reports.fault(ReportKind.LINK, self.ledger.next, worker=error.peer, text=str(error))
+        if isinstance(error, LinkParted):
+            self.reports.parted(error.peer, self.ledger.next)
+        else:
+            self.reports.fault(ReportKind.LINK, self.ledger.next, worker=error.peer, text=str(error))
 
     def _judge(self, link: Link, expected: bytes, got: bytes) -> bool:
         """A frame that is not the one expected: wait for better news, or raise LinkBroken for nonsense."""
@@ -338,7 +343,7 @@ class Generation:
             self._compare(link, frame, self.running.instance.number)
         elif link not in self._said_goodbye:  # the coordinator knows what that means; without it we do
             self._said_goodbye.add(link)
-            self.reports.fault(ReportKind.LINK, self.running.instance.number, worker=link.peer, text=LEFT_TEXT)
+            self.reports.parted(link.peer, self.running.instance.number)
         return True
 
     def _differs(self, instance: Instance, worker: int = 0) -> None:

@@ -48,7 +48,11 @@ _RING = int(wire.Kind.RING)
 
 
 class Lane:
-    """See the module. Methods without underscore may be called from any thread."""
+    """See the module. Methods without underscore may be called from any thread.
+
+    Raises:
+        OSError, RuntimeError: there are no descriptors, or no thread, to be had for it.
+    """
 
     def __init__(self, topology: Topology, surroundings: Surroundings) -> None:
         self.topology = topology
@@ -90,7 +94,12 @@ class Lane:
         self._generation = Generation(self._shop, topology.group.generation, self._rule)
         self._moved = (self._generation, 0, 0)  # bytes sent and received in the generations before it
         self._thread = threading.Thread(target=self._run, name=f"lane {self.name}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # nobody else would give back what it has taken until here
+            self._generation.close()
+            self._watch.close()
+            raise
 
     @property
     def group(self) -> GroupInfo:

@@ -25,6 +25,10 @@ LEFT_TEXT = "it has left the group"
 _END = select.POLLRDHUP  # of a link that a strand holds without waiting for it: nothing else would show its end
 
 
+class LinkParted(LinkBroken):
+    """The peer has said goodbye: all of its ranks have left the group."""
+
+
 class Exchange(Protocol):
     """Where links come from (the reception, or a network of tests)."""
 
@@ -135,7 +139,7 @@ class Links:
             if (place, channel) not in self._links:
                 if (task := self._topology.peers[place].task) in self._gone:
                     self._links[place, channel] = None
-                    self._watch.ask(functools.partial(self._lost, task, LEFT_TEXT))  # not amid a step of what runs
+                    self._watch.ask(functools.partial(self._parted, task))  # not amid a step of what runs
                 else:
                     self._ask(place, channel)
             link = self._links[place, channel]
@@ -245,6 +249,9 @@ class Links:
             self.drop(link)
             error.peer = link.peer
             self._broken(error)
+
+    def _parted(self, task: int) -> None:
+        self._broken(LinkParted(LEFT_TEXT, task))
 
     def _lost(self, task: int, why: str) -> None:
         self._broken(LinkBroken(why, task))

@@ -43,11 +43,19 @@ class Parcel:
 
 
 class WayOut:
-    """Parcels for one peer, one after another. `broken` is told when the link ends."""
+    """Parcels for one peer, one after another. `broken` is told when the link ends, `gone` when the peer has parted."""
 
-    def __init__(self, watch: Watch, dial: Reach, broken: Callable[[LinkBroken], None], part: Parting):
+    def __init__(
+        self,
+        watch: Watch,
+        dial: Reach,
+        broken: Callable[[LinkBroken], None],
+        part: Parting,
+        gone: Callable[[int], None] = lambda task: None,
+    ) -> None:
         self._watch = watch
         self._broken = broken
+        self._gone = gone
         self._part = part
         self._link: Link | None = None
         self.sent = 0  # bytes
@@ -96,8 +104,9 @@ class WayOut:
     def _event(self, link: Link, events: int) -> None:
         try:
             if events & (select.POLLIN | ENDED) and (header := link.header()) is not None:
-                # Nothing comes this way but a farewell: a verdict says what it means for the queue.
+                # Nothing comes this way but a farewell: a verdict says what it means for the queue, and what follows.
                 self._end(link, whole=frames.parse(header).keeps)
+                self._gone(link.peer)
             elif events & select.POLLOUT:
                 self._send(link)
         except (LinkBroken, frames.BadFrame) as error:
@@ -179,7 +188,8 @@ Begin = Callable[[frames.Frame, bytes], Sequence[NDArray[np.uint8]] | None]
 
 
 class WayIn:
-    """Mail of one peer. `begin` makes room for what comes, `arrived` is called when its last byte is there."""
+    """Mail of one peer. `begin` makes room for what comes, `arrived` is called when its last byte is there, `gone` when
+    the peer has parted: nothing more will come."""
 
     def __init__(
         self,
@@ -190,9 +200,11 @@ class WayIn:
         arrived: Callable[[frames.Frame], None],
         broken: Callable[[LinkBroken], None],
         part: Parting,
+        gone: Callable[[int], None] = lambda task: None,
     ) -> None:
         self._watch = watch
         self._part = part
+        self._gone = gone
         self._link = link
         self._whole = True  # nothing but whole letters has been read
         self._over = False
@@ -220,6 +232,7 @@ class WayIn:
             next(self._reading)
         except StopIteration:
             self.close()
+            self._gone(self._link.peer)
         except (LinkBroken, frames.BadFrame) as error:
             self._over = True
             self._watch.remove(self._link.stream.fileno())

@@ -164,6 +164,16 @@ class Posts:
             if isinstance(self._pending[key].prepared.collective.operation, Recv):
                 self._forget(self._pending.pop(key))
 
+    def miss(self) -> None:
+        """Somebody has left: what waits for them does so in vain."""
+        for post in self._pending.values():
+            self._reports.missed(post.rank, post.other, post.text)
+
+    def _gone(self, task: int) -> None:
+        """A worker has parted, for none of its ranks will send or receive any more."""
+        self._reports.gone(task)
+        self.miss()
+
     def let_go(self, rank: int) -> None:
         """The memory of this rank must not be read any more."""
         for way in self._out.values():
@@ -263,8 +273,9 @@ class Posts:
         parts: deque[Part] = deque([header, description, *(leaf.data for leaf in leaves if len(leaf))])
         if place not in self._out:
             reach = dial(self._shop, self._generation, CHANNEL, place, lambda: self._closed)
-            self._out[place] = WayOut(self._shop.watch, reach, self._broken, self._part)
+            self._out[place] = WayOut(self._shop.watch, reach, self._broken, self._part, self._gone)
         self._out[place].post(Parcel(post.rank, parts, lambda: self._sent(post), post.number))
+        self._reports.missed(post.rank, post.other, post.text)
 
     def _copied(
         self, post: Post, address: letters.Address, form: letters.Form, leaves: Sequence[NDArray[np.uint8]]
@@ -307,7 +318,8 @@ class Posts:
                 self._shop.results.release(slot.number, _WORKER)
             self._broken(error)
 
-        self._in.append(WayIn(self._shop.watch, link, frames.FrameKind.LETTER, begin, arrived, broken, self._part))
+        kind = frames.FrameKind.LETTER
+        self._in.append(WayIn(self._shop.watch, link, kind, begin, arrived, broken, self._part, self._gone))
 
     def _read(self, link: Link, frame: frames.Frame, description: bytes) -> tuple[letters.Form, letters.Address]:
         """How a letter of a peer lies in a slot, and whom it is for; raises LinkBroken where it can be for nobody."""
@@ -361,6 +373,7 @@ class Posts:
                 del self._boxes[address]
             return
         self._asking.setdefault(address, deque()).append(post)
+        self._reports.missed(post.rank, post.other, post.text)
 
     def _deliver(self, post: Post, slot: Slot) -> None:
         del self._pending[post.rank, post.number]

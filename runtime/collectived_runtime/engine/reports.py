@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from collectived_proto.local import wire
 from collectived_proto.types import Report, ReportKind, Verdict, shown_name
 from collectived_runtime.engine import verdicts
 from collectived_runtime.engine.ledger import Ledger
+from collectived_runtime.engine.links import LEFT_TEXT
 from collectived_runtime.engine.topology import Topology
 from collectived_runtime.logs import facts
 
@@ -32,6 +34,7 @@ class Reports:
         report: sends a report to the coordinator.
         rule: takes a verdict that this worker made alone.
         lost_after: seconds in which the coordinator finds out that a silent worker is lost.
+        connected: whether the coordinator can be reached.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Reports:
         report: Callable[[Report], None],
         rule: Callable[[Verdict], None],
         lost_after: float,
+        connected: Callable[[], bool],
     ) -> None:
         self._topology = topology
         self._ledger = ledger
@@ -49,9 +53,12 @@ class Reports:
         self._report = report
         self._rule = rule
         self._lost_after = lost_after
+        self._connected = connected
         self._departures: list[Report] = []
         self._late: set[int] = set()  # instances that some local rank will not submit
         self._alone_at: dict[int, tuple[float, Report]] = {}  # first instance concerned -> when to decide it alone
+        self._left: dict[int, int] = {}  # ranks known to have left in order, and the first instance without them
+        self._parting: dict[int, tuple[float, bool]] = {}  # of these: when to say so alone, and whether a post waits
 
     def fault(self, kind: ReportKind, instance: int, *, rank: int = 0, worker: int = 0, text: str = "") -> None:
         """Reports what needs a verdict."""
@@ -88,10 +95,63 @@ class Reports:
         report = self._ledger.report(ReportKind.UNANSWERED, -1, rank=rank, text=text, timeout=waited)
         self._report(replace(report, peer=peer))
 
-    def note(self, kind: ReportKind, instance: int, *, rank: int = 0) -> None:
-        """Reports what needs none."""
-        report = self._ledger.report(kind, instance, rank=rank)
-        self._report(self._departing(report))
+    def resumed(self, instance: int) -> None:
+        """What was pending has completed."""
+        self._report(self._ledger.report(ReportKind.RESUMED, instance))
+
+    def left(self, rank: int, last: int) -> None:
+        """A local rank has left in order, after that instance: whoever goes on without it is to know."""
+        self._report(self._departing(self._ledger.report(ReportKind.LEFT, last, rank=rank)))
+        self._part([rank], last + 1)
+
+    def parted(self, task: int, instance: int) -> None:
+        """A worker has said goodbye, which this instance waits for: all its ranks have left in order."""
+        self._report(self._ledger.report(ReportKind.LINK, instance, worker=task, text=LEFT_TEXT))
+        self._part(self._ranks_of(task), instance)
+
+    def gone(self, task: int) -> None:
+        """A worker has said goodbye; which instance is the first without its ranks is not known, but no letter will go
+        to them, or come, any more."""
+        for rank in self._ranks_of(task):
+            self._left.setdefault(rank, wire.POST)
+
+    def missed(self, rank: int, peer: int, text: str) -> None:
+        """A send or recv of `rank` waits for `peer`, in vain where that has left: the coordinator knows by now."""
+        if peer not in self._left or self._named(peer):
+            return
+        at, asked = self._parting.get(peer, (time.monotonic() + DECIDE_ALONE_SECONDS, False))
+        self._parting[peer] = at, True
+        if not asked:
+            self._report(replace(self._ledger.report(ReportKind.UNANSWERED, -1, rank=rank, text=text), peer=peer))
+
+    def _part(self, ranks: Iterable[int], first: int) -> None:
+        at = time.monotonic() + DECIDE_ALONE_SECONDS
+        for rank in ranks:
+            self._left[rank] = min(first, self._left.get(rank, first))
+            if self._ledger.verdict_on(first) is None:
+                self._parting.setdefault(rank, (at, False))
+
+    def _ranks_of(self, task: int) -> tuple[int, ...]:
+        return next(peer.ranks for peer in self._topology.peers if peer.task == task)
+
+    def _named(self, rank: int) -> bool:
+        """Whether those who wait for this rank alone have been told, or all have."""
+        known = self._ledger.verdicts
+        return any(not verdict.orderly or rank in [one.rank for one in verdict.missing] for verdict in known)
+
+    def _part_alone(self, now: float) -> None:
+        """Says which ranks have left, where the coordinator has not: those before the same instance together."""
+        due = [(rank, post) for rank, (at, post) in self._parting.items() if at <= now]
+        together: dict[int, list[int]] = {}
+        for rank, post in due:
+            del self._parting[rank]
+            first = self._left[rank]
+            if not self._named(rank) and (post or self._ledger.verdict_on(first) is None):
+                together.setdefault(first, []).append(rank)
+        for first, ranks in sorted(together.items()):
+            instance = self._ledger.instances.get(first)
+            op = str(instance.collective.operation) if instance else ""
+            self._rule(verdicts.left(self._topology, self._worker, self._ledger.generation, first, op, sorted(ranks)))
 
     def _departing(self, report: Report) -> Report:
         """Where a rank goes, the report says what it submitted last too, and is kept."""
@@ -116,14 +176,19 @@ class Reports:
 
     @property
     def undecided(self) -> bool:
-        """Whether a verdict is still to come on something that was reported."""
+        """Whether a verdict is still to come on something that was reported.
+
+        That ranks have left the coordinator says, as long as it is there, to whom it may concern.
+        """
+        if self._parting and not self._connected():
+            return True
         ledger = self._ledger
         verdicts = [ledger.fault if first == _ANY else ledger.verdict_on(first) for first in self._alone_at]
         return any(verdict is None or verdict.orderly for verdict in verdicts)
 
     def wakeup(self) -> float:
         """When `due` has something to do; inf where nothing is to come."""
-        due = self._ledger.wakeup()
+        due = min(self._ledger.wakeup(), *(at for at, _ in self._parting.values()), math.inf)
         return min(due, *(at for at, _ in self._alone_at.values()), math.inf) if self._alone_at else due
 
     def due(self) -> None:
@@ -141,6 +206,8 @@ class Reports:
             if at <= now:
                 del self._alone_at[first]
                 self._decide_alone(first, report)
+        if self._parting:
+            self._part_alone(now)
 
     def _raise(self, report: Report) -> None:
         first = report.instance + 1 if report.kind is ReportKind.LOST else max(0, report.instance)

@@ -52,20 +52,43 @@ class Budget:
         self.used = 0
         self._refused = refused
         self._lock = threading.Lock()
+        self._savers: list[Callable[[], None]] = []
 
-    def take(self, size: int) -> None:
-        """Raises Exhausted where this would be too much."""
+    def on_shortage(self, give: Callable[[], None]) -> None:
+        """Before anybody is refused `give` is called, in any thread: it gives back what is only kept for later."""
         with self._lock:
+            self._savers.append(give)
+
+    def off_shortage(self, give: Callable[[], None]) -> None:
+        """It keeps nothing any more; one that is not known is none of our business."""
+        with self._lock:
+            self._savers = [known for known in self._savers if known != give]
+
+    def take(self, size: int, *, last: bool = True) -> None:
+        """Raises Exhausted where this would be too much; with `last` that is a refusal, else it is tried again."""
+        if not self._fits(size):
+            self._save()
+            if self._fits(size):
+                return
             used = self.used
-            fits = used + size <= self.limit
-            if fits:
-                self.used += size
-        if not fits:
-            self._refused()
+            if last:
+                self._refused()
             raise Exhausted(
                 f"{size} bytes more would exceed the worker's {self.limit} bytes of {self._what}, of which {used} are "
                 f"in use: {self._advice}"
             )
+
+    def _fits(self, size: int) -> bool:
+        """Takes it where it fits."""
+        with self._lock:
+            fits = self.used + size <= self.limit
+            if fits:
+                self.used += size
+        return fits
+
+    def _save(self) -> None:
+        for give in list(self._savers):
+            give()
 
     def add(self, size: int) -> None:
         """What was taken has become this much, whatever the limit."""
@@ -97,14 +120,25 @@ class Share(Budget):
         self._whole = whole
         self._key = key
 
-    def take(self, size: int) -> None:
+    def on_shortage(self, give: Callable[[], None]) -> None:
+        super().on_shortage(give)
+        self._whole.on_shortage(give)
+
+    def off_shortage(self, give: Callable[[], None]) -> None:
+        super().off_shortage(give)
+        self._whole.off_shortage(give)
+
+    def take(self, size: int, *, last: bool = True) -> None:
         if size > self.limit - self.used:
-            self._refused()
+            self._save()
+        if size > self.limit - self.used:
+            if last:
+                self._refused()
             raise Exhausted(
                 f"{size} bytes more would exceed the {self.limit} bytes of {self._what} that one session may have, of "
                 f"which {self.used} are in use: close what is not needed, or raise {self._key} of the worker"
             )
-        self._whole.take(size)
+        self._whole.take(size, last=last)
         with self._lock:
             self.used += size
 
@@ -162,6 +196,7 @@ class Results:
         self._slots: dict[int, Slot] = {}
         self._spares: dict[int, list[Slot]] = {}  # by size; the one used last, warm in the caches, stands last
         self._numbers = count(1)
+        self._last = True  # what is taken from the budget is not tried again
 
     @property
     def arenas(self) -> list[Arena]:
@@ -173,11 +208,14 @@ class Results:
         Raises:
             Exhausted: there is no memory for it.
         """
+        self._last = False
         try:
             return self._take(size, holders)
         except (Exhausted, OSError):
             if not self._arenas:
                 raise
+        finally:
+            self._last = True
         self.tidy()  # what lies idle may be enough
         return self._take(size, holders)
 
@@ -225,7 +263,7 @@ class Results:
     def _commit(self, arena: Arena, upto: int) -> None:
         need = arena.rounded(upto) - arena.committed
         if need > 0:
-            self._budget.take(need)
+            self._budget.take(need, last=self._last)
             try:
                 arena.commit(upto)
             except OSError:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from collectived_proto.codec import verdict_to_proto
 from collectived_proto.errors import Code
-from collectived_proto.types import Member, RankPosition, Report, ReportKind, Verdict, shown_name
+from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, shown_name
 from collectived_proto.wording import (
     expired_text,
     history,
@@ -36,6 +36,30 @@ def alone(topology: Topology, name: str, generation: int, first: int, op: str, r
     what = subject(first, op, group.name) if op else f"group {group.name!r}"
     code, text, ranks = _judge(topology, name, what, report, told)
     members = tuple(_with_position(member, told.get(member.rank)) for member in group.members)
+    return _verdict(group, name, generation, code, text, first, op, [members[rank] for rank in ranks], members)
+
+
+def left(topology: Topology, name: str, generation: int, first: int, op: str, ranks: Sequence[int]) -> Verdict:
+    """The verdict of worker `name` that these ranks have left the group in order, before instance `first`."""
+    group = replace(topology.group, name=shown_name(topology.group.name))
+    missing = [group.members[rank] for rank in ranks]
+    what = f"{subject(first, op, group.name)}: " if op else ""
+    text = f"{what}{members_text(missing)} {'has' if len(missing) == 1 else 'have'} left the group"
+    verdict = _verdict(group, name, generation, Code.ABORTED, text, first, op, missing, group.members)
+    return replace(verdict, orderly=True)
+
+
+def _verdict(
+    group: GroupInfo,
+    name: str,
+    generation: int,
+    code: Code,
+    text: str,
+    first: int,
+    op: str,
+    missing: Sequence[Member],
+    members: tuple[Member, ...],
+) -> Verdict:
     return Verdict(
         group.name,
         group.key,
@@ -45,7 +69,7 @@ def alone(topology: Topology, name: str, generation: int, first: int, op: str, r
         first,
         first if op else -1,
         op,
-        tuple(members[rank] for rank in ranks),
+        tuple(missing),
         decided_by=name,
         members=members,
     )

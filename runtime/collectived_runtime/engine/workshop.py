@@ -48,6 +48,7 @@ class Surroundings:
     refusals: Refusals = field(default_factory=Refusals)
     native: Engine | None = None  # where this worker has GPUs and NCCL
     lost_after: float = 10.0  # seconds in which the coordinator finds out that a silent worker is lost
+    connected: Callable[[], bool] = lambda: True  # whether the coordinator can be reached; from any thread
 
 
 @dataclass(slots=True)

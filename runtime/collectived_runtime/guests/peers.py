@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collectived_runtime.daemon import CannotStart, shared_with_group
+from collectived_runtime.cannot_start import CannotStart
+from collectived_runtime.guests.folders import shared_with_group
 
 UNMAPPED = 65534  # stands for every user and group that this user namespace has no number for
 _SO_PEERGROUPS = 59  # Linux 4.13; not named by Python's socket module

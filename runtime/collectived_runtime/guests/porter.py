@@ -24,7 +24,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from collectived_runtime.daemon import open_to_folder
+from collectived_runtime.guests.folders import open_to_folder
 from collectived_runtime.guests.peers import Guests, Peer, peer_of, with_folder
 from collectived_runtime.limits.refusals import Limit, Refusals
 

@@ -23,8 +23,8 @@ from http import HTTPStatus
 import h11
 
 from collectived_proto.viewing import http_address
+from collectived_runtime.cannot_start import CannotStart
 from collectived_runtime.credentials import Gate
-from collectived_runtime.daemon import CannotStart
 from collectived_runtime.http.entrance import names_at, refusal, route_to
 from collectived_runtime.http.messages import Answer, Request, Routes, plain
 

@@ -6,6 +6,7 @@ there are, and nobody needs to count.
 
 from __future__ import annotations
 
+import os
 import resource
 
 WANTED = 1 << 16  # more would only make what goes through all of them slow
@@ -25,6 +26,16 @@ def raise_limit() -> int:
 def room(limit: int, descriptor: int) -> bool:
     """Whether strangers may still come in, where `descriptor` is the latest: they leave a reserve."""
     return descriptor < limit - min(RESERVE, limit // 4)
+
+
+def any_room(limit: int) -> bool:
+    """The same of one that is made to ask, and closed again."""
+    try:
+        latest = os.eventfd(0)
+    except OSError:
+        return False
+    os.close(latest)
+    return room(limit, latest)
 
 
 def connections_at_most(wanted: int, available: int, addresses: int) -> int:

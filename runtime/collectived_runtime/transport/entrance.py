@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -113,3 +114,24 @@ class Entrance(Generic[Guest]):
             return False
         self.closed_until = 0.0
         return True
+
+
+def bind(door: socket.socket, path: str) -> None:
+    """Gives a socket its path, where a worker that was killed may have left a file.
+
+    Raises:
+        OSError: it cannot be had; another worker may listen there.
+    """
+    try:
+        door.bind(path)
+        return
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise OSError(error.errno, f"cannot listen at {path}: {error.strerror}") from None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        if probe.connect_ex(path) == 0:
+            raise OSError(
+                errno.EADDRINUSE, f"cannot listen at {path}: another worker does; stop it, or choose another folder"
+            )
+    os.unlink(path)
+    door.bind(path)

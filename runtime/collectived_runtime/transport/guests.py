@@ -44,12 +44,16 @@ class Guests:
         return self._guests[connection.fileno()]
 
     def receive(self, connection: socket.socket, handshake: Handshake, patience: float, room: dict[int, Guest]) -> None:
-        """Lets a handshake begin, which may take so many seconds."""
+        """Lets a handshake begin, which may take so many seconds.
+
+        Raises:
+            OSError: the system has no room for it; nothing has begun, and the connection is the caller's.
+        """
         connection.setblocking(False)
         descriptor = connection.fileno()
+        self._poll.register(descriptor, 0)  # first: where it cannot be waited for, nobody shall believe that it is
         guest = Guest(connection, handshake, time.monotonic() + patience, room, descriptor)
         self._guests[descriptor] = room[descriptor] = guest
-        self._poll.register(descriptor, 0)
         self._step(guest)
 
     def step(self, descriptor: int) -> None:
@@ -80,9 +84,11 @@ class Guests:
 
     def turn_away(self, guest: Guest) -> None:
         """Ends a handshake amid it."""
-        guest.handshake.close()
-        self.dismiss(guest)
-        guest.connection.close()
+        try:
+            guest.handshake.close()
+        finally:  # else its time would be over again and again
+            self.dismiss(guest)
+            guest.connection.close()
 
     def dismiss(self, guest: Guest) -> None:
         """Forgets a guest, whose connection goes elsewhere or is closed."""

@@ -49,7 +49,7 @@ class Kept:
 
     def keep(self, link: Link, farewell: bytes) -> None:
         """Takes a link on which `farewell` has been said, which the peer is to say too; closes what cannot be kept."""
-        if link.way is None or not limits.room(self._descriptors, link.way.connection.fileno()):
+        if link.way is None or not limits.any_room(self._descriptors):
             link.close()
             return
         if len(self.room) >= MOST_KEPT:

@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from itertools import islice, takewhile
 from typing import NamedTuple
@@ -34,7 +35,7 @@ from collectived_runtime.limits.logins import Logins
 from collectived_runtime.limits.refusals import Limit, Refusals, Where
 from collectived_runtime.transport import handshake
 from collectived_runtime.transport import hello as hello_
-from collectived_runtime.transport.entrance import Entrance, House
+from collectived_runtime.transport.entrance import Entrance, House, bind
 from collectived_runtime.transport.guests import Guest, Guests, Handshake
 from collectived_runtime.transport.handshake import Contexts
 from collectived_runtime.transport.hello import Hello, Refused
@@ -132,7 +133,7 @@ class Reception:
         self._links.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LINK_BUFFER_BYTES)
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            _bind(self._door, door)
+            bind(self._door, door)
             self._door.listen(128)
         except OSError:
             self._links.close()
@@ -273,15 +274,15 @@ class Reception:
                 if descriptor == self._wake:
                     os.eventfd_read(self._wake)
                 elif descriptor in self._entrances:
-                    self._accept(self._entrances[descriptor])
+                    _go_on(partial(self._accept, self._entrances[descriptor]))
                 else:
                     self._guests.step(descriptor)
             while self._asked:
-                self._asked.popleft()()
+                _go_on(self._asked.popleft())
             self._start_calls()
-            self._show_out()
+            _go_on(self._show_out)
         while self._asked:
-            self._asked.popleft()()
+            _go_on(self._asked.popleft())
         self._guests.close()
         for _, link in self._early.values():
             link.close()
@@ -407,18 +408,23 @@ class Reception:
         due = [call for call in self._calls if call.not_before <= now]
         self._calls = [call for call in self._calls if call.not_before > now]
         for call in due:
-            assert call.found is not None
-            kept = self._kept.take(call.whom) if call.incarnation and not call.anew else None
-            if kept is not None:
-                self._guests.receive(kept, self._call_again(kept, call), ANSWER_SECONDS, self._dialled)
-                continue
             try:
-                connection = socket.socket(socket.AF_INET6 if ":" in call.found[0] else socket.AF_INET)
+                self._start(call, now)
             except OSError as error:  # out of descriptors: it may fare better next time
-                self._again(call, error)
-                continue
-            dialling = self._dial(connection, call, call.found)
-            self._guests.receive(connection, dialling, max(0.1, call.give_up - now), self._dialled)
+                _go_on(partial(self._again, call, error))
+            except Exception as error:  # whoever asked for the link must not wait for it
+                log.exception("a defect of collectived: worker %d is not dialled", call.hello.acceptor)
+                _go_on(partial(call.failed, call.hello.acceptor, f"a defect of collectived: {error}"))
+
+    def _start(self, call: Call, now: float) -> None:
+        assert call.found is not None
+        kept = self._kept.take(call.whom) if call.incarnation and not call.anew else None
+        if kept is not None:
+            self._guests.receive(kept, self._call_again(kept, call), ANSWER_SECONDS, self._dialled)
+            return
+        connection = socket.socket(socket.AF_INET6 if ":" in call.found[0] else socket.AF_INET)
+        dialling = self._dial(connection, call, call.found)
+        self._guests.receive(connection, dialling, max(0.1, call.give_up - now), self._dialled)
 
     def _call_again(self, connection: socket.socket, call: Call) -> Handshake:
         """Says hello on a kept connection, and hands the link on; where nothing comes of it there, dials."""
@@ -454,6 +460,9 @@ class Reception:
         except GeneratorExit:
             call.failed(call.hello.acceptor, f"no answer from {call.address[0]}:{call.address[1]}")
             raise
+        except Exception as error:  # whatever it is, whoever asked for the link must not wait for it
+            call.failed(call.hello.acceptor, f"{call.address[0]}:{call.address[1]}: {error}")
+            raise
         self._hand_on(connection, call, stream, "dialled")
 
     def _hand_on(self, connection: socket.socket, call: Call, stream: Stream, how: str) -> None:
@@ -470,22 +479,15 @@ class Reception:
             call.failed(call.hello.acceptor, f"{call.address[0]}:{call.address[1]}: {error.strerror or error}")
 
 
+def _go_on(what: Callable[[], None]) -> None:
+    """Does something that one caller or guest has brought about, which must not end this thread: nobody else would come
+    in any more, or go out."""
+    try:
+        what()
+    except Exception:
+        log.exception("a defect of collectived: the reception goes on without what has failed")
+
+
 def _uid_of(connection: socket.socket) -> int:
     uid: int = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
     return uid
-
-
-def _bind(door: socket.socket, path: str) -> None:
-    try:
-        door.bind(path)
-        return
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise OSError(error.errno, f"cannot listen at {path}: {error.strerror}") from None
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        if probe.connect_ex(path) == 0:
-            raise OSError(
-                errno.EADDRINUSE, f"cannot listen at {path}: another worker does; stop it, or choose another folder"
-            )
-    os.unlink(path)
-    door.bind(path)

@@ -26,10 +26,15 @@ class Resolver:
         elif _is_numeric(host):
             answer(place)
         else:
-            self._asked.put((place, answer))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="resolver", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="resolver", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # there are no more to be had, now
+                    answer(f"{host} cannot be looked up: {error}")
+                    return
+                self._thread = thread
+            self._asked.put((place, answer))
 
     def close(self) -> None:
         """Ends the thread when it has its answer; nobody waits for the system's resolver."""

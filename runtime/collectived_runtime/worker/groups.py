@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -33,7 +34,7 @@ from collectived_proto.errors import (
     error_class,
 )
 from collectived_proto.local.wire import TOKEN_BYTES
-from collectived_proto.types import RankPosition, Report, shown_name
+from collectived_proto.types import RankPosition, Report, ReportKind, shown_name
 from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_runtime.engine.crew import Crew
@@ -44,7 +45,7 @@ from collectived_runtime.engine.results import Budget
 from collectived_runtime.engine.seat import Seat
 from collectived_runtime.engine.topology import Topology
 from collectived_runtime.guests.rules import Reserved, may_have
-from collectived_runtime.limits.descriptors import room
+from collectived_runtime.limits.descriptors import any_room
 from collectived_runtime.limits.most import Most
 from collectived_runtime.limits.refusals import Limit, Refusals, too_many
 from collectived_runtime.transport.reception import TOKEN_SECONDS, Reception
@@ -59,6 +60,8 @@ log = logging.getLogger("collectived.worker")
 
 IDLE_SECONDS = 10.0  # after which a group that does nothing gives its memory back
 PATIENCE_SECONDS = 2.0  # after which a client that joins is told that the coordinator is away, if it is
+# What a lane and a seat need of the system is not there: descriptors, memory, or (a RuntimeError to Python) a thread.
+NO_ROOM = (OSError, MemoryError, RuntimeError)
 COORDINATOR_AWAY = "the coordinator cannot be reached; the join waits for it"
 
 Answer = worker_pb2.JoinEvent | pb.JoinRefused
@@ -115,6 +118,7 @@ class Groups:
         self._loop = asyncio.get_running_loop()
         self._joins: dict[str, _Join] = {}
         self._lanes: dict[tuple[int, int], Lane] = {}  # group key, the generation in which the lane began
+        self._turned_away: dict[tuple[int, int], dict[int, str]] = {}  # ranks for which no lane could be made, and why
         self.account = Account()
         self.joins: Counter[str] = Counter()  # that ended, by outcome
         self._formed = (b"", pb.Formed())  # read last: all local ranks of a generation are told the same
@@ -154,9 +158,7 @@ class Groups:
             self._refusals.limit(Limit.GROUPS)
             what = f"this worker has ranks of {len(names)} groups"
             raise ResourceExhaustedError(too_many(what, most.groups, "max_groups", "leave some"))
-        latest = os.eventfd(0)
-        os.close(latest)
-        if not room(most.descriptors, latest):
+        if not any_room(most.descriptors):
             self._refusals.limit(Limit.DESCRIPTORS)
             what = "this worker has nearly no descriptors left"
             raise ResourceExhaustedError(
@@ -317,14 +319,11 @@ class Groups:
             self._answer(done.request, pb.JoinRefused(code=Code.INTERNAL, message=f"from the coordinator: {error}"))
             return
         join = self._joins.pop(done.request, None)
-        lane = self._lanes.get((formed.group.key, formed.group.generation))
-        if lane is None:
-            group = group_from_proto(formed.group)
-            peers = tuple(peer_from_proto(peer) for peer in formed.peers)
-            topology = Topology.of(group, peers, self._task, tiers_from_proto(formed.table), formed.idle)
-            lane = Lane(topology, self._surroundings())
-            self._lanes[group.key, group.generation] = lane
-            self.account.began(lane)
+        try:
+            lane = self._lane(formed)
+        except Exception as error:
+            self._turn_away(done.rank, join, formed, error)
+            return
         if done.rank in lane.seats:  # said twice, for a coordinator that came back does not know what was heard
             return
         if join is None:
@@ -332,11 +331,54 @@ class Groups:
             return
         joined = worker_pb2.Joined(group=formed.group, rank=done.rank)
         joined.group.name = lane.name
-        if join.session.remote:
-            self._seat_remote(join.session, lane, done.rank)
-        else:
-            joined.door, joined.token = self._door, self._seat(join.session, lane, done.rank)
+        try:
+            if join.session.remote:
+                self._seat_remote(join.session, lane, done.rank)
+            else:
+                joined.door, joined.token = self._door, self._seat(join.session, lane, done.rank)
+        except Exception as error:
+            lane.absent(done.rank, self._refuse(done.rank, join, lane.name, error))
+            return
         join.answers.put_nowait(worker_pb2.JoinEvent(joined=joined))
+
+    def _lane(self, formed: pb.Formed) -> Lane:
+        """The lane of a generation, made for the first of its ranks."""
+        place = formed.group.key, formed.group.generation
+        lane = self._lanes.get(place)
+        if lane is None:
+            group = group_from_proto(formed.group)
+            peers = tuple(peer_from_proto(peer) for peer in formed.peers)
+            topology = Topology.of(group, peers, self._task, tiers_from_proto(formed.table), formed.idle)
+            lane = Lane(topology, self._surroundings())
+            self._lanes[place] = lane
+            self.account.began(lane)
+            for rank, why in self._turned_away.pop(place, {}).items():
+                lane.absent(rank, why)
+        return lane
+
+    def _turn_away(self, rank: int, join: _Join | None, formed: pb.Formed, error: Exception) -> None:
+        """There is no lane for this rank. The others of its group hear of it at once, for they would wait for it."""
+        group = formed.group
+        why = self._refuse(rank, join, shown_name(group.name), error)
+        self._report(Report(group.key, group.generation, ReportKind.LOST, rank=rank, text=why))
+        turned_away = self._turned_away.setdefault((group.key, group.generation), {})
+        turned_away[rank] = why
+        if turned_away.keys() >= {rank for peer in formed.peers if peer.task == self._task for rank in peer.ranks}:
+            del self._turned_away[group.key, group.generation]  # nobody is left who might get a lane
+
+    def _refuse(self, rank: int, join: _Join | None, name: str, error: Exception) -> str:
+        """Tells a rank that it cannot have its place; returns why, for the others."""
+        code, why, advice = Code.INTERNAL, f"a defect of collectived: {type(error).__name__}: {error}", ""
+        if isinstance(error, NO_ROOM):
+            code, why = Code.RESOURCE_EXHAUSTED, f"its worker has no room for it: {error}"
+            advice = "; leave groups that are not needed, or raise the worker's limits of open files and threads"
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            self._refusals.limit(Limit.DESCRIPTORS)
+        text = f"rank {rank} of group {name!r} is refused: {why}"
+        log.warning("%s", text, exc_info=error if code is Code.INTERNAL else None)
+        if join is not None:
+            join.answers.put_nowait(pb.JoinRefused(code=code, message=text + advice))
+        return why
 
     def _read(self, formed: bytes) -> pb.Formed:
         if self._formed[0] != formed:
@@ -413,6 +455,7 @@ class Groups:
             self._refusals,
             self._native,
             self.lost_after,
+            self._connected,
         )
 
     def _report(self, report: Report) -> None:

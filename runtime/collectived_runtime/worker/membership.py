@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from collectived_proto.codec import versions_from_proto
-from collectived_proto.errors import CollectiveError, FailedPreconditionError, UnavailableError
+from collectived_proto.errors import FailedPreconditionError, UnavailableError
 from collectived_proto.protocol import agree
 from collectived_proto.tls.files import Files
 from collectived_proto.v1 import coordinator_pb2 as pb
@@ -106,6 +106,11 @@ class Membership:
         self._warned = ""
         self._task = asyncio.create_task(self._keep_up())
 
+    @property
+    def over(self) -> asyncio.Future[None]:
+        """Done when the stream is kept up no longer: after `close`, or by a defect, which is its exception."""
+        return self._task
+
     async def joined(self, timeout: float) -> None:
         """Waits until the coordinator has welcomed this worker.
 
@@ -169,11 +174,9 @@ class Membership:
         self._closing = True
         if self.connected.is_set():
             self._enqueue(pb.WorkerMessage(goodbye=pb.Goodbye(why=why)))
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._task), 1.0)
+        await asyncio.wait({self._task}, timeout=1.0)
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, CollectiveError):
-            await self._task
+        await asyncio.gather(self._task, return_exceptions=True)
         await self._channel.close()
 
     def _dial(self) -> None:
@@ -212,6 +215,11 @@ class Membership:
                 if not self._welcome_once:
                     raise
                 self._warn(str(error))
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                self._warn("what was to be said to it could not be")  # which is how gRPC shows that here
             pause = FIRST_PAUSE_SECONDS if self.connected.is_set() else min(2 * pause, LONGEST_PAUSE_SECONDS)
             if self.connected.is_set():
                 self.connected.clear()
@@ -237,7 +245,16 @@ class Membership:
             elif message.HasField("echo"):
                 self._pulse.echo(message.echo.sent_at, message.echo.at, time.monotonic())
             else:
-                self._heard(message)
+                self._hear(message)
+
+    def _hear(self, message: pb.CoordinatorMessage) -> None:
+        """Whatever one message brings about, those after it are heard: a worker that is deaf would keep its groups, and
+        they would wait for verdicts that never come."""
+        try:
+            self._heard(message)
+        except Exception:
+            kind = message.WhichOneof("message")
+            log.exception("a defect of collectived: a message of kind %s from the coordinator has had no effect", kind)
 
     def _welcomed(self, welcome: pb.Welcome) -> None:
         self.welcomes += 1
@@ -253,8 +270,17 @@ class Membership:
         self._news.set()
 
     async def _outgoing(self, stream: int) -> AsyncIterator[pb.WorkerMessage]:
-        """What is to be said on this stream. gRPC does not end its iterator with it, so it looks for itself: what it
-        took for a stream that is over, nobody would hear."""
+        """What is to be said on this stream; where that fails gRPC cancels it, and says nothing."""
+        try:
+            async for message in self._messages(stream):
+                yield message
+        except Exception:
+            log.exception("a defect of collectived: nothing more can be said on this stream to the coordinator")
+            raise
+
+    async def _messages(self, stream: int) -> AsyncIterator[pb.WorkerMessage]:
+        """gRPC does not end its iterator with the stream, so it looks for itself: what it took for a stream that is
+        over, nobody would hear."""
         yield pb.WorkerMessage(hello=self._hello(self.epoch))
         beaten = time.monotonic()
         while stream == self._streams:

@@ -30,13 +30,12 @@ from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2_grpc
 from collectived_runtime import clocks
 from collectived_runtime.admission import Admission, check_exposed
+from collectived_runtime.cannot_start import CannotStart
 from collectived_runtime.certificates import Certificates, certificates
 from collectived_runtime.credentials import gate
 from collectived_runtime.daemon import (
-    CannotStart,
     bind,
     drained,
-    open_to_folder,
     ready,
     remove_sockets,
     server_options,
@@ -47,6 +46,7 @@ from collectived_runtime.device.nccl.choose import choose
 from collectived_runtime.engine.links import address_of
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.guests.callers import Caller, Callers
+from collectived_runtime.guests.folders import open_to_folder
 from collectived_runtime.guests.peers import guests
 from collectived_runtime.guests.porter import Porter
 from collectived_runtime.guests.rules import Reserved, offered, resolved
@@ -78,8 +78,10 @@ if TYPE_CHECKING:
 SERVICE = "collectived.v1.Worker"
 STATUS_SECONDS = 0.45  # for the coordinator's answer, which itself waits 0.3 s for workers
 SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
+DEFECT = 70  # exit status
 GPU_LOST = 70  # exit status
 GPU_LOST_SECONDS = 1.0  # in which ranks are told
+DEAF = "a defect of collectived: this worker would hear nothing of its coordinator any more, and ends"
 LET_GO = "its launcher is gone, or has ended it"  # standard input has ended, which tells no more
 # A session over gRPC lives by its stream: a client whose host has vanished is noticed within the sum of the first two.
 KEEPALIVE = (
@@ -105,7 +107,8 @@ async def serve(
         cuda: where it gets its GPUs. nccl: where it gets NCCL, by the name of a binding or "".
 
     Raises:
-        SystemExit: it cannot start; the reason has been printed. Status 3 where no coordinator takes it, else 1.
+        SystemExit: it cannot start; the reason has been printed. Status 3 where no coordinator takes it, else 1. Or a
+            defect ends it, which has been logged: status 70.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
     with signals() as signalled:
@@ -127,14 +130,20 @@ async def serve(
             raise SystemExit(UNREACHABLE if isinstance(error, UnavailableError) else 1) from None
         ready(worker.announcement())
         held = [asyncio.ensure_future(lifeline)] if lifeline is not None else []
-        ends = [worker.drainage.over, *held]
+        ends = [worker.drainage.over, worker.membership.over, *held]
         await until_stopped(signalled, None, *ends)
         if signalled.number == signal.SIGTERM and settings.drain_seconds and worker.groups.lanes:
             signalled.clear()
             # A second signal ends it at once, and so does a drain that nobody sees to.
             await until_stopped(signalled, None, *ends, worker.drain(settings.drain_seconds))
             drained(worker.drain_reply())
-        await worker.close(LET_GO if any(one.done() for one in held) else "")
+        deaf = worker.membership.over.done()
+        if deaf:
+            defect = (await asyncio.gather(worker.membership.over, return_exceptions=True))[0]
+            log.critical("%s, for its supervisor to start it again", DEAF, exc_info=defect)
+        await worker.close(DEAF if deaf else LET_GO if any(one.done() for one in held) else "")
+        if deaf:
+            raise SystemExit(DEFECT)
 
 
 class _Worker:

@@ -136,7 +136,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await session.ended.wait()
         finally:
             if not session.attached or session.ended.is_set():
-                self._sessions.close(session, "its session ended")
+                session.end("its session ended")
 
     @_translated
     async def Join(

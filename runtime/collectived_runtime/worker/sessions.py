@@ -378,9 +378,6 @@ class Sessions:
             "this worker does not know the session: it was restarted after the session was opened; connect again"
         )
 
-    def close(self, session: Session, why: str) -> None:
-        session.end(why)
-
     def _over(self, session: Session) -> None:
         if self._sessions.pop(session.identity, None) is not None:
             self._ended[session.identity] = session.why
@@ -389,4 +386,4 @@ class Sessions:
 
     def close_all(self, why: str) -> None:
         for session in list(self._sessions.values()):
-            self.close(session, why)
+            session.end(why)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from collectived_proto.errors import Code
-from collectived_runtime.daemon import CannotStart
+from collectived_runtime.cannot_start import CannotStart
 from collectived_runtime.engine.recorder import Entry, Recorder, Ring
 from collectived_runtime.worker.status import Identity
 

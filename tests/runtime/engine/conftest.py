@@ -228,7 +228,7 @@ class World:
     """A group over lanes in this process. `hosts` are numbers of ranks per worker, or the ranks themselves.
 
     Where `gpus` says so each rank is on one; `natives` are what the workers have of NCCL. Links come from `receptions`
-    where there are any.
+    where there are any. `connected` is what lanes are told of a coordinator, whose part is played by the test.
     """
 
     def __init__(
@@ -244,6 +244,7 @@ class World:
         generation: int = 100,
         receptions: Sequence[Reception] = (),
         lost_after: float = 60.0,
+        connected: bool = True,
     ) -> None:
         ranks = itertools.count()
         self.layout = [host if isinstance(host, tuple) else tuple(next(ranks) for _ in range(host)) for host in hosts]
@@ -283,6 +284,7 @@ class World:
                 self.ended.put,
                 native=natives[task] if natives else None,
                 lost_after=lost_after,
+                connected=lambda: connected,
             )
             lane = Lane(Topology.of(self.group, peers, task, table or TABLE, idle), around)
             self.lanes.append(lane)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from collectived_proto.errors import Code
 from collectived_proto.local import wire
-from collectived_proto.types import Member, Recv, ReportKind
-from collectived_runtime.engine import flood
+from collectived_proto.types import Member, Recv, ReportKind, Send, Verdict
+from collectived_runtime.engine import flood, reports
 from collectived_runtime.engine.flood import rank_of
 from collectived_runtime.transport.link import LinkBroken
 
@@ -96,10 +97,122 @@ def test_without_a_coordinator_a_peer_that_has_left_is_not_waited_for(world: Any
     for rank in here.ranks:
         rank.done()
     here.ranks[0].submit()
-    here.ranks[1].bell.send(wire.bare(wire.Kind.LEAVE))
-    here.ranks[1].bell.close()
+    leave(here.ranks[1])
+    assert left(here.ranks[0].failed()[1]) == [1]
+
+
+def leave(rank: Any) -> None:
+    rank.bell.send(wire.bare(wire.Kind.LEAVE))
+    rank.bell.close()
+
+
+def left(verdict: Verdict) -> list[int]:
+    """Who has left in order, as a worker says alone."""
+    assert (verdict.code, verdict.orderly) == (Code.ABORTED, True) and "left the group" in verdict.message
+    assert verdict.decided_by.startswith("worker ")
+    return [member.rank for member in verdict.missing]
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["who waits came before", "and after"])
+def test_without_a_coordinator_a_rank_that_left_the_same_worker_is_not_waited_for(world: Any, waits: bool) -> None:
+    here = world(2)
+    for rank in here.ranks:
+        rank.submit()
+    for rank in here.ranks:
+        rank.done()
+    if waits:
+        here.ranks[0].submit()
+    leave(here.ranks[1])
+    if not waits:
+        assert here.report(ReportKind.LEFT).rank == 1
+        here.ranks[0].submit()
+    instance, verdict = here.ranks[0].failed()
+    assert (instance, left(verdict), verdict.from_instance) == (1, [1], 1)
+
+
+def test_without_a_coordinator_what_a_rank_submitted_before_it_left_completes(world: Any) -> None:
+    here = world(2)
+    here.ranks[1].submit()
+    leave(here.ranks[1])
+    assert here.report(ReportKind.LEFT).instance == 0
+    here.ranks[0].submit()
+    here.ranks[0].done()
+    here.ranks[0].submit()
+    assert left(here.ranks[0].failed()[1]) == [1]
+
+
+def test_without_a_coordinator_a_worker_says_which_of_its_ranks_has_left_while_others_stay(world: Any) -> None:
+    here = world(1, 2)
+    here.ranks[0].submit()
+    leave(here.ranks[2])
     _, verdict = here.ranks[0].failed()
-    assert verdict.code == Code.UNAVAILABLE and verdict.missing[0].rank == 1
+    assert (left(verdict), verdict.decided_by) == ([2], "worker 1")
+    here.ranks[1].submit()
+    assert here.ranks[1].failed()[1].message == verdict.message
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_without_a_coordinator_who_left_before_anything_was_said_between_workers_is_not_waited_for(
+    world: Any, waiting: int
+) -> None:
+    here = world(1, 1, connected=False)
+    leave(here.ranks[1 - waiting])
+    here.ranks[waiting].submit()
+    assert left(here.ranks[waiting].failed()[1]) == [1 - waiting]
+
+
+def test_where_the_coordinator_is_there_a_lane_that_all_have_left_ends_without_deciding_anything(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "DECIDE_ALONE_SECONDS", 60.0)
+    here = world(1, 1)
+    leave(here.ranks[1])
+    assert here.ended.get(timeout=10) is here.lanes[1]
+
+
+@pytest.mark.parametrize("hosts", [(3,), (1, 1, 1), (1, 2), (2, 1)], ids=str)
+def test_without_a_coordinator_recvs_from_ranks_that_left_fail_and_others_go_on(world: Any, hosts: Any) -> None:
+    here = world(*hosts, connected=False)
+    first, second, third = here.ranks
+    for _ in range(3):
+        for rank in here.ranks:
+            rank.submit()
+        for rank in here.ranks:
+            rank.done()
+    third.submit()
+    leave(third)
+    assert here.report(ReportKind.LEFT).rank == 2
+    asked = first.post(Recv(2))
+    failed, verdict = first.failed()
+    assert (failed, left(verdict)) == (asked, [2])
+    second.post(Send(0), np.arange(3, dtype=np.float32))
+    second.done()
+    leave(second)
+    first.post(Recv(1))
+    assert first.outlined(first.done())[0].ravel().tolist() == [0, 1, 2]
+    asked = first.post(Recv(1))
+    failed, verdict = first.failed()
+    assert (failed, left(verdict)) == (asked, [1])
+
+
+@pytest.mark.parametrize("mail", ["to it", "from it"])
+def test_without_a_coordinator_sends_and_recvs_fail_when_a_worker_with_which_they_had_mail_has_parted(
+    world: Any, mail: str
+) -> None:
+    here = world(1, 1)  # whose lanes think that the coordinator says what is to be said
+    stays, goes = here.ranks
+    sender, receiver = (stays, goes) if mail == "to it" else (goes, stays)
+    sender.post(Send(receiver.rank), np.arange(3, dtype=np.float32))
+    sender.done()
+    receiver.post(Recv(sender.rank))
+    receiver.done()
+    leave(goes)
+    assert here.ended.get(timeout=10) is here.lanes[1]
+    asked = stays.post(Recv(1))
+    failed, verdict = stays.failed()
+    assert (failed, left(verdict)) == (asked, [1])
+    number = stays.post(Send(1), np.arange(3, dtype=np.float32))
+    assert stays.failed()[0] == number
 
 
 def test_a_fault_after_a_departure_in_order_reaches_those_that_wait(world: Any) -> None:

@@ -89,6 +89,18 @@ def test_memory_that_lies_idle_is_given_back_before_anybody_is_refused(make: Any
         results.take(39 << 20, (0,))
 
 
+def test_a_limit_that_idle_memory_mends_was_met_by_nobody_and_one_that_it_does_not_by_one() -> None:
+    refused: list[int] = []
+    results = Results(Budget(40 << 20, lambda: refused.append(1)), Readers(), lambda: None)
+    free(results, results.take(30 << 20, (0,)))  # its arena cannot hold the next one
+    results.take(39 << 20, (0,))
+    assert not refused
+    with pytest.raises(Exhausted):
+        results.take(39 << 20, (0,))
+    assert refused == [1]
+    results.close()
+
+
 def test_scratch_memory_is_shared_under_a_name_and_reused_after_it() -> None:
     grown: list[int] = []
     workspace = Workspace(lambda: grown.append(1))

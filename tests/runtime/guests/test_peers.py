@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from collectived_runtime.daemon import CannotStart
+from collectived_runtime.cannot_start import CannotStart
 from collectived_runtime.guests.peers import UNMAPPED, Guests, Peer, guests, number_of, peer_of, why_not, with_folder
 
 OWN, ANN, BOB = 1000, 1001, 1002

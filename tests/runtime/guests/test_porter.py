@@ -17,7 +17,8 @@ import grpc.aio
 import pytest
 
 from collectived_proto.local.jobs import MAX_SOCKET_PATH
-from collectived_runtime.daemon import CannotStart, bind
+from collectived_runtime.cannot_start import CannotStart
+from collectived_runtime.daemon import bind
 from collectived_runtime.guests import porter as porter_module
 from collectived_runtime.guests.peers import Guests, Peer
 from collectived_runtime.guests.porter import Porter

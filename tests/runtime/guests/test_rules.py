@@ -6,8 +6,8 @@ import pytest
 
 from collectived_proto.configuration.rules import Rule
 from collectived_proto.devices import DeviceName
+from collectived_runtime.cannot_start import CannotStart
 from collectived_runtime.credentials import Right
-from collectived_runtime.daemon import CannotStart
 from collectived_runtime.guests.callers import Caller
 from collectived_runtime.guests.peers import Peer
 from collectived_runtime.guests.rules import may_have, offered, resolved

@@ -11,8 +11,8 @@ from http import HTTPStatus
 import pytest
 from tests.runtime.http.serving import ADMITTED, SECRET, TOKEN, Story, get, port, say, serve, status
 
+from collectived_runtime.cannot_start import CannotStart
 from collectived_runtime.credentials import Gate
-from collectived_runtime.daemon import CannotStart
 from collectived_runtime.http.messages import Answer, Request, Route, Routes, answer, health
 from collectived_runtime.http.server import HttpServer, Limits
 

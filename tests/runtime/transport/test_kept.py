@@ -213,7 +213,22 @@ def test_there_are_only_so_many_and_the_oldest_goes(pair: Pair, monkeypatch: pyt
             link.send([farewell])
             worker.keep(link, farewell)
     settle(lambda: sorted(whom.incarnation for whom in pair.workers[0]._kept._free.values()) == ["1", "2"])
-    assert [len(worker._kept.room) for worker in pair.workers] == [2, 2]
+    settle(lambda: [len(worker._kept.room) for worker in pair.workers] == [2, 2])
+
+
+def test_where_descriptors_have_run_out_since_a_link_was_made_it_is_not_kept(pair: Pair) -> None:
+    mine, theirs = pair.next()
+    assert mine.way and theirs.way
+    made = max(link.way.connection.fileno() for link in (mine, theirs) if link.way)
+    held = [os.dup(0)]
+    while held[-1] < made + 40:  # what others have been given since
+        held.append(os.dup(0))
+    pair.workers[0]._kept._descriptors = (made + 20) * 4 // 3  # a quarter of which is reserved
+    pair.part(mine, theirs)
+    settle(lambda: mine.way is None or mine.way.connection.fileno() == -1)
+    assert not pair.workers[0]._kept.room
+    for descriptor in held:
+        os.close(descriptor)
 
 
 def test_one_on_which_a_hello_is_said_again_is_not_the_one_that_goes(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import select
 import shutil
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 from collectived_proto.errors import Code
 from collectived_proto.local import wire
 from collectived_proto.protocol import OURS, Versions
+from collectived_runtime.transport import handshake
 from collectived_runtime.transport import reception as reception_
 from collectived_runtime.transport.hello import ANSWER_BYTES, HELLO_BYTES, NONCE_BYTES, Hello, apart, proof
 from collectived_runtime.transport.link import Link, LinkBroken
@@ -354,3 +357,93 @@ def test_a_host_that_is_named_is_dialled(place: Place) -> None:
     assert sorted(both) == ["accepted", "dialled"]
     for link in both.values():
         link.close()
+
+
+def arrives(place: Place, key: tuple[int, int, int, int] = (7, 100, 0, 3)) -> bool:
+    """Whether a link comes about in both receptions."""
+    place.workers[1].expect(key, lambda link: place.arrived.put(("accepted", link)))
+    place.workers[0].dial(place.call(channel=key[3]))
+    both = dict((place.next(), place.next()))
+    for link in both.values():
+        link.close()
+    return sorted(both) == ["accepted", "dialled"]
+
+
+def test_a_caller_that_fails_when_its_link_is_there_costs_nobody_else_theirs(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unlucky(link: Link) -> None:
+        link.close()
+        raise RuntimeError("planted")
+
+    place.workers[0].dial(place.call())
+    kind, mine = place.next()
+    while not place.workers[1]._early:  # so that it is handed over where it is asked for
+        select.select([], [], [], 0.001)
+    place.workers[1].expect((7, 100, 0, 3), unlucky)
+    assert kind == "dialled" and arrives(place, (7, 100, 0, 4))
+    assert "the reception goes on without what has failed" in caplog.text and "planted" in caplog.text
+    mine.close()
+
+
+@pytest.mark.parametrize("error", [OverflowError("planted"), OSError(errno.ENOSPC, "planted")])
+def test_a_call_that_cannot_even_begin_fails_and_the_next_gets_through(
+    place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """As where the system lets no more descriptors be waited for."""
+
+    def receive(*_: object) -> None:
+        raise error
+
+    call = place.call()
+    call.give_up = 0.0
+    with monkeypatch.context() as full:
+        full.setattr(place.workers[0]._guests, "receive", receive)
+        place.workers[0].dial(call)
+        kind, (peer, why) = place.next()
+    assert (kind, peer) == ("failed", 1) and "planted" in why
+    assert arrives(place)
+
+
+def test_a_call_that_fails_as_nobody_thought_of_is_told_to_whoever_asked(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def introduce(*_: object) -> Any:
+        raise OverflowError("planted")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(handshake, "introduce", introduce)
+        place.workers[0].dial(place.call())
+        kind, (peer, why) = place.next()
+    assert (kind, peer) == ("failed", 1) and "planted" in why
+    assert arrives(place)
+
+
+def test_who_fails_while_being_shown_out_is_shown_out_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    def failed(peer: int, why: str) -> None:
+        place.arrived.put(("failed", (peer, why)))
+        raise RuntimeError("planted")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # which never answers
+        call = place.call(port=listener.getsockname()[1])
+        call.give_up, call.failed = 0.0, failed
+        place.workers[0].dial(call)
+        assert place.next()[0] == "failed"
+    assert arrives(place)
+    assert place.arrived.empty() and caplog.text.count("the reception goes on without what has failed") == 1
+
+
+def test_where_there_is_no_thread_to_look_a_name_up_the_call_fails_and_the_next_gets_through(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    call = place.call()
+    call.address = ("localhost", call.address[1])
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", none)
+        place.workers[0].dial(call)
+        kind, (peer, why) = place.next()
+    assert (kind, peer) == ("failed", 1) and "can't start new thread" in why
+    test_a_host_that_is_named_is_dialled(place)

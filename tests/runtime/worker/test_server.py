@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc
-from collectived_runtime.daemon import open_to_folder
+from collectived_runtime.guests.folders import open_to_folder
 from collectived_runtime.worker.memory_limit import default_memory_limit
 
 Start = Callable[..., subprocess.Popen[str]]

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from collectived_proto.errors import Code
-from collectived_runtime.daemon import CannotStart
+from collectived_runtime.cannot_start import CannotStart
 from collectived_runtime.engine.recorder import Entry, Gist, Label, Recorder
 from collectived_runtime.worker import telemetry
 from collectived_runtime.worker.status import Identity

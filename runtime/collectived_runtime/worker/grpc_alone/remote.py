@@ -25,6 +25,7 @@ from collectived_proto.local.arena import Arena
 from collectived_proto.types import GroupInfo, Verdict
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine.results import Budget
+from collectived_runtime.worker.grpc_alone import uploads
 from collectived_runtime.worker.grpc_alone.flights import Flight
 from collectived_runtime.worker.grpc_alone.order import Number, Order, remember
 from collectived_runtime.worker.grpc_alone.uploads import NOTHING, Uploads
@@ -55,7 +56,8 @@ class Remote:
         self.group = group
         self.rank = rank
         self.order = Order(group.name, group.generation, self._check_goes_on, self._raise_verdict, self._older)
-        self.uploads = Uploads(budget)
+        self.uploads = Uploads(budget, self._tidy_later)
+        self._tidying: asyncio.TimerHandle | None = None
         self.closed = False
         self._why = (
             f"rank {rank} of group {group.name!r} has lost its place: its worker has let the group go; join again"
@@ -293,6 +295,17 @@ class Remote:
                 limit.reschedule(self._loop.time())
         self._arenas.clear()
         self.uploads.close()
+        if self._tidying is not None:
+            self._tidying.cancel()
+
+    def _tidy_later(self) -> None:
+        if self._tidying is None:
+            self._tidying = self._loop.call_later(uploads.IDLE_SECONDS, self._tidy)
+
+    def _tidy(self) -> None:
+        self._tidying = None
+        if self.uploads.tidy():
+            self._tidy_later()
 
     def _check_goes_on(self, generation: int) -> None:
         """Raises where this rank must not submit anything more in a generation: its lane would let it go for that."""

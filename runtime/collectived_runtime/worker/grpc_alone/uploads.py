@@ -1,11 +1,14 @@
 """Uploads: memory of this worker for values that come over gRPC, laid out as a staging slot.
 
 Each has a number, by which the rank's rings name it as a doorbell's name an arena. What is given back is kept for the
-next upload of about that size, for the first touch of a page costs ten times a copy.
+next upload of about that size, for the first touch of a page costs ten times a copy; but not where anybody else of the
+worker is short of memory, and not by a rank that is idle.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from itertools import count
 
 import numpy as np
@@ -15,7 +18,8 @@ from collectived_proto.local import wire
 from collectived_runtime.engine.results import Budget, Exhausted
 
 NOTHING = 0  # the number of an upload that nobody will read
-SPARE_BYTES = 64 << 20  # the most that a rank keeps for later
+SPARE_BYTES = 64 << 20  # the most that a rank keeps for later,
+IDLE_SECONDS = 10.0  # and for how long, where it uploads nothing
 _SPARE_RATIO = 4  # an upload takes no spare that is larger than this many times what it needs
 _PAGE = 4096
 _MOST = (1 << 32) - 1  # numbers, as many as addresses have
@@ -24,13 +28,21 @@ Memory = NDArray[np.uint8]
 
 
 class Uploads:
-    """Of one rank. `memory` is called by its lane, everything else in the event loop."""
+    """Of one rank. `memory` is called by its lane, everything else in the event loop.
 
-    def __init__(self, budget: Budget) -> None:
+    Args:
+        kept: called when something is kept for later, for `tidy` to be called after a while.
+    """
+
+    def __init__(self, budget: Budget, kept: Callable[[], None] = lambda: None) -> None:
         self._budget = budget
+        self._kept = kept
         self._numbers = count()
         self._used: dict[int, Memory] = {}
-        self._spare: list[Memory] = []
+        self._spare: list[Memory] = []  # whoever is short of memory takes it away, in any thread
+        self._sparing = threading.Lock()
+        self._busy = False  # something has been taken since `tidy` was called last
+        budget.on_shortage(self._drop_spares)
 
     def take(self, nbytes: int) -> tuple[int, Memory]:
         """A number and at least `nbytes` of memory.
@@ -41,16 +53,13 @@ class Uploads:
         memory = self._reused(nbytes)
         if memory is None:
             size = max(1, -(-nbytes // _PAGE)) * _PAGE
-            try:
-                self._budget.take(size)
-            except Exhausted:
-                self._drop_spares()
-                self._budget.take(size)
+            self._budget.take(size)
             try:
                 memory = np.empty(size, np.uint8)
             except MemoryError as error:
                 self._budget.give(size)
                 raise Exhausted(f"{size} bytes of memory: {error}") from None
+        self._busy = True
         number = NOTHING + 1 + next(self._numbers) % _MOST
         self._used[number] = memory
         return number, memory
@@ -60,9 +69,18 @@ class Uploads:
         memory = self._used.pop(number, None)
         if memory is None:
             return
-        self._spare.append(memory)
-        while sum(spare.nbytes for spare in self._spare) > SPARE_BYTES:
-            self._budget.give(self._spare.pop(0).nbytes)
+        with self._sparing:
+            self._spare.append(memory)
+            while sum(spare.nbytes for spare in self._spare) > SPARE_BYTES:
+                self._budget.give(self._spare.pop(0).nbytes)
+        self._kept()
+
+    def tidy(self) -> bool:
+        """Gives back what is kept for later, where nothing was taken since it was called last; whether some is left."""
+        busy, self._busy = self._busy, False
+        if not busy:
+            self._drop_spares()
+        return bool(self._spare)
 
     def memory(self, number: int, offset: int, length: int) -> Memory:
         """Those bytes of an upload.
@@ -86,19 +104,22 @@ class Uploads:
         """Gives everything back; whoever still looks into an upload keeps its memory alive. Idempotent."""
         for number in list(self._used):
             self._budget.give(self._used.pop(number).nbytes)
+        self._budget.off_shortage(self._drop_spares)
         self._drop_spares()
 
     def _reused(self, nbytes: int) -> Memory | None:
-        fitting = [spare for spare in self._spare if nbytes <= spare.nbytes <= max(_SPARE_RATIO * nbytes, _PAGE)]
-        if not fitting:
-            return None
-        best = min(fitting, key=lambda spare: spare.nbytes)
-        self._spare = [spare for spare in self._spare if spare is not best]
+        with self._sparing:
+            fitting = [spare for spare in self._spare if nbytes <= spare.nbytes <= max(_SPARE_RATIO * nbytes, _PAGE)]
+            if not fitting:
+                return None
+            best = min(fitting, key=lambda spare: spare.nbytes)
+            self._spare = [spare for spare in self._spare if spare is not best]
         return best
 
     def _drop_spares(self) -> None:
-        while self._spare:
-            self._budget.give(self._spare.pop().nbytes)
+        with self._sparing:
+            while self._spare:
+                self._budget.give(self._spare.pop().nbytes)
 
 
 _EMPTY: Memory = np.empty(0, np.uint8)

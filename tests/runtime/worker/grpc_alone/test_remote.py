@@ -21,6 +21,7 @@ from collectived_proto.errors import (
 from collectived_proto.local import arena, wire
 from collectived_proto.types import GroupInfo, Member, Verdict
 from collectived_runtime.engine.results import Budget
+from collectived_runtime.worker.grpc_alone import uploads
 from collectived_runtime.worker.grpc_alone.flights import Flight
 from collectived_runtime.worker.grpc_alone.remote import Remote
 
@@ -333,3 +334,16 @@ async def test_the_end_of_a_rank_is_the_end_of_what_waits_for_its_client(setting
     setting.remote.close()
     with pytest.raises(TimeoutError):
         await receiving
+
+
+@story
+async def test_a_rank_that_is_idle_gives_back_what_its_uploads_took(setting: Setting) -> None:
+    uploads.IDLE_SECONDS, before = 0.01, uploads.IDLE_SECONDS
+    try:
+        await setting.submit(0)
+        setting.done(0)
+        assert setting.budget.used > 0, "kept for later"
+        while setting.budget.used:
+            await asyncio.sleep(0.001)
+    finally:
+        uploads.IDLE_SECONDS = before

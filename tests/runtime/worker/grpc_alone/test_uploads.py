@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from collectived_proto.local import wire
-from collectived_runtime.engine.results import Budget, Exhausted
+from collectived_runtime.engine.results import Budget, Exhausted, Share
 from collectived_runtime.worker.grpc_alone.uploads import NOTHING, SPARE_BYTES, Uploads
 
 
@@ -45,6 +45,46 @@ def test_the_rank_that_asks_for_too_much_is_refused_and_its_spares_go_first() ->
     assert budget.used == 60 << 10, "kept for later"
     uploads.take(96 << 10)
     assert budget.used == 96 << 10
+
+
+def test_what_one_rank_keeps_for_later_is_there_for_another_and_nobody_met_a_limit() -> None:
+    refused: list[str] = []
+    whole = Budget(100 << 10, lambda: refused.append("worker"))
+    idle, busy = [Uploads(Share(whole, 80 << 10, lambda: refused.append("session"))) for _ in range(2)]
+    number, _ = idle.take(60 << 10)
+    idle.give(number)
+    assert whole.used == 60 << 10, "kept for later"
+    number, _ = busy.take(72 << 10)
+    assert (idle.nbytes, whole.used, refused) == (0, 72 << 10, [])
+    busy.give(number)
+    whole.take(96 << 10)  # of anybody else, in a lane for instance
+    assert (busy.nbytes, whole.used, refused) == (0, 96 << 10, [])
+    with pytest.raises(Exhausted, match="would exceed the worker's"):
+        idle.take(8 << 10)
+    assert refused == ["worker"], "once, where it was so"
+    idle.close()
+    assert whole._savers == [busy._drop_spares]
+
+
+def test_a_session_s_own_share_is_not_met_by_what_it_only_keeps_for_later() -> None:
+    refused: list[int] = []
+    share = Share(Budget(1 << 20), 80 << 10, lambda: refused.append(1))
+    uploads = Uploads(share)
+    number, _ = uploads.take(60 << 10)
+    uploads.give(number)
+    uploads.take(72 << 10)
+    assert not refused and share.used == 72 << 10
+
+
+def test_a_rank_that_is_idle_keeps_nothing_and_one_that_is_not_does() -> None:
+    kept: list[int] = []
+    budget = Budget(1 << 20)
+    uploads = Uploads(budget, lambda: kept.append(1))
+    for _ in range(2):
+        uploads.give(uploads.take(4096)[0])
+        assert uploads.tidy() and budget.used == 4096, "just now it was used"
+    assert len(kept) == 2
+    assert not uploads.tidy() and budget.used == 0
 
 
 def test_no_more_than_so_much_is_kept() -> None:

@@ -1,0 +1,194 @@
+"""Groups of a worker: who finds no room there is told so, the others of its group hear of it, and nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+from tests.waiting import settle
+
+from collectived_proto.announcements import formed_to_bytes
+from collectived_proto.devices import DeviceName
+from collectived_proto.errors import InternalError, ResourceExhaustedError
+from collectived_proto.types import GroupInfo, Member, Peer, Tier
+from collectived_proto.v1 import coordinator_pb2 as pb
+from collectived_proto.v1 import worker_pb2
+from collectived_runtime.engine.results import Budget
+from collectived_runtime.limits.refusals import Limit, Refusals
+from collectived_runtime.transport.reception import Reception
+from collectived_runtime.worker.groups import Groups
+from collectived_runtime.worker.sessions import Client, Session
+
+DEVICE = DeviceName(0, "CPU", 0)
+
+
+class Scene:
+    """The groups of worker 0, what they say to the coordinator, and a session."""
+
+    def __init__(self, folder: str) -> None:
+        self.said: list[pb.WorkerMessage] = []
+        self.refusals = Refusals()
+        self.reception = Reception(0, "of these tests", f"{folder}/door", ("127.0.0.1", 0))
+        budget = Budget(1 << 30)
+        self.groups = Groups(
+            *(0, "h", (DEVICE,), self.reception, f"{folder}/door", budget, self.said.append, lambda: True),
+            self.refusals,
+        )
+        self.session = Session(Client("h", os.getpid(), "", "job"), budget, lambda _: None, devices=(DEVICE,))
+        mine, self.client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.session.attach(mine)
+
+    async def asked(self, name: str) -> tuple[asyncio.Task[worker_pb2.JoinEvent], str]:
+        """A join under way, and how the coordinator knows it."""
+
+        async def joined() -> worker_pb2.JoinEvent:
+            request = worker_pb2.JoinRequest(name=name, min_size=1, max_size=2)
+            return [event async for event in self.groups.join(self.session, request)][-1]
+
+        before = len(self.said)
+        joining = asyncio.create_task(joined())
+        while len(self.said) == before:
+            await asyncio.sleep(0)
+        return joining, self.said[-1].join.request
+
+    def done(self, request: str, rank: int, key: int = 7, task: int = 0) -> None:
+        """The coordinator has formed the group of two ranks, both on this worker."""
+        members = tuple(Member(rank, str(DEVICE), 0, "h", os.getpid()) for rank in (0, 1))
+        group, peer = GroupInfo("job/g", key, 100, members), Peer(task, "i", "h", "127.0.0.1:1", (0, 1))
+        formed = formed_to_bytes(group, [peer], [Tier("ring")], False)
+        self.groups.heard(pb.CoordinatorMessage(join_done=pb.JoinDone(request=request, rank=rank, formed=formed)))
+
+    @property
+    def lost(self) -> list[tuple[int, int]]:
+        """Ranks of which the coordinator has been told that they are lost, and after which instance."""
+        reports = [message.report for message in list(self.said) if message.HasField("report")]
+        return [(report.rank, report.instance) for report in reports if report.kind == pb.Report.LOST]
+
+
+def played(play: Callable[[Scene], Awaitable[None]]) -> None:
+    async def run(folder: str) -> None:
+        scene = Scene(folder)
+        try:
+            await asyncio.wait_for(play(scene), 30)
+        finally:
+            scene.session.end("the test is over")
+            scene.client.close()
+            await asyncio.to_thread(scene.groups.close)
+            scene.reception.close()
+
+    with tempfile.TemporaryDirectory(prefix="cd-", dir="/tmp") as folder:
+        asyncio.run(run(folder))
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each lane that is begun whether the system has a thread for it; behind the last it has."""
+    have: list[bool] = []
+    start = threading.Thread.start
+
+    def begin(thread: threading.Thread) -> None:
+        if thread.name.startswith("lane ") and have and not have.pop(0):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    return have
+
+
+def none_left(*_: object) -> int:
+    """As the system answers who wants one more descriptor than there may be."""
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_a_rank_for_whose_lane_there_is_no_thread_is_refused_and_lost_to_the_others(threads: list[bool]) -> None:
+    async def play(scene: Scene) -> None:
+        open_before = len(os.listdir("/proc/self/fd"))
+        joining, request = await scene.asked("g")
+        threads.append(False)
+        scene.done(request, 1)
+        with pytest.raises(
+            ResourceExhaustedError, match=r"rank 1 of group 'g' is refused: .* can't start new thread; "
+        ):
+            await joining
+        assert scene.lost == [(1, -1)] and not scene.groups.lanes
+        assert len(os.listdir("/proc/self/fd")) == open_before, "it leaves nothing behind"
+        assert not scene.reception._living, "nor does anybody expect its links"
+        joining, request = await scene.asked("another")
+        scene.done(request, 0, key=8)
+        assert (await joining).joined.rank == 0
+
+    played(play)
+
+
+def test_a_rank_whose_lane_could_be_made_does_not_wait_for_one_whose_could_not(threads: list[bool]) -> None:
+    async def play(scene: Scene) -> None:
+        first, second = [await scene.asked("g") for _ in range(2)]
+        threads.append(False)
+        scene.done(first[1], 0)
+        scene.done(second[1], 1)
+        with pytest.raises(ResourceExhaustedError):
+            await first[0]
+        assert (await second[0]).joined.rank == 1
+        (lane,) = scene.groups.lanes
+        await asyncio.to_thread(settle, lambda: lane.ledger.standings[0].gone)
+        assert not scene.groups._turned_away
+
+    played(play)
+
+
+def test_no_lane_is_remembered_once_none_of_its_ranks_may_still_come(threads: list[bool]) -> None:
+    async def play(scene: Scene) -> None:
+        both = [await scene.asked("g") for _ in range(2)]
+        threads.extend([False, False])
+        for rank, (_, request) in enumerate(both):
+            scene.done(request, rank)
+        outcomes = await asyncio.gather(*(joining for joining, _ in both), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [ResourceExhaustedError] * 2
+        assert scene.lost == [(0, -1), (1, -1)] and not scene.groups._turned_away
+
+    played(play)
+
+
+def test_a_rank_for_whose_seat_there_is_no_descriptor_is_refused_and_lost_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def play(scene: Scene) -> None:
+        joining, request = await scene.asked("g")
+        with monkeypatch.context() as full:
+            full.setattr(os, "dup", none_left)
+            scene.done(request, 1)
+        with pytest.raises(ResourceExhaustedError, match="rank 1 of group 'g' is refused: .* Too many open files; "):
+            await joining
+        await asyncio.to_thread(settle, lambda: scene.lost == [(1, -1)])
+        assert scene.refusals.limited == {Limit.DESCRIPTORS: 1}
+
+    played(play)
+
+
+def test_where_there_is_no_descriptor_at_all_a_join_is_refused_before_anybody_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def play(scene: Scene) -> None:
+        monkeypatch.setattr(os, "eventfd", none_left)
+        request = worker_pb2.JoinRequest(name="g", min_size=1, max_size=1)
+        with pytest.raises(ResourceExhaustedError, match="this worker has nearly no descriptors left"):
+            await anext(scene.groups.join(scene.session, request))
+        assert not scene.said
+
+    played(play)
+
+
+def test_a_group_that_is_none_of_this_worker_is_refused_as_a_defect() -> None:
+    async def play(scene: Scene) -> None:
+        joining, request = await scene.asked("g")
+        scene.done(request, 0, task=3)
+        with pytest.raises(InternalError, match="rank 0 of group 'g' is refused: a defect of collectived: "):
+            await joining
+
+    played(play)

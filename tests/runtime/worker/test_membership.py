@@ -1,0 +1,169 @@
+"""Membership: whatever a message brings about here, the worker hears the next one, or ends and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from collectived_proto.v1 import coordinator_pb2 as pb
+from collectived_proto.v1 import coordinator_pb2_grpc as rpc
+from collectived_runtime.worker.membership import Membership
+from collectived_runtime.worker.server import DEFECT
+
+
+class Coordinator(rpc.CoordinatorServicer):
+    """Welcomes, and then says a word of each kind that it is given."""
+
+    def __init__(self, *words: pb.CoordinatorMessage) -> None:
+        self.words = words
+        self.streams = 0
+
+    async def Attach(self, requests: AsyncIterator[pb.WorkerMessage], context: Any) -> None:
+        self.streams += 1
+        async for message in requests:
+            if message.HasField("hello"):
+                await context.write(pb.CoordinatorMessage(welcome=pb.Welcome(epoch=1, heartbeat_seconds=20)))
+                for word in self.words:
+                    await context.write(word)
+
+
+def played(coordinator: Coordinator, folder: Path, play: Callable[[str], Awaitable[None]]) -> None:
+    async def story() -> None:
+        server = grpc.aio.server()
+        rpc.add_CoordinatorServicer_to_server(coordinator, server)
+        address = f"unix:{folder}/c.sock"
+        server.add_insecure_port(address)
+        await server.start()
+        try:
+            await asyncio.wait_for(play(address), 30)
+        finally:
+            await server.stop(0.0)
+
+    asyncio.run(story())
+
+
+def test_a_message_that_cannot_be_handled_is_logged_and_the_next_one_is_heard(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = pb.CoordinatorMessage(measure=pb.Measure()), pb.CoordinatorMessage(query=pb.Query())
+
+    async def play(address: str) -> None:
+        heard: asyncio.Queue[str | None] = asyncio.Queue()
+
+        def hear(message: pb.CoordinatorMessage) -> None:
+            if message.HasField("measure"):
+                raise RuntimeError("can't start new thread")
+            heard.put_nowait(message.WhichOneof("message"))
+
+        membership = Membership(address, "", lambda _: pb.Hello(), hear, lambda: None)
+        try:
+            assert await heard.get() == "query"
+        finally:
+            await membership.close()
+
+    played(Coordinator(*words), tmp_path, play)
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "a message of kind measure from the coordinator has had no effect" in record.getMessage()
+    assert record.exc_info and "can't start new thread" in str(record.exc_info[1])
+
+
+def test_where_what_is_to_be_said_cannot_be_the_stream_is_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = Coordinator()
+
+    async def play(address: str) -> None:
+        tried = []
+
+        def hello(epoch: int) -> pb.Hello:
+            tried.append(epoch)
+            if len(tried) == 1:
+                raise ValueError("planted")
+            return pb.Hello()
+
+        membership = Membership(address, "", hello, lambda _: None, lambda: None)
+        try:
+            await membership.joined(20)
+            assert not membership.over.done() and membership.welcomes == 1
+        finally:
+            await membership.close()
+
+    played(coordinator, tmp_path, play)
+    assert "nothing more can be said on this stream" in caplog.text and "planted" in caplog.text
+
+
+def test_a_welcome_that_cannot_be_taken_ends_membership_which_can_be_closed_all_the_same(tmp_path: Path) -> None:
+    async def play(address: str) -> None:
+        def rejoin() -> None:
+            raise ValueError("planted")
+
+        membership = Membership(address, "", lambda _: pb.Hello(), lambda _: None, rejoin)
+        await asyncio.wait({membership.over})
+        assert str(membership.over.exception()) == "planted"
+        await membership.close()
+
+    played(Coordinator(), tmp_path, play)
+
+
+DEFECTIVE = """
+from collectived_runtime.__main__ import main
+from collectived_runtime.worker.groups import Groups
+
+welcomed = iter([None])
+
+def ask_again(groups):
+    if next(welcomed, "again"):
+        raise ValueError("planted")
+
+Groups.ask_again = ask_again
+main()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_a_defect_would_leave_deaf_ends_for_its_supervisor_and_says_so() -> None:
+    with tempfile.TemporaryDirectory(prefix="cd-", dir="/tmp") as folder:
+        served = ("--listen", f"unix:{folder}/c.sock", "--attached")
+        there = ("--task", "0", "--folder", folder, "--coordinator", f"unix:{folder}/c.sock", "--attached")
+        lines = {
+            "coordinator": ("-m", "collectived_runtime", "coordinator", *served),
+            "worker": ("-c", DEFECTIVE, "worker", *there),
+        }
+        started: list[subprocess.Popen[str]] = []
+
+        def start(name: str) -> subprocess.Popen[str]:
+            pipe = subprocess.PIPE
+            started.append(
+                subprocess.Popen([sys.executable, *lines[name]], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+            )
+            daemon = started[-1]
+            assert daemon.stdin and daemon.stdout
+            daemon.stdin.write("the secret of these tests\n")
+            daemon.stdin.flush()
+            told = daemon.stdout.readline()
+            assert told.startswith("ready "), daemon.communicate()
+            return daemon
+
+        try:
+            coordinator, worker = start("coordinator"), start("worker")
+            coordinator.kill()
+            coordinator.wait(20)
+            start("coordinator")
+            worker.wait(30)
+            out, err = worker.communicate()
+        finally:
+            for daemon in started:
+                daemon.kill()
+                daemon.communicate()
+        assert (worker.returncode, out) == (DEFECT, "")
+        assert "hear nothing of its coordinator any more, and ends, for its supervisor to start it again" in err
+        assert "ValueError: planted" in err
