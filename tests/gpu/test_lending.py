@@ -261,7 +261,7 @@ def test_what_a_failed_call_still_copies_into_its_staging_does_not_reach_the_nex
         current.stream = stream = types.SimpleNamespace(ptr=0)
         late = group.rank == 2
 
-        def summed(value: float, size: int = 100) -> cd.Work:
+        def summed(value: float, size: int = 100) -> Any:
             return group.all_reduce("sum", cupy.ndarray(np.full(size, value)), async_op=True)
 
         assert (summed(1.0).result(20).host == 3).all()
