@@ -28,6 +28,7 @@ OUT_OF_MEMORY = 2  # the driver's number
 CLEAR_WITHIN = 5.0  # seconds for new memory to be all zero; it waits for what is under way on its GPU
 MOST_FREE = 512 << 20  # bytes of a pool that wait for the next who asks
 _SMALLEST = 64 << 10
+_PAGE = 2 << 20  # memory of a GPU comes in pieces of that size
 
 
 def view(address: int, nbytes: int) -> NDArray[np.uint8]:
@@ -138,16 +139,21 @@ class NotCleared(CudaError):
 
 
 class Pool(Generic[M]):
-    """Memory that is dear to make: what is given back serves again, as far as it is not too much."""
+    """Memory that is dear to make: what is given back serves again, as far as it is not too much.
 
-    def __init__(self, make: Callable[[int], M]) -> None:
+    Args:
+        least: bytes of which there is no less to be had, so that it makes no sense to ask for less.
+    """
+
+    def __init__(self, make: Callable[[int], M], least: int = _SMALLEST) -> None:
         self._make = make
+        self._least = least
         self._free: list[M] = []
         self._lock = threading.Lock()
 
     def take(self, size: int) -> M:
         """At least `size` bytes; what they held before is undefined. Raises CudaError where there is no memory."""
-        size = 1 << (max(size, _SMALLEST) - 1).bit_length()
+        size = 1 << (max(size, self._least) - 1).bit_length()
         with self._lock:
             for number, free in enumerate(self._free):
                 if size <= len(free) <= 4 * size:
@@ -179,7 +185,7 @@ class Gpu:
         self.index = index
         self.device = device
         self.cuda = cuda
-        self.scratch: Pool[Region] = Pool(self._region)
+        self.scratch: Pool[Region] = Pool(self._region, _PAGE)
         self.pinned: Pool[NDArray[np.uint8]] = Pool(lambda size: pinned(cuda, size))
         self.beside = ThreadPoolExecutor(2, f"gpu {device.number} memory")  # they start when they are first needed
         self._lost = lost
