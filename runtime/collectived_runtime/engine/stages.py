@@ -28,7 +28,8 @@ from collectived_runtime.engine.announce import announce
 from collectived_runtime.engine.carriers import NCCL
 from collectived_runtime.engine.execute import Judge
 from collectived_runtime.engine.ledger import Instance, Mark
-from collectived_runtime.engine.native import Engine, Meeting, Order, patiently, ranks_here, ranks_inside
+from collectived_runtime.engine.meeting import Engine, LaunchOrder, Meeting, ranks_here, ranks_inside
+from collectived_runtime.engine.native import patiently
 from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.results import Slot
 from collectived_runtime.engine.running import Running, Start
@@ -60,7 +61,7 @@ class Stages:
         self._judge = judge
         self._ranks = ranks_here(shop.topology)  # of a communicator of all GPUs of the group,
         self._inside = ranks_inside(shop.topology)  # and of one of this worker's alone
-        self._order: Order | None = None  # of the instance that NCCL carries out
+        self._order: LaunchOrder | None = None  # of the instance that NCCL carries out
         self._kept = (shop.topology.group.key, number)  # by which the communicators are kept,
         self._kept_inside = (*self._kept, "inside")  # and those of this worker alone
 
@@ -192,7 +193,7 @@ class Stages:
             made = yield from meet(talk, key, engine.turnstile, engine.communicators, size, ranks)
             engine.communicators.keep(self._kept, made)
         self.release()  # whatever became of the one before: a ticket that is kept holds up all that come later
-        order = self._order = Order(key._replace(step=1), program.native, engine.turnstile, shop.tools.wake)
+        order = self._order = LaunchOrder(key._replace(step=1), program.native, engine.turnstile, shop.tools.wake)
         yield from agree(talk, order.key, engine.turnstile)
 
     def release(self) -> None:

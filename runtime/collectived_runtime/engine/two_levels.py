@@ -25,7 +25,7 @@ from collectived_runtime.device.nccl.interface import DataType, Operation
 from collectived_runtime.engine.device_strand import Array
 from collectived_runtime.engine.execute import Buffers, Judge, execute
 from collectived_runtime.engine.ledger import Mark
-from collectived_runtime.engine.native import Meeting
+from collectived_runtime.engine.meeting import Meeting
 from collectived_runtime.engine.program import Program, Strand
 from collectived_runtime.engine.recorder import FOLD, MOST_MOVES
 from collectived_runtime.engine.results import Exhausted

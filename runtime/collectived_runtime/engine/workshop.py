@@ -16,8 +16,8 @@ from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.events import Events
 from collectived_runtime.engine.ledger import Instance
 from collectived_runtime.engine.links import Exchange
+from collectived_runtime.engine.meeting import Engine
 from collectived_runtime.engine.minute import Minute
-from collectived_runtime.engine.native import Engine
 from collectived_runtime.engine.program import Program, compose
 from collectived_runtime.engine.recorder import Recorder, Tape
 from collectived_runtime.engine.results import Budget, Results

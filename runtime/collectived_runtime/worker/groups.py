@@ -39,7 +39,7 @@ from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.lane import Lane, Surroundings
-from collectived_runtime.engine.native import Engine
+from collectived_runtime.engine.meeting import Engine
 from collectived_runtime.engine.recorder import Recorder
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.engine.seat import Seat
@@ -53,7 +53,7 @@ from collectived_runtime.worker import probe
 from collectived_runtime.worker.account import Account
 from collectived_runtime.worker.descriptions import LONGEST_GROUP, Descriptions, check_length
 from collectived_runtime.worker.grpc_alone.remote import Remote
-from collectived_runtime.worker.grpc_alone.submit import Place
+from collectived_runtime.worker.grpc_alone.submit import RemoteRank
 from collectived_runtime.worker.sessions import Session
 
 log = logging.getLogger("collectived.worker")
@@ -410,7 +410,7 @@ class Groups:
         )
         seat = Seat(rank, group.members[rank], remote.uploads.memory, -1, outlet=remote)
         lane.take_seat(seat)
-        session.hold(lane, rank, Place(remote, Descriptions(lane, seat)))
+        session.hold(lane, rank, RemoteRank(remote, Descriptions(lane, seat)))
 
     def _query(self, query: pb.Query) -> None:
         for (key, _), lane in list(self._lanes.items()):

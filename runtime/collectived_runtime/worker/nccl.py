@@ -11,7 +11,7 @@ from collectived_runtime.device.gpus import Gpu
 from collectived_runtime.device.nccl.choose import choose
 from collectived_runtime.device.nccl.communicators import Communicators
 from collectived_runtime.device.nccl.interface import Nccl
-from collectived_runtime.engine.native import Engine
+from collectived_runtime.engine.meeting import Engine
 
 log = logging.getLogger("collectived.worker")
 

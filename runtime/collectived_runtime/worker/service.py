@@ -27,7 +27,7 @@ from collectived_runtime.transport.reception import Reception
 from collectived_runtime.worker.descriptions import LONGEST_GROUP, check_length, keep, prepared, think
 from collectived_runtime.worker.draining import Drainage
 from collectived_runtime.worker.groups import Groups
-from collectived_runtime.worker.grpc_alone.submit import Place, submit
+from collectived_runtime.worker.grpc_alone.submit import RemoteRank, submit
 from collectived_runtime.worker.sessions import Client, Session, Sessions
 from collectived_runtime.worker.statuses import status_of
 
@@ -168,8 +168,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Submit(
         self, requests: AsyncIterator[worker_pb2.SubmitRequest], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[worker_pb2.SubmitReply]:
-        def find(header: worker_pb2.SubmitHeader) -> Place:
-            return self._sessions.find(header.session).place(header.key, header.rank)
+        def find(header: worker_pb2.SubmitHeader) -> RemoteRank:
+            return self._sessions.find(header.session).remote_rank(header.key, header.rank)
 
         async with contextlib.aclosing(submit(requests, find)) as replies:
             async for reply in replies:
@@ -179,16 +179,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Abort(
         self, request: worker_pb2.AbortRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.AbortReply:
-        place = self._sessions.find(request.session).place(request.key, request.rank)
-        await place.remote.abort(request.reason)
+        rank = self._sessions.find(request.session).remote_rank(request.key, request.rank)
+        await rank.remote.abort(request.reason)
         return worker_pb2.AbortReply()
 
     @_translated
     async def Leave(
         self, request: worker_pb2.LeaveRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.LeaveReply:
-        place = self._sessions.find(request.session).place(request.key, request.rank)
-        unseen = await place.remote.leave()
+        rank = self._sessions.find(request.session).remote_rank(request.key, request.rank)
+        unseen = await rank.remote.leave()
         return worker_pb2.LeaveReply(unseen=verdict_to_proto(unseen) if unseen is not None else None)
 
     async def Status(

@@ -37,7 +37,7 @@ from collectived_runtime.limits.most import Most
 from collectived_runtime.limits.refusals import Limit, Refusals, Where, too_many
 from collectived_runtime.worker.arenas import Arenas
 from collectived_runtime.worker.devices import Offer
-from collectived_runtime.worker.grpc_alone.submit import Place
+from collectived_runtime.worker.grpc_alone.submit import RemoteRank
 
 log = logging.getLogger("collectived.worker")
 
@@ -60,11 +60,11 @@ class Client:
 
 @dataclass(slots=True)
 class Holding:
-    """A rank that a session holds; `place` is where it submits over gRPC, None where it has a doorbell."""
+    """A rank that a session holds; `remote_rank` is where it submits over gRPC, None where it has a doorbell."""
 
     lane: Lane
     rank: int
-    place: Place | None = None
+    remote_rank: RemoteRank | None = None
 
 
 @dataclass(slots=True)
@@ -192,33 +192,33 @@ class Session:
         finally:
             self.joining -= 1
 
-    def hold(self, lane: Lane, rank: int, place: Place | None = None) -> None:
+    def hold(self, lane: Lane, rank: int, remote_rank: RemoteRank | None = None) -> None:
         """The session has become a rank; if it has ended meanwhile, the others hear of it at once."""
         self.holdings = [known for known in self.holdings if not known.lane.seats[known.rank].gone]
-        self.holdings.append(Holding(lane, rank, place))
+        self.holdings.append(Holding(lane, rank, remote_rank))
         if self.ended.is_set():
             _let_go(self.holdings[-1], self._why)
 
     def holding(self, key: int, rank: int) -> Holding:
-        """The latest place of that rank in a group; raises NotFoundError where this session does not hold it."""
+        """What it holds of that rank of a group, the latest; raises NotFoundError where it does not hold it."""
         for holding in reversed(self.holdings):
             if holding.rank == rank and holding.lane.topology.group.key == key:
                 return holding
         raise NotFoundError(f"this session is not rank {rank} of a group with key {key}; join it first")
 
-    def place(self, key: int, rank: int) -> Place:
+    def remote_rank(self, key: int, rank: int) -> RemoteRank:
         """Where that rank submits over gRPC.
 
         Raises:
             NotFoundError: this session does not hold that rank. FailedPreconditionError: it has a doorbell.
         """
-        place = self.holding(key, rank).place
-        if place is None:
+        found = self.holding(key, rank).remote_rank
+        if found is None:
             raise FailedPreconditionError(
                 f"rank {rank} was joined by a session with shared memory, and submits through its doorbell; open a "
                 "session without `local` to submit over gRPC"
             )
-        return place
+        return found
 
     def _read(self) -> None:
         assert self._socket is not None
@@ -271,8 +271,8 @@ def _may_lend(caller: Caller) -> bool:
 
 
 def _let_go(holding: Holding, why: str) -> None:
-    if holding.place is not None:
-        holding.place.remote.end(why)
+    if holding.remote_rank is not None:
+        holding.remote_rank.remote.end(why)
         return
     holding.lane.hang_up(holding.rank, why)
     # And for good, if its doorbell has not arrived with its last words by then.

@@ -38,7 +38,7 @@ from collectived_proto.types import (
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine.crew import Crew
 from collectived_runtime.engine.lane import Lane, Surroundings
-from collectived_runtime.engine.native import Engine
+from collectived_runtime.engine.meeting import Engine
 from collectived_runtime.engine.preliminary import prepare
 from collectived_runtime.engine.results import Budget
 from collectived_runtime.engine.seat import Seat

@@ -35,7 +35,8 @@ from collectived_runtime.device.nccl.communicators import Communicators
 from collectived_runtime.device.nccl.interface import NcclError, NcclRemoteError
 from collectived_runtime.engine import flood, native, reports
 from collectived_runtime.engine.alarms import Alarms
-from collectived_runtime.engine.native import Engine, Order, averages, patiently
+from collectived_runtime.engine.meeting import Engine, LaunchOrder
+from collectived_runtime.engine.native import averages, patiently
 from collectived_runtime.engine.tickets import Key, Turnstile
 from collectived_runtime.transport.link import Link, LinkBroken
 
@@ -522,8 +523,8 @@ def test_strands_are_launched_in_the_order_of_the_program_and_then_the_turn_is_o
     key, later = Key(1, 1, 0), Key(2, 1, 0)
     stile.settle(key, stile.propose(key), lambda: None)
     waiting = stile.settle(later, stile.propose(later), lambda: None)
-    order = Order(key, 2, stile, lambda: woken.append(1))
-    first, second = order.place(0), order.place(1)
+    order = LaunchOrder(key, 2, stile, lambda: woken.append(1))
+    first, second = order.turn(0), order.turn(1)
     assert first.done and not second.done
     order.launched()
     assert second.done and not first.done and len(woken) == 1 and not waiting.done

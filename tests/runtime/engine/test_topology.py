@@ -13,7 +13,7 @@ from tests.gpu.fake_nccl import FakeNccl
 from collectived_proto.devices import DeviceName
 from collectived_proto.types import GroupInfo, Member, Peer, Tier
 from collectived_runtime.device.nccl.communicators import Communicators
-from collectived_runtime.engine.native import Engine
+from collectived_runtime.engine.meeting import Engine
 from collectived_runtime.engine.topology import Topology
 
 

@@ -35,18 +35,18 @@ Requests = AsyncIterator[worker_pb2.SubmitRequest]
 Replies = AsyncGenerator[worker_pb2.SubmitReply, None]
 
 
-class Place(NamedTuple):
+class RemoteRank(NamedTuple):
     """A rank of a session whose client submits over gRPC."""
 
     remote: Remote
     descriptions: Descriptions
 
 
-async def submit(requests: Requests, find: Callable[[worker_pb2.SubmitHeader], Place]) -> Replies:
+async def submit(requests: Requests, find: Callable[[worker_pb2.SubmitHeader], RemoteRank]) -> Replies:
     """Answers one submission.
 
     Args:
-        find: the place of a rank that a header speaks of.
+        find: the rank that a header speaks of.
 
     Raises:
         CollectiveError: the request is wrong and nothing was submitted, or the collective failed: with a verdict.
