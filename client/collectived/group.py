@@ -336,6 +336,8 @@ class Group(Collectives):
     ) -> None:
         """Starts a call. `earlier` ones of the same submission are waited for where there is no room for it."""
         addresses: tuple[Address, ...] = ()
+        if call.marks:
+            call.reserve(_patience(deadline))  # first: where there is no room, nothing has been copied
         if call.arrays:
             if call.prepared.direct and located is not None and None not in located:
                 addresses = tuple(located)  # type: ignore[arg-type]  # mypy does not see that None is out
@@ -343,8 +345,6 @@ class Group(Collectives):
                 _stage(call, deadline)
         if call.staging is not None:
             addresses = call.staging.address
-        if call.marks:
-            call.reserve(_patience(deadline))
         remaining = 0.0
         if deadline is not None:
             call.timeout = timeout
@@ -354,6 +354,7 @@ class Group(Collectives):
             self._route.ring(call, timeout, remaining, addresses)
         except ResourceExhaustedError:
             if not earlier:
+                call.abandon()
                 raise
             for other in earlier:
                 self._route.wait(other)

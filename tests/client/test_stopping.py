@@ -106,6 +106,22 @@ def test_memory_that_a_worker_may_still_be_reading_is_not_used_again(make: Any, 
     assert setting.memory.locate(setting.memory.empty((8,), np.dtype(np.float64))) != where
 
 
+def test_what_a_worker_completes_after_all_serves_again(make: Any) -> None:
+    setting = make()
+    far = setting.far
+    far.answer, far.pong = silent, False
+    own = setting.memory.empty((8,), np.dtype(np.float64))
+    where = setting.memory.locate(own)
+    work = setting.group.all_reduce("sum", own, async_op=True)
+    del own
+    far.until(lambda: len(far.rings) == 1)
+    setting.group.abort("enough")
+    assert work.done()
+    far.bell.send(wire.Done(far.rings[0].instance, 0, True, False).encode())
+    setting.group._route.glance()
+    assert setting.memory.locate(setting.memory.empty((8,), np.dtype(np.float64))) == where
+
+
 def test_a_worker_that_fails_all_that_is_in_flight_has_stopped_too(make: Any, patient: None) -> None:
     setting = make()
     far = setting.far

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import re
 import signal
 import socket
@@ -19,7 +17,6 @@ import pytest
 from tests.gpu.cluster import Cluster, filled
 from tests.gpu.fake_client import FakeClientCuda
 from tests.gpu.fake_libraries import FakeCupy
-from tests.waiting import settle
 
 import collectived as cd
 from collectived.gpu import driver
@@ -422,45 +419,60 @@ def test_contracts_that_differ_are_found_while_a_gpu_is_still_writing(cluster: C
     cuda.let_go()
 
 
+FORKING = """
+import gc, os, pathlib, sys, threading
+import numpy as np
+import collectived as cd
+from collectived.gpu import driver
+from tests.gpu.cluster import filled
+from tests.gpu.fake_client import FakeClientCuda
+
+cuda, hold = FakeClientCuda(), pathlib.Path(sys.stdin.readline().strip())
+driver.use(cuda)
+session = cd.connect()
+group = session.join("forking", 1, rank=0, device="GPU:0", timeout=20)
+x = filled(session, np.ones(100))
+group.all_reduce("sum", x)
+asked, inside, goes_on = cuda.wait, threading.Event(), threading.Event()
+
+def slow(device, event, stream):
+    inside.set()
+    goes_on.wait()
+    asked(device, event, stream)
+
+cuda.wait = slow
+hold.touch()
+thread = threading.Thread(target=lambda: group.all_reduce("sum", x, async_op=True).wait(20))
+thread.start()
+inside.wait()
+child = os.fork()
+if not child:
+    for name in ("unmap", "end_event", "end_stream", "over", "event", "record"):
+        setattr(cuda, name, lambda *_: os._exit(3))
+    del x
+    gc.collect()
+    os._exit(0)
+killer = threading.Timer(15, os.kill, (child, 9))
+killer.daemon = True
+killer.start()
+print("the child:", os.waitpid(child, 0)[1], flush=True)
+goes_on.set()
+hold.unlink()
+thread.join()
+session.close()
+"""
+
+
 def test_a_forked_child_ends_whatever_its_parents_threads_were_at_and_asks_the_driver_for_nothing(
-    one_worker: Cluster, cuda: FakeClientCuda
+    one_worker: Cluster,
 ) -> None:
-    def body(session: cd.Session, group: cd.Group) -> None:
-        x = filled(session, np.ones(100))
-        group.all_reduce("sum", x)
-        asked, inside, goes_on = cuda.wait, threading.Event(), threading.Event()
-
-        def slow(device: int, event: int, stream: int) -> None:
-            inside.set()
-            assert goes_on.wait(20)
-            asked(device, event, stream)
-
-        def forbidden(*_: object) -> None:
-            os._exit(3)
-
-        cuda.wait = slow  # type: ignore[method-assign]
-        one_worker.hold.touch()
-        thread = threading.Thread(target=lambda: group.all_reduce("sum", x, async_op=True).wait(20))
-        thread.start()
-        assert inside.wait(20)
-        child = os.fork()
-        if not child:
-            for name in ("unmap", "end_event", "end_stream", "over", "event", "record"):
-                setattr(cuda, name, forbidden)
-            del x
-            gc.collect()
-            os._exit(0)
-        try:
-            assert settle(lambda: (ended := os.waitpid(child, os.WNOHANG))[0] and ended) == (child, 0)
-        except BaseException:
-            os.kill(child, signal.SIGKILL)
-            raise
-        finally:
-            goes_on.set()
-            one_worker.hold.unlink()
-            thread.join()
-
-    one_worker.run(1, body, device="GPU:0")
+    client = one_worker.client(FORKING)
+    try:
+        said, _ = client.communicate(f"{one_worker.hold}\n", timeout=30)
+        assert said == "the child: 0\n" and client.returncode == 0
+    finally:
+        client.kill()
+        one_worker.hold.unlink(missing_ok=True)
 
 
 def test_a_call_keeps_its_deadline_while_it_gets_memory_for_its_result(

@@ -71,7 +71,7 @@ class Call:
         self.instance = -1
         self.packs: list[int] = []
         self.complete = False
-        self.retired: list[object] = []  # what was, until it is restored
+        self.retired: tuple[object, ...] = ()  # what was, until it is restored
         self.launched: wire.Launched | None = None
         self.verdict: Verdict | None = None
         self.waiting = 0  # how many waited to join the group when it ended
@@ -127,7 +127,7 @@ class Call:
         """Of calls that are ordered."""
         raise InternalError(f"{self.prepared.op} is not carried in stream order")
 
-    def follow(self, event: int) -> None:
+    def follow(self, event: int) -> bool:
         """Of calls that are ordered."""
         raise InternalError(f"{self.prepared.op} is not carried in stream order")
 
@@ -148,18 +148,21 @@ class Call:
         self.verdict = verdict
         memory = self.prepared.memory
         if retire:
-            self.retired.append(memory.retire(self.staging, self.arrays))
+            self.retired += (memory.retire(self.staging, self.arrays),)
         elif self.staging is not None:
             memory.keep(self.prepared, self.staging)
         self.staging = None
         self.arrays = []
         self.complete = True
 
+    def abandon(self) -> None:
+        """It is not sent after all; copies into its staging may be under way."""
+
     def restore(self) -> None:
         """The worker reads its inputs no more after all: their places may serve again."""
         for one in self.retired:
             self.prepared.memory.restore(one)
-        self.retired.clear()
+        self.retired = ()
 
     def value(self) -> Any:
         """The result in the structure of the value, or `out`; None where this rank receives nothing. Call it once."""

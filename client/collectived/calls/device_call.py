@@ -123,15 +123,20 @@ class DeviceCall(Call):
         room = self._room
         return room.cuda.open_event(room.device, handle)
 
-    def follow(self, event: int) -> None:
-        """Makes the caller's current streams wait for the event; then its value may be had, for use on them."""
+    def follow(self, event: int) -> bool:
+        """Makes the caller's current streams wait for the event; then its value may be had, for use on them.
+
+        False: that cannot be done just now, and the value is to be waited for.
+        """
         room = self._room
         self._current = [
             given if kind.stream is None else kind.stream()
             for kind, given in zip(self.prepared.kinds, self._given, strict=True)
         ]
-        for stream in dict.fromkeys(self._current):
-            room.follow(event, stream)
+        if all([room.follow(event, stream) for stream in dict.fromkeys(self._current)]):
+            return True
+        self._current = []
+        return False
 
     def ready(self, packs: int = ALL) -> bool:
         if packs == LAUNCHED:
@@ -140,18 +145,22 @@ class DeviceCall(Call):
 
     def end(self, verdict: Verdict | None = None, retire: bool = False) -> None:
         if retire:  # the worker may still be writing it
-            self.retired.append(self.prepared.memory.retire((self._writing, self._held), ()))
+            self.retired += (self.prepared.memory.retire((self._writing, self._held), ()),)
         if verdict is not None and self.staging is not None:
             self._leave_staging(retire)
         self._writing = self.launched = None
         self._held = []
         super().end(verdict, retire)
 
+    def abandon(self) -> None:
+        if self.staging is not None:
+            self._leave_staging(retire=False)
+
     def _leave_staging(self, retire: bool) -> None:
         """Whether the worker reads it or not, copies into it may still be under way: it serves again after them."""
         staging, self.staging = self.staging, None
         if retire:
-            self.retired.append(self.prepared.memory.retire(staging, ()))
+            self.retired += (self.prepared.memory.retire(staging, ()),)
         try:
             for stream in dict.fromkeys(given or LEGACY_STREAM for given in self._given):
                 self._room.busy(staging.slot, stream)

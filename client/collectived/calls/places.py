@@ -105,8 +105,11 @@ class DeviceRoom(Room, Protocol):
     def busy(self, slot: Any, stream: int) -> None:
         """What is on the stream now reads the slot: until that is done its place does not serve again."""
 
-    def follow(self, event: int, stream: int) -> None:
-        """What is put on a stream from here on comes after an event of the worker, which may die before."""
+    def follow(self, event: int, stream: int) -> bool:
+        """What is put on a stream from here on comes after an event of the worker, which may die before.
+
+        False: not so, for the device is being waited for elsewhere in this process.
+        """
 
 
 class Slot(Protocol):

@@ -16,6 +16,7 @@ from collections import deque
 
 from collectived.gpu.driver import Cuda, CudaError
 
+_PATIENCE = 0.05  # seconds; who follows holds up whoever listens to its worker
 _PER_THREAD = 2  # the driver's handle of a stream that is another one in every thread
 
 
@@ -61,19 +62,32 @@ class Mappings:
         weakref.finalize(mapping, self._let_go, mapping.address, size).atexit = False
         return mapping
 
-    def follow(self, event: int, stream: int) -> None:
-        """Makes a stream wait for an event of a worker.
+    def follow(self, event: int, stream: int) -> bool:
+        """Makes a stream wait for an event of a worker. False: not now, for whoever unmaps memory waits for the device.
 
         Raises:
             CudaError: the driver refuses.
         """
         named = stream, threading.get_ident() if stream == _PER_THREAD else 0
-        with self._lock:
+        if not self._lock.acquire(timeout=_PATIENCE):
+            return False
+        try:
             self._cuda.wait(self._device, event, stream)
             behind = self._behind.get(named)
             if behind is None:
-                behind = self._behind[named] = self._cuda.event(self._device)[0]
+                behind = self._behind[named] = self._event()
             self._cuda.record(self._device, behind, stream)  # what it stood behind before comes earlier on the stream
+            return True
+        finally:
+            self._lock.release()
+
+    def _event(self) -> int:
+        """One that stands behind nothing any more, or a new one."""
+        for named, event in list(self._behind.items()):
+            if self._over(event):
+                del self._behind[named]
+                return event
+        return self._cuda.event(self._device)[0]
 
     def _let_go(self, address: int, size: int) -> None:
         """Called by the collector, in any thread and at any time: the next who maps memory unmaps it.

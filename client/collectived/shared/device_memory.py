@@ -162,9 +162,9 @@ class DeviceMemory(Memory):
             self.cuda.record(self.device, event, stream)
             self._busy.append((event, slot, stream))
 
-    def follow(self, event: int, stream: int) -> None:
+    def follow(self, event: int, stream: int) -> bool:
         """See `DeviceRoom`."""
-        self._mappings.follow(event, stream)
+        return self._mappings.follow(event, stream)
 
     def forget(self) -> None:
         super().forget()

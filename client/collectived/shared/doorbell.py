@@ -151,11 +151,10 @@ class Doorbell:
             with self.mutex:
                 if call.launched is None:
                     return False
-                call.follow(self._opened[launched.event])
+                return call.follow(self._opened[launched.event])
         except CudaError as error:
             log.warning("streams cannot wait for %s: %s; its result is waited for", self._worker, error)
             return False
-        return True
 
     def _make_room(self) -> None:
         """Reads what has come. Calls of an older generation end first: a completion does not say its generation."""

@@ -6,6 +6,7 @@ take the whole device along.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -142,11 +143,13 @@ class Pool(Generic[M]):
     """Memory that is dear to make: what is given back serves again, as far as it is not too much.
 
     Args:
+        drop: lets go of what is too much, which may wait for a device: not in the thread of whoever gives it back.
         least: bytes of which there is no less to be had, so that it makes no sense to ask for less.
     """
 
-    def __init__(self, make: Callable[[int], M], least: int = _SMALLEST) -> None:
+    def __init__(self, make: Callable[[int], M], drop: Callable[[list[M]], object], least: int = _SMALLEST) -> None:
         self._make = make
+        self._drop = drop
         self._least = least
         self._free: list[M] = []
         self._lock = threading.Lock()
@@ -164,8 +167,11 @@ class Pool(Generic[M]):
         """Nobody looks into it any more."""
         with self._lock:
             self._free.append(memory)
+            dropped = []
             while sum(map(len, self._free)) > MOST_FREE:
-                del self._free[0]
+                dropped.append(self._free.pop(0))
+        if dropped:
+            self._drop(dropped)
 
 
 class Gpu:
@@ -185,14 +191,19 @@ class Gpu:
         self.index = index
         self.device = device
         self.cuda = cuda
-        self.scratch: Pool[Region] = Pool(self._region, _PAGE)
-        self.pinned: Pool[NDArray[np.uint8]] = Pool(lambda size: pinned(cuda, size))
+        self.scratch: Pool[Region] = Pool(self._region, self._let_go, _PAGE)
+        self.pinned: Pool[NDArray[np.uint8]] = Pool(lambda size: pinned(cuda, size), self._let_go)
         self.beside = ThreadPoolExecutor(2, f"gpu {device.number} memory")  # they start when they are first needed
         self._lost = lost
         self._lent: weakref.WeakValueDictionary[bytes, _Lent] = weakref.WeakValueDictionary()  # by handle
         self._lending = threading.Lock()  # over opening them: each is opened once
         self._launching = Launching(cuda, device.number)
         self._opening = Attendant(f"gpu {device.number} events", lambda: cuda.use(device.number), self.give_up)
+
+    def _let_go(self, memory: list[Any]) -> None:
+        """The driver may wait for the device then: that is done aside."""
+        with contextlib.suppress(RuntimeError):  # this process ends
+            self.beside.submit(memory.clear)
 
     def give_up(self, why: str) -> None:
         """It has failed, or hangs: nothing can be done with it in this process any more."""

@@ -122,16 +122,13 @@ class Flood:
         return min(until, math.inf if self.idle else self._telling_until)
 
     def due(self, now: float) -> None:
-        if self._departures_until <= now:
-            self._departures_until = math.inf
-            fresh, self._fresh = self._fresh, []
+        if min(self._until, self._departures_until) > now:
+            return
+        self._until = self._departures_until = math.inf
+        said, self._fresh = [*self._fresh, *([self._best] if self._best is not None else [])], []
+        for verdict in sorted(said, key=rank_of):  # faults and departures alike: of both the lowest comes first
             if self._ruled() is None:
-                for verdict in sorted(fresh, key=rank_of):
-                    self._rule(verdict)
-        if self._until <= now and self._best is not None:
-            self._until = math.inf
-            if self._ruled() is None:
-                self._rule(self._best)
+                self._rule(verdict)
 
     def close(self) -> None:
         self._closed = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -146,7 +145,9 @@ class Reports:
         for rank, post in due:
             del self._parting[rank]
             first = self._left[rank]
-            if not self._named(rank) and (post or self._ledger.verdict_on(first) is None):
+            # What has been said of letters alone does not reach those who wait for an instance.
+            waits = self._ledger.verdict_on(first) is None if first < wire.POST else post and not self._named(rank)
+            if waits:
                 together.setdefault(first, []).append(rank)
         for first, ranks in sorted(together.items()):
             instance = self._ledger.instances.get(first)
@@ -188,8 +189,10 @@ class Reports:
 
     def wakeup(self) -> float:
         """When `due` has something to do; inf where nothing is to come."""
-        due = min(self._ledger.wakeup(), *(at for at, _ in self._parting.values()), math.inf)
-        return min(due, *(at for at, _ in self._alone_at.values()), math.inf) if self._alone_at else due
+        due = self._ledger.wakeup()
+        if self._parting:
+            due = min(due, *(at for at, _ in self._parting.values()))
+        return min(due, *(at for at, _ in self._alone_at.values())) if self._alone_at else due
 
     def due(self) -> None:
         """Reports deadlines and stalls that have come, and decides alone what nobody has answered."""

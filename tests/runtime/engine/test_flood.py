@@ -234,3 +234,35 @@ def test_a_worker_that_the_coordinator_gave_up_hears_of_it_from_the_others(world
     for lane in here.lanes[:2]:
         lane.rule(lost)
     assert [here.ranks[rank].failed()[1].message for rank in (1, 2)] == ["worker 2 is lost"] * 2
+
+
+@pytest.mark.parametrize("posts", [False, True])
+def test_without_a_coordinator_an_instance_after_letters_hears_too_that_a_worker_has_parted(
+    world: Any, posts: bool
+) -> None:
+    here = world(1, 1)
+    stays, goes = here.ranks
+    for rank in here.ranks:
+        rank.submit()
+    for rank in here.ranks:
+        rank.done()
+    goes.post(Send(0), np.arange(3, dtype=np.float32))
+    goes.done()
+    stays.post(Recv(1))
+    stays.done()
+    leave(goes)
+    assert here.ended.get(timeout=10) is here.lanes[1]
+    if posts:
+        asked = stays.post(Recv(1))
+        assert stays.failed()[0] == asked
+    stays.submit()
+    assert left(stays.failed()[1]) == [1]
+
+
+def test_a_departure_that_a_worker_decides_alone_does_not_outrun_what_the_coordinator_has_said(world: Any) -> None:
+    here = world(1, 1)
+    here.lanes[1].rule(here.verdict(Code.ABORTED, message="the coordinator's word"))  # the other one has not heard it
+    here.ranks[0].submit()
+    lane = here.lanes[0]
+    lane._watch.ask(lambda: lane._generation.reports.parted(1, 0))
+    assert here.ranks[0].failed()[1].message == "the coordinator's word"
