@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.gpu.cluster import Cluster
 from tests.gpu.fake_client import FakeClientCuda
-from tests.gpu.fake_cuda import FakeCuda
 
 from collectived.gpu import driver
 from collectived_runtime.device.cuda.driver import Cuda, CudaError
@@ -24,9 +23,13 @@ def real_cuda() -> Cuda:
         pytest.skip(f"no GPU can be asked: {error}")
 
 
-@pytest.fixture(params=["fake", "real"])
-def cuda(request: pytest.FixtureRequest) -> Cuda:
-    return FakeCuda() if request.param == "fake" else real_cuda()
+@pytest.fixture
+def cuda() -> Iterator[FakeClientCuda]:
+    """What this process speaks to GPUs by: nothing real."""
+    fake = FakeClientCuda()
+    driver.use(fake)
+    yield fake
+    driver.use(None)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.gpu.cluster import ROOT
+from tests.gpu.conftest import real_cuda
 from tests.gpu.fake_client import FakeClientCuda
 from tests.gpu.fake_cuda import FakeCuda
 from tests.gpu.lender import BYTE, SIZE
@@ -83,6 +84,11 @@ class Bench:
             self.cuda.unpin(address)
         self.cuda.end_event(self._event)
         self.cuda.end_stream(self.stream)
+
+
+@pytest.fixture(params=["fake", "real"])
+def cuda(request: pytest.FixtureRequest) -> Cuda:
+    return FakeCuda() if request.param == "fake" else real_cuda()
 
 
 def test_devices_are_numbered_and_have_names_of_their_own(cuda: Cuda) -> None:

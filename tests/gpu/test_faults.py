@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,14 +23,6 @@ from collectived.gpu import driver
 from collectived.gpu.array import LEGACY_STREAM, DeviceArray
 
 STREAM = 7
-
-
-@pytest.fixture
-def cuda() -> Iterator[FakeClientCuda]:
-    fake = FakeClientCuda()
-    driver.use(fake)
-    yield fake
-    driver.use(None)
 
 
 @pytest.fixture(scope="module")

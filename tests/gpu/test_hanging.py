@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,15 +14,6 @@ from tests.gpu.cluster import Cluster, filled
 from tests.gpu.fake_client import FakeClientCuda
 
 import collectived as cd
-from collectived.gpu import driver
-
-
-@pytest.fixture
-def cuda() -> Iterator[FakeClientCuda]:
-    fake = FakeClientCuda()
-    driver.use(fake)
-    yield fake
-    driver.use(None)
 
 
 def run(cluster: Cluster, name: str, devices: list[str], body: Callable[[cd.Session, cd.Group], Any]) -> list[Any]:

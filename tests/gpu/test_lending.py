@@ -33,14 +33,6 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def cuda() -> Iterator[FakeClientCuda]:
-    fake = FakeClientCuda()
-    driver.use(fake)
-    yield fake
-    driver.use(None)
-
-
-@pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     made = FakeCupy()
     monkeypatch.setitem(sys.modules, "cupy", made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,21 +15,13 @@ from tests.gpu.fake_client import FakeClientCuda
 from tests.gpu.fake_libraries import FakeJax, Interface, Speaker, own
 
 import collectived as cd
-from collectived.gpu import dlpack, driver
+from collectived.gpu import dlpack
 from collectived.gpu.array import LEGACY_STREAM, DeviceArray
 
 
 @pytest.fixture(scope="module")
 def worker(start: Callable[..., Cluster]) -> Cluster:
     return start(1)
-
-
-@pytest.fixture
-def cuda() -> Iterator[FakeClientCuda]:
-    fake = FakeClientCuda()
-    driver.use(fake)
-    yield fake
-    driver.use(None)
 
 
 @pytest.fixture

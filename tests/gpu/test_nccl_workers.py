@@ -28,14 +28,6 @@ GPU_LOST = 70
 
 
 @pytest.fixture
-def cuda() -> Iterator[FakeClientCuda]:
-    fake = FakeClientCuda()
-    driver.use(fake)
-    yield fake
-    driver.use(None)
-
-
-@pytest.fixture
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
     made: list[Cluster] = []
 

@@ -20,20 +20,11 @@ from tests.gpu.fake_client import FakeClientCuda
 from tests.gpu.fake_libraries import FakeCupy
 
 import collectived as cd
-from collectived.gpu import driver
 from collectived.gpu.array import LEGACY_STREAM, DeviceArray
 from collectived_runtime.engine.stream_order import MOST_EVENTS
 
 GPU_LOST = 70
 MINE = 7  # a stream
-
-
-@pytest.fixture
-def cuda() -> Iterator[FakeClientCuda]:
-    fake = FakeClientCuda()
-    driver.use(fake)
-    yield fake
-    driver.use(None)
 
 
 @pytest.fixture(scope="module")
