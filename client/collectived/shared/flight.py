@@ -90,8 +90,9 @@ class Flight:
     def _done(self, done: wire.Done) -> None:
         call = self.calls.get(done.instance)
         if call is None:  # given up on, and with it the generation
-            if done.last:  # the worker is done with it all the same, of the latest generation that had it
-                self._freed(max((key for key in self._retired if key[1] == done.instance), default=(0, done.instance)))
+            retired = [number for number in self._retired if number[1] == done.instance]
+            if done.last and retired:  # the worker is done with it all the same, of the latest generation that had it
+                self._freed(max(retired))
             return
         prepared = call.prepared
         if done.result and call.slot is None:
