@@ -35,7 +35,7 @@ from benchmarks.environments import ROOT
 from benchmarks.page import write
 from benchmarks.scrape import Spans, Times, watch
 from collectived.testing import LocalJob
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
 
 ROUNDS = 2
@@ -195,7 +195,7 @@ def sessions(worker: str, links: str) -> None:
 
 
 @contextlib.contextmanager
-def doorbell(worker: str, name: str) -> Iterator[tuple[socket.socket, int]]:
+def open_doorbell(worker: str, name: str) -> Iterator[tuple[socket.socket, int]]:
     """A doorbell of a group of one rank, and its generation."""
     with grpc.insecure_channel(worker, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
@@ -207,38 +207,38 @@ def doorbell(worker: str, name: str) -> Iterator[tuple[socket.socket, int]]:
             *_, last = stub.Join(
                 worker_pb2.JoinRequest(session=opened.session, name=name, min_size=1, max_size=1, rank=0), timeout=60
             )
-            with _entered(last.joined.door, last.joined.token) as bell:
-                yield bell, last.joined.group.generation
+            with _entered(last.joined.door, last.joined.token) as doorbell:
+                yield doorbell, last.joined.group.generation
         life.cancel()
 
 
 def _entered(door: str, token: bytes) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(door)
-    connection.send(wire.hello(token))
+    connection.send(messages.encode_hello(token))
     return connection
 
 
 def pings(worker: str, links: str) -> None:
-    """Asks on its doorbell whether the lane lives, and reads no answer before it has asked often."""
-    ping = wire.bare(wire.Kind.PING)
-    with doorbell(worker, "pings") as (bell, _):
+    """Asks on its doorbell whether the group loop lives, and reads no answer before it has asked often."""
+    ping = messages.encode_bare(messages.MessageType.PING)
+    with open_doorbell(worker, "pings") as (doorbell, _):
         going()
         while True:
             with contextlib.suppress(BlockingIOError):
                 for _ in range(100):
-                    bell.send(ping)
+                    doorbell.send(ping)
                 while True:
-                    bell.recv(256, socket.MSG_DONTWAIT)
+                    doorbell.recv(256, socket.MSG_DONTWAIT)
 
 
 def errors(worker: str, links: str) -> None:
     """Rings what was never prepared, is shown out, and comes again."""
     going()
     for number in itertools.count():
-        with doorbell(worker, f"errors-{number}") as (bell, generation):
-            bell.send(wire.Ring(generation, 1, 0, 0.0, False, ()).encode())
-            while bell.recv(wire.MAX_MESSAGE):
+        with open_doorbell(worker, f"errors-{number}") as (doorbell, generation):
+            doorbell.send(messages.Submit(generation, 1, 0, 0.0, False, ()).encode())
+            while doorbell.recv(messages.MAX_MESSAGE):
                 pass
 
 
@@ -246,9 +246,9 @@ def never_reads(worker: str, links: str) -> None:
     """Submits without end and never reads what comes of it; shown out, it comes again."""
     going()
     for number in itertools.count():
-        with doorbell(worker, f"never-{number}") as (bell, _), contextlib.suppress(BrokenPipeError):
+        with open_doorbell(worker, f"never-{number}") as (doorbell, _), contextlib.suppress(BrokenPipeError):
             while True:
-                bell.send(wire.bare(wire.Kind.PING))
+                doorbell.send(messages.encode_bare(messages.MessageType.PING))
 
 
 def connections(worker: str, links: str) -> None:

@@ -1,4 +1,4 @@
-"""What the flight recorder costs a lane: processor time per collective, in the very calls that lanes make.
+"""What the flight recorder costs a group loop: processor time per collective, in the very calls that group loops make.
 
 `python -m benchmarks.recorder --write` puts the result into docs/trace.md.
 """
@@ -12,8 +12,16 @@ from pathlib import Path
 
 from benchmarks import conditions, page, verdicts
 from collectived_proto.types import AllReduce, Collective, DType, Layout, Leaf, ReduceOp
-from collectived_runtime.engine.ledger import Arrival, Instance, Mark, Prepared
-from collectived_runtime.engine.recorder import MOST_MARKS, MOST_MOVES, SEND, Gist, Label, Recorder, Tape
+from collectived_runtime.engine.record.flight_recorder import (
+    MOST_MARKS,
+    MOST_MOVES,
+    SEND,
+    FlightRecorder,
+    GroupLabel,
+    GroupRecorder,
+    ProgramSummary,
+)
+from collectived_runtime.engine.submit.tracker import Arrival, Instance, Mark, PreparedCollective
 
 PAGE = Path(__file__).parents[1] / "docs" / "trace.md"
 GOAL_MICROSECONDS = 3.0
@@ -44,21 +52,21 @@ def lines() -> list[verdicts.Line]:
 def cost(ranks: int, marks: int) -> float:
     """Microseconds of processor time per collective, the least of some repeats."""
     instance = _instance(ranks)
-    tape = Tape(Recorder(), Label("world", 1, ranks, tuple(range(ranks)), (0,)))
-    gist = Gist("ring", 16, 1, 1)
+    recorder = GroupRecorder(FlightRecorder(), GroupLabel("world", 1, ranks, tuple(range(ranks)), (0,)))
+    summary = ProgramSummary("ring", 16, 1, 1)
 
     def one() -> None:
         instance.marks = []
         instance.started_at = time.monotonic()
         if marks:
             mark(instance.marks, marks)
-        tape.done(7, instance, gist, instance.started_at)
+        recorder.record_completed(7, instance, summary, instance.started_at)
 
     return min(_timed(one) for _ in range(REPEATS)) / ROUNDS * 1e6
 
 
 def mark(marks: list[Mark], count: int) -> None:
-    """As `execute` and `strand` do: the bound is looked at, then the time is taken."""
+    """As `schedule` and `host_task` do: the bound is looked at, then the time is taken."""
     began = time.monotonic()
     for number in range(count):
         if len(marks) < (MOST_MOVES if number < MOST_MOVES else MOST_MARKS):
@@ -74,9 +82,9 @@ def _timed(one: Callable[[], None]) -> float:
 
 def _instance(ranks: int) -> Instance:
     collective = Collective(AllReduce(ReduceOp.SUM), "*", (Leaf("", DType.FLOAT32, (4,)),), site="train.py:8")
-    prepared = Prepared(collective, b"", Layout((), (), 0, 0), "all_reduce(sum)")
+    prepared = PreparedCollective(collective, b"", Layout((), (), 0, 0), "all_reduce(sum)")
     arrivals = {rank: Arrival(prepared, None, 1.0) for rank in range(ranks)}
-    return Instance(5, arrivals, model=prepared, collective=collective)
+    return Instance(5, arrivals, reference=prepared, collective=collective)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """`python -m benchmarks.scrape`: what it costs a collective that somebody scrapes the worker's metrics.
 
-Two ranks on one worker sum four bytes again and again, beside 50 other groups, each of which is a lane of its own.
-Windows of some seconds without a scraper alternate with windows in which the worker is scraped once a second, so that
-what else the machine does befalls both alike. A sum belongs to the window in which it began; those that ran while a
-page was being made are looked at by themselves too. And what counting costs is timed alone.
+Two ranks on one worker sum four bytes again and again, beside 50 other groups, each of which is a group loop of its
+own. Windows of some seconds without a scraper alternate with windows in which the worker is scraped once a second, so
+that what else the machine does befalls both alike. A sum belongs to the window in which it began; those that ran while
+a page was being made are looked at by themselves too. And what counting costs is timed alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks import conditions
 from benchmarks.environments import ROOT
 from benchmarks.page import write
 from collectived_proto.types import AllReduce, ReduceOp
-from collectived_runtime.engine.counters import Counters
+from collectived_runtime.engine.record.counters import Counters
 
 GROUPS = 50
 WINDOWS = 10  # of each kind
@@ -161,12 +161,12 @@ def watch(path: Path, over: threading.Event) -> None:
 
 
 def counting() -> float:
-    """What a lane counts at the end of a collective, in seconds."""
+    """What a group loop counts at the end of a collective, in seconds."""
     counters, operation = Counters(), AllReduce(ReduceOp.SUM)
 
     def count() -> None:
-        counters.tally(operation, "ring", 4, 5e-5)
-        counters.waited(operation, 1e-5)
+        counters.count_completed(operation, "ring", 4, 5e-5)
+        counters.observe_wait(operation, 1e-5)
 
     return min(timeit.repeat(count, number=10_000, repeat=20)) / 10_000
 
@@ -188,7 +188,7 @@ def table(times: Times, quiet: Spans, scraped: Spans, pages: Spans) -> str:
     lines += [
         "",
         f"Scraped once a second the median is {ratio:.2f} times what it is otherwise. A page takes {made * 1e3:.0f} ms "
-        f"to be had. What a lane counts at the end of a collective takes {counting() * 1e6:.1f} µs.",
+        f"to be had. What a group loop counts at the end of a collective takes {counting() * 1e6:.1f} µs.",
     ]
     return "\n".join(lines)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collectived_proto.announcements import formed_from_bytes
 from collectived_proto.codec import versions_to_proto
-from collectived_proto.protocol import OURS
+from collectived_proto.group_codec import formed_from_bytes
 from collectived_proto.v1 import coordinator_pb2 as pb
+from collectived_proto.version import OUR_VERSIONS
 
 GROUP = "load/world"
 
 
 def hello(task: int) -> bytes:
     message = pb.Hello(
-        protocol=versions_to_proto(OURS),
+        protocol=versions_to_proto(OUR_VERSIONS),
         task=task,
         incarnation=f"simulated-{task}",
         host=f"node-{task:04}",

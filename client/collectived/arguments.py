@@ -6,7 +6,7 @@ import operator
 from typing import SupportsIndex
 
 
-def whole(value: SupportsIndex, name: str, least: int, most: int, expected: str) -> int:
+def check_integer(value: SupportsIndex, name: str, least: int, most: int, expected: str) -> int:
     """`value` as a whole number from `least` to `most`, which `expected` says in words.
 
     Raises:
@@ -23,6 +23,6 @@ def whole(value: SupportsIndex, name: str, least: int, most: int, expected: str)
     return number
 
 
-def sendable(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     r"""`text` as UTF-8 can carry it: what is left of undecodable bytes (`os.fsdecode`) is written as `\udcff`."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
-from collectived.arguments import whole
-from collectived.calls.prepare import Special
-from collectived.values.axes import axis_of, rows_of
+from collectived.arguments import check_integer
+from collectived.calls.prepare import CrossDeviceTerms
+from collectived.values.axes import check_axis, check_sizes
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import (
     AllGather,
@@ -29,7 +29,7 @@ from collectived_proto.types import (
 )
 
 _BARRIER = Barrier()
-_MOST_TAGS = (1 << 32) - 1
+_MAX_TAG = (1 << 32) - 1
 
 
 class Collectives(ABC):
@@ -85,7 +85,7 @@ class Collectives(ABC):
             TypeError, ValueError: an argument is wrong.
             CollectiveError: the collective failed; the class says what comes next.
         """
-        return self._start(self._all_reduce(reduce_op), value, options, experimental_hints, async_op, out)
+        return self._start(self._all_reduce_operation(reduce_op), value, options, experimental_hints, async_op, out)
 
     def reduce(
         self,
@@ -98,7 +98,7 @@ class Collectives(ABC):
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """As `all_reduce`, but only `root` gets the result; the others get None."""
-        operation = Reduce(ReduceOp.of(reduce_op), self._rank(root, "root"))
+        operation = Reduce(ReduceOp.of(reduce_op), self._check_rank(root, "root"))
         return self._start(operation, value, options, experimental_hints, async_op)
 
     def broadcast(
@@ -126,7 +126,7 @@ class Collectives(ABC):
             ValueError: on this rank alone: None was given, and a dict of the value has keys that are no literals of
                 Python. The value is lost; the group goes on.
         """
-        root = self._rank(root, "root")
+        root = self._check_rank(root, "root")
         comes = value is None and root != self.rank
         return self._start(Broadcast(root), value, options, experimental_hints, async_op, comes=comes)
 
@@ -152,7 +152,7 @@ class Collectives(ABC):
         Raises:
             ValueError: an array is 0-d, or has no such axis, or there are too many.
         """
-        return self._start(AllGather(axis_of(axis)), value, options, experimental_hints, async_op, cutting=True)
+        return self._start(AllGather(check_axis(axis)), value, options, experimental_hints, async_op, cutting=True)
 
     def gather(
         self,
@@ -165,7 +165,7 @@ class Collectives(ABC):
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """As `all_gather`, but only `root` gets the result; the others get None."""
-        operation = Gather(self._rank(root, "root"), axis_of(axis))
+        operation = Gather(self._check_rank(root, "root"), check_axis(axis))
         return self._start(operation, value, options, experimental_hints, async_op, cutting=True)
 
     def scatter(
@@ -195,11 +195,11 @@ class Collectives(ABC):
         Raises:
             ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
         """
-        root = self._rank(root, "root")
+        root = self._check_rank(root, "root")
         if self.rank != root:
-            operation = Scatter(root, axis_of(axis))
+            operation = Scatter(root, check_axis(axis))
             return self._start(operation, None, options, experimental_hints, async_op, comes=True)
-        operation = Scatter(root, axis_of(axis), rows_of(sizes, self.size))
+        operation = Scatter(root, check_axis(axis), check_sizes(sizes, self.size))
         return self._start(operation, value, options, experimental_hints, async_op, cutting=True)
 
     def reduce_scatter(
@@ -228,7 +228,7 @@ class Collectives(ABC):
         Raises:
             ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
         """
-        operation = ReduceScatter(ReduceOp.of(reduce_op), axis_of(axis), rows_of(sizes, self.size))
+        operation = ReduceScatter(ReduceOp.of(reduce_op), check_axis(axis), check_sizes(sizes, self.size))
         return self._start(operation, value, options, experimental_hints, async_op, cutting=True)
 
     def all_to_all(
@@ -256,7 +256,7 @@ class Collectives(ABC):
         Raises:
             ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
         """
-        operation = AllToAll(axis_of(axis), rows_of(sizes, self.size))
+        operation = AllToAll(check_axis(axis), check_sizes(sizes, self.size))
         return self._start(operation, value, options, experimental_hints, async_op, cutting=True)
 
     def send(
@@ -281,7 +281,7 @@ class Collectives(ABC):
         Returns:
             None, when nobody reads the value any more; with `async_op`, a `Work`.
         """
-        operation = Send(self._rank(to, "to"), self._tag(tag))
+        operation = Send(self._check_rank(to, "to"), self._check_tag(tag))
         return self._start(operation, value, options, experimental_hints, async_op)
 
     def recv(
@@ -308,7 +308,7 @@ class Collectives(ABC):
             ValueError: on this rank alone, what came does not fit `out`, which is left as it is; or, without `out`, a
                 dict of the value has keys that are no literals of Python. The value is lost; the group goes on.
         """
-        operation = Recv(self._rank(source, "source"), self._tag(tag))
+        operation = Recv(self._check_rank(source, "source"), self._check_tag(tag))
         return self._start(operation, None, options, experimental_hints, async_op, out, comes=True)
 
     def barrier(
@@ -332,8 +332,8 @@ class Collectives(ABC):
         async_op: bool = False,
     ) -> Any:
         """`all_reduce` by algorithms and in packs that a cross-device operation chooses."""
-        special = Special(all_reduce_spec, packing)
-        return self._start(self._all_reduce(reduce_op), value, options, None, async_op, special=special)
+        special = CrossDeviceTerms(all_reduce_spec, packing)
+        return self._start(self._all_reduce_operation(reduce_op), value, options, None, async_op, special=special)
 
     @abstractmethod
     def _start(
@@ -347,21 +347,21 @@ class Collectives(ABC):
         *,
         cutting: bool = False,
         comes: bool = False,
-        special: Special | None = None,
+        special: CrossDeviceTerms | None = None,
     ) -> Any:
         """Starts a collective and, unless `async_op`, waits for its result.
 
         Args:
-            cutting: whether the operation is a `Cutting` on a value of this rank.
+            cutting: whether the operation is a `AxisOperation` on a value of this rank.
             comes: whether this rank has no value and takes what comes.
         """
 
     @abstractmethod
-    def _all_reduce(self, reduce_op: ReduceOp | str) -> AllReduce:
+    def _all_reduce_operation(self, reduce_op: ReduceOp | str) -> AllReduce:
         """The operation, remembered, for this one is to be quick."""
 
-    def _rank(self, rank: int, name: str) -> int:
-        return whole(rank, name, 0, self.size - 1, f"a rank of this group, 0 to {self.size - 1}")
+    def _check_rank(self, rank: int, name: str) -> int:
+        return check_integer(rank, name, 0, self.size - 1, f"a rank of this group, 0 to {self.size - 1}")
 
-    def _tag(self, tag: int) -> int:
-        return whole(tag, "tag", 0, _MOST_TAGS, f"a whole number from 0 to {_MOST_TAGS}")
+    def _check_tag(self, tag: int) -> int:
+        return check_integer(tag, "tag", 0, _MAX_TAG, f"a whole number from 0 to {_MAX_TAG}")

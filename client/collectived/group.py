@@ -13,18 +13,28 @@ from typing import Any, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 
-from collectived import several, site
-from collectived.arguments import whole
+from collectived import call_site, sparse_reduce
+from collectived.arguments import check_integer
+from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import Call
+from collectived.calls.channel import RankChannel
+from collectived.calls.described_call import DescribedCall
 from collectived.calls.device_call import DeviceCall
-from collectived.calls.limit import GRACE
-from collectived.calls.outlined import OutlinedCall
-from collectived.calls.places import Address
-from collectived.calls.prepare import OPEN, Prepared, Signatures, Special, Value, cut, locate, on_host, take_apart
-from collectived.calls.route import Route
-from collectived.calls.uncollected import Uncollected
+from collectived.calls.prepare import (
+    ANY_VALUE,
+    CrossDeviceTerms,
+    FlatValue,
+    PreparedCall,
+    PreparedCallCache,
+    fetch_value_to_host,
+    flatten_value,
+    locate,
+    move_value_axis_first,
+)
+from collectived.calls.timeout import DEADLINE_GRACE
+from collectived.calls.unobserved_errors import UnobservedErrors
 from collectived.collectives import Collectives
-from collectived.connection.wish import Wish, again
+from collectived.connection.join_request import JoinRequest, make_rejoin_request
 from collectived.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -36,30 +46,30 @@ from collectived.work import Work
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import Code, CollectiveError, error_from_verdict
 from collectived_proto.options import CommunicationOptions
-from collectived_proto.types import AllReduce, Cutting, GroupInfo, Member, Operation, Reduce, ReduceOp
+from collectived_proto.types import AllReduce, AxisOperation, GroupInfo, Member, Operation, Reduce, ReduceOp
 
-_PATIENCE = 30.0  # seconds in which a worker makes room for a value
+_STAGING_TIMEOUT = 30.0  # seconds in which a worker makes room for a value
 
 
-class Seat(NamedTuple):
+class JoinedRank(NamedTuple):
     """A rank's place in one generation of a group, and its way to the worker."""
 
     info: GroupInfo
     rank: int
-    route: Route
-    signatures: Signatures
+    channel: RankChannel
+    prepared_calls: PreparedCallCache
 
 
-class Home(Protocol):
+class SessionHooks(Protocol):
     """What a group asks of its session."""
 
-    def _left(self, group: Group) -> None:
+    def _unregister_group(self, group: Group) -> None:
         """This rank takes part no longer."""
 
-    def _entered(self, group: Group) -> None:
+    def _register_group(self, group: Group) -> None:
         """It takes part again."""
 
-    def _seat(self, wish: Wish) -> Seat:
+    def _join_group(self, wish: JoinRequest) -> JoinedRank:
         """Waits for the others, and takes a place among them."""
 
     def join(
@@ -91,19 +101,24 @@ class Group(Collectives):
     """
 
     def __init__(
-        self, home: Home, wish: Wish, seat: Seat, options: CommunicationOptions, default_timeout: float | None
+        self,
+        home: SessionHooks,
+        wish: JoinRequest,
+        local_rank: JoinedRank,
+        options: CommunicationOptions,
+        default_timeout: float | None,
     ) -> None:
-        self._home = home
-        self._wish = wish  # as this group was joined
+        self._session = home
+        self._join_request = wish  # as this group was joined
         self.options = options
         self._defaults = CommunicationOptions(timeout_seconds=default_timeout).merge(options)
         self._merged: dict[CommunicationOptions, CommunicationOptions] = {}
         self._reductions: dict[object, AllReduce] = {}
         self._splits = 0
-        self._sit(seat)
+        self._enter_generation(local_rank)
 
-    def _sit(self, seat: Seat) -> None:
-        info, rank = seat.info, seat.rank
+    def _enter_generation(self, local_rank: JoinedRank) -> None:
+        info, rank = local_rank.info, local_rank.rank
         self.name = info.name
         self.key = info.key
         self.rank = rank
@@ -113,15 +128,15 @@ class Group(Collectives):
         local = [member.rank for member in info.members if member.worker == info.members[rank].worker]
         self.local_rank = local.index(rank)
         self.local_size = len(local)
-        self._route = seat.route
-        self._signatures = seat.signatures
-        self._uncollected = Uncollected(seat.route.standing)
-        self._unusable = ""
+        self._channel = local_rank.channel
+        self._prepared_calls = local_rank.prepared_calls
+        self._unobserved_errors = UnobservedErrors(local_rank.channel.rank_state)
+        self._unusable_reason = ""
 
     @property
     def generation(self) -> int:
         """The incarnation in which the next collective will run."""
-        return self._route.standing.generation
+        return self._channel.rank_state.generation
 
     @property
     def waiting(self) -> int:
@@ -130,7 +145,7 @@ class Group(Collectives):
         The same on all ranks after the same collective, so that all can decide alike to `rejoin` and let them in, as
         long as the group is smaller than the most it was joined for.
         """
-        return self._route.standing.waiting
+        return self._channel.rank_state.waiting
 
     def rejoin(self, size: int | tuple[int, int] | None = None, *, timeout: float | timedelta | None = None) -> Self:
         """Joins the next generation of this group, with whoever comes; this rank's number may change.
@@ -149,15 +164,17 @@ class Group(Collectives):
             DeadlineExceededError: not complete in time; the group can be joined again all the same.
             CollectiveError: the worker or the coordinator refuses, or the worker is lost: then connect again.
         """
-        if self._route.severed:
-            raise FailedPreconditionError(self._unusable)
-        wish = again(self._wish, size, timeout)
-        if not self._unusable:
+        if self._channel.invalid_reason:
+            raise FailedPreconditionError(self._unusable_reason)
+        wish = make_rejoin_request(self._join_request, size, timeout)
+        if not self._unusable_reason:
             with contextlib.suppress(CollectiveError):  # that it has failed is why we are here
                 self.leave()
-        finished = self._route.standing.finished  # with what was in flight until then
-        self._sit(self._home._seat(replace(wish, last_instance=None if finished < 0 else finished)))
-        self._home._entered(self)
+        finished = self._channel.rank_state.last_finished  # with what was in flight until then
+        self._enter_generation(
+            self._session._join_group(replace(wish, last_instance=None if finished < 0 else finished))
+        )
+        self._session._register_group(self)
         return self
 
     def split(self, color: int | None, key: int | None = None) -> Group | None:
@@ -170,8 +187,12 @@ class Group(Collectives):
         Returns:
             The new group, on the same device and with the same options; None where `color` is None.
         """
-        own = -1 if color is None else whole(color, "color", 0, sys.maxsize, "a number that is not negative, or None")
-        order = 0 if key is None else whole(key, "key", -sys.maxsize, sys.maxsize, "a whole number or None")
+        own = (
+            -1
+            if color is None
+            else check_integer(color, "color", 0, sys.maxsize, "a number that is not negative, or None")
+        )
+        order = 0 if key is None else check_integer(key, "key", -sys.maxsize, sys.maxsize, "a whole number or None")
         self._splits += 1
         name = f"{self.name}/{self.generation}.{self._splits}.{own}"
         pairs = self.all_gather(np.array([[own, order]], np.int64))
@@ -180,7 +201,9 @@ class Group(Collectives):
         same = sorted((int(pairs[rank, 1]), rank) for rank in range(self.size) if pairs[rank, 0] == own)
         place = [rank for _, rank in same].index(self.rank)
         timeout = self._defaults.timeout_seconds
-        return self._home.join(name, len(same), rank=place, device=self.device, options=self.options, timeout=timeout)
+        return self._session.join(
+            name, len(same), rank=place, device=self.device, options=self.options, timeout=timeout
+        )
 
     def leave(self) -> None:
         """Waits for this rank's collectives in flight and leaves; the others may finish what was fully submitted.
@@ -189,16 +212,16 @@ class Group(Collectives):
             CollectiveError: a collective that had returned here already has failed on others, or one in flight has,
                 and nobody was told; the group is left all the same.
         """
-        if self._unusable:
+        if self._unusable_reason:
             return
-        self._unusable = f"rank {self.rank} has left group {self.name!r}; join it again"
+        self._unusable_reason = f"rank {self.rank} has left group {self.name!r}; join it again"
         try:
-            unseen = self._route.leave()
+            unseen = self._channel.leave()
         finally:
-            self._signatures.forget()
-            self._home._left(self)
+            self._prepared_calls.clear()
+            self._session._unregister_group(self)
         if unseen is not None:
-            self._uncollected.told(unseen.generation)
+            self._unobserved_errors.mark_reported(unseen.generation)
             raise error_from_verdict(unseen)
 
     def abort(self, reason: str) -> None:
@@ -206,7 +229,7 @@ class Group(Collectives):
         self._check_usable()
         if not isinstance(reason, str):
             raise TypeError(f"reason must be a text, which all ranks are shown, got {reason!r}")
-        self._route.abort(reason)
+        self._channel.abort(reason)
 
     def __enter__(self) -> Self:
         return self
@@ -214,12 +237,12 @@ class Group(Collectives):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._unusable:
+        if self._unusable_reason:
             return
         if error is None or isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code):
             self.leave()
             return
-        self._route.abort(site.describe(error, traceback))
+        self._channel.abort(call_site.describe_error(error, traceback))
         try:
             self.leave()
         except CollectiveError as unseen:
@@ -239,107 +262,109 @@ class Group(Collectives):
         *,
         cutting: bool = False,
         comes: bool = False,
-        special: Special | None = None,
+        special: CrossDeviceTerms | None = None,
     ) -> Any:
-        if self._unusable:
-            raise FailedPreconditionError(self._unusable)
-        line = site.caller()
+        if self._unusable_reason:
+            raise FailedPreconditionError(self._unusable_reason)
+        line = call_site.caller()
         merged = self._options(options, hints)
         timeout = merged.timeout_seconds
         deadline = Deadline.after(timeout) if timeout else None
-        taken = OPEN if comes else take_apart(value)
+        taken = ANY_VALUE if comes else flatten_value(value)
         if cutting:
-            operation, taken = cut(cast(Cutting, operation), taken)
-        route = self._route
+            operation, taken = move_value_axis_first(cast(AxisOperation, operation), taken)
+        route = self._channel
         try:
-            route.check_goes_on(line)
-            if taken.sparse and isinstance(operation, (AllReduce, Reduce)):
-                return self._start_several(operation, taken, merged, line, deadline, async_op, out, special)
-            prepared = self._signatures.find(operation, taken, merged, line, deadline, special)
-            arrays = on_host(taken).arrays if prepared.fetches else taken.arrays
+            route.check_not_over(line)
+            if taken.sparse_leaves and isinstance(operation, (AllReduce, Reduce)):
+                return self._start_sparse_reduce(operation, taken, merged, line, deadline, async_op, out, special)
+            prepared = self._prepared_calls.get_or_prepare(operation, taken, merged, line, deadline, special)
+            arrays = fetch_value_to_host(taken).arrays if prepared.needs_host_copy else taken.arrays
             located = locate(prepared, arrays)
-            call = _kind(prepared)(prepared, arrays, located, taken.spec)
+            call = _call_class(prepared)(prepared, arrays, located, taken.spec)
             if out is not None:
-                call.fill(out)
+                call.set_out(out)
             if async_op:
-                call.order()
+                call.request_stream_order()
             else:  # the caller does not write its arrays before this returns
-                located = call.lend(located, _patience(deadline))
-            self._ring(call, located, timeout or 0.0, deadline)
+                located = call.export_inputs(located, _remaining_timeout(deadline))
+            self._submit(call, located, timeout or 0.0, deadline)
             if async_op:
-                return self._started(Work((call,), route, self._uncollected), call)
+                return self._raise_if_not_started(Work((call,), route, self._unobserved_errors), call)
             route.wait(call)
         except KeyboardInterrupt:  # between ringing and waiting, too
-            route.interrupted()
+            route.on_interrupt()
             raise
         except (DeadlineExceededError, UnavailableError, NotFoundError) as error:
             if error.verdict is not None:
                 raise
-            raise self._given_up(operation, error, timeout, line) from error
+            raise self._fail_generation(operation, error, timeout, line) from error
         if call.verdict is not None:
-            raise route.error(call.verdict, line)
-        route.standing.taken(call)
-        return call.value()
+            raise route.make_error(call.verdict, line)
+        route.rank_state.on_result_taken(call)
+        return call.take_value()
 
-    def _given_up(
+    def _fail_generation(
         self, operation: Operation, error: CollectiveError, timeout: float | None, line: str
     ) -> CollectiveError:
         """This rank's worker did not take a collective: the others wait for it, so the generation is over."""
         what = f"{operation} of group {self.name!r} ({line})"
         if isinstance(error, DeadlineExceededError):
-            return self._route.give_up(error.code, f"{what} did not complete within {timeout:g} s: {error}", line)
+            return self._channel.fail_generation(
+                error.code, f"{what} did not complete within {timeout:g} s: {error}", line
+            )
         why = str(error).removesuffix("; connect again")
-        return self._route.give_up(Code.UNAVAILABLE, f"{what} could not be started: {why}; join again", line)
+        return self._channel.fail_generation(Code.UNAVAILABLE, f"{what} could not be started: {why}; join again", line)
 
-    def _start_several(
+    def _start_sparse_reduce(
         self,
         operation: AllReduce | Reduce,
-        taken: Value,
+        taken: FlatValue,
         merged: CommunicationOptions,
         line: str,
         deadline: Deadline | None,
         async_op: bool,
         out: Any,
-        special: Special | None,
+        special: CrossDeviceTerms | None,
     ) -> Any:
         """A value with sparse leaves. Everything that can be refused is, before the first collective starts."""
         if out is not None:
             raise TypeError("out cannot take IndexedSlices, for how many rows there will be is not known: leave it out")
-        parts = several.parts(operation, on_host(taken), self.size)
+        parts = sparse_reduce.split_sparse(operation, fetch_value_to_host(taken), self.size)
         found = [
-            self._signatures.find(
-                part.operation, part.value, merged, line, deadline, None if part.sparse else special, whole=False
+            self._prepared_calls.get_or_prepare(
+                part.operation, part.value, merged, line, deadline, None if part.sparse_leaves else special, whole=False
             )
             for part in parts
         ]
-        several.check_rebuilds(found, parts, taken)
+        sparse_reduce.check_rebuildable(found, parts, taken)
         calls: list[Call] = []
         places = []
         for prepared, part in zip(found, parts, strict=True):
             located = locate(prepared, part.value.arrays)
-            calls.append(_kind(prepared)(prepared, part.value.arrays, located, part.value.spec))
+            calls.append(_call_class(prepared)(prepared, part.value.arrays, located, part.value.spec))
             if located is None or None in located:
                 _stage(calls[-1], deadline)
             places.append(located)
         for number, (call, located) in enumerate(zip(calls, places, strict=True)):
-            self._ring(call, located, merged.timeout_seconds or 0.0, deadline, calls[:number])
-        work = several.Several(calls, self._route, self._uncollected, parts, taken)
-        return self._started(work, calls[0]) if async_op else work.result()
+            self._submit(call, located, merged.timeout_seconds or 0.0, deadline, calls[:number])
+        work = sparse_reduce.CompositeWork(calls, self._channel, self._unobserved_errors, parts, taken)
+        return self._raise_if_not_started(work, calls[0]) if async_op else work.result()
 
-    def _ring(
+    def _submit(
         self,
         call: Call,
-        located: list[Address | None] | None,
+        located: list[ArenaAddress | None] | None,
         timeout: float,
         deadline: Deadline | None,
         earlier: Sequence[Call] = (),
     ) -> None:
         """Starts a call. `earlier` ones of the same submission are waited for where there is no room for it."""
-        addresses: tuple[Address, ...] = ()
-        if call.marks:
-            call.reserve(_patience(deadline))  # first: where there is no room, nothing has been copied
+        addresses: tuple[ArenaAddress, ...] = ()
+        if call.has_input_event:
+            call.reserve_output(_remaining_timeout(deadline))  # first: where there is no room, nothing has been copied
         if call.arrays:
-            if call.prepared.direct and located is not None and None not in located:
+            if call.prepared.reads_in_place and located is not None and None not in located:
                 addresses = tuple(located)  # type: ignore[arg-type]  # mypy does not see that None is out
             else:
                 _stage(call, deadline)
@@ -348,26 +373,30 @@ class Group(Collectives):
         remaining = 0.0
         if deadline is not None:
             call.timeout = timeout
-            call.cut = deadline.at + GRACE
-            remaining = deadline.wire()
+            call.cutoff = deadline.at + DEADLINE_GRACE
+            remaining = deadline.to_wire()
         try:
-            self._route.ring(call, timeout, remaining, addresses)
+            self._channel.submit(call, timeout, remaining, addresses)
         except ResourceExhaustedError:
             if not earlier:
                 call.abandon()
                 raise
             for other in earlier:
-                self._route.wait(other)
-            self._route.ring(call, timeout, remaining, addresses)
+                self._channel.wait(other)
+            self._channel.submit(call, timeout, remaining, addresses)
 
-    def _started(self, work: Work, first: Call) -> Work:
+    def _raise_if_not_started(self, work: Work, first: Call) -> Work:
         """A work as the caller gets it, unless it could not start.
 
         Where the group goes on in a successor, an earlier work whose error is not collected yet may be in the caller's
         hands: then this one is to end alike, as on ranks that heard of the error later.
         """
         verdict = first.verdict
-        if verdict is None or first.instance >= 0 or (verdict.successor and not self._uncollected.due(verdict)):
+        if (
+            verdict is None
+            or first.instance >= 0
+            or (verdict.successor and not self._unobserved_errors.should_raise(verdict))
+        ):
             return work
         failure = work.exception()
         if failure is not None:
@@ -392,7 +421,7 @@ class Group(Collectives):
             merged = self._merged[options] = self._defaults.merge(options)
         return merged
 
-    def _all_reduce(self, reduce_op: ReduceOp | str) -> AllReduce:
+    def _all_reduce_operation(self, reduce_op: ReduceOp | str) -> AllReduce:
         try:
             return self._reductions[reduce_op]
         except (KeyError, TypeError):  # TypeError: an array cannot be looked up
@@ -400,36 +429,36 @@ class Group(Collectives):
             return self._reductions.setdefault(reduce_op, operation)
 
     def _check_usable(self) -> None:
-        if self._unusable:
-            raise FailedPreconditionError(self._unusable)
+        if self._unusable_reason:
+            raise FailedPreconditionError(self._unusable_reason)
 
-    def _withdraw(self, why: str) -> None:
-        """The session is being closed: see `Route.withdraw`."""
-        self._route.withdraw(why)
+    def _cancel(self, why: str) -> None:
+        """The session is being closed: see `RankChannel.withdraw`."""
+        self._channel.cancel(why)
 
     def _after_fork(self) -> None:
-        self._unusable = (
+        self._unusable_reason = (
             f"group {self.name!r} was joined by the parent of this process; connect and join in the child itself"
         )
-        self._route.sever(self._unusable)
-        self._signatures.forget()
+        self._channel.invalidate_after_fork(self._unusable_reason)
+        self._prepared_calls.clear()
 
 
-def _kind(prepared: Prepared) -> type[Call]:
-    if prepared.room is not None:
+def _call_class(prepared: PreparedCall) -> type[Call]:
+    if prepared.device_area is not None:
         return DeviceCall
-    return Call if prepared.form is None else OutlinedCall
+    return Call if prepared.result_spec is None else DescribedCall
 
 
 def _stage(call: Call, deadline: Deadline | None) -> None:
     """Copies the arrays of a call to where the worker reads them."""
-    call.staging = call.prepared.memory.stage(call.prepared, _patience(deadline))
+    call.staging = call.prepared.memory.acquire_staging(call.prepared, _remaining_timeout(deadline))
     began = monotonic()
     call.staging.fill(call.arrays)
     call.arrays = []
-    call.copied = monotonic() - began
+    call.copy_seconds = monotonic() - began
 
 
-def _patience(deadline: Deadline | None) -> float:
+def _remaining_timeout(deadline: Deadline | None) -> float:
     """Seconds for what a call needs before it can start."""
-    return _PATIENCE if deadline is None else min(_PATIENCE, deadline.remaining() + GRACE)
+    return _STAGING_TIMEOUT if deadline is None else min(_STAGING_TIMEOUT, deadline.remaining() + DEADLINE_GRACE)

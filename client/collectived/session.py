@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
-from collectived.arguments import whole
-from collectived.calls.limit import Limit
-from collectived.calls.prepare import Signatures
+from collectived.arguments import check_integer
+from collectived.calls.prepare import PreparedCallCache
+from collectived.calls.timeout import Timeout
 from collectived.connection import address, environment, lifetime
-from collectived.connection.wish import Wish, wish
+from collectived.connection.join_request import JoinRequest, make_join_request
 from collectived.errors import (
     CancelledError,
     CollectiveError,
@@ -26,10 +26,10 @@ from collectived.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from collectived.gpu.driver import CudaError, binding
-from collectived.group import Group, Seat
-from collectived.transports import Transport, choose, grpc_alone
-from collectived.values.leaves import element_type, gpu_of, numpy_dtype, template
+from collectived.gpu.driver import CudaError, get_cuda
+from collectived.group import Group, JoinedRank
+from collectived.transports import Transport, is_grpc_forced, open_transport
+from collectived.values.leaves import element_type, find_gpu, make_template, numpy_dtype
 from collectived.values.libraries import device_name
 from collectived_proto.devices import DeviceName
 from collectived_proto.numpy_types import to_numpy
@@ -38,7 +38,7 @@ from collectived_proto.options import CommunicationOptions
 if TYPE_CHECKING:
     import grpc
 
-    from collectived.connection.rpc import Opened, Worker
+    from collectived.connection.rpc import OpenedSession, WorkerClient
     from collectived.shared.device_memory import DeviceMemory
 
 log = logging.getLogger("collectived")
@@ -69,25 +69,25 @@ def connect(
         UnavailableError: no worker answers, or none is known; the error shows what to type.
         UnauthenticatedError: the worker asks for the job's secret.
     """
-    limit = Limit.of(timeout)
-    found = address.find(worker)
-    alone = grpc_alone() or not found.path
-    secret = address.secret(found)
-    tls = address.tls(found) if credentials is None else None
-    found.knock(limit)
+    limit = Timeout.of(timeout)
+    found = address.find_worker(worker)
+    alone = is_grpc_forced() or not found.path
+    secret = address.read_secret(found)
+    tls = address.load_tls(found) if credentials is None else None
+    found.probe(limit)
 
-    from collectived.connection.rpc import Worker  # late, for it imports grpc
+    from collectived.connection.rpc import WorkerClient  # late, for it imports grpc
 
-    rpc = Worker(found, credentials, secret, tls)
+    rpc = WorkerClient(found, credentials, secret, tls)
     try:
-        opened, transport = choose(rpc, limit, alone)
+        opened, transport = open_transport(rpc, limit, alone)
     except BaseException:
         rpc.close()
         raise
     return Session(rpc, opened, transport)
 
 
-class Held(Protocol):
+class SessionResource(Protocol):
     """What a session holds and lets go of with itself: a group, or cross-device operations over several."""
 
     name: str
@@ -98,7 +98,7 @@ class Held(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
-    def _withdraw(self, why: str) -> None:
+    def _cancel(self, why: str) -> None:
         """Ends what other threads wait for."""
 
     def _after_fork(self) -> None:
@@ -114,7 +114,7 @@ class Session:
         transport: how tensors get there: "shared memory" or "grpc".
     """
 
-    def __init__(self, rpc: Worker, opened: Opened, transport: Transport) -> None:
+    def __init__(self, rpc: WorkerClient, opened: OpenedSession, transport: Transport) -> None:
         self.worker = opened.worker
         self.devices = opened.devices
         self.transport = transport.name
@@ -123,11 +123,11 @@ class Session:
         self._transport = transport
         self._gpus = opened.gpus
         self._memory = transport.memory
-        self._held: list[Held] = []
-        self._unusable = ""
-        self._withdrawn = ""  # what calls are told that it was closed amid
+        self._resources: list[SessionResource] = []
+        self._unusable_reason = ""
+        self._cancel_reason = ""  # what calls are told that it was closed amid
         self._lock = threading.Lock()  # over all three where the session is closed
-        lifetime.opened(self)
+        lifetime.register(self)
 
     def join(
         self,
@@ -163,57 +163,59 @@ class Session:
             raise TypeError(f"options must be CommunicationOptions or None, got {type(options).__name__}")
         default_timeout = environment.timeout()
         full = "" if device is None else str(self._device(device))
-        self._room(full)  # where its memory cannot be used, the others need not hear of this rank
-        wished = wish(name, size, rank, full, settle, timeout, idle)
-        group = Group(self, wished, self._seat(wished), options or CommunicationOptions(), default_timeout)
-        self._entered(group)
+        self._find_device_memory(full)  # where its memory cannot be used, the others need not hear of this rank
+        wished = make_join_request(name, size, rank, full, settle, timeout, idle)
+        group = Group(self, wished, self._join_group(wished), options or CommunicationOptions(), default_timeout)
+        self._register_group(group)
         return group
 
     # What its groups ask for
 
-    def _seat(self, wish: Wish) -> Seat:
+    def _join_group(self, wish: JoinRequest) -> JoinedRank:
         """Waits until a group is complete; the place in it."""
         self._check_usable()
-        with self._until_closed():
+        with self._map_close_errors():
             joined = self._rpc.join(self._token, wish, log.warning)
-            route, describe = self._transport.seat(joined)
-        room = self._room(joined.group.members[joined.rank].device)
-        return Seat(joined.group, joined.rank, route, Signatures(describe, self._memory, joined.rank, room))
+            route, describe = self._transport.open_channel(joined)
+        room = self._find_device_memory(joined.group.members[joined.rank].device)
+        return JoinedRank(
+            joined.group, joined.rank, route, PreparedCallCache(describe, self._memory, joined.rank, room)
+        )
 
-    def _room(self, device: str) -> DeviceMemory | None:
+    def _find_device_memory(self, device: str) -> DeviceMemory | None:
         """Memory on a device, given in full; None for a CPU, and where memory of GPUs cannot be shared."""
         name = DeviceName.parse(device) if device else None
-        return self._transport.on_gpu(name.index) if name is not None and name.kind == "GPU" else None
+        return self._transport.get_device_memory(name.index) if name is not None and name.kind == "GPU" else None
 
-    def _entered(self, group: Group) -> None:
+    def _register_group(self, group: Group) -> None:
         """A group takes part, and is to be left when the session is closed.
 
         Raises:
             CancelledError: that has come about meanwhile.
         """
         with self._lock:
-            closed = self._withdrawn
+            closed = self._cancel_reason
             if not closed:
-                self._held.append(group)
+                self._resources.append(group)
         if closed:
             with contextlib.suppress(CollectiveError):
                 group.leave()
             raise CancelledError(closed)
 
-    def _left(self, group: Group) -> None:
+    def _unregister_group(self, group: Group) -> None:
         """A group takes part no longer."""
-        if group in self._held:
-            self._held.remove(group)
+        if group in self._resources:
+            self._resources.remove(group)
 
     @contextlib.contextmanager
-    def _until_closed(self) -> Iterator[None]:
+    def _map_close_errors(self) -> Iterator[None]:
         """What is called in here fails with CancelledError where another thread closes the session."""
         try:
             yield
         except CollectiveError as error:
-            if not self._withdrawn or isinstance(error, CancelledError):
+            if not self._cancel_reason or isinstance(error, CancelledError):
                 raise
-            raise CancelledError(self._withdrawn) from error
+            raise CancelledError(self._cancel_reason) from error
 
     def empty(
         self,
@@ -243,25 +245,25 @@ class Session:
             ResourceExhaustedError: the worker refuses more memory.
         """
         self._check_usable()
-        there = gpu_of(like) if device is None else None
+        there = find_gpu(like) if device is None else None
         if there is not None:
             device = f"cuda:{there}"
         place = None if device is None else self._device(device)
-        room = None if place is None else self._room(str(place))
+        room = None if place is None else self._find_device_memory(str(place))
         if room is None and place is not None and place.kind == "GPU":
             raise UnimplementedError(f"arrays on {place.short} need shared memory, and this session has none")
-        kind, like_shape, like_dtype = template(like, room)
+        kind, like_shape, like_dtype = make_template(like, room)
         if shape is None:
             if like_shape is None:
                 raise TypeError("shape is missing: give lengths, or an array as like")
             shape = like_shape
         lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         expected = f"a length that is not negative, or several (the shape is {shape!r})"
-        lengths = tuple(whole(length, "shape", 0, sys.maxsize, expected) for length in lengths)
+        lengths = tuple(check_integer(length, "shape", 0, sys.maxsize, expected) for length in lengths)
         if dtype is None:
             dtype = np.float32 if like_dtype is None else like_dtype
         element = element_type(numpy_dtype(dtype), "the array")
-        with self._until_closed():
+        with self._map_close_errors():
             return kind.restore((room or self._memory).empty(lengths, to_numpy(element)))
 
     def close(self) -> None:
@@ -269,16 +271,16 @@ class Session:
 
         A thread that waits in this session gets `CancelledError` at once; what nobody waits for is waited for.
         """
-        if self._unusable:
+        if self._unusable_reason:
             return
         with self._lock:
-            if self._unusable:
+            if self._unusable_reason:
                 return
-            self._unusable = f"the session with {self.worker} is closed; connect again"
-            self._withdrawn = f"the session with {self.worker} was closed during this call; connect again"
+            self._unusable_reason = f"the session with {self.worker} is closed; connect again"
+            self._cancel_reason = f"the session with {self.worker} was closed during this call; connect again"
         try:
-            self._withdraw(self._withdrawn)
-            for group in list(self._held):
+            self._cancel(self._cancel_reason)
+            for group in list(self._resources):
                 try:
                     group.leave()
                 except CollectiveError as error:
@@ -288,14 +290,14 @@ class Session:
                 self._transport.close()
             finally:
                 self._rpc.close()
-                lifetime.closed(self)
+                lifetime.unregister(self)
 
-    def _withdraw(self, why: str) -> None:
+    def _cancel(self, why: str) -> None:
         """Ends what other threads wait for; what nobody waits for is waited for when its group is left."""
-        self._rpc.withdraw(why)
-        self._transport.withdraw(why)
-        for group in list(self._held):
-            group._withdraw(why)
+        self._rpc.cancel(why)
+        self._transport.cancel(why)
+        for group in list(self._resources):
+            group._cancel(why)
 
     def __enter__(self) -> Self:
         return self
@@ -303,8 +305,8 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._unusable:
-            for group in list(self._held):
+        if not self._unusable_reason:
+            for group in list(self._resources):
                 group.__exit__(kind, error, traceback)
         self.close()
 
@@ -315,18 +317,18 @@ class Session:
         name = device_name(device)
         if name is None:
             raise TypeError(f"device must be a name such as 'CPU:1', a torch.device or None, got {device!r}")
-        found = self._translated(DeviceName.parse(name, _task(self.worker)), name)
+        found = self._translate_cuda_index(DeviceName.parse(name, _task(self.worker)), name)
         if str(found) not in self.devices:
             shown = ", ".join(DeviceName.parse(known).short for known in self.devices)
             raise NotFoundError(f"{self.worker} has no device {name!r}: it has {shown}")
         return found
 
-    def _translated(self, device: DeviceName, name: str) -> DeviceName:
+    def _translate_cuda_index(self, device: DeviceName, name: str) -> DeviceName:
         """`cuda:1` is what this process calls so: the same GPU, as the worker calls it."""
         if not name.lower().startswith("cuda") or not self._gpus:
             return device
         try:
-            own = binding().devices()
+            own = get_cuda().device_uuids()
         except CudaError as error:
             raise UnavailableError(f"{name!r} cannot be looked up by this process: {error}") from None
         if device.index >= len(own) or own[device.index] not in self._gpus:
@@ -335,14 +337,14 @@ class Session:
         return DeviceName(device.task, "GPU", self._gpus.index(own[device.index]))
 
     def _check_usable(self) -> None:
-        if self._unusable:
-            raise FailedPreconditionError(self._unusable)
+        if self._unusable_reason:
+            raise FailedPreconditionError(self._unusable_reason)
 
     def _after_fork(self) -> None:
-        self._unusable = f"the session with {self.worker} is the parent's; connect again in the child itself"
-        for group in self._held:
+        self._unusable_reason = f"the session with {self.worker} is the parent's; connect again in the child itself"
+        for group in self._resources:
             group._after_fork()
-        self._transport.sever()
+        self._transport.invalidate_after_fork()
 
 
 def _task(worker: str) -> int:

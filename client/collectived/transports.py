@@ -8,24 +8,24 @@ import select
 import socket
 from typing import TYPE_CHECKING, Protocol
 
-from collectived.calls.limit import Limit
-from collectived.calls.places import Describe
-from collectived.calls.route import Route
+from collectived.calls.buffers import Describe
+from collectived.calls.channel import RankChannel
+from collectived.calls.timeout import Timeout
 from collectived.errors import NotFoundError, UnavailableError, UnimplementedError
-from collectived.gpu.driver import Cuda, CudaError, binding
+from collectived.gpu.driver import Cuda, CudaError, get_cuda
 from collectived.grpc_alone.heap import Heap
-from collectived.shared import door
+from collectived.shared import seqpacket
 from collectived.shared.device_memory import DeviceMemory
 from collectived.shared.doorbell import Doorbell
-from collectived.shared.memory import Memory, SessionSocket
+from collectived.shared.memory import SessionSocket, SharedMemory
 
 if TYPE_CHECKING:
-    from collectived.connection.rpc import Joined, Opened, Worker
+    from collectived.connection.rpc import JoinedGroup, OpenedSession, WorkerClient
 
 log = logging.getLogger("collectived")
 
-VARIABLE = "COLLECTIVED_TRANSPORT"
-_DOOR_WITHIN = 10.0  # seconds
+TRANSPORT_VARIABLE = "COLLECTIVED_TRANSPORT"
+_CONNECT_TIMEOUT = 10.0  # seconds
 
 
 class Transport(Protocol):
@@ -40,12 +40,12 @@ class Transport(Protocol):
     def name(self) -> str: ...
 
     @property
-    def memory(self) -> Memory | Heap: ...
+    def memory(self) -> SharedMemory | Heap: ...
 
-    def seat(self, joined: Joined) -> tuple[Route, Describe]:
+    def open_channel(self, joined: JoinedGroup) -> tuple[RankChannel, Describe]:
         """The way of a rank that was joined, and how its collectives are described."""
 
-    def on_gpu(self, index: int) -> DeviceMemory | None:
+    def get_device_memory(self, index: int) -> DeviceMemory | None:
         """Memory of that GPU of the worker; None where it cannot be shared.
 
         Raises:
@@ -53,25 +53,25 @@ class Transport(Protocol):
             UnimplementedError: the worker does not say which GPU that is.
         """
 
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether the worker has ended the session."""
 
-    def withdraw(self, why: str) -> None:
+    def cancel(self, why: str) -> None:
         """The session is being closed: who waits for the worker gets a CancelledError."""
 
     def close(self) -> None:
         """Lets go of everything."""
 
-    def sever(self) -> None:
+    def invalidate_after_fork(self) -> None:
         """In a forked child: lets go of what is its own. Takes no locks, which threads of the parent's may hold."""
 
 
-class SharedMemory:
+class SharedMemoryTransport:
     """A worker of this host."""
 
     name = "shared memory"
 
-    def __init__(self, rpc: Worker, opened: Opened, entered: socket.socket, limit: Limit) -> None:
+    def __init__(self, rpc: WorkerClient, opened: OpenedSession, entered: socket.socket, limit: Timeout) -> None:
         """Attaches the session socket, which from here on is the session.
 
         Raises:
@@ -81,91 +81,95 @@ class SharedMemory:
         self._session = opened.session
         self.socket = SessionSocket(entered, rpc.name)
         try:
-            self.socket.greet(limit)
+            self.socket.await_attached(limit)
             rpc.end_stream()
         except BaseException:
             self.socket.close()
             raise
-        self.memory = Memory(self.socket)
+        self.memory = SharedMemory(self.socket)
         self._gpus = opened.gpus
-        self._openings = opened.openings
-        self._on_gpus: dict[int, DeviceMemory] = {}
+        self._max_open_allocations = opened.max_open_allocations
+        self._device_memories: dict[int, DeviceMemory] = {}
 
-    def on_gpu(self, index: int) -> DeviceMemory | None:
+    def get_device_memory(self, index: int) -> DeviceMemory | None:
         if index >= len(self._gpus):
             raise UnimplementedError(f"arrays on GPU:{index} are not offered: {self._rpc.name} does not name its UUID")
-        if index not in self._on_gpus:
-            cuda, device = _own_number(self._gpus[index], index)
-            self._on_gpus.setdefault(index, DeviceMemory(self.memory, index, cuda, device, self._openings))
-        return self._on_gpus[index]
+        if index not in self._device_memories:
+            cuda, device = _find_local_gpu(self._gpus[index], index)
+            self._device_memories.setdefault(
+                index, DeviceMemory(self.memory, index, cuda, device, self._max_open_allocations)
+            )
+        return self._device_memories[index]
 
-    def seat(self, joined: Joined) -> tuple[Route, Describe]:
+    def open_channel(self, joined: JoinedGroup) -> tuple[RankChannel, Describe]:
         info, rank = joined.group, joined.rank
         name = self._rpc.name
-        doorbell = Doorbell(door.enter(joined.door, joined.token, _DOOR_WITHIN, name), info, rank, name)
+        doorbell = Doorbell(
+            seqpacket.connect(joined.socket_path, joined.token, _CONNECT_TIMEOUT, name), info, rank, name
+        )
         return doorbell, lambda collective, deadline: self._rpc.prepare(
             self._session, info.key, rank, collective, deadline
         )
 
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         poll = select.poll()
         poll.register(self.socket.socket, 0)  # that the other side has hung up is told unasked
         return bool(poll.poll(0))
 
-    def withdraw(self, why: str) -> None:
-        self.socket.withdraw(why)
+    def cancel(self, why: str) -> None:
+        self.socket.cancel(why)
 
     def close(self) -> None:
         self.socket.close()
-        self.memory.forget()
-        while self._on_gpus:
-            self._on_gpus.popitem()[1].forget()
+        self.memory.clear()
+        while self._device_memories:
+            self._device_memories.popitem()[1].clear()
 
-    def sever(self) -> None:
+    def invalidate_after_fork(self) -> None:
         self.socket.close()
-        self.memory.forget()  # not that on GPUs, which only the parent may speak to
+        self.memory.clear()  # not that on GPUs, which only the parent may speak to
 
 
-class Grpc:
+class GrpcTransport:
     """A worker of any host. The session lasts as long as the stream that opened it."""
 
     name = "grpc"
 
-    def __init__(self, rpc: Worker, opened: Opened) -> None:
+    def __init__(self, rpc: WorkerClient, opened: OpenedSession) -> None:
         self._rpc = rpc
         self._session = opened.session
         self.memory = Heap()
 
-    def on_gpu(self, index: int) -> DeviceMemory | None:
+    def get_device_memory(self, index: int) -> DeviceMemory | None:
         return None
 
-    def seat(self, joined: Joined) -> tuple[Route, Describe]:
-        from collectived.grpc_alone.remote import Remote  # late, for it imports grpc
+    def open_channel(self, joined: JoinedGroup) -> tuple[RankChannel, Describe]:
+        from collectived.grpc_alone.channel import GrpcChannel  # late, for it imports grpc
 
         name = self._rpc.name
-        route = Remote(self._rpc, self._session, joined.group, joined.rank, name)
+        route = GrpcChannel(self._rpc, self._session, joined.group, joined.rank, name)
         return route, route.describe
 
-    def lost(self) -> bool:
-        return self._rpc.ended
+    def is_lost(self) -> bool:
+        return self._rpc.has_stream_ended
 
-    def withdraw(self, why: str) -> None:
+    def cancel(self, why: str) -> None:
         """Nobody waits here but for RPCs."""
 
     def close(self) -> None:
-        self.memory.forget()
+        self.memory.clear()
 
-    def sever(self) -> None:
-        self.memory.forget()
+    def invalidate_after_fork(self) -> None:
+        self.memory.clear()
 
 
-def _own_number(uuid: str, index: int) -> tuple[Cuda, int]:
+def _find_local_gpu(uuid: str, index: int) -> tuple[Cuda, int]:
     """What this process calls a GPU of the worker, and what it speaks to it by."""
     try:
-        cuda = binding()
+        cuda = get_cuda()
     except CudaError as error:
         raise UnavailableError(f"GPU:{index} of the worker cannot be used by this process: {error}") from None
-    own = list(cuda.devices())
+    own = list(cuda.device_uuids())
     if uuid not in own:
         raise NotFoundError(
             f"GPU:{index} of the worker is {uuid}, and this process may use {', '.join(own) or 'no GPU'}: is "
@@ -174,7 +178,7 @@ def _own_number(uuid: str, index: int) -> tuple[Cuda, int]:
     return cuda, own.index(uuid)
 
 
-def choose(rpc: Worker, limit: Limit, alone: bool) -> tuple[Opened, Transport]:
+def open_transport(rpc: WorkerClient, limit: Timeout, alone: bool) -> tuple[OpenedSession, Transport]:
     """Opens a session the fastest way there is.
 
     Args:
@@ -184,26 +188,28 @@ def choose(rpc: Worker, limit: Limit, alone: bool) -> tuple[Opened, Transport]:
         CollectiveError: the worker refuses, or does not answer.
     """
     opened = rpc.open_session(limit, local=not alone)
-    if opened.door and not alone:
-        at_door = limit.at_most(_DOOR_WITHIN)
+    if opened.socket_path and not alone:
+        at_door = limit.at_most(_CONNECT_TIMEOUT)
         try:
-            entered = door.enter(opened.door, opened.token, at_door.remaining, rpc.name)
+            entered = seqpacket.connect(opened.socket_path, opened.token, at_door.remaining, rpc.name)
         except UnavailableError as error:  # of another user, or of another host behind a tunnel
             log.warning("%s; arrays travel over gRPC instead", error)
             rpc.end_stream()
             opened = rpc.open_session(limit, local=False)
         else:
-            return opened, SharedMemory(rpc, opened, entered, at_door)
-    return opened, Grpc(rpc, opened)
+            return opened, SharedMemoryTransport(rpc, opened, entered, at_door)
+    return opened, GrpcTransport(rpc, opened)
 
 
-def grpc_alone() -> bool:
+def is_grpc_forced() -> bool:
     """Whether the environment asks for gRPC even where memory could be shared.
 
     Raises:
         ValueError: it asks for something else.
     """
-    wanted = os.environ.get(VARIABLE, "")
-    if wanted not in ("", Grpc.name):
-        raise ValueError(f"{VARIABLE} must be 'grpc', or not set for the fastest way there is: it is {wanted!r}")
-    return wanted == Grpc.name
+    wanted = os.environ.get(TRANSPORT_VARIABLE, "")
+    if wanted not in ("", GrpcTransport.name):
+        raise ValueError(
+            f"{TRANSPORT_VARIABLE} must be 'grpc', or not set for the fastest way there is: it is {wanted!r}"
+        )
+    return wanted == GrpcTransport.name

@@ -11,13 +11,13 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from collectived.arguments import sendable
-from collectived.calls.call import ALL, LAUNCHED, Call
-from collectived.calls.route import Route
-from collectived.calls.uncollected import Uncollected
+from collectived.arguments import escape_surrogates
+from collectived.calls.call import ALL_PACKS, LAUNCHED, Call
+from collectived.calls.channel import RankChannel
+from collectived.calls.unobserved_errors import UnobservedErrors
 from collectived.values import nest
 from collectived_proto.errors import CollectiveError
-from collectived_proto.options import seconds
+from collectived_proto.options import to_seconds
 from collectived_proto.types import Verdict
 
 
@@ -31,14 +31,14 @@ class Work:
     every method raises FailedPreconditionError.
     """
 
-    def __init__(self, calls: Sequence[Call], route: Route, uncollected: Uncollected) -> None:
+    def __init__(self, calls: Sequence[Call], route: RankChannel, uncollected: UnobservedErrors) -> None:
         self._call = calls[0]
         self._calls = tuple(calls)  # see `several`; in order of submission
-        self._route = route
-        self._uncollected = uncollected
+        self._channel = route
+        self._unobserved_errors = uncollected
         self._lock = threading.Lock()
-        self._collected = False  # the caller has been told how it ended
-        self._valued = False
+        self._observed = False  # the caller has been told how it ended
+        self._has_value = False
         self._value: Any = None
 
     def result(self, timeout: float | timedelta | None = None) -> Any:
@@ -68,21 +68,21 @@ class Work:
             TimeoutError, CollectiveError, ValueError: as `result`.
         """
         began = monotonic()
-        if self._call.ordered:
+        if self._call.is_stream_ordered:
             self._wait(timeout, LAUNCHED, began)
             with self._lock:
-                if self._route.order(self._call):
-                    return self._had()
+                if self._channel.wait_on_stream(self._call):
+                    return self._get_value()
         return self._result(timeout, began)
 
     def done(self) -> bool:
         """Whether the collective has ended, well or not; on GPUs, there too."""
-        self._route.check()
-        if not self._ended:
-            self._route.glance()
-        if not self._ended:
+        self._channel.check_usable()
+        if not self._is_complete:
+            self._channel.poll()
+        if not self._is_complete:
             return False
-        self._fill_out()
+        self._copy_to_out()
         return True
 
     def exception(self, timeout: float | timedelta | None = None) -> CollectiveError | None:
@@ -100,8 +100,8 @@ class Work:
         """
         if not callable(callback):
             raise TypeError(f"callback must be a function of this Work, got {callback!r}")
-        self._route.check()
-        self._call_back(callback, 0)
+        self._channel.check_usable()
+        self._schedule_callback(callback, 0)
 
     def as_completed(self) -> Iterator[tuple[str, Any]]:
         """(path, result) of every leaf as its pack completes, all leaves of a pack together.
@@ -117,17 +117,17 @@ class Work:
         """
         given: set[str] = set()
         for call in self._calls:
-            for number in range(call.prepared.packs):
-                self._route.check()
-                self._route.wait(call, number + 1)
-                if number >= len(call.packs):  # it has failed
+            for number in range(call.prepared.pack_count):
+                self._channel.check_usable()
+                self._channel.wait(call, number + 1)
+                if number >= len(call.completed_packs):  # it has failed
                     break
                 with self._lock:
-                    leaves = [] if self._valued else self._leaves_of(call, call.packs[number])
+                    leaves = [] if self._has_value else self._get_pack_leaves(call, call.completed_packs[number])
                 given.update(path for path, _ in leaves)
                 yield from leaves
         spec, results = nest.flatten(self.result())
-        for path, result in reversed(list(zip(map(sendable, nest.paths(spec)), results, strict=True))):
+        for path, result in reversed(list(zip(map(escape_surrogates, nest.paths(spec)), results, strict=True))):
             if path not in given:  # somebody has collected the whole result before we came
                 yield path, result
 
@@ -144,13 +144,13 @@ class Work:
                 loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
 
         for call in self._calls:
-            call.awaited = True
+            call.has_awaiter = True
         self.add_done_callback(tell)
         yield from ended
         return self.result()
 
     @property
-    def _ended(self) -> bool:
+    def _is_complete(self) -> bool:
         return all(call.complete for call in self._calls)
 
     @property
@@ -158,67 +158,67 @@ class Work:
         return next((call.verdict for call in self._calls if call.verdict is not None), None)
 
     def _result(self, timeout: float | timedelta | None, began: float) -> Any:
-        self._wait(timeout, ALL, began)
+        self._wait(timeout, ALL_PACKS, began)
         self._raise_failure()
         with self._lock:
-            value = self._had()
-            self._collected = True
+            value = self._get_value()
+            self._observed = True
             return value
 
-    def _had(self) -> Any:
+    def _get_value(self) -> Any:
         """The value, made once. Under the lock."""
-        if not self._valued:
-            self._value = self._take()
-            self._valued = True
-            self._route.standing.taken(self._calls[-1])
-        self._call.reach_out()
+        if not self._has_value:
+            self._value = self._build_value()
+            self._has_value = True
+            self._channel.rank_state.on_result_taken(self._calls[-1])
+        self._call.sync_out_streams()
         return self._value
 
-    def _take(self) -> Any:
-        return self._call.value()
+    def _build_value(self) -> Any:
+        return self._call.take_value()
 
-    def _leaves_of(self, call: Call, pack: int) -> list[tuple[str, Any]]:
-        return call.leaves_of(pack)
+    def _get_pack_leaves(self, call: Call, pack: int) -> list[tuple[str, Any]]:
+        return call.get_pack_leaves(pack)
 
-    def _call_back(self, callback: Callable[[Work], object], first: int) -> None:
+    def _schedule_callback(self, callback: Callable[[Work], object], first: int) -> None:
         """Calls back once the calls from the first one on have ended; those before it have."""
-        callbacks = self._route.callbacks
+        callbacks = self._channel.callbacks
         for number in range(first, len(self._calls)):
             if not self._calls[number].complete:
-                callbacks.add(self._calls[number], partial(self._call_back, callback, number + 1))
+                callbacks.add(self._calls[number], partial(self._schedule_callback, callback, number + 1))
                 return
-        callbacks.add(self._calls[-1], partial(self._say_done, callback))
+        callbacks.add(self._calls[-1], partial(self._run_callback, callback))
 
-    def _say_done(self, callback: Callable[[Work], object]) -> None:
-        self._fill_out()
+    def _run_callback(self, callback: Callable[[Work], object]) -> None:
+        self._copy_to_out()
         callback(self)
 
-    def _wait(self, timeout: float | timedelta | None, packs: int = ALL, began: float | None = None) -> None:
+    def _wait(self, timeout: float | timedelta | None, packs: int = ALL_PACKS, began: float | None = None) -> None:
         """Waits for `timeout` from now on, or from when it `began` by the monotonic clock."""
-        self._route.check()
-        limit = seconds(timeout, "timeout")
+        self._channel.check_usable()
+        limit = to_seconds(timeout, "timeout")
         end = math.inf if limit is None else (monotonic() if began is None else began) + limit
         for call in self._calls:
             if not call.complete:
-                self._route.wait(call, packs, until=end)
-            if not (call.complete or (packs == LAUNCHED and call.ready(packs))):
+                self._channel.wait(call, packs, until=end)
+            if not (call.complete or (packs == LAUNCHED and call.is_ready(packs))):
                 raise TimeoutError(f"{call.prepared.op} has not ended within {limit:g} s; it goes on")
-        if packs == ALL:
-            self._fill_out()
+        if packs == ALL_PACKS:
+            self._copy_to_out()
 
-    def _fill_out(self) -> None:
+    def _copy_to_out(self) -> None:
         if self._call.out is not None:
             with self._lock:
-                if not self._valued:
-                    self._call.fill_out()
-                self._call.reach_out()
+                if not self._has_value:
+                    self._call.copy_to_out()
+                self._call.sync_out_streams()
 
     def _failure(self) -> CollectiveError | None:
         verdict = self._verdict
         if verdict is None:
             return None
-        self._collected = True
-        return self._route.error(verdict, self._call.prepared.site)
+        self._observed = True
+        return self._channel.make_error(verdict, self._call.prepared.site)
 
     def _raise_failure(self) -> None:
         failure = self._failure()
@@ -226,19 +226,19 @@ class Work:
             raise failure
 
     def __del__(self) -> None:
-        if self._collected or self._route.severed:
+        if self._observed or self._channel.invalid_reason:
             return
         for call in self._calls:  # whose verdict is yet to come, tells it then
-            call.uncollected = self._uncollected
+            call.error_sink = self._unobserved_errors
         verdict = self._verdict
-        if verdict is not None and self._uncollected.note(verdict):
-            self._uncollected.log(verdict, self._call.prepared.site)
+        if verdict is not None and self._unobserved_errors.record(verdict):
+            self._unobserved_errors.log(verdict, self._call.prepared.site)
 
     def __repr__(self) -> str:
         call = self._call
-        state = ("failed" if self._verdict else "done") if self._ended else "in flight"
+        state = ("failed" if self._verdict else "done") if self._is_complete else "in flight"
         more = f" and {len(self._calls) - 1} more" if len(self._calls) > 1 else ""
-        return f"<Work {call.prepared.op} {call.number}{more} from {call.prepared.site}: {state}>"
+        return f"<Work {call.prepared.op} {call.display_number}{more} from {call.prepared.site}: {state}>"
 
 
 def wait(works: Iterable[Work], timeout: float | timedelta | None = None) -> list[Any]:
@@ -258,7 +258,7 @@ def wait(works: Iterable[Work], timeout: float | timedelta | None = None) -> lis
     for number, work in enumerate(pending):
         if not isinstance(work, Work):
             raise TypeError(f"works[{number}] must be a Work, as async_op=True returns them, got {work!r}")
-    limit = seconds(timeout, "timeout")
+    limit = to_seconds(timeout, "timeout")
     end = math.inf if limit is None else monotonic() + limit
     failures = [work.exception(None if limit is None else max(0.0, end - monotonic())) for work in pending]
     for failure in failures:

@@ -13,23 +13,23 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from collectived_proto.local.jobs import system_worker
-from collectived_proto.tls.dialling import channel_credentials
-from collectived_proto.tls.files import Files, load
+from collectived_proto.ipc.job_files import find_system_worker
+from collectived_proto.tls.client import channel_credentials
+from collectived_proto.tls.files import TlsFiles, load_material
 
 SECONDS = 4.0  # less than HEALTHCHECK gives it
 
 
 def channel_to(address: str) -> grpc.Channel:
     """As the daemon serves there that is told of its certificates by the same environment."""
-    options, named = [("grpc.enable_http_proxy", 0)], Files.of_environment(os.environ)
+    options, named = [("grpc.enable_http_proxy", 0)], TlsFiles.from_environment(os.environ)
     if not named or address.startswith("unix:"):
         return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, channel_credentials(load(named)), options=options)
+    return grpc.secure_channel(address, channel_credentials(load_material(named)), options=options)
 
 
 def main() -> None:
-    address = sys.argv[1] if sys.argv[1:] else system_worker() or "127.0.0.1:7450"
+    address = sys.argv[1] if sys.argv[1:] else find_system_worker() or "127.0.0.1:7450"
     with channel_to(address) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)

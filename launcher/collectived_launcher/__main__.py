@@ -12,26 +12,26 @@ from collections.abc import Sequence
 
 import click
 
-from collectived_launcher.verbs import Verbs
+from collectived_launcher.lazy_commands import LazyCommands
 from collectived_proto.types import RELEASE
 
 FAILED, INTERRUPTED = 1, 130
 
-_VERBS = Verbs(
+_VERBS = LazyCommands(
     {
-        "launch": "launch.command",
+        "launch": "launch.cli",
         "run": "cluster.run",
-        "up": "cluster.command",
-        "down": "cluster.command",
-        "drain": "drain.command",
-        "status": "status.command",
-        "top": "top.command",
-        "trace": "trace.command",
-        "bench": "bench.command",
-        "doctor": "doctor.command",
+        "up": "cluster.cli",
+        "down": "cluster.cli",
+        "drain": "drain",
+        "status": "status.cli",
+        "top": "top.cli",
+        "trace": "trace.cli",
+        "bench": "bench.cli",
+        "doctor": "doctor.cli",
         "simulate": "daemon",
-        "config": "config.command",
-        "certs": "certs.command",
+        "config": "config.cli",
+        "certs": "certs.cli",
         "coordinator": "daemon",
         "worker": "daemon",
     }

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import click
 import grpc
 
-from collectived_proto.private_files import Exposed, Unusable, read_private
+from collectived_proto.private_files import ExposedFileError, PrivateFileError, read_private
 
 SECRET_FILE, SECRET, TOKEN_FILE = "COLLECTIVED_SECRET_FILE", "COLLECTIVED_SECRET", "COLLECTIVED_VIEWING_TOKEN_FILE"
 
 
-def credential(environment: Mapping[str, str], address: str) -> str:
+def find_credential(environment: Mapping[str, str], address: str) -> str:
     """The secret or a client token, else a viewing token, which is good for looking only; '' where nothing says one.
 
     Raises:
@@ -29,17 +29,17 @@ def credential(environment: Mapping[str, str], address: str) -> str:
         if not told or variable == SECRET:
             found = told.strip()
         else:
-            found = _read(variable, Path(told), needed=not address.startswith("unix:"))
+            found = _read_credential_file(variable, Path(told), needed=not address.startswith("unix:"))
         if found:
             return found
     return ""
 
 
-def _read(variable: str, path: Path, needed: bool) -> str:
+def _read_credential_file(variable: str, path: Path, needed: bool) -> str:
     try:
         text = read_private(path).strip()
-    except Unusable as error:
-        needed |= isinstance(error, Exposed)
+    except PrivateFileError as error:
+        needed |= isinstance(error, ExposedFileError)
         why = str(error)
     else:
         if text and text.isascii() and text.isprintable():
@@ -50,13 +50,13 @@ def _read(variable: str, path: Path, needed: bool) -> str:
     raise click.UsageError(f"{variable}={str(path)!r} {why}")
 
 
-def showing(channel: grpc.Channel, address: str, environment: Mapping[str, str]) -> grpc.Channel:
+def attach_credential(channel: grpc.Channel, address: str, environment: Mapping[str, str]) -> grpc.Channel:
     """The same channel, with the credential beside each call."""
-    found = credential(environment, address)
-    return grpc.intercept_channel(channel, _Shows(found)) if found else channel
+    found = find_credential(environment, address)
+    return grpc.intercept_channel(channel, _CredentialInterceptor(found)) if found else channel
 
 
-class _Details(NamedTuple):
+class _CallDetails(NamedTuple):
     """gRPC's own are an interface: a call is described by anything that has these."""
 
     method: str
@@ -67,21 +67,21 @@ class _Details(NamedTuple):
     compression: Any
 
 
-class _Shows(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+class _CredentialInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
     def __init__(self, shown: str) -> None:
-        self._shown = ("authorization", f"Bearer {shown}")
+        self._header = ("authorization", f"Bearer {shown}")
 
     def intercept_unary_unary(self, go_on: Callable[..., Any], details: Any, request: Any) -> Any:
-        return go_on(self._with(details), request)
+        return go_on(self._add_header(details), request)
 
     def intercept_unary_stream(self, go_on: Callable[..., Any], details: Any, request: Any) -> Any:
-        return go_on(self._with(details), request)
+        return go_on(self._add_header(details), request)
 
-    def _with(self, details: Any) -> _Details:
-        return _Details(
+    def _add_header(self, details: Any) -> _CallDetails:
+        return _CallDetails(
             details.method,
             details.timeout,
-            [*(details.metadata or ()), self._shown],
+            [*(details.metadata or ()), self._header],
             details.credentials,
             details.wait_for_ready,
             details.compression,

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import click
 
-from collectived_launcher.launch.daemons import DAEMON
+from collectived_launcher.launch.daemons import DAEMON_COMMAND
 
 _PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 
@@ -16,22 +16,22 @@ _PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "allo
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def coordinator(options: tuple[str, ...]) -> NoReturn:
     """Run a coordinator: `collectived coordinator --help` shows its options."""
-    _become("coordinator", options)
+    _exec_daemon("coordinator", options)
 
 
 @click.command(context_settings=_PASS_THROUGH, add_help_option=False)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def worker(options: tuple[str, ...]) -> NoReturn:
     """Run a worker: `collectived worker --help` shows its options."""
-    _become("worker", options)
+    _exec_daemon("worker", options)
 
 
 @click.command(context_settings=_PASS_THROUGH, add_help_option=False)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def simulate(options: tuple[str, ...]) -> NoReturn:
     """Predict what collectives cost: `collectived simulate --help` shows its options."""
-    _become("simulate", options)
+    _exec_daemon("simulate", options)
 
 
-def _become(kind: str, options: tuple[str, ...]) -> NoReturn:
-    os.execv(DAEMON[0], [*DAEMON, kind, *options])
+def _exec_daemon(kind: str, options: tuple[str, ...]) -> NoReturn:
+    os.execv(DAEMON_COMMAND[0], [*DAEMON_COMMAND, kind, *options])

@@ -6,10 +6,10 @@ import math
 
 import click
 
-from collectived_proto import viewing
-from collectived_proto.configuration.quantities import bytes_of, seconds_of
+from collectived_proto import viewing_token
+from collectived_proto.config.units import parse_seconds, parse_size
 
-LEAST_PACE = 0.2  # seconds
+MIN_INTERVAL = 0.2  # seconds
 
 
 def seconds(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -21,23 +21,23 @@ def seconds(context: click.Context, parameter: click.Parameter, value: float | N
 
 def pace(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     """Accepts the seconds between questions: not so few that asking is all that happens."""
-    if value is not None and not LEAST_PACE <= value < math.inf:
-        raise click.BadParameter(f"{value!r} is not a pace: expected {LEAST_PACE} seconds or more, such as 1")
+    if value is not None and not MIN_INTERVAL <= value < math.inf:
+        raise click.BadParameter(f"{value!r} is not a pace: expected {MIN_INTERVAL} seconds or more, such as 1")
     return value
 
 
-def time(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+def parse_time(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
     """Accepts `250ms`, `30s`, `2min` or a bare number of seconds."""
     try:
-        return None if value is None else seconds_of(value)
+        return None if value is None else parse_seconds(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
 
-def size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+def parse_byte_count(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     """Accepts `8MiB` or a bare number of bytes; at least 1."""
     try:
-        found = None if value is None else bytes_of(value)
+        found = None if value is None else parse_size(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     if found == 0:
@@ -45,22 +45,22 @@ def size(context: click.Context, parameter: click.Parameter, value: str | None) 
     return found
 
 
-def http_address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def check_http_address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Accepts `[HOST:]PORT`."""
     if value is not None:
         try:
-            viewing.http_address(value)
+            viewing_token.parse_http_address(value)
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
     return value
 
 
-def time_span(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+def parse_time_span(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
     """Accepts a positive time such as 500ms, 30s, 5m or 1h; without a unit, seconds. Returns seconds."""
     if value is None:
         return None
     try:
-        found = seconds_of(value)
+        found = parse_seconds(value)
     except ValueError:
         found = 0.0
     if not found:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from collectived_proto.all_reduce_spec import parse_all_reduce_spec
 from collectived_proto.errors import InvalidArgumentError
-from collectived_proto.protocol import Versions, told
-from collectived_proto.spec import parse
 from collectived_proto.types import (
     AllGather,
     AllReduce,
@@ -23,12 +22,12 @@ from collectived_proto.types import (
     GroupInfo,
     Layout,
     Leaf,
+    LeafPlacement,
     Member,
     Operation,
     Pack,
     Packing,
     Peer,
-    Place,
     RankPosition,
     Recv,
     Reduce,
@@ -44,6 +43,7 @@ from collectived_proto.types import (
 )
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import coordinator_pb2 as coordinator
+from collectived_proto.version import VersionRange, sanitize_versions
 
 _REDUCE_OPS = {int(common.ReduceOp.Value(op.name)): op for op in ReduceOp}
 
@@ -138,7 +138,7 @@ def collective_from_proto(message: common.Collective) -> Collective:
         message.options.bytes_per_pack,
         hint,
         message.site,
-        _spec(message.options.all_reduce_spec),
+        _spec_from_proto(message.options.all_reduce_spec),
         _packing_from_proto(message.options),
         message.open,
     )
@@ -159,12 +159,12 @@ def _operation(message: common.Collective) -> Operation:
         case "gather":
             return Gather(message.gather.root, message.gather.axis)
         case "scatter":
-            return Scatter(message.scatter.root, message.scatter.axis, _rows(message.scatter.sizes))
+            return Scatter(message.scatter.root, message.scatter.axis, _sizes_from_proto(message.scatter.sizes))
         case "reduce_scatter":
             scattered = message.reduce_scatter
-            return ReduceScatter(_reduce_op(scattered.reduce_op), scattered.axis, _rows(scattered.sizes))
+            return ReduceScatter(_reduce_op(scattered.reduce_op), scattered.axis, _sizes_from_proto(scattered.sizes))
         case "all_to_all":
-            return AllToAll(message.all_to_all.axis, _rows(message.all_to_all.sizes))
+            return AllToAll(message.all_to_all.axis, _sizes_from_proto(message.all_to_all.sizes))
         case "send":
             return Send(message.send.to, message.send.tag)
         case "recv":
@@ -173,18 +173,18 @@ def _operation(message: common.Collective) -> Operation:
             raise InvalidArgumentError("a collective without an operation that this release knows")
 
 
-def _rows(sizes: Iterable[int]) -> tuple[int, ...]:
+def _sizes_from_proto(sizes: Iterable[int]) -> tuple[int, ...]:
     found = tuple(sizes)
     if any(size < 0 for size in found):
         raise InvalidArgumentError(f"sizes must not be negative, got {list(found)}")
     return found
 
 
-def _spec(messages: Iterable[common.Tier]) -> tuple[Tier, ...]:
+def _spec_from_proto(messages: Iterable[common.Tier]) -> tuple[Tier, ...]:
     """A specification that some client has sent: whatever its library let pass is refused here."""
     tiers = tiers_from_proto(messages)
     try:
-        return parse([(tier.algorithm, tier.shards, tier.limit) for tier in tiers]) if tiers else ()
+        return parse_all_reduce_spec([(tier.algorithm, tier.shards, tier.limit) for tier in tiers]) if tiers else ()
     except ValueError as error:
         raise InvalidArgumentError(str(error)) from None
 
@@ -227,7 +227,7 @@ def layout_from_proto(message: common.Layout) -> Layout:
             Pack(_dtype(p.dtype), _dtype(p.result_dtype), p.count, p.staging_offset, p.result_offset)
             for p in message.packs
         ),
-        tuple(Place(place.pack, place.offset) for place in message.places),
+        tuple(LeafPlacement(place.pack, place.offset) for place in message.places),
         message.staging_bytes,
         message.result_bytes,
     )
@@ -296,13 +296,13 @@ def peer_from_proto(message: coordinator.Peer) -> Peer:
     return Peer(message.task, message.incarnation, message.host, message.link_address, ranks, message.nccl)
 
 
-def versions_to_proto(versions: Versions) -> common.Protocol:
+def versions_to_proto(versions: VersionRange) -> common.Protocol:
     return common.Protocol(lowest=versions.lowest, highest=versions.highest, release=versions.release)
 
 
-def versions_from_proto(message: common.Protocol) -> Versions:
+def versions_from_proto(message: common.Protocol) -> VersionRange:
     """What another side says that it speaks; of one that says nothing, the first version."""
-    return told(message.lowest, message.highest, message.release)
+    return sanitize_versions(message.lowest, message.highest, message.release)
 
 
 def verdict_to_proto(verdict: Verdict) -> common.Verdict:

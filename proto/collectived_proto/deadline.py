@@ -27,6 +27,6 @@ class Deadline:
         """Seconds left, never negative; inf where there is no deadline."""
         return max(0.0, self.at - time.monotonic())
 
-    def wire(self) -> float:
+    def to_wire(self) -> float:
         """Remaining time for a message: 0 for none, else positive even when it has just passed."""
         return max(1e-6, self.remaining()) if self.is_set else 0.0

@@ -12,10 +12,10 @@ from typing import SupportsIndex
 
 from collectived_proto.types import CommunicationImplementation
 
-MOST_BYTES = (1 << 63) - 1  # that a message can name
+MAX_BYTES = (1 << 63) - 1  # that a message can name
 
 
-def seconds(value: float | timedelta | None, name: str) -> float | None:
+def to_seconds(value: float | timedelta | None, name: str) -> float | None:
     """A timeout as float seconds; 0 stays 0 ("none, said explicitly"), None stays None.
 
     Raises:
@@ -37,7 +37,7 @@ def seconds(value: float | timedelta | None, name: str) -> float | None:
     return found
 
 
-def whole_bytes(value: SupportsIndex, name: str) -> int:
+def to_byte_count(value: SupportsIndex, name: str) -> int:
     """A number of bytes.
 
     Raises:
@@ -52,8 +52,8 @@ def whole_bytes(value: SupportsIndex, name: str) -> int:
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     if found < 0:
         raise ValueError(f"{name} must not be negative, got {found}")
-    if found > MOST_BYTES:
-        raise ValueError(f"{name} must be at most {MOST_BYTES}, got {found}")
+    if found > MAX_BYTES:
+        raise ValueError(f"{name} must be at most {MAX_BYTES}, got {found}")
     return found
 
 
@@ -78,9 +78,9 @@ class CommunicationOptions:
     implementation: CommunicationImplementation = CommunicationImplementation.AUTO
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bytes_per_pack", whole_bytes(self.bytes_per_pack, "bytes_per_pack"))
-        object.__setattr__(self, "timeout_seconds", seconds(self.timeout_seconds, "timeout_seconds"))
-        object.__setattr__(self, "implementation", _implementation(self.implementation))
+        object.__setattr__(self, "bytes_per_pack", to_byte_count(self.bytes_per_pack, "bytes_per_pack"))
+        object.__setattr__(self, "timeout_seconds", to_seconds(self.timeout_seconds, "timeout_seconds"))
+        object.__setattr__(self, "implementation", _parse_implementation(self.implementation))
 
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
         """These options where `other` says nothing: 0, None and AUTO say nothing, a timeout of 0 says "none"."""
@@ -93,7 +93,7 @@ class CommunicationOptions:
         )
 
 
-def _implementation(value: object) -> CommunicationImplementation:
+def _parse_implementation(value: object) -> CommunicationImplementation:
     if isinstance(value, CommunicationImplementation):
         return value
     try:

@@ -7,11 +7,11 @@ import stat
 from pathlib import Path
 
 
-class Unusable(ValueError):
+class PrivateFileError(ValueError):
     """Why such a file is of no use; the text goes on from the file's name."""
 
 
-class Exposed(Unusable):
+class ExposedFileError(PrivateFileError):
     """It holds what may be the secret, and anybody can read it: a reason to say so even where it is not needed."""
 
 
@@ -19,7 +19,7 @@ def read_private(path: Path) -> str:
     """What it holds.
 
     Raises:
-        Unusable: it cannot be read; Exposed: by this user, and by anybody.
+        PrivateFileError: it cannot be read; ExposedFileError: by this user, and by anybody.
     """
     try:
         with path.open() as file:
@@ -27,9 +27,9 @@ def read_private(path: Path) -> str:
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise Unusable(f"cannot be read: {why}") from None
+        raise PrivateFileError(f"cannot be read: {why}") from None
     if mode & stat.S_IRWXO:
-        raise Exposed(
+        raise ExposedFileError(
             f"has mode {stat.S_IMODE(mode):04o}, by which everybody on this host gets at it: chmod 600 {path} (or 640, "
             "for a group that may know it)"
         )

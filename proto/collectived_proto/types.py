@@ -162,7 +162,7 @@ class Scatter:
     sizes: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return f"scatter(root={self.root}, axis={self.axis}{_sizes(self.sizes)})"
+        return f"scatter(root={self.root}, axis={self.axis}{_sizes_text(self.sizes)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class ReduceScatter:
     sizes: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return f"reduce_scatter({self.reduce_op.value}, axis={self.axis}{_sizes(self.sizes)})"
+        return f"reduce_scatter({self.reduce_op.value}, axis={self.axis}{_sizes_text(self.sizes)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +206,12 @@ class Recv:
         return f"recv(source={self.source}, tag={self.tag})"
 
 
-def _sizes(sizes: tuple[int, ...]) -> str:
+def _sizes_text(sizes: tuple[int, ...]) -> str:
     return f", sizes={list(sizes)}" if sizes else ""
 
 
 Reduction = AllReduce | Reduce | ReduceScatter
-Cutting = AllGather | Gather | Scatter | ReduceScatter | AllToAll
+AxisOperation = AllGather | Gather | Scatter | ReduceScatter | AllToAll
 """Operations that cut values along an axis, or join them; every leaf travels by itself."""
 Operation = (
     AllReduce | Reduce | Broadcast | Barrier | AllGather | Gather | Scatter | ReduceScatter | AllToAll | Send | Recv
@@ -258,7 +258,7 @@ class Tier:
         return f"{size}: {self.algorithm}" + (f" in {self.shards} shards" if self.shards > 1 else "")
 
 
-def tier_of(tiers: Sequence[Tier], nbytes: int) -> Tier:
+def select_tier(tiers: Sequence[Tier], nbytes: int) -> Tier:
     """The first tier that takes a vector of that size; the last one takes all."""
     return next(tier for tier in tiers if tier.limit < 0 or nbytes <= tier.limit)
 
@@ -299,7 +299,7 @@ class Collective:
         operation = self.operation
         return isinstance(operation, (AllGather, Gather)) or (isinstance(operation, AllToAll) and bool(operation.sizes))
 
-    def agreed(self) -> Collective:
+    def normalize(self) -> Collective:
         """The same without what may differ between ranks: lengths that do are -1."""
         if self.lengths_differ:
             leaves = tuple(replace(leaf, shape=(-1, *leaf.shape[1:])) for leaf in self.leaves)
@@ -311,13 +311,13 @@ class Collective:
 
     def contract(self) -> str:
         """The canonical text that ranks compare (as a digest): equal texts, equal collectives."""
-        same = self.agreed()
+        same = self.normalize()
         leaves = ";".join(f"{leaf.path}={leaf}" for leaf in same.leaves)
-        return f"{same.operation}|{'open' if same.open else same.structure}|{leaves}|{same.terms()}"
+        return f"{same.operation}|{'open' if same.open else same.structure}|{leaves}|{same.open_contract()}"
 
-    def terms(self) -> str:
+    def open_contract(self) -> str:
         """The part of the contract that an open collective has too."""
-        same = self.agreed()
+        same = self.normalize()
         operation = same.operation
         if isinstance(operation, Scatter):
             operation = Scatter(operation.root, operation.axis)
@@ -339,7 +339,7 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LeafPlacement:
     """Where a leaf lies: `offset` elements into pack number `pack`."""
 
     pack: int
@@ -351,7 +351,7 @@ class Layout:
     """Packs in the order in which they start (last leaves first), and a place for every leaf in leaf order."""
 
     packs: tuple[Pack, ...]
-    places: tuple[Place, ...]
+    places: tuple[LeafPlacement, ...]
     staging_bytes: int
     result_bytes: int
 
@@ -376,7 +376,7 @@ class Member:
         return f"rank {self.rank} ({where}host {self.host}, pid {self.pid}, {self.device})"
 
 
-def shown_name(name: str) -> str:
+def unscoped_name(name: str) -> str:
     """A group's name as its users know it: without the job that scopes it on the wire."""
     return name if name.startswith("/") else name.partition("/")[2] or name
 
@@ -463,7 +463,7 @@ class Submission:
 
 
 class ReportKind(enum.IntEnum):
-    """What a lane tells the coordinator about a generation; see coordinator.proto."""
+    """What a group loop tells the coordinator about a generation; see coordinator.proto."""
 
     PENDING = 1
     EXPIRED = 2

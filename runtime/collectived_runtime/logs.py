@@ -15,23 +15,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from collectived_proto.errors import Code
-from collectived_proto.types import Verdict, shown_name
-from collectived_proto.wording import clean
-from collectived_runtime.limits.lines import Sparing
+from collectived_proto.report.phrases import sanitize_text
+from collectived_proto.types import Verdict, unscoped_name
+from collectived_runtime.limits.log_rate import LogRateFilter
 
-_STEERING = re.compile("[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")  # a terminal
+_CONTROL_CHARACTERS = re.compile(
+    "[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)  # a terminal
 
 
 def configure(level: str, form: str) -> None:
     """Logs of this process go to standard error from now on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
-    handler.addFilter(is_news)
-    handler.addFilter(Sparing())
+    handler.addFilter(is_worth_logging)
+    handler.addFilter(LogRateFilter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
-def is_news(record: logging.LogRecord) -> bool:
+def is_worth_logging(record: logging.LogRecord) -> bool:
     """Whether a record is worth a line: not that a caller had gone before its answer came.
 
     gRPC's server tells of that with a traceback, as of a defect (`grpc._cython.cygrpc.ExecuteBatchError`).
@@ -40,57 +42,57 @@ def is_news(record: logging.LogRecord) -> bool:
     return not (record.name.startswith("grpc") and type(error).__name__ == "ExecuteBatchError")
 
 
-def facts(**named: Any) -> dict[str, Any]:
+def log_fields(**named: Any) -> dict[str, Any]:
     """For `extra` of a logging call."""
     return {"facts": named}
 
 
-def facts_of(verdict: Verdict) -> dict[str, Any]:
+def verdict_fields(verdict: Verdict) -> dict[str, Any]:
     """For `extra`: what a failure is, in the words of status and trace."""
-    return facts(
+    return log_fields(
         event="failure",
-        group=shown_name(verdict.group),
+        group=unscoped_name(verdict.group),
         key=verdict.key,
         generation=verdict.generation,
         instance=verdict.instance,
         op=verdict.op,
-        code=_code(verdict),
+        code=_code_name(verdict),
         missing=[member.rank for member in verdict.missing],
         decided_by=verdict.decided_by,
     )
 
 
-def text_of(verdict: Verdict, text: str = "") -> str:
+def format_verdict(verdict: Verdict, text: str = "") -> str:
     """The same for people: what was decided, in words of its own or those given, then what it is about."""
     about = [f"key {verdict.key}", f"generation {verdict.generation}"]
     if verdict.instance >= 0:
         about.append(f"instance {verdict.instance}")
     about += [verdict.op] if verdict.op else []
-    return f"{text or verdict.message} [{', '.join([*about, _code(verdict)])}]"
+    return f"{text or verdict.message} [{', '.join([*about, _code_name(verdict)])}]"
 
 
-def _code(verdict: Verdict) -> str:
+def _code_name(verdict: Verdict) -> str:
     try:
         return Code(verdict.code).name
     except ValueError:
         return str(verdict.code)
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape(found: re.Match[str]) -> str:
     return f"\\u{ord(found[0]):04x}"
 
 
 class TextLines(logging.Formatter):
-    """`2026-11-22 13:09:17,332 WARNING collectived.lane: …`; a line break in a message is written as `\\n`."""
+    """`2026-11-22 13:09:17,332 WARNING collectived.group_loop: …`; a line break in a message is written as `\\n`."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return clean(super().formatMessage(record)).replace("\n", "\\n")
+        return sanitize_text(super().formatMessage(record)).replace("\n", "\\n")
 
     def format(self, record: logging.LogRecord) -> str:
-        return clean(super().format(record))  # a traceback too, whose lines stay
+        return sanitize_text(super().format(record))  # a traceback too, whose lines stay
 
 
 class JsonLines(logging.Formatter):
@@ -109,4 +111,4 @@ class JsonLines(logging.Formatter):
             line |= told
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return _STEERING.sub(_escaped, json.dumps(line, default=str, ensure_ascii=False))
+        return _CONTROL_CHARACTERS.sub(_escape, json.dumps(line, default=str, ensure_ascii=False))

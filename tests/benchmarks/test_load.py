@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.load import messages
 
-from collectived_proto.announcements import formed_to_bytes
+from collectived_proto.group_codec import formed_to_bytes
 from collectived_proto.types import GroupInfo, Member
 from collectived_proto.v1 import coordinator_pb2 as pb
 

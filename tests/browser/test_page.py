@@ -14,10 +14,10 @@ from tests.browser.chromium import Browser
 
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
-from collectived_proto.viewing import viewing_token
-from collectived_runtime.coordinator.page.picture import Picture
-from collectived_runtime.coordinator.page.routes import page_server
-from collectived_runtime.credentials import Gate
+from collectived_proto.viewing_token import viewing_token
+from collectived_runtime.auth.credentials import TokenAuthenticator
+from collectived_runtime.coordinator.web.cache import StatusCache
+from collectived_runtime.coordinator.web.routes import make_page_server
 from collectived_runtime.http.server import HttpServer
 
 HOSTILE = '"><img src=x onerror=document.title="owned"><script>document.title="owned"</script>\u202e'
@@ -69,8 +69,8 @@ class Served:
         self.link = f"{self.url}#token={viewing_token(SECRET)}"
 
     async def _start(self, address: str) -> HttpServer:
-        self._picture = Picture(self._status)
-        server = page_server(address, self._picture, lambda: True, Gate(SECRET))
+        self._picture = StatusCache(self._status)
+        server = make_page_server(address, self._picture, lambda: True, TokenAuthenticator(SECRET))
         await server.start()
         return server
 

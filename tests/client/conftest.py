@@ -18,34 +18,34 @@ import grpc
 import numpy as np
 import pytest
 
-from collectived.calls.prepare import Signatures
-from collectived.connection.wish import Wish
-from collectived.group import Group, Seat
+from collectived.calls.prepare import PreparedCallCache
+from collectived.connection.join_request import JoinRequest
+from collectived.group import Group, JoinedRank
 from collectived.shared.doorbell import Doorbell
-from collectived.shared.memory import Memory, SessionSocket
+from collectived.shared.memory import SessionSocket, SharedMemory
 from collectived.values import nest
 from collectived_proto import codec
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import Code
-from collectived_proto.local import arena, wire
-from collectived_proto.local.outline import Outline
-from collectived_proto.local.slots import Slots
+from collectived_proto.ipc import arena, messages
+from collectived_proto.ipc.free_list import FreeList
+from collectived_proto.ipc.result_header import ResultHeader
 from collectived_proto.numpy_types import from_numpy, to_numpy
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import (
     AllGather,
     AllToAll,
+    AxisOperation,
     Collective,
-    Cutting,
     DType,
     Gather,
     GroupInfo,
     Layout,
     Leaf,
+    LeafPlacement,
     Member,
     Operation,
     Pack,
-    Place,
     Reduce,
     ReduceOp,
     ReduceScatter,
@@ -67,29 +67,33 @@ class FarEnd:
     """The worker's side. `answer` says what a ring is answered with; None: as a healthy group would."""
 
     def __init__(
-        self, size: int, rank: int, bell: socket.socket, session: socket.socket, result_bytes: int = 1 << 20
+        self, size: int, rank: int, doorbell: socket.socket, session: socket.socket, result_bytes: int = 1 << 20
     ) -> None:
         self.size = size
         self.rank = rank
-        self.rings: list[wire.Ring] = []
+        self.rings: list[messages.Submit] = []
         self.released: list[int] = []
-        self.texts: list[tuple[wire.Kind, str]] = []
-        self.ended: set[str] = set()  # which of "bell" and "session" the client has closed
+        self.texts: list[tuple[messages.MessageType, str]] = []
+        self.ended: set[str] = set()  # which of "doorbell" and "session" the client has closed
         self.prepared: dict[int, tuple[Collective, Layout]] = {}
         self.refusals: deque[tuple[Code, str]] = deque()
         self.asked: list[int] = []
-        self.answer: Callable[[wire.Ring], list[bytes] | None] = lambda ring: None
+        self.answer: Callable[[messages.Submit], list[bytes] | None] = lambda ring: None
         self.pong = True
         self.comes: Any = None  # the root's or sender's value, for calls that take what comes
         self.apart = False  # whether every rank's rows lie by themselves
         self.changed = threading.Condition()
-        self.bell = bell
+        self.doorbell = doorbell
         self.session = session
         self.inputs: dict[int, arena.Arena] = {}
         self.results = arena.create(1000, result_bytes, readers_only=True)
-        self.slots = Slots(result_bytes)
+        self.slots = FreeList(result_bytes)
         self.slot_at: dict[int, int] = {}
-        socket.send_fds(self.bell, [wire.arena(wire.Kind.ARENA, 1000, result_bytes)], [self.results.descriptor])
+        socket.send_fds(
+            self.doorbell,
+            [messages.encode_arena(messages.MessageType.ARENA, 1000, result_bytes)],
+            [self.results.descriptor],
+        )
         self.stop_reader, self.stop = socket.socketpair()
         self.thread = threading.Thread(target=self.serve)
         self.thread.start()
@@ -97,7 +101,7 @@ class FarEnd:
     def close(self) -> None:
         self.stop.close()
         self.thread.join()
-        for sock in (self.bell, self.session, self.stop_reader):
+        for sock in (self.doorbell, self.session, self.stop_reader):
             sock.close()
         for mapped in (*self.inputs.values(), self.results):
             mapped.close()
@@ -107,10 +111,10 @@ class FarEnd:
     def describe(self, collective: Collective, deadline: Deadline | None) -> tuple[int, Layout]:
         """Packs of at most PER_PACK leaves of one type, last leaves first."""
         packs: list[Pack] = []
-        places: dict[int, Place] = {}
+        places: dict[int, LeafPlacement] = {}
         staging = result = 0
         mean = isinstance(collective.operation, Reduction) and collective.operation.reduce_op is ReduceOp.MEAN
-        outlined = isinstance(collective.operation, Cutting)
+        outlined = isinstance(collective.operation, AxisOperation)
         per_pack = 1 if outlined else PER_PACK
         for index in reversed(range(len(collective.leaves))):
             leaf = collective.leaves[index]
@@ -118,10 +122,10 @@ class FarEnd:
             members = [place for place in places.values() if place.pack == len(packs) - 1]
             if packs and packs[-1].dtype is leaf.dtype and len(members) < per_pack:
                 last = packs[-1]
-                places[index] = Place(len(packs) - 1, last.count)
+                places[index] = LeafPlacement(len(packs) - 1, last.count)
                 packs[-1] = Pack(last.dtype, got, last.count + leaf.count, last.staging_offset, last.result_offset)
             else:
-                places[index] = Place(len(packs), 0)
+                places[index] = LeafPlacement(len(packs), 0)
                 packs.append(Pack(leaf.dtype, got, leaf.count, staging, result))
             staging = packs[-1].staging_offset + -(-packs[-1].count * leaf.dtype.itemsize // 64) * 64
             result = packs[-1].result_offset + -(-packs[-1].count * got.itemsize // 64) * 64
@@ -134,22 +138,22 @@ class FarEnd:
         return Verdict("train", KEY, GENERATION, code, message, instance, instance, "all_reduce(sum)", **more)
 
     def failed(self, instance: int, verdict: Verdict) -> bytes:
-        return wire.failed(instance, codec.verdict_to_proto(verdict).SerializeToString())
+        return messages.encode_failed(instance, codec.verdict_to_proto(verdict).SerializeToString())
 
     # What the worker does
 
     def serve(self) -> None:
         poll = select.poll()
-        for sock in (self.bell, self.session, self.stop_reader):
+        for sock in (self.doorbell, self.session, self.stop_reader):
             poll.register(sock, select.POLLIN)
-        names = {id(self.bell): "bell", id(self.session): "session"}
+        names = {id(self.doorbell): "doorbell", id(self.session): "session"}
         while True:
             ready = {descriptor for descriptor, _ in poll.poll()}
             if self.stop_reader.fileno() in ready:
                 return
-            for sock, act in ((self.bell, self.on_bell), (self.session, self.on_session)):
+            for sock, act in ((self.doorbell, self.on_doorbell), (self.session, self.on_session)):
                 if sock.fileno() in ready:
-                    message = sock.recv(wire.MAX_MESSAGE)
+                    message = sock.recv(messages.MAX_MESSAGE)
                     if message:
                         act(message)
                     else:
@@ -164,42 +168,44 @@ class FarEnd:
             assert self.changed.wait_for(fact, 10)
 
     def on_session(self, message: bytes) -> None:
-        kind = wire.kind_of(message)
-        number, size = wire.parse_arena(message)
-        if kind is wire.Kind.ARENA_DROP:
+        kind = messages.parse_type(message)
+        number, size = messages.parse_arena(message)
+        if kind is messages.MessageType.ARENA_DROP:
             self.inputs.pop(number).close()
             return
         self.asked.append(size)
         if self.refusals:
-            self.session.send(wire.refused(*self.refusals.popleft()))
+            self.session.send(messages.encode_refused(*self.refusals.popleft()))
             return
         made = arena.create(len(self.asked), size, readers_only=False)
         self.inputs[made.number] = made
-        socket.send_fds(self.session, [wire.arena(wire.Kind.ARENA, made.number, size)], [made.descriptor])
+        socket.send_fds(
+            self.session, [messages.encode_arena(messages.MessageType.ARENA, made.number, size)], [made.descriptor]
+        )
 
-    def on_bell(self, message: bytes) -> None:
-        kind = wire.kind_of(message)
-        if kind is wire.Kind.RING:
-            ring = wire.parse_ring(message)
-            self.release(ring.released)
+    def on_doorbell(self, message: bytes) -> None:
+        kind = messages.parse_type(message)
+        if kind is messages.MessageType.SUBMIT:
+            ring = messages.parse_submit(message)
+            self.release(ring.released_slots)
             self.rings.append(ring)
             scripted = self.answer(ring)
             for answer in self.complete(ring) if scripted is None else scripted:
-                self.bell.send(answer)
-        elif kind is wire.Kind.RELEASE:
-            self.release(wire.parse_release(message))
-        elif kind is wire.Kind.PING:
+                self.doorbell.send(answer)
+        elif kind is messages.MessageType.RELEASE:
+            self.release(messages.parse_release(message))
+        elif kind is messages.MessageType.PING:
             if self.pong:
-                self.bell.send(wire.bare(wire.Kind.PONG))
+                self.doorbell.send(messages.encode_bare(messages.MessageType.PONG))
         else:
-            self.texts.append((kind, wire.text_of(message)))
+            self.texts.append((kind, messages.parse_text(message)))
 
     def release(self, slots: tuple[int, ...]) -> None:
         for slot in slots:
-            self.slots.give(self.slot_at.pop(slot))
+            self.slots.free(self.slot_at.pop(slot))
             self.released.append(slot)
 
-    def given(self, ring: wire.Ring, index: int) -> Array:
+    def given(self, ring: messages.Submit, index: int) -> Array:
         """A leaf of this rank, as it travels."""
         collective, layout = self.prepared[ring.prepared]
         leaf, place = collective.leaves[index], layout.places[index]
@@ -209,14 +215,14 @@ class FarEnd:
             offset += pack.staging_offset + place.offset * pack.dtype.itemsize
         return np.ndarray(leaf.shape, to_numpy(leaf.dtype), self.inputs[number].view(), offset)
 
-    def take_slot(self, ring: wire.Ring, nbytes: int) -> tuple[int, int]:
-        start = self.slots.take(nbytes)
+    def take_slot(self, ring: messages.Submit, nbytes: int) -> tuple[int, int]:
+        start = self.slots.allocate(nbytes)
         assert start is not None, "the result arena is full"
         slot = 5000 + ring.instance
         self.slot_at[slot] = start
         return start, slot
 
-    def complete(self, ring: wire.Ring) -> list[bytes]:
+    def complete(self, ring: messages.Submit) -> list[bytes]:
         """Carries a ring out; one completion per pack."""
         collective, layout = self.prepared[ring.prepared]
         operation = collective.operation
@@ -224,8 +230,8 @@ class FarEnd:
         if isinstance(operation, Send) or (isinstance(operation, (Reduce, Gather)) and operation.root != self.rank):
             receives = False
         if not receives:
-            return [wire.Done(ring.instance, 0, True, False).encode()]
-        if collective.open or isinstance(operation, Cutting):
+            return [messages.Completion(ring.instance, 0, True, False).encode()]
+        if collective.open or isinstance(operation, AxisOperation):
             return self.complete_outlined(ring)
         start, slot = self.take_slot(ring, layout.result_bytes)
         for index, (leaf, place) in enumerate(zip(collective.leaves, layout.places, strict=True)):
@@ -236,13 +242,13 @@ class FarEnd:
             np.multiply(self.given(ring, index), self.size if summed else 1, out=got, casting="unsafe")
         return self.dones(ring, len(layout.packs), start, slot)
 
-    def dones(self, ring: wire.Ring, packs: int, start: int, slot: int) -> list[bytes]:
+    def dones(self, ring: messages.Submit, packs: int, start: int, slot: int) -> list[bytes]:
         return [
-            wire.Done(ring.instance, number, number == packs - 1, True, 1000, start, slot).encode()
+            messages.Completion(ring.instance, number, number == packs - 1, True, 1000, start, slot).encode()
             for number in range(packs)
         ]
 
-    def complete_outlined(self, ring: wire.Ring) -> list[bytes]:
+    def complete_outlined(self, ring: messages.Submit) -> list[bytes]:
         collective, layout = self.prepared[ring.prepared]
         description = b""
         if collective.open:
@@ -253,13 +259,13 @@ class FarEnd:
                 for index, place in enumerate(layout.places)
             ]
         pieces = [part if self.apart else [np.concatenate(part)] for part in parts]
-        at = -(-Outline(0, tuple(((0, 0),) * len(leaf) for leaf in pieces), description).nbytes // 64) * 64
+        at = -(-ResultHeader(0, tuple(((0, 0),) * len(leaf) for leaf in pieces), description).nbytes // 64) * 64
         places, written = [], []
         for leaf in pieces:
             places.append([(at + sum(part.nbytes + 64 for part in leaf[:i]), len(part)) for i, part in enumerate(leaf)])
             written += [(place[0], part) for place, part in zip(places[-1], leaf, strict=True)]
             at += sum(part.nbytes + 64 for part in leaf)
-        outline = Outline(at, tuple(map(tuple, places)), description).encode()
+        outline = ResultHeader(at, tuple(map(tuple, places)), description).encode()
         start, slot = self.take_slot(ring, at)
         memory = self.results.view()
         for offset, data in ((0, outline), *((offset, part.tobytes()) for offset, part in written)):
@@ -303,32 +309,34 @@ class Setting:
     def __init__(
         self, size: int, rank: int, options: CommunicationOptions, timeout: float | None, result_bytes: int
     ) -> None:
-        client_bell, bell = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client_doorbell, doorbell = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         client_session, session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.client_sockets = (client_bell, client_session)
-        self.far = FarEnd(size, rank, bell, session, result_bytes)
+        self.client_sockets = (client_doorbell, client_session)
+        self.far = FarEnd(size, rank, doorbell, session, result_bytes)
         members = tuple(
             Member(r, f"/job:worker/replica:0/task:{r // 2}/device:CPU:{r % 2}", r // 2, "here", 10 + r)
             for r in range(size)
         )
         info = GroupInfo("train", KEY, GENERATION, members)
-        client_bell.setblocking(False)
-        self.memory = Memory(SessionSocket(client_session, "/job:worker/task:0"))
-        self.doorbell = Doorbell(client_bell, info, rank, "/job:worker/task:0")
-        seat = Seat(info, rank, self.doorbell, Signatures(self.far.describe, self.memory, rank))
-        self.group = Group(Nowhere(), Wish("train", (size, size), rank, "", 0.0, None), seat, options, timeout)
+        client_doorbell.setblocking(False)
+        self.memory = SharedMemory(SessionSocket(client_session, "/job:worker/task:0"))
+        self.doorbell = Doorbell(client_doorbell, info, rank, "/job:worker/task:0")
+        local_rank = JoinedRank(info, rank, self.doorbell, PreparedCallCache(self.far.describe, self.memory, rank))
+        self.group = Group(
+            Nowhere(), JoinRequest("train", (size, size), rank, "", 0.0, None), local_rank, options, timeout
+        )
 
 
 class Nowhere:
     """A group's home that has no other groups."""
 
-    def _left(self, group: Group) -> None:
+    def _unregister_group(self, group: Group) -> None:
         pass
 
-    def _entered(self, group: Group) -> None:
+    def _register_group(self, group: Group) -> None:
         pass
 
-    def _seat(self, wish: Wish) -> Seat:
+    def _join_group(self, wish: JoinRequest) -> JoinedRank:
         raise AssertionError("nobody joins here")
 
     def join(self, name: str, size: int, *, rank: int, device: str, options: Any, timeout: float | None) -> Group:
@@ -377,7 +385,7 @@ class FarWorker(worker_pb2_grpc.WorkerServicer):
         self.never = False  # whether joins stay incomplete
         self.late = 0.0  # seconds after which it answers who opens a session
         self.attaches = True  # whether it says that a session socket has come
-        self.greeting = wire.bare(wire.Kind.PONG)  # what it says then
+        self.greeting = messages.encode_bare(messages.MessageType.PONG)  # what it says then
         self.speaks: common_pb2.Protocol | None = None  # what it says of its versions
         self.streams_ended = threading.Semaphore(0)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -405,7 +413,7 @@ class FarWorker(worker_pb2_grpc.WorkerServicer):
                 sock, _ = self.listener.accept()
             except OSError:
                 break
-            if wire.parse_hello(sock.recv(100))[0] == b"s" * 16:
+            if messages.parse_hello(sock.recv(100))[0] == b"s" * 16:
                 found.append(sock)
                 if self.attaches:
                     sock.send(self.greeting)

@@ -10,12 +10,12 @@ import pytest
 import collectived as cd
 from collectived.values import axes, nest
 from collectived.values.leaves import Array
-from collectived_proto.types import AllGather, AllToAll, Cutting, Gather, ReduceScatter, Scatter
+from collectived_proto.types import AllGather, AllToAll, AxisOperation, Gather, ReduceScatter, Scatter
 
 
-def moved(operation: Cutting, value: Any) -> tuple[Cutting, list[Array]]:
+def moved(operation: AxisOperation, value: Any) -> tuple[AxisOperation, list[Array]]:
     spec, leaves = nest.flatten(value)
-    return axes.moved(operation, spec, leaves)
+    return axes.move_axis_first(operation, spec, leaves)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
@@ -24,8 +24,8 @@ def test_rows_come_first_and_go_back(axis: int) -> None:
     operation, (rows,) = moved(AllGather(axis), array)
     assert operation.axis == axis % 3
     assert rows.shape[0] == array.shape[axis] and np.shares_memory(rows, array)
-    assert np.array_equal(axes.back(rows, axis), array)
-    assert axes.shape_back(rows.shape, axis) == array.shape
+    assert np.array_equal(axes.restore_axis(rows, axis), array)
+    assert axes.restore_shape(rows.shape, axis) == array.shape
 
 
 def test_the_first_axis_moves_nothing() -> None:
@@ -64,15 +64,15 @@ def test_without_arrays_the_axis_is_as_given() -> None:
     ],
     ids=["0-d", "too few axes", "negative", "scatter", "reduce_scatter", "all_to_all"],
 )
-def test_what_cannot_be_cut_is_refused_with_its_path(operation: Cutting, value: Any, says: str) -> None:
+def test_what_cannot_be_cut_is_refused_with_its_path(operation: AxisOperation, value: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says) as caught:
         moved(operation, value)
     assert type(caught.value) is ValueError, "the others are told nothing"
 
 
 def test_sizes_are_rows_by_rank() -> None:
-    assert axes.rows_of(None, 3) == ()
-    assert axes.rows_of(np.array([1, 0, 2]), 3) == (1, 0, 2)
+    assert axes.check_sizes(None, 3) == ()
+    assert axes.check_sizes(np.array([1, 0, 2]), 3) == (1, 0, 2)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_sizes_are_rows_by_rank() -> None:
 )
 def test_other_sizes_are_refused(sizes: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        axes.rows_of(sizes, 3)
+        axes.check_sizes(sizes, 3)
 
 
 @pytest.mark.parametrize(("axis", "error"), [(1.0, TypeError), ("0", TypeError), (True, TypeError), (64, ValueError)])
 def test_an_axis_is_a_whole_number(axis: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="axis must be an axis of the arrays"):
-        axes.axis_of(axis)
+        axes.check_axis(axis)

@@ -15,7 +15,7 @@ import pytest
 
 import collectived as cd
 from collectived.calls import prepare
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.types import Broadcast, CommunicationImplementation, Reduce
 
 Pair = collections.namedtuple("Pair", "left right")
@@ -182,7 +182,7 @@ def test_only_the_root_of_a_reduce_gets_the_result(make: Any) -> None:
 
 def test_a_completion_without_the_result_is_a_worker_that_talks_nonsense(make: Any) -> None:
     setting = make(size=2, rank=1)
-    setting.far.answer = lambda ring: [wire.Done(ring.instance, 0, True, False).encode()]
+    setting.far.answer = lambda ring: [messages.Completion(ring.instance, 0, True, False).encode()]
     with pytest.raises(cd.errors.UnavailableError, match=r"unexpected \(broadcast.* without a result\)"):
         setting.group.broadcast(np.arange(3), root=1)
     assert setting.far.prepared[1][0].operation == Broadcast(1)
@@ -204,7 +204,7 @@ def test_a_signature_is_described_once(make: Any) -> None:
 
 
 def test_of_many_signatures_the_latest_are_kept(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "MOST", 2)
+    monkeypatch.setattr(prepare, "MAX_SIGNATURES", 2)
     setting = make()
     far, group = setting.far, setting.group
 
@@ -220,9 +220,9 @@ def test_of_many_signatures_the_latest_are_kept(make: Any, monkeypatch: pytest.M
     assert [ring.prepared for ring in far.rings] == [1, 2, 3, 2, 3, 4]
     for ring in far.rings:
         for answer in far.complete(ring):
-            far.bell.send(answer)
+            far.doorbell.send(answer)
     assert first.wait().tolist() == [2]
-    kept = {known.id for known in setting.memory._spares}
+    kept = {known.id for known in setting.memory._spare_staging}
     assert 1 not in kept and kept <= {3, 4}, "staging slots of what is not found again are given back"
 
 
@@ -241,7 +241,9 @@ def test_text_that_is_no_utf_8_travels_readable(make: Any) -> None:
 def test_a_layout_that_does_not_fit_is_the_workers_defect(make: Any) -> None:
     setting = make()
     describe = setting.far.describe
-    setting.group._signatures._describe = lambda collective, deadline: describe(replace(collective, leaves=()), None)
+    setting.group._prepared_calls._describe = lambda collective, deadline: describe(
+        replace(collective, leaves=()), None
+    )
     with pytest.raises(cd.errors.InternalError, match="layout does not fit"):
         setting.group.all_reduce("sum", 1)
 
@@ -411,7 +413,7 @@ def test_what_the_worker_says_can_mean_nothing_is_no_word_for_all_ranks(make: An
     def refuse(*_: Any) -> Any:
         raise cd.errors.InvalidArgumentError("9000 packs, and 4096 can travel at once")
 
-    setting.group._signatures._describe = refuse
+    setting.group._prepared_calls._describe = refuse
     with pytest.raises(ValueError, match="9000 packs") as caught:
         setting.group.all_reduce("sum", 1)
     assert not isinstance(caught.value, cd.errors.CollectiveError)

@@ -19,8 +19,8 @@ import pytest
 
 import collectived as cd
 from collectived.connection import rpc
-from collectived.connection.address import Address, secret
-from collectived_proto.local import jobs, wire
+from collectived.connection.address import WorkerAddress, read_secret
+from collectived_proto.ipc import job_files, messages
 
 VARIABLES = "COLLECTIVED_WORKER COLLECTIVED_GROUP COLLECTIVED_JOB COLLECTIVED_LABEL COLLECTIVED_TIMEOUT WORLD_SIZE RANK"
 
@@ -31,11 +31,11 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in VARIABLES.split():
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(jobs, "SYSTEM_FOLDER", tmp_path / "system")
+    monkeypatch.setattr(job_files, "SYSTEM_FOLDER", tmp_path / "system")
 
 
 def publish(name: str, *workers: str) -> None:
-    jobs.publish(jobs.JobFile(name, os.getpid(), "unix:/nowhere", workers, f"python {name}.py"))
+    job_files.write_job_file(job_files.JobFile(name, os.getpid(), "unix:/nowhere", workers, f"python {name}.py"))
 
 
 def test_the_argument_comes_before_the_environment_and_that_before_the_running_job(
@@ -60,8 +60,8 @@ def test_the_systems_worker_is_found_where_no_job_of_the_user_runs(
     worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(worker.address.removeprefix("unix:"))
-    monkeypatch.setattr(jobs, "SYSTEM_FOLDER", path.parent)
-    monkeypatch.setattr(jobs, "SYSTEM_SOCKET", path.name)
+    monkeypatch.setattr(job_files, "SYSTEM_FOLDER", path.parent)
+    monkeypatch.setattr(job_files, "SYSTEM_SOCKET", path.name)
     cd.connect().close()
     publish("job1", "unix:/nowhere/job")
     with pytest.raises(cd.errors.UnavailableError, match="at unix:/nowhere/job .of the running job job1"):
@@ -91,7 +91,7 @@ def test_several_running_jobs_are_listed() -> None:
 def test_where_nothing_runs_the_line_to_type_is_shown() -> None:
     with pytest.raises(cd.errors.UnavailableError, match="collectived launch --clients 2 -- python train.py") as caught:
         cd.connect()
-    assert str(jobs.SYSTEM_FOLDER / "worker.sock") in str(caught.value)
+    assert str(job_files.SYSTEM_FOLDER / "worker.sock") in str(caught.value)
 
 
 def test_an_address_where_nobody_listens_is_named_at_once(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_an_elastic_size_and_a_short_device_name_are_sent_in_full(worker: Any) -
 def test_a_join_that_stays_incomplete_says_who_is_here_and_ends_in_time(
     worker: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rpc, "PROGRESS_EVERY", 0.05)
+    monkeypatch.setattr(rpc, "PROGRESS_INTERVAL", 0.05)
     worker.never = True
     worker.progress = ["1 of 2 ranks are here: rank 0; missing: rank 1"]
     with cd.connect(worker.address) as session, pytest.raises(cd.errors.DeadlineExceededError, match="missing: rank 1"):
@@ -228,7 +228,7 @@ def test_a_worker_that_is_stopped_before_a_collective_is_described_is_given_up_a
         worker.mute = False
         with pytest.raises(cd.errors.DeadlineExceededError, match=says):
             group.barrier()
-        worker.far.until(lambda: [kind for kind, _ in worker.far.texts] == [wire.Kind.ABORT])
+        worker.far.until(lambda: [kind for kind, _ in worker.far.texts] == [messages.MessageType.ABORT])
 
 
 def test_all_that_connect_waits_for_has_one_limit(worker: Any, delays: Any) -> None:
@@ -276,7 +276,7 @@ def test_closing_a_session_waits_for_what_nobody_waits_for(worker: Any) -> None:
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(session.close)
         for answer in worker.far.complete(worker.far.rings[0]):
-            worker.far.bell.send(answer)
+            worker.far.doorbell.send(answer)
         closing.result(10)
     assert work.result() == 2
 
@@ -287,8 +287,8 @@ def test_closing_a_session_leaves_its_groups_and_ends_it_on_the_worker(worker: A
     group.barrier()
     session.close()
     session.close()
-    worker.far.until(lambda: worker.far.ended == {"bell", "session"})
-    assert worker.far.texts == [(wire.Kind.LEAVE, "")]
+    worker.far.until(lambda: worker.far.ended == {"doorbell", "session"})
+    assert worker.far.texts == [(messages.MessageType.LEAVE, "")]
     for use in (group.barrier, lambda: session.empty(3), lambda: session.join("train", 1)):
         with pytest.raises(cd.errors.FailedPreconditionError, match="has left|is closed"):
             use()
@@ -354,7 +354,7 @@ def test_a_process_that_simply_ends_leaves_its_groups(worker: Any) -> None:
     program = "import collectived as cd; cd.connect().join('train', 2, rank=0).barrier()"
     ended = run(program, worker.address)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-    worker.far.until(lambda: worker.far.texts == [(wire.Kind.LEAVE, "")])
+    worker.far.until(lambda: worker.far.texts == [(messages.MessageType.LEAVE, "")])
 
 
 def test_importing_brings_neither_grpc_nor_any_array_library_but_numpy_nor_what_starts_daemons() -> None:
@@ -368,7 +368,7 @@ def test_ctrl_c_while_a_session_leaves_its_groups_still_ends_it(worker: Any) -> 
     group = session.join("train", 2, rank=0)
     assert worker.seated.wait(10)
 
-    def press(ring: wire.Ring) -> list[bytes]:
+    def press(ring: messages.Submit) -> list[bytes]:
         os.kill(os.getpid(), signal.SIGINT)
         return []
 
@@ -377,7 +377,7 @@ def test_ctrl_c_while_a_session_leaves_its_groups_still_ends_it(worker: Any) -> 
         group.barrier(async_op=True)
         session.close()
     session.close()
-    worker.far.until(lambda: worker.far.ended == {"bell", "session"})
+    worker.far.until(lambda: worker.far.ended == {"doorbell", "session"})
     assert worker.streams_ended.acquire(timeout=10)
 
 
@@ -408,10 +408,10 @@ def test_a_secret_that_everybody_may_read_is_refused_and_not_shown(
         file.chmod(mode)
         for worker in ("h:7451", "unix:/run/w"):
             with pytest.raises(cd.errors.InvalidArgumentError) as refused:
-                secret(Address(worker, "given"))
+                read_secret(WorkerAddress(worker, "given"))
             assert f"COLLECTIVED_SECRET_FILE='{file}' has mode 0{mode:o}, " in str(refused.value)
             assert f"chmod 600 {file}" in str(refused.value) and "the-secret" not in str(refused.value)
     file.chmod(0o640)
-    assert secret(Address("h:7451", "given")) == "the-secret-of-these-tests"
+    assert read_secret(WorkerAddress("h:7451", "given")) == "the-secret-of-these-tests"
     file.unlink()
-    assert secret(Address("unix:/run/w", "given")) == "", "most need none there"
+    assert read_secret(WorkerAddress("unix:/run/w", "given")) == "", "most need none there"

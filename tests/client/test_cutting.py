@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.types import (
     AllGather,
     AllToAll,
@@ -267,7 +267,7 @@ def test_a_completion_without_a_result_or_with_a_wrong_one_is_a_lost_worker(make
         ("all_gather", np.ones(1), True, "unexpected"),
     ]:
         setting = make(rank=1)
-        done = wire.Done(0, 0, True, bool(result), 1000, 0, 1).encode()
+        done = messages.Completion(0, 0, True, bool(result), 1000, 0, 1).encode()
         setting.far.answer = lambda ring, done=done: [done]
         with pytest.raises(cd.errors.UnavailableError, match=str(says)):
             getattr(setting.group, str(name))(value)
@@ -281,7 +281,7 @@ def test_work_of_gathers_yields_leaves_last_first(make: Any) -> None:
     arriving = work.as_completed()
     path, leaf = next(arriving)
     assert path == "['b']" and leaf.tolist() == [1, 1, 1, 1] and not work.done()
-    far.bell.send(wire.Done(0, 1, True, True, 1000, 0, 5000).encode())
+    far.doorbell.send(messages.Completion(0, 1, True, True, 1000, 0, 5000).encode())
     assert [path for path, _ in arriving] == ["['a']"]
     assert work.result()["b"] is leaf
 
@@ -292,7 +292,7 @@ def test_what_comes_is_yielded_together_when_all_of_it_has_come(make: Any) -> No
     far.comes = {"a": np.zeros(1), "b": [np.ones(2)]}
     held: list[bytes] = []
 
-    def first(ring: wire.Ring) -> list[bytes]:
+    def first(ring: messages.Submit) -> list[bytes]:
         held.extend(far.complete(ring))
         return held[:1]
 
@@ -300,7 +300,7 @@ def test_what_comes_is_yielded_together_when_all_of_it_has_come(make: Any) -> No
     work = setting.group.broadcast(None, async_op=True)
     far.until(lambda: len(held) == 2)
     assert not work.done()
-    far.bell.send(held[1])
+    far.doorbell.send(held[1])
     arrived = list(work.as_completed())
     assert [path for path, _ in arrived] == ["['b'][0]", "['a']"]
     assert work.result()["b"][0] is arrived[0][1]

@@ -41,15 +41,15 @@ def test_arrays_of_every_shape_are_contiguous(shape: tuple[int, ...]) -> None:
 def test_numpy_takes_what_is_handed_out_and_lets_go_of_it(dtype: str) -> None:
     array = np.arange(24).reshape(2, 3, 4).astype(dtype)
     gc.collect()
-    before = len(dlpack._living)
+    before = len(dlpack._exported)
     handed = export(array)
     taken = np.from_dlpack(handed)
     handed.close()
     assert taken.ctypes.data == array.ctypes.data and taken.dtype == array.dtype and (taken == array).all()
-    assert len(dlpack._living) == before + 1, "somebody looks into it"
+    assert len(dlpack._exported) == before + 1, "somebody looks into it"
     del taken
     gc.collect()
-    assert len(dlpack._living) == before
+    assert len(dlpack._exported) == before
 
 
 def test_jax_takes_bfloat16_and_hands_it_out() -> None:
@@ -64,12 +64,12 @@ def test_jax_takes_bfloat16_and_hands_it_out() -> None:
 
 def test_what_nobody_takes_is_let_go() -> None:
     gc.collect()
-    before = len(dlpack._living)
+    before = len(dlpack._exported)
     handed = export(np.zeros(3))
     capsule = handed.__dlpack__()
-    assert len(dlpack._living) == before + 1
+    assert len(dlpack._exported) == before + 1
     handed.close()
-    assert len(dlpack._living) == before
+    assert len(dlpack._exported) == before
     del capsule
 
 

@@ -78,7 +78,7 @@ def test_the_mean_of_jax_integers_is_floating(make: Any) -> None:
 
 def test_jax_arrays_are_read_where_they_lie(make: Any) -> None:
     value = jnp.ones(1000)
-    array = leaves.kind_of(value).array(value)
+    array = leaves.kind_of(value).to_array(value)
     assert array.__array_interface__["data"][0] == value.unsafe_buffer_pointer()
 
 
@@ -222,7 +222,7 @@ def test_worker_memory_like_nothing_that_could_look_into_it_is_refused(
 def test_neither_importing_nor_numpy_leaves_bring_any_other_library() -> None:
     program = (
         "import sys, numpy, collectived; from collectived import integrations; from collectived.values import leaves\n"
-        "leaves.kind_of(numpy.ones(2)), leaves.kind_of(1), leaves.template(numpy)\n"
+        "leaves.kind_of(numpy.ones(2)), leaves.kind_of(1), leaves.make_template(numpy)\n"
         "print([name for name in ('torch', 'jax', 'cupy', 'tensorflow') if name in sys.modules])"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True)

@@ -23,10 +23,10 @@ def cuda() -> FakeClientCuda:
 @pytest.fixture
 def mappings(cuda: FakeClientCuda) -> Iterator[Mappings]:
     made = Mappings(cuda, 0)
-    made.opened()
+    made.add_session()
     yield made
     cuda.let_go()
-    made.closed()
+    made.remove_session()
 
 
 def mapped(mappings: Mappings) -> Mapping:
@@ -36,25 +36,25 @@ def mapped(mappings: Mappings) -> Mapping:
 
 
 def test_streams_that_come_and_go_take_one_event_in_turn(cuda: FakeClientCuda, mappings: Mappings) -> None:
-    event, _ = cuda.event(0)
+    event, _ = cuda.create_event(0)
     for stream in range(100):
-        assert mappings.follow(event, stream)
+        assert mappings.wait_event(event, stream)
     assert len(cuda.events) == 2, "that of the worker and one of ours"
 
 
 def test_a_stream_that_waits_keeps_memory_mapped_and_its_event(cuda: FakeClientCuda, mappings: Mappings) -> None:
     memory = mapped(mappings)
     cuda.held.add(7)
-    event, _ = cuda.event(0)
+    event, _ = cuda.create_event(0)
     for stream in (7, 8, 9):
-        assert mappings.follow(event, stream)
+        assert mappings.wait_event(event, stream)
     assert len(cuda.events) == 3, "8 and 9 share theirs"
     del memory
     gc.collect()
-    mappings.sweep()
+    mappings.unmap_unused()
     assert cuda.mapped
     cuda.let_go()
-    mappings.sweep()
+    mappings.unmap_unused()
     assert not cuda.mapped
 
 
@@ -70,11 +70,11 @@ def test_who_follows_does_not_wait_for_who_unmaps(cuda: FakeClientCuda, mappings
         unmap(device, address, size)
 
     cuda.unmap = waits_for_the_device  # type: ignore[method-assign]
-    sweeping = threading.Thread(target=mappings.sweep)
+    sweeping = threading.Thread(target=mappings.unmap_unused)
     sweeping.start()
     assert inside.wait(20)
-    event, _ = cuda.event(0)
-    assert not mappings.follow(event, 7), "the result is waited for instead"
+    event, _ = cuda.create_event(0)
+    assert not mappings.wait_event(event, 7), "the result is waited for instead"
     goes_on.set()
     sweeping.join()
-    assert mappings.follow(event, 7) and not cuda.mapped
+    assert mappings.wait_event(event, 7) and not cuda.mapped

@@ -94,7 +94,7 @@ def test_worker_memory_outlives_the_session(make: Any) -> None:
     array[:] = 5
     result = setting.group.all_reduce("sum", array)
     setting.group.leave()
-    setting.memory.forget()
+    setting.memory.clear()
     del setting
     gc.collect()
     assert np.all(array == 5) and np.all(result == 10)

@@ -130,14 +130,14 @@ class Whole(tuple[int, ...]):
 )
 def test_containers_that_cannot_be_rebuilt_are_named(value: Any, leaves: list[Any], says: str) -> None:
     spec, _ = nest.flatten(value)
-    assert nest.has_classes(spec)
+    assert nest.has_custom_classes(spec)
     with pytest.raises(TypeError, match=says):
-        nest.check_rebuilds(spec, leaves)
+        nest.check_rebuildable(spec, leaves)
 
 
 def test_those_that_can_are_found_to() -> None:
     dicts: list[Any] = [OrderedDict(b=1, a=[2, None]), defaultdict(int, a=1)]
     for value in (*dicts, Point(1, OrderedDict()), Whole([1])):
         spec, leaves = nest.flatten(value)
-        nest.check_rebuilds(spec, leaves)
-    assert not nest.has_classes(nest.flatten({"a": [1, (2, None)]})[0])
+        nest.check_rebuildable(spec, leaves)
+    assert not nest.has_custom_classes(nest.flatten({"a": [1, (2, None)]})[0])

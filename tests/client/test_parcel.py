@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectived.calls.parcel import Form, Parcel
-from collectived.calls.places import Backing
+from collectived.calls.buffers import Backing
+from collectived.calls.described_result import DescribedResult, ResultSpec
 from collectived_proto import codec
-from collectived_proto.local.outline import Outline
+from collectived_proto.ipc.result_header import ResultHeader
 from collectived_proto.types import Broadcast, Collective, DType, Leaf
 
 FLOAT = np.dtype(np.float32)
@@ -26,16 +26,16 @@ class Slot:
         self.views: dict[tuple[int, int], list[Any]] = {}
         self.memory = bytes(8) + outline + data
 
-    def share(self, nbytes: int) -> Backing | None:
+    def acquire_backing(self, nbytes: int) -> Backing | None:
         return None
 
 
 def slot(extent: int, *leaves: tuple[tuple[int, int], ...], description: bytes = b"", data: Any = ()) -> Slot:
-    return Slot(Outline(extent, leaves, description).encode(), np.asarray(data, FLOAT).tobytes())
+    return Slot(ResultHeader(extent, leaves, description).encode(), np.asarray(data, FLOAT).tobytes())
 
 
-def closed(*shapes: tuple[int, ...], axis: int = 0) -> Form:
-    return Form(tuple((FLOAT, shape) for shape in shapes), True, axis)
+def closed(*shapes: tuple[int, ...], axis: int = 0) -> ResultSpec:
+    return ResultSpec(tuple((FLOAT, shape) for shape in shapes), True, axis)
 
 
 def described(*leaves: Leaf, structure: str = "*") -> bytes:
@@ -44,21 +44,21 @@ def described(*leaves: Leaf, structure: str = "*") -> bytes:
 
 def test_pieces_follow_each_other_along_the_axis() -> None:
     # Two pieces of one row of two elements each, the second one first in memory.
-    parcel = Parcel(closed((9, 2), axis=1), slot(80, ((72, 1), (64, 1)), data=[1, 2, 3, 4]))
-    assert parcel.type_of(0) == (FLOAT, (2, 2))
+    parcel = DescribedResult(closed((9, 2), axis=1), slot(80, ((72, 1), (64, 1)), data=[1, 2, 3, 4]))
+    assert parcel.get_type(0) == (FLOAT, (2, 2))
     assert parcel.array(0).tolist() == [[3, 1], [4, 2]]
     assert parcel.array(0).flags.c_contiguous
 
 
 def test_a_leaf_without_rows_is_empty() -> None:
-    parcel = Parcel(closed((9, 2), (3, 0), axis=1), slot(56, (), ((0, 5),)))
+    parcel = DescribedResult(closed((9, 2), (3, 0), axis=1), slot(56, (), ((0, 5),)))
     assert parcel.array(0).shape == (2, 0) and parcel.array(1).shape == (0, 5)
 
 
 def test_a_parcel_may_describe_itself() -> None:
     description = described(Leaf("[0]", DType.FLOAT32, ()), Leaf("[1]", DType.FLOAT32, (0, 3)), structure="[*, *]")
-    at = Outline(0, (((0, 1),), ()), description).nbytes
-    parcel = Parcel(Form(None, False), slot(at + 4, ((at, 1),), (), description=description, data=[7]))
+    at = ResultHeader(0, (((0, 1),), ()), description).nbytes
+    parcel = DescribedResult(ResultSpec(None, False), slot(at + 4, ((at, 1),), (), description=description, data=[7]))
     assert (parcel.structure, parcel.paths, len(parcel)) == ("[*, *]", ("[0]", "[1]"), 2)
     assert parcel.array(0).shape == () and parcel.array(0) == 7 and parcel.array(1).shape == (0, 3)
 
@@ -73,18 +73,18 @@ def test_a_parcel_may_describe_itself() -> None:
         (closed((1,)), slot(48, ((1 << 63, 1 << 63),)), "rows of 4 bytes"),
         (closed(()), slot(48, ((40, 1),)), "rows along axis 0 of a leaf of"),
         (closed((2,), axis=-2), slot(48, ((40, 1),)), r"rows along axis -2 of a leaf of \[2\]"),
-        (Form(None, False), slot(24), "without an operation"),
-        (Form(None, False), slot(30, description=b"\xff" * 6), "a description that cannot be read"),
+        (ResultSpec(None, False), slot(24), "without an operation"),
+        (ResultSpec(None, False), slot(30, description=b"\xff" * 6), "a description that cannot be read"),
     ],
     ids=["short", "beyond", "leaves", "piece", "overflow", "0-d", "axis", "nothing", "nonsense"],
 )
-def test_an_impossible_one_is_refused(form: Form, found: Slot, says: str) -> None:
+def test_an_impossible_one_is_refused(form: ResultSpec, found: Slot, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        Parcel(form, found)
+        DescribedResult(form, found)
 
 
 def test_a_described_leaf_must_have_its_rows() -> None:
     description = described(Leaf("", DType.FLOAT32, (2,)))
-    extent = Outline(0, (((0, 1),),), description).nbytes
+    extent = ResultHeader(0, (((0, 1),),), description).nbytes
     with pytest.raises(ValueError, match=r"1 rows of a leaf of \[2\]"):
-        Parcel(Form(None, False), slot(extent, ((0, 1),), description=description))
+        DescribedResult(ResultSpec(None, False), slot(extent, ((0, 1),), description=description))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from collectived.connection import environment
-from collectived.connection.place import NOWHERE, Place, job, place
+from collectived.connection.launch_env import NO_LAUNCH_ENV, LaunchEnv, read_job, read_launch_env
 
 TF_CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 OURS = ("RANK", "WORLD_SIZE", "COLLECTIVED_GROUP", "COLLECTIVED_JOB", "TF_CONFIG", "SLURM_PROCID", "PMI_RANK")
@@ -20,38 +20,38 @@ def tf_config(kind: str, index: int) -> str:
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({"RANK": "3", "WORLD_SIZE": "4"}, Place(3, 4, "RANK, WORLD_SIZE")),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, LaunchEnv(3, 4, "RANK, WORLD_SIZE")),
         (
             {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
-            Place(1, 2, "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE"),
+            LaunchEnv(1, 2, "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE"),
         ),
         (
             {"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"},
-            Place(1, 2, "MV2_COMM_WORLD_RANK, MV2_COMM_WORLD_SIZE"),
+            LaunchEnv(1, 2, "MV2_COMM_WORLD_RANK, MV2_COMM_WORLD_SIZE"),
         ),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, Place(0, 2, "PMI_RANK, PMI_SIZE")),
-        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}, Place(5, 8, "SLURM_PROCID, SLURM_STEP_NUM_TASKS")),
-        ({"TF_CONFIG": tf_config("chief", 0)}, Place(0, 3, "TF_CONFIG")),
-        ({"TF_CONFIG": tf_config("worker", 1)}, Place(2, 3, "TF_CONFIG")),
-        ({}, NOWHERE),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, LaunchEnv(0, 2, "PMI_RANK, PMI_SIZE")),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8"}, LaunchEnv(5, 8, "SLURM_PROCID, SLURM_STEP_NUM_TASKS")),
+        ({"TF_CONFIG": tf_config("chief", 0)}, LaunchEnv(0, 3, "TF_CONFIG")),
+        ({"TF_CONFIG": tf_config("worker", 1)}, LaunchEnv(2, 3, "TF_CONFIG")),
+        ({}, NO_LAUNCH_ENV),
     ],
 )
-def test_each_launcher_is_understood(environ: dict[str, str], expected: Place) -> None:
-    assert place(environ) == expected
+def test_each_launcher_is_understood(environ: dict[str, str], expected: LaunchEnv) -> None:
+    assert read_launch_env(environ) == expected
 
 
 def test_a_batch_script_of_slurm_is_no_rank() -> None:
-    assert place({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == NOWHERE
+    assert read_launch_env({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == NO_LAUNCH_ENV
 
 
 def test_torchruns_variables_win_over_all_others() -> None:
     slurm = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-    assert place({**slurm, "TF_CONFIG": tf_config("worker", 0), "RANK": "3", "WORLD_SIZE": "4"}).rank == 3
+    assert read_launch_env({**slurm, "TF_CONFIG": tf_config("worker", 0), "RANK": "3", "WORLD_SIZE": "4"}).rank == 3
 
 
 def test_an_mpi_launcher_wins_over_the_slurm_step_that_carries_it() -> None:
     step = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-    assert place({**step, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}).size == 4
+    assert read_launch_env({**step, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}).size == 4
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_an_mpi_launcher_wins_over_the_slurm_step_that_carries_it() -> None:
 )
 def test_a_variable_that_says_what_it_cannot_is_named(environ: dict[str, str], words: str) -> None:
     with pytest.raises(ValueError) as error:
-        place(environ)
+        read_launch_env(environ)
     assert words in str(error.value)
 
 
 def test_the_job_is_named_by_its_launcher() -> None:
-    assert job({"SLURM_JOB_ID": "7", "COLLECTIVED_JOB": "mine"}) == "mine"
-    assert job({"SLURM_JOB_ID": "7", "TORCHELASTIC_RUN_ID": "run"}) == "7"
-    assert job({"PMIX_NAMESPACE": "prterun-1@1"}) == "prterun-1@1"
-    assert job({}) == ""
+    assert read_job({"SLURM_JOB_ID": "7", "COLLECTIVED_JOB": "mine"}) == "mine"
+    assert read_job({"SLURM_JOB_ID": "7", "TORCHELASTIC_RUN_ID": "run"}) == "7"
+    assert read_job({"PMIX_NAMESPACE": "prterun-1@1"}) == "prterun-1@1"
+    assert read_job({}) == ""
 
 
 def test_who_has_a_place_joins_the_world(monkeypatch: pytest.MonkeyPatch) -> None:

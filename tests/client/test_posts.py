@@ -10,21 +10,21 @@ import pytest
 
 import collectived as cd
 from collectived.errors import Code
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.types import Recv, Send
 
 SUCCESSOR = 101
 Point = namedtuple("Point", "x y")
 
 
-def silent(ring: wire.Ring) -> list[bytes]:
+def silent(ring: messages.Submit) -> list[bytes]:
     return []
 
 
 def complete_all(far: Any) -> None:
     for ring in far.rings:
         for answer in far.complete(ring):
-            far.bell.send(answer)
+            far.doorbell.send(answer)
 
 
 def test_they_have_numbers_of_their_own(make: Any) -> None:
@@ -36,7 +36,13 @@ def test_they_have_numbers_of_their_own(make: Any) -> None:
     assert group.all_reduce("sum", 1) == 2
     assert group.recv(1) == 7
     assert group.send([1, None], to=1, tag=(1 << 32) - 1) is None
-    assert [ring.instance for ring in setting.far.rings] == [0, wire.POST, 1, wire.POST + 1, wire.POST + 2]
+    assert [ring.instance for ring in setting.far.rings] == [
+        0,
+        messages.P2P_BASE,
+        1,
+        messages.P2P_BASE + 1,
+        messages.P2P_BASE + 2,
+    ]
     operations = [collective.operation for collective, _ in setting.far.prepared.values()]
     assert operations[1:2] == [Send(1, 0)] and operations[3:] == [Recv(1, 0), Send(1, (1 << 32) - 1)]
 
@@ -143,7 +149,7 @@ def test_64_of_them_may_be_in_flight_beside_64_collectives(make: Any) -> None:
     far.answer = lambda ring: None
     group.send(1, 1)
     group.barrier()
-    assert [ring.instance for ring in far.rings[-2:]] == [wire.POST + 64, 64]
+    assert [ring.instance for ring in far.rings[-2:]] == [messages.P2P_BASE + 64, 64]
 
 
 def test_a_verdict_on_an_instance_does_not_end_them_before_their_own_word_comes(make: Any) -> None:
@@ -153,11 +159,11 @@ def test_a_verdict_on_an_instance_does_not_end_them_before_their_own_word_comes(
     post, instance = group.send(np.ones(2), 1, async_op=True), group.barrier(async_op=True)
     far.until(lambda: len(far.rings) == 2)
     verdict = far.verdict(Code.UNAVAILABLE, "rank 1 is lost", 0)
-    far.bell.send(far.failed(0, verdict))
+    far.doorbell.send(far.failed(0, verdict))
     with pytest.raises(cd.errors.UnavailableError):
         instance.wait()
     assert not post.done(), "the worker may still be reading its input"
-    far.bell.send(far.failed(wire.POST, verdict))
+    far.doorbell.send(far.failed(messages.P2P_BASE, verdict))
     with pytest.raises(cd.errors.UnavailableError, match="rank 1 is lost"):
         post.wait()
     with pytest.raises(cd.errors.UnavailableError, match="rank 1 is lost"):
@@ -174,9 +180,9 @@ def test_they_begin_anew_in_the_successor(make: Any) -> None:
         group.barrier()
     group.send(1, 1)
     assert [(ring.generation, ring.instance) for ring in far.rings] == [
-        (100, wire.POST),
+        (100, messages.P2P_BASE),
         (100, 0),
-        (SUCCESSOR, wire.POST),
+        (SUCCESSOR, messages.P2P_BASE),
     ]
 
 

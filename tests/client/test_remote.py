@@ -18,9 +18,9 @@ import pytest
 
 import collectived as cd
 from collectived_proto import codec
+from collectived_proto.error_status import to_status
 from collectived_proto.errors import Code, CollectiveError, InvalidArgumentError, error_class, error_from_verdict
-from collectived_proto.status import to_status
-from collectived_proto.types import GroupInfo, Layout, Member, Pack, Place, Verdict
+from collectived_proto.types import GroupInfo, Layout, LeafPlacement, Member, Pack, Verdict
 from collectived_proto.v1 import worker_pb2, worker_pb2_grpc
 
 GENERATION = 100
@@ -97,7 +97,7 @@ class RemoteWorker(worker_pb2_grpc.WorkerServicer):
         for leaf in reversed(leaves):
             packs.append(Pack(leaf.dtype, leaf.dtype, leaf.count, at, at))
             at += -(-leaf.nbytes // 64) * 64
-        places = tuple(Place(len(leaves) - 1 - index, 0) for index in range(len(leaves)))
+        places = tuple(LeafPlacement(len(leaves) - 1 - index, 0) for index in range(len(leaves)))
         self.prepared += 1
         return worker_pb2.PrepareReply(
             id=self.prepared, layout=codec.layout_to_proto(Layout(tuple(packs), places, at, at))
@@ -405,7 +405,7 @@ def test_a_worker_that_hangs_up_is_lost(worker: RemoteWorker, group: cd.Group) -
     worker.server.stop(None).wait()
     with pytest.raises(cd.errors.UnavailableError, match="is lost"):
         work.result(10)
-    assert group._route.standing.over
+    assert group._channel.rank_state.is_over
 
 
 def test_a_worker_that_does_not_answer_is_given_up_at_the_deadline(worker: RemoteWorker, group: cd.Group) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import collectived as cd
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.v1 import common_pb2
 
 
@@ -89,7 +89,7 @@ def test_a_worker_of_no_version_that_the_client_speaks_is_named_with_who_is_to_b
 
 
 def test_a_session_socket_that_is_refused_is_refused_in_the_words_of_the_worker(worker: Any) -> None:
-    worker.greeting = wire.refused(cd.errors.Code.FAILED_PRECONDITION, "upgrade the client")
+    worker.greeting = messages.encode_refused(cd.errors.Code.FAILED_PRECONDITION, "upgrade the client")
     with pytest.raises(cd.errors.FailedPreconditionError, match="^upgrade the client$"):
         cd.connect(worker.address)
 
@@ -147,7 +147,7 @@ def fork():
 locked, release = threading.Event(), threading.Event()
 
 def hold():
-    with group._route.mutex, pending._lock, ended._lock, session._memory._lock, group._signatures._lock:
+    with group._channel.mutex, pending._lock, ended._lock, session._memory._lock, group._prepared_calls._lock:
         locked.set()
         release.wait()
 

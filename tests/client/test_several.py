@@ -13,7 +13,7 @@ import pytest
 import collectived as cd
 from collectived.errors import Code
 from collectived.values.indexed_slices import IndexedSlices
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.types import AllGather, AllReduce, Broadcast, Gather, Reduce, Send
 
 
@@ -149,13 +149,13 @@ def test_their_work_is_one(make: Any) -> None:
     work.add_done_callback(callback)
     far.until(lambda: len(far.rings) == 2)
     for answer in far.complete(far.rings[1]):
-        far.bell.send(answer)
+        far.doorbell.send(answer)
     assert not work.done() and called == []
     with pytest.raises(TimeoutError, match=r"all_reduce\(sum\) has not ended within 0.01 s"):
         work.wait(0.01)
     assert "all_reduce(sum) instance 0 and 1 more" in repr(work) and "in flight" in repr(work)
     for answer in far.complete(far.rings[0]):
-        far.bell.send(answer)
+        far.doorbell.send(answer)
     assert work.exception() is None and work.done()
     result = work.result()
     assert result is work.wait() and result[1].indices.tolist() == [1, 0, 1, 0]
@@ -204,7 +204,7 @@ def test_more_of_them_than_may_be_in_flight_take_turns(make: Any) -> None:
         group.all_reduce("sum", value)
     assert setting.far.rings[-1].instance == 163, "nothing of it has started"
     for number in range(100, 164):
-        setting.far.bell.send(wire.Done(number, 0, True, False).encode())
+        setting.far.doorbell.send(messages.Completion(number, 0, True, False).encode())
     cd.wait(works)
 
 

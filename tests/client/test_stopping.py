@@ -15,26 +15,26 @@ import pytest
 import collectived as cd
 from collectived.errors import Code
 from collectived.shared import doorbell
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 
 Stop = Callable[[Any], None]
 
 
-def silent(ring: wire.Ring) -> list[bytes]:
+def silent(ring: messages.Submit) -> list[bytes]:
     return []
 
 
 def on_abort(far: Any, answers: list[bytes]) -> None:
     """Has the far end send these when an ABORT comes."""
-    take = far.on_bell
+    take = far.on_doorbell
 
-    def on_bell(message: bytes) -> None:
+    def on_doorbell(message: bytes) -> None:
         take(message)
-        if wire.kind_of(message) is wire.Kind.ABORT:
+        if messages.parse_type(message) is messages.MessageType.ABORT:
             for answer in answers:
-                far.bell.send(answer)
+                far.doorbell.send(answer)
 
-    far.on_bell = on_bell
+    far.on_doorbell = on_doorbell
 
 
 def by_abort(setting: Any) -> None:
@@ -42,7 +42,7 @@ def by_abort(setting: Any) -> None:
 
 
 def by_ctrl_c(setting: Any) -> None:
-    def press(ring: wire.Ring) -> list[bytes]:
+    def press(ring: messages.Submit) -> list[bytes]:
         os.kill(os.getpid(), signal.SIGINT)
         return []
 
@@ -59,8 +59,8 @@ def by_cut(setting: Any) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that waits for the worker as long as it takes, however busy this machine is."""
-    monkeypatch.setattr(doorbell, "_STOP_WITHIN", 20.0)
-    monkeypatch.setattr(doorbell, "_CUT_WITHIN", 20.0)
+    monkeypatch.setattr(doorbell, "_ABORT_ACK_TIMEOUT", 20.0)
+    monkeypatch.setattr(doorbell, "_CUTOFF_ACK_TIMEOUT", 20.0)
 
 
 EVERY_WAY = pytest.mark.parametrize("stop", [by_abort, by_ctrl_c, by_cut], ids=["abort", "Ctrl-C", "cut"])
@@ -74,17 +74,17 @@ def test_calls_end_only_when_the_worker_has_stopped(make: Any, patient: None, st
     work = setting.group.all_reduce("sum", np.ones(3), async_op=True)
     far.until(lambda: len(far.rings) == 1)
     seen: list[bool] = []
-    take = far.on_bell
+    take = far.on_doorbell
 
-    def on_bell(message: bytes) -> None:
-        if wire.kind_of(message) is wire.Kind.PING:
+    def on_doorbell(message: bytes) -> None:
+        if messages.parse_type(message) is messages.MessageType.PING:
             seen.append(work._call.complete)
         take(message)
 
-    far.on_bell = on_bell
+    far.on_doorbell = on_doorbell
     stop(setting)
     assert seen == [False] and work.done()
-    staging = setting.memory.stage(work._call.prepared)
+    staging = setting.memory.acquire_staging(work._call.prepared)
     assert staging.address == far.rings[0].addresses, "what the worker reads no more is used again"
 
 
@@ -102,7 +102,7 @@ def test_memory_that_a_worker_may_still_be_reading_is_not_used_again(make: Any, 
     stop(setting)
     assert 0.09 <= time.monotonic() - began < 5
     assert all(work.done() for work in works)
-    assert setting.memory.stage(works[0]._call.prepared).address != far.rings[0].addresses
+    assert setting.memory.acquire_staging(works[0]._call.prepared).address != far.rings[0].addresses
     assert setting.memory.locate(setting.memory.empty((8,), np.dtype(np.float64))) != where
 
 
@@ -117,8 +117,8 @@ def test_what_a_worker_completes_after_all_serves_again(make: Any) -> None:
     far.until(lambda: len(far.rings) == 1)
     setting.group.abort("enough")
     assert work.done()
-    far.bell.send(wire.Done(far.rings[0].instance, 0, True, False).encode())
-    setting.group._route.glance()
+    far.doorbell.send(messages.Completion(far.rings[0].instance, 0, True, False).encode())
+    setting.group._channel.poll()
     assert setting.memory.locate(setting.memory.empty((8,), np.dtype(np.float64))) == where
 
 
@@ -135,7 +135,7 @@ def test_a_worker_that_fails_all_that_is_in_flight_has_stopped_too(make: Any, pa
     for work in works:
         with pytest.raises(cd.errors.AbortedError, match="rank 0 aborted the group"):
             work.wait()
-    assert setting.memory.stage(works[0]._call.prepared).address in {ring.addresses for ring in far.rings}
+    assert setting.memory.acquire_staging(works[0]._call.prepared).address in {ring.addresses for ring in far.rings}
 
 
 def test_without_calls_in_flight_abort_does_not_wait(make: Any, patient: None) -> None:
@@ -147,7 +147,9 @@ def test_without_calls_in_flight_abort_does_not_wait(make: Any, patient: None) -
     assert time.monotonic() - began < 10
     with pytest.raises(cd.errors.AbortedError, match="enough"):
         setting.group.leave()
-    setting.far.until(lambda: [kind for kind, _ in setting.far.texts] == [wire.Kind.ABORT, wire.Kind.LEAVE])
+    setting.far.until(
+        lambda: [kind for kind, _ in setting.far.texts] == [messages.MessageType.ABORT, messages.MessageType.LEAVE]
+    )
 
 
 def test_an_abort_frees_a_thread_that_waits(make: Any) -> None:
@@ -178,7 +180,7 @@ def test_a_callback_may_use_the_group(make: Any, use: str) -> None:
     first.add_done_callback(callback)
     far.until(lambda: len(far.rings) == 1)
     for answer in far.complete(far.rings[0]):
-        far.bell.send(answer)
+        far.doorbell.send(answer)
     assert first.wait(10) == 2 and used.wait(10)
 
 
@@ -236,6 +238,6 @@ def test_a_verdict_that_came_in_full_is_left_as_it_is(make: Any) -> None:
 
 def test_a_verdict_that_cannot_be_read_is_a_lost_worker(make: Any) -> None:
     setting = make()
-    setting.far.answer = lambda ring: [wire.failed(ring.instance, b"\xff" * 9)]
+    setting.far.answer = lambda ring: [messages.encode_failed(ring.instance, b"\xff" * 9)]
     with pytest.raises(cd.errors.UnavailableError, match="a verdict that cannot be read"):
         setting.group.barrier()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from collectived.values import nest, structure
 from collectived.values.indexed_slices import IndexedSlices
-from collectived.values.sparse import expanded
+from collectived.values.sparse import expand_slices
 
 Point = namedtuple("Point", "x y")
 Colour = enum.Enum("Colour", "RED")
@@ -73,7 +73,7 @@ def test_subclasses_come_back_as_what_they_are_based_on() -> None:
 
 def test_sparse_values_are_rebuilt() -> None:
     slices = IndexedSlices(np.ones((2, 3)), np.array([4, 0]), (9, 3))
-    spec, leaves, _ = expanded(*nest.flatten({"emb": slices}))
+    spec, leaves, _ = expand_slices(*nest.flatten({"emb": slices}))
     text = nest.structure(spec)
     assert text == "{'emb': IndexedSlices(values=*, indices=*, dense_shape=(*, *))}"
     found = nest.unflatten(structure.parse(text), [np.asarray(leaf) for leaf in leaves])["emb"]

@@ -19,7 +19,7 @@ import collectived as cd
 from collectived.shared.doorbell import Doorbell
 from collectived.values import leaves, libraries
 from collectived_proto.errors import Code
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed: make test-torch")
 
@@ -190,13 +190,13 @@ def test_the_hooks_future_raises_the_collectives_error_to_whoever_waits_or_goes_
         with pytest.raises(cd.errors.AbortedError, match="rank 1 aborted"):
             future.wait()
         with pytest.raises(RuntimeError, match="rank 1 aborted"):
-            future.then(lambda done: done.value()).wait()
+            future.on_done(lambda done: done.value()).wait()
 
 
 @pytest.fixture
 def alone() -> Iterator[None]:
     """A process group of one rank, as DDP wants one."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", store_table=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
 
@@ -223,7 +223,7 @@ def test_backward_raises_the_collectives_error_and_the_model_goes_on_where_the_g
 
 @pytest.mark.usefixtures("alone")
 def test_backward_raises_what_is_wrong_with_a_bucket(make: Any) -> None:
-    network = torch.nn.Embedding(5, 2, sparse=True)
+    network = torch.nn.Embedding(5, 2, sparse_leaves=True)
     ddp = torch.nn.parallel.DistributedDataParallel(network)
     ddp.register_comm_hook(None, allreduce_hook(make().group))
     with pytest.raises(TypeError, match=r"sparse_coo: send its .to_dense"):
@@ -242,7 +242,7 @@ def test_ctrl_c_is_heard_while_backward_waits_for_the_others(make: Any) -> None:
             frame = frame.f_back
         return frame.f_code is Doorbell.wait.__code__
 
-    def press(ring: wire.Ring) -> list[bytes]:
+    def press(ring: messages.Submit) -> list[bytes]:
         end = time.monotonic() + 10
         while not waiting() and time.monotonic() < end:
             pass
@@ -255,7 +255,7 @@ def test_ctrl_c_is_heard_while_backward_waits_for_the_others(make: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         network(torch.ones(1, 3)).sum().backward()
     assert time.monotonic() - pressed[0] < 0.5
-    setting.far.until(lambda: (wire.Kind.ABORT, "interrupted on rank 0") in setting.far.texts)
+    setting.far.until(lambda: (messages.MessageType.ABORT, "interrupted on rank 0") in setting.far.texts)
 
 
 @pytest.mark.parametrize(("device", "name"), [("cpu:1", "cpu:1"), ("cpu", "cpu"), ("cuda:0", "cuda:0")])

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived.calls.limit import GRACE
+from collectived.calls.timeout import DEADLINE_GRACE
 from collectived.errors import Code
 from collectived.shared import doorbell
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 
 SUCCESSOR = 101
 
 
-def silent(ring: wire.Ring) -> list[bytes]:
+def silent(ring: messages.Submit) -> list[bytes]:
     return []
 
 
@@ -34,9 +34,9 @@ def test_a_worker_that_does_not_answer_is_given_up_a_quarter_second_after_the_de
     )
     with pytest.raises(cd.errors.DeadlineExceededError, match=says) as e:
         setting.group.barrier(cd.CommunicationOptions(timeout_seconds=0.1))
-    assert 0.1 + GRACE <= time.monotonic() - began < 1.5 + delays.room
+    assert 0.1 + DEADLINE_GRACE <= time.monotonic() - began < 1.5 + delays.room
     assert isinstance(e.value, TimeoutError) and e.value.rejoin and e.value.decided_by == "rank 1"
-    setting.far.until(lambda: any(kind is wire.Kind.ABORT for kind, _ in setting.far.texts))
+    setting.far.until(lambda: any(kind is messages.MessageType.ABORT for kind, _ in setting.far.texts))
     with pytest.raises(cd.errors.DeadlineExceededError):
         setting.group.barrier()
 
@@ -44,11 +44,11 @@ def test_a_worker_that_does_not_answer_is_given_up_a_quarter_second_after_the_de
 def test_without_a_deadline_a_silent_worker_is_asked_whether_it_lives(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorbell, "PING_EVERY", 0.05)
+    monkeypatch.setattr(doorbell, "PING_INTERVAL", 0.05)
     setting = make()
-    rings: list[wire.Ring] = []
+    rings: list[messages.Submit] = []
 
-    def remember(ring: wire.Ring) -> list[bytes]:
+    def remember(ring: messages.Submit) -> list[bytes]:
         rings.append(ring)
         return []
 
@@ -56,20 +56,20 @@ def test_without_a_deadline_a_silent_worker_is_asked_whether_it_lives(
     pongs: list[bytes] = []
 
     def answered_late(message: bytes) -> None:
-        if wire.kind_of(message) is wire.Kind.PING:
+        if messages.parse_type(message) is messages.MessageType.PING:
             pongs.append(message)
             if len(pongs) == 3:
                 for answer in setting.far.complete(rings[0]):
-                    setting.far.bell.send(answer)
-        on_bell(message)
+                    setting.far.doorbell.send(answer)
+        on_doorbell(message)
 
-    on_bell, setting.far.on_bell = setting.far.on_bell, answered_late
+    on_doorbell, setting.far.on_doorbell = setting.far.on_doorbell, answered_late
     assert setting.group.all_reduce("sum", 1) == 2
     assert len(pongs) == 3
 
 
 def test_a_worker_that_does_not_say_that_it_lives_is_lost(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doorbell, "PING_EVERY", 0.05)
+    monkeypatch.setattr(doorbell, "PING_INTERVAL", 0.05)
     setting = make()
     setting.far.answer = silent
     setting.far.pong = False
@@ -80,8 +80,8 @@ def test_a_worker_that_does_not_say_that_it_lives_is_lost(make: Any, monkeypatch
 def test_a_doorbell_that_closes_is_a_lost_worker(make: Any) -> None:
     setting = make()
 
-    def hang_up(ring: wire.Ring) -> list[bytes]:
-        setting.far.bell.shutdown(2)
+    def hang_up(ring: messages.Submit) -> list[bytes]:
+        setting.far.doorbell.shutdown(2)
         return []
 
     setting.far.answer = hang_up
@@ -94,7 +94,12 @@ def test_a_doorbell_that_closes_is_a_lost_worker(make: Any) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [b"\xff", b"\x10short", wire.bare(wire.Kind.RING), wire.Done(0, 0, True, True, 9, 0, 1).encode()],
+    [
+        b"\xff",
+        b"\x10short",
+        messages.encode_bare(messages.MessageType.SUBMIT),
+        messages.Completion(0, 0, True, True, 9, 0, 1).encode(),
+    ],
     ids=["unknown", "short", "wrong way", "unknown arena"],
 )
 def test_a_worker_that_talks_nonsense_is_lost(make: Any, message: bytes) -> None:
@@ -160,7 +165,7 @@ def test_calls_before_the_failed_one_still_succeed_and_end_before_the_successor_
     far, group = setting.far, setting.group
     verdict = far.verdict(Code.INVALID_ARGUMENT, "rank 1 differs", 1, successor=SUCCESSOR)
 
-    def late(ring: wire.Ring) -> list[bytes] | None:
+    def late(ring: messages.Submit) -> list[bytes] | None:
         if ring.generation == SUCCESSOR:
             return None
         return [] if ring.instance == 0 else [far.failed(1, verdict), *far.complete(far.rings[0])]
@@ -176,10 +181,10 @@ def test_calls_before_the_failed_one_still_succeed_and_end_before_the_successor_
 def test_a_verdict_that_nobody_asked_for_is_raised_by_leave(make: Any) -> None:
     setting = make()
     setting.group.broadcast(1)
-    setting.far.bell.send(setting.far.failed(-1, setting.far.verdict(Code.UNAVAILABLE, "rank 1 is lost", 0)))
+    setting.far.doorbell.send(setting.far.failed(-1, setting.far.verdict(Code.UNAVAILABLE, "rank 1 is lost", 0)))
     with pytest.raises(cd.errors.UnavailableError, match="rank 1 is lost"):
         setting.group.leave()
-    setting.far.until(lambda: (wire.Kind.LEAVE, "") in setting.far.texts)
+    setting.far.until(lambda: (messages.MessageType.LEAVE, "") in setting.far.texts)
     setting.group.leave()
 
 
@@ -187,7 +192,7 @@ def test_ctrl_c_aborts_the_group_within_a_tenth_of_a_second(make: Any, delays: A
     setting = make(rank=1)
     pressed: list[float] = []
 
-    def press(ring: wire.Ring) -> list[bytes]:
+    def press(ring: messages.Submit) -> list[bytes]:
         pressed.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
         return []
@@ -196,7 +201,7 @@ def test_ctrl_c_aborts_the_group_within_a_tenth_of_a_second(make: Any, delays: A
     with pytest.raises(KeyboardInterrupt):
         setting.group.barrier()
     assert time.monotonic() - pressed[0] < 0.1 + delays.room
-    setting.far.until(lambda: (wire.Kind.ABORT, "interrupted on rank 1") in setting.far.texts)
+    setting.far.until(lambda: (messages.MessageType.ABORT, "interrupted on rank 1") in setting.far.texts)
     with pytest.raises(cd.errors.AbortedError, match="interrupted on rank 1"):
         setting.group.barrier()
 
@@ -207,7 +212,7 @@ def test_a_block_that_ends_by_an_exception_aborts_with_its_text_and_place(make: 
         raise ValueError("loss is NaN")
     setting.far.until(lambda: len(setting.far.texts) == 2)
     (abort, text), (leave, _) = setting.far.texts
-    assert (abort, leave) == (wire.Kind.ABORT, wire.Kind.LEAVE)
+    assert (abort, leave) == (messages.MessageType.ABORT, messages.MessageType.LEAVE)
     assert text.startswith("ValueError: loss is NaN (test_waiting.py:")
     with pytest.raises(cd.errors.FailedPreconditionError, match="has left group 'train'"):
         setting.group.barrier()
@@ -217,7 +222,7 @@ def test_the_coordinators_words_replace_our_own_about_an_abort(make: Any) -> Non
     setting = make()
     verdict = setting.far.verdict(Code.ABORTED, "rank 0 aborted the group: enough", 0)
     setting.group.abort("enough")
-    setting.far.bell.send(setting.far.failed(0, verdict))
+    setting.far.doorbell.send(setting.far.failed(0, verdict))
     with pytest.raises(cd.errors.AbortedError, match="rank 0 aborted the group: enough"):
         setting.group.barrier()
 
@@ -226,7 +231,7 @@ def test_a_block_that_ends_well_leaves(make: Any) -> None:
     setting = make()
     with setting.group as group:
         group.barrier()
-    setting.far.until(lambda: setting.far.texts == [(wire.Kind.LEAVE, "")])
+    setting.far.until(lambda: setting.far.texts == [(messages.MessageType.LEAVE, "")])
 
 
 def test_abort_fails_what_is_in_flight_and_what_follows(make: Any) -> None:
@@ -250,7 +255,7 @@ def test_the_sixty_fifth_call_in_flight_is_refused_and_takes_no_number(make: Any
     far.until(lambda: len(far.rings) == 64)
     for ring in far.rings:
         for answer in far.complete(ring):
-            far.bell.send(answer)
+            far.doorbell.send(answer)
     assert cd.wait(works) == [2 * number for number in range(64)]
     far.answer = lambda ring: None
     setting.group.barrier()
@@ -287,7 +292,7 @@ def test_completions_in_any_order_reach_the_thread_that_waits(make: Any, order: 
     far.until(lambda: len(far.rings) == 3)
     for number in order:
         for answer in far.complete(far.rings[number]):
-            far.bell.send(answer)
+            far.doorbell.send(answer)
         assert ended[number].wait(10)
     for thread in threads:
         thread.join()

@@ -15,7 +15,7 @@ import pytest
 
 import collectived as cd
 from collectived.errors import Code
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 
 
 def test_a_result_can_be_asked_for_again(make: Any) -> None:
@@ -33,7 +33,7 @@ def test_ordinary_arrays_are_copied_at_submission(make: Any) -> None:
     value[:] = 7
     setting.far.until(lambda: len(setting.far.rings) == 1)
     for answer in setting.far.complete(setting.far.rings[0]):
-        setting.far.bell.send(answer)
+        setting.far.doorbell.send(answer)
     assert work.wait().tolist() == [2, 2, 2]
 
 
@@ -48,7 +48,7 @@ def test_when_only_their_timeout_passes_the_collective_goes_on(make: Any) -> Non
         cd.wait([work], timeout=0)
     assert not work.done()
     for answer in setting.far.complete(setting.far.rings[0]):
-        setting.far.bell.send(answer)
+        setting.far.doorbell.send(answer)
     assert work.wait(10) == 2
 
 
@@ -69,7 +69,7 @@ def test_leaves_come_by_pack_last_leaves_first(make: Any) -> None:
     assert next(arriving)[0] == "['c'][1]"
     assert not work.done(), "the other pack has not ended"
     assert next(arriving)[0] == "['c'][0]"
-    far.bell.send(wire.Done(0, 1, True, True, 1000, 0, 5000).encode())
+    far.doorbell.send(messages.Completion(0, 1, True, True, 1000, 0, 5000).encode())
     rest = dict(arriving)
     assert list(rest) == ["['b']", "['a']"]
     assert work.wait()["b"] is rest["['b']"]
@@ -82,13 +82,13 @@ def test_weights_of_a_complete_pack_are_updated_while_the_others_are_still_being
     held: list[bytes] = []
     events: list[str] = []
 
-    def hold(ring: wire.Ring) -> list[bytes]:
+    def hold(ring: messages.Submit) -> list[bytes]:
         held.extend(far.complete(ring))
         return []
 
     def complete_next_pack() -> None:
         events.append(f"pack {len(held)} is complete")
-        far.bell.send(held.pop(0))
+        far.doorbell.send(held.pop(0))
 
     far.answer = hold
     weights = {f"layer{number}": np.zeros(2) for number in range(6)}
@@ -214,7 +214,7 @@ def answer_all(setting: Any) -> None:
     """Has the far end complete everything that it has not yet."""
     for ring in setting.far.rings:
         for answer in setting.far.complete(ring):
-            setting.far.bell.send(answer)
+            setting.far.doorbell.send(answer)
 
 
 @pytest.mark.parametrize("ask", ["done", "exception", "callback"])
@@ -299,7 +299,7 @@ def test_a_work_that_was_dropped_in_flight_is_heard_of_when_it_fails(
     gc.collect()
     far.until(lambda: len(far.rings) == 2)
     assert uncollected(caplog) == []
-    far.bell.send(far.failed(0, verdict))
+    far.doorbell.send(far.failed(0, verdict))
     logged = threading.Event()
 
     def heard(record: logging.LogRecord) -> bool:
@@ -333,7 +333,7 @@ def test_an_error_that_the_caller_was_given_is_not_logged(make: Any, caplog: pyt
 def test_after_ctrl_c_nobody_is_told_of_it_again(make: Any, caplog: pytest.LogCaptureFixture, where: str) -> None:
     setting = make()
 
-    def press(ring: wire.Ring) -> list[bytes]:
+    def press(ring: messages.Submit) -> list[bytes]:
         if where != "call" or ring.instance == 1:
             os.kill(os.getpid(), signal.SIGINT)
         return []

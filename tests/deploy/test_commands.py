@@ -9,9 +9,9 @@ import pytest
 from tests.deploy.commands import Command, all_commands, of_compose, of_manifests, of_units
 
 from collectived_launcher.__main__ import collectived
-from collectived_proto.configuration import flags
-from collectived_proto.configuration.daemons import DAEMONS
-from collectived_proto.configuration.effective import effective
+from collectived_proto.config import flags
+from collectived_proto.config.daemons import DAEMONS
+from collectived_proto.config.resolve import resolve_settings
 
 FILLED = {"$(NODE_NAME)": "node-7", "$(POD_IP)": "10.0.0.7", "%d": "/credentials", "%S": "/var/lib", "%t": "/run"}
 IN_A_FILE: dict[str, dict[str, object]] = {
@@ -40,11 +40,13 @@ def test_it_is_understood(command: Command) -> None:
         known = collectived.commands[verb]
         known.make_context(verb, rest, parent=click.Context(collectived, info_name="collectived"))
         return
-    options = flags.parser("collectived").parse_args([verb, *rest])
-    given = flags.given(DAEMONS[verb], options)
+    options = flags.build_parser("collectived").parse_args([verb, *rest])
+    given = flags.collect_flags(DAEMONS[verb], options)
     by_file = IN_A_FILE[verb] if options.config else {}
     given.pop("secret_file", None)  # which is not there now
-    settings = effective(DAEMONS[verb], {**by_file, **given}, {"COLLECTIVED_SECRET": "of-these-daemons"}, None, None)
+    settings = resolve_settings(
+        DAEMONS[verb], {**by_file, **given}, {"COLLECTIVED_SECRET": "of-these-daemons"}, None, None
+    )
     assert settings.secret == "of-these-daemons" and not settings.insecure
 
 

@@ -17,11 +17,11 @@ import pytest
 from dockerfile_parse import DockerfileParser
 from tests.deploy.commands import COMPOSE, DEPLOY, ROOT, services
 
-from collectived_proto.local import jobs
+from collectived_proto.ipc import job_files
 
 DOCKERFILE = DEPLOY / "docker/Dockerfile"
 HEALTH = DEPLOY / "docker/health.py"
-FOLDER = str(jobs.SYSTEM_FOLDER)
+FOLDER = str(job_files.SYSTEM_FOLDER)
 README = (ROOT / "README.md").read_text()
 SECRET = "the-secret-of-these-tests"
 

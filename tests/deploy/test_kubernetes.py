@@ -11,7 +11,7 @@ import pytest
 import yaml
 from tests.deploy.commands import DEPLOY, KUBECTL, MANIFESTS, ROOT, built, containers, objects
 
-from collectived_proto.local import jobs
+from collectived_proto.ipc import job_files
 
 BASE = {
     (entry["kind"], entry["metadata"]["name"]): entry
@@ -26,7 +26,7 @@ JOBS = [entry for entry in EXAMPLES if entry["kind"] == "Job"]
 PODS = [WORKERS, COORDINATOR, *JOBS]
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
 GROUP = 7450
-FOLDER = str(jobs.SYSTEM_FOLDER)
+FOLDER = str(job_files.SYSTEM_FOLDER)
 
 
 def named(entry: dict[str, Any]) -> str:
@@ -164,7 +164,7 @@ def test_worker_and_clients_mean_the_same_folder_and_the_same_group() -> None:
                 *pod(entry)["securityContext"].get("supplementalGroups", ()),
             )
         assert mount["mountPath"] == FOLDER
-    assert f"--listen=unix:{FOLDER}/{jobs.SYSTEM_SOCKET}" in only(WORKERS)["args"]
+    assert f"--listen=unix:{FOLDER}/{job_files.SYSTEM_SOCKET}" in only(WORKERS)["args"]
 
 
 def test_network_policies_open_the_ports_that_are_served_and_no_others() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.deploy.commands import DEPLOY, INSTALLED_AT, ROOT, UNITS, sections, setting
 
-from collectived_proto.configuration.files import load
-from collectived_proto.local import jobs
+from collectived_proto.config.sources import load_config_file
+from collectived_proto.ipc import job_files
 
 ANALYZE = shutil.which("systemd-analyze")
 needs_systemd = pytest.mark.skipif(not ANALYZE, reason="systemd-analyze is not installed")
@@ -60,9 +60,9 @@ def test_it_is_started_again_and_the_secret_stays_with_root(unit: Path) -> None:
 
 def test_the_worker_serves_where_programs_look_and_its_group_may_look_in() -> None:
     (runtime,) = setting(WORKER, "RuntimeDirectory")
-    assert Path("/run") / runtime == jobs.SYSTEM_FOLDER
+    assert Path("/run") / runtime == job_files.SYSTEM_FOLDER
     assert setting(WORKER, "RuntimeDirectoryMode") == ["0750"]
-    assert f"--listen=unix:%t/{runtime}/{jobs.SYSTEM_SOCKET}" in setting(WORKER, "ExecStart")[0].split()
+    assert f"--listen=unix:%t/{runtime}/{job_files.SYSTEM_SOCKET}" in setting(WORKER, "ExecStart")[0].split()
 
 
 def test_the_worker_has_time_to_drain() -> None:
@@ -76,7 +76,7 @@ def test_arenas_follow_the_memory_that_the_unit_has() -> None:
 
 
 def test_the_configuration_beside_them_is_one() -> None:
-    file = load(DEPLOY / "systemd/collectived.toml")
+    file = load_config_file(DEPLOY / "systemd/collectived.toml")
     assert {table: set(keys) for table, keys in file.entries.items() if table} == {
         "coordinator": {"listen"},
         "worker": {"coordinator", "link_listen"},

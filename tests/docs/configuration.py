@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from collectived_proto.configuration.daemons import DAEMONS
-from collectived_proto.configuration.keys import REQUIRED, Key, keys_of
+from collectived_proto.config.daemons import DAEMONS
+from collectived_proto.config.settings import REQUIRED, Setting, list_settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 _PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -19,23 +19,23 @@ def fresh(text: str) -> str:
 
 
 def _table(part: str) -> str:
-    shared = [key for key in keys_of(next(iter(DAEMONS.values()))) if not key.table]
-    keys = shared if part == "both" else [key for key in keys_of(DAEMONS[part]) if key.table]
+    shared = [key for key in list_settings(next(iter(DAEMONS.values()))) if not key.table]
+    keys = shared if part == "both" else [key for key in list_settings(DAEMONS[part]) if key.table]
     lines = ["| key | what it says | kind | default | flag | variable |", "|---|---|---|---|---|---|", *_rows(keys)]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _rows(keys: Iterable[Key]) -> Iterable[str]:
+def _rows(keys: Iterable[Setting]) -> Iterable[str]:
     for key in keys:
-        name = f"`{key.name}`" if key.in_file else "(not in the file)"
+        name = f"`{key.name}`" if key.allowed_in_file else "(not in the file)"
         flags = ", ".join(f"`{flag}`" for flag in key.flags) or "none"
-        yield f"| {name} | {key.sentence} | {key.kind.name} | {_default(key)} | {flags} | `{key.variable}` |"
+        yield f"| {name} | {key.description} | {key.value_type.name} | {_default(key)} | {flags} | `{key.variable}` |"
 
 
-def _default(key: Key) -> str:
+def _default(key: Setting) -> str:
     if key.default is REQUIRED:
         return "needed"
-    return "" if key.default in (None, "") else f"`{key.kind.write(key.default)}`"
+    return "" if key.default in (None, "") else f"`{key.value_type.to_toml(key.default)}`"
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from collectived.cross_device.strategy import StrategyExtended
 from collectived.values.leaves import check_reducible
 from collectived_proto import errors as tree
 from collectived_proto.types import AllReduce, DType
-from collectived_runtime.plan.packs import result_dtype
+from collectived_runtime.plan.packing import result_dtype
 
 CALLED = {  # how instances are named in signatures
     "CommunicationOptions": "options",

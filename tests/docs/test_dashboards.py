@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from collectived_runtime.metrics.catalogue import COORDINATOR, PROCESS, WORKER
+from collectived_runtime.metrics.catalogue import COORDINATOR_METRICS, PROCESS_METRICS, WORKER_METRICS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/dashboards"
 DASHBOARD = json.loads((FOLDER / "collectived.json").read_text())
 ALERTS = (FOLDER / "alerts.yaml").read_text()
 PAGE = (ROOT / "docs/metrics.md").read_text()
-METRICS = {**WORKER, **COORDINATOR, **PROCESS}
+METRICS = {**WORKER_METRICS, **COORDINATOR_METRICS, **PROCESS_METRICS}
 SCRAPER = {"instance", "job"}  # labels that Prometheus adds
 _NAME = re.compile(r"\b(?:collectived|process)_[a-z_]+\b")
 _NAMED = re.compile(r"\b((?:collectived|process)_[a-z_]+)(?:\{([^}]*)\})?")

@@ -17,7 +17,7 @@ from tests.waiting import settle
 
 import collectived as cd
 from collectived import errors
-from collectived_proto.types import Member, shown_name
+from collectived_proto.types import Member, unscoped_name
 from collectived_proto.v1 import worker_pb2, worker_pb2_grpc
 
 PAGE = (ROOT / "docs/errors.md").read_text()
@@ -193,7 +193,7 @@ def a_session_is_closed_while_another_thread_joins(worker: Cluster) -> errors.Co
     session = cd.connect(worker.addresses[0])
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(session.join, "lonely", 2)
-        while "lonely" not in [shown_name(group.name) for group in worker.status().groups]:
+        while "lonely" not in [unscoped_name(group.name) for group in worker.status().groups]:
             pass
         session.close()
         error = joining.exception(20)
@@ -260,8 +260,8 @@ def await_flight(worker: Cluster, arrived: int = 1) -> None:
         lambda: any(
             len(flight.arrived) == arrived
             for row in worker.status().workers
-            for lane in row.lanes
-            for flight in lane.in_flight
+            for group_loop in row.lanes
+            for flight in group_loop.in_flight
         )
     )
 

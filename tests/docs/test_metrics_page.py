@@ -10,22 +10,30 @@ from pathlib import Path
 
 import pytest
 
-from collectived_proto.configuration.daemons import CoordinatorSettings, WorkerSettings
-from collectived_proto.configuration.keys import keys_of
-from collectived_runtime.engine.counters import BOUNDS
-from collectived_runtime.http.server import Limits
-from collectived_runtime.metrics.catalogue import BOTH, COORDINATOR, PROCESS, WORKER, Metric
-from collectived_runtime.metrics.labels import MOST
+from collectived_proto.config.daemons import CoordinatorSettings, WorkerSettings
+from collectived_proto.config.settings import list_settings
+from collectived_runtime.engine.record.counters import BOUNDS
+from collectived_runtime.http.server import HttpLimits
+from collectived_runtime.metrics.catalogue import (
+    COMMON_METRICS,
+    COORDINATOR_METRICS,
+    PROCESS_METRICS,
+    WORKER_METRICS,
+    Metric,
+)
+from collectived_runtime.metrics.labels import MAX_GROUP_LABELS
 
 PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
 TABLES = {
-    "Of both": {**{metric.name: metric for metric in BOTH}, **PROCESS},
-    "Of a worker": {name: metric for name, metric in WORKER.items() if metric not in BOTH},
-    "Of the coordinator": {name: metric for name, metric in COORDINATOR.items() if metric not in BOTH},
+    "Of both": {**{metric.name: metric for metric in COMMON_METRICS}, **PROCESS_METRICS},
+    "Of a worker": {name: metric for name, metric in WORKER_METRICS.items() if metric not in COMMON_METRICS},
+    "Of the coordinator": {
+        name: metric for name, metric in COORDINATOR_METRICS.items() if metric not in COMMON_METRICS
+    },
 }
 
-COORDINATOR_METRICS, WORKER_METRICS = (
-    next(key.alone for key in keys_of(settings) if key.name == "metrics")
+COORDINATOR_ADDRESS, WORKER_ADDRESS = (
+    next(key.const for key in list_settings(settings) if key.name == "metrics")
     for settings in (CoordinatorSettings, WorkerSettings)
 )
 
@@ -55,9 +63,9 @@ def test_the_page_names_no_metric_that_there_is_not() -> None:
 
 
 def test_the_page_says_how_many_and_where() -> None:
-    assert f"{COORDINATOR_METRICS}" in PAGE and f"{WORKER_METRICS}" in PAGE
-    assert f"at most {MOST} names" in PAGE
-    limits, said = Limits(), " ".join(PAGE.split())
+    assert f"{COORDINATOR_ADDRESS}" in PAGE and f"{WORKER_ADDRESS}" in PAGE
+    assert f"at most {MAX_GROUP_LABELS} names" in PAGE
+    limits, said = HttpLimits(), " ".join(PAGE.split())
     assert f"At most {limits.connections} connections at a time" in said
     assert f"within {limits.request_seconds:g} s or not read within {limits.send_seconds:g} s" in said
     assert f"{len(BOUNDS)} bounds from 50 µs to 60 s" in PAGE and (BOUNDS[0], BOUNDS[-1]) == (5e-5, 60.0)

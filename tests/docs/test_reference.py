@@ -110,7 +110,7 @@ def test_every_variable_that_the_code_reads_or_sets_is_on_its_page() -> None:
     connection = ROOT / "client/collectived/connection"
     by_name = {
         name
-        for file in ("environment.py", "place.py")
+        for file in ("environment.py", "launch_env.py")
         for name in re.findall(r'"([A-Z0-9_]{4,})"', (connection / file).read_text())
     }
     missing = {*own, *read, *by_name} - NOT_FOR_USERS - set(re.findall(r"`([A-Z0-9_]+)`", page))

@@ -10,16 +10,16 @@ import pytest
 from tests.docs.contents import ROOT
 
 from collectived_launcher.cluster.file import COORDINATOR_PORT
-from collectived_proto.configuration.daemons import DAEMONS
-from collectived_proto.configuration.effective import effective
-from collectived_proto.configuration.files import load
-from collectived_proto.configuration.keys import keys_of
-from collectived_proto.local.wire import TOKEN_BYTES
-from collectived_runtime.admission import check_exposed
-from collectived_runtime.credentials import Right, read_client_tokens, read_token
+from collectived_proto.config.daemons import DAEMONS
+from collectived_proto.config.resolve import resolve_settings
+from collectived_proto.config.settings import list_settings
+from collectived_proto.config.sources import load_config_file
+from collectived_proto.ipc.messages import TOKEN_BYTES
+from collectived_runtime.auth.credentials import AccessLevel, read_client_tokens, read_viewing_token
+from collectived_runtime.grpc_server.authentication import check_exposed
 from collectived_runtime.metrics import catalogue
-from collectived_runtime.transport.reception import HANDSHAKE_SECONDS
-from collectived_runtime.worker.sessions import SESSION_BYTES
+from collectived_runtime.transport.connections import HANDSHAKE_SECONDS
+from collectived_runtime.worker.sessions import SESSION_ID_BYTES
 
 PAGE = (ROOT / "docs/security.md").read_text()
 MODEL = (ROOT / "SECURITY.md").read_text()
@@ -48,15 +48,15 @@ def written(text: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("text", SETTINGS)
 def test_every_file_of_settings_has_keys_that_there_are_with_values_that_they_can_have(text: str, folder: Path) -> None:
-    file = load(written(text, folder))
+    file = load_config_file(written(text, folder))
     for settings in DAEMONS.values():
-        effective(settings, {"listen": ("unix:/a",), "coordinator": "unix:/c", "folder": "/f"}, {}, file)
+        resolve_settings(settings, {"listen": ("unix:/a",), "coordinator": "unix:/c", "folder": "/f"}, {}, file)
 
 
 def test_with_the_file_for_several_hosts_daemons_are_reached_by_others_and_know_the_secret(folder: Path) -> None:
     (text,) = [text for text in SETTINGS if "link_listen" in text]
-    file = load(written(text, folder))
-    coordinator = effective(DAEMONS["coordinator"], {}, {}, file)
+    file = load_config_file(written(text, folder))
+    coordinator = resolve_settings(DAEMONS["coordinator"], {}, {}, file)
     assert len(coordinator.secret) == 64 and not coordinator.insecure
     check_exposed(file.entries["coordinator"]["listen"], coordinator.secret, False)
     with pytest.raises(ValueError, match="can be reached from other hosts, and this job has no secret"):
@@ -64,29 +64,32 @@ def test_with_the_file_for_several_hosts_daemons_are_reached_by_others_and_know_
 
 
 def test_the_viewing_token_that_the_page_makes_is_one(folder: Path) -> None:
-    assert len(read_token(folder / "viewing-token")) == 32
+    assert len(read_viewing_token(folder / "viewing-token")) == 32
 
 
 def test_the_client_token_that_the_page_makes_is_good_for_using_workers(folder: Path) -> None:
     (token,) = read_client_tokens(folder / "client-tokens")
-    assert (token.name, token.right) == ("ci", Right.USE)
+    assert (token.name, token.access) == ("ci", AccessLevel.USE)
 
 
 def test_ports_are_those_of_the_configuration() -> None:
     ports = re.findall(r"^\| (\d+(?:, \d+)*) \|", PAGE, re.MULTILINE)
-    alone = [key.alone for settings in DAEMONS.values() for key in keys_of(settings) if key.name == "metrics"]
+    alone = [key.const for settings in DAEMONS.values() for key in list_settings(settings) if key.name == "metrics"]
     assert ports == [str(COORDINATOR_PORT), "7451", "7452", ", ".join(map(str, alone))]
     manifest = (ROOT / "deploy/kubernetes/base/networkpolicy.yaml").read_text()
     assert all(f"port: {port}" in manifest for row in ports for port in row.split(", "))
 
 
 def test_numbers_of_the_threat_model_are_those_of_the_code() -> None:
-    assert {int(bits) for bits in re.findall(r"(\d+) (?:random )?bits", MODEL)} == {8 * SESSION_BYTES, 8 * TOKEN_BYTES}
+    assert {int(bits) for bits in re.findall(r"(\d+) (?:random )?bits", MODEL)} == {
+        8 * SESSION_ID_BYTES,
+        8 * TOKEN_BYTES,
+    }
     assert re.findall(r"after (\d+) s", MODEL) == [f"{HANDSHAKE_SECONDS:g}"]
 
 
 def test_metrics_that_are_to_be_watched_exist() -> None:
-    known = {*catalogue.WORKER, *catalogue.COORDINATOR}
+    known = {*catalogue.WORKER_METRICS, *catalogue.COORDINATOR_METRICS}
     assert set(re.findall(r"`(collectived_\w+_(?:total|seconds|bytes))`", PAGE)) <= known
 
 

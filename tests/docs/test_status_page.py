@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tests.docs.contents import ROOT
 
-from collectived_proto.hurts import Trouble
+from collectived_proto.report.findings import FindingKind
 from collectived_proto.v1 import status_pb2 as pb
 
 PAGE = (ROOT / "docs/status.md").read_text()
@@ -66,4 +66,4 @@ def test_every_field_is_documented_with_its_type_and_none_that_is_gone(name: str
 
 
 def test_every_kind_of_trouble_is_explained_in_the_order_in_which_it_is_told() -> None:
-    assert re.findall(r"^\| `([A-Z]+)` \|", PAGE, re.M) == [kind.value.upper() for kind in Trouble]
+    assert re.findall(r"^\| `([A-Z]+)` \|", PAGE, re.M) == [kind.value.upper() for kind in FindingKind]

@@ -10,11 +10,11 @@ from benchmarks.page import between
 from tests.docs.contents import ROOT
 
 from collectived_launcher.__main__ import collectived as command
-from collectived_runtime.coordinator import traces
-from collectived_runtime.engine import recorder
-from collectived_runtime.engine.recorder import Entry, Gist, Label
-from collectived_runtime.worker import telemetry
-from collectived_runtime.worker.trace import MOST_BYTES
+from collectived_runtime.coordinator import trace_collector
+from collectived_runtime.engine.record import flight_recorder
+from collectived_runtime.engine.record.flight_recorder import Entry, GroupLabel, ProgramSummary
+from collectived_runtime.worker.observe import otel
+from collectived_runtime.worker.observe.trace import MAX_TRACE_BYTES
 
 PAGE = (ROOT / "docs" / "trace.md").read_text()
 WORDS = " ".join(PAGE.split())
@@ -27,20 +27,28 @@ def test_every_option_is_there_and_no_other() -> None:
 
 
 def test_the_numbers_are_those_of_the_code() -> None:
-    assert f"the last {recorder.KEPT:,} collectives" in WORDS
-    assert f"the last {recorder.KEPT_FAILED} that failed" in WORDS
-    assert f"{recorder.MOST_MARKS} intervals at most, {recorder.MOST_MOVES} of them folds and moves" in WORDS
-    assert MOST_BYTES == traces.MOST_BYTES
-    assert f"{MOST_BYTES >> 20} MiB at most" in WORDS and f"({traces.ALL_BYTES >> 20} MiB in all)" in WORDS
-    assert f"more than {['', 'one', 'two', 'three', 'four'][traces.ALL_BYTES // MOST_BYTES]} workers" in WORDS
-    assert f"within {traces.ANSWER_SECONDS:g} s" in WORDS
+    assert f"the last {flight_recorder.MAX_ENTRIES:,} collectives" in WORDS
+    assert f"the last {flight_recorder.MAX_FAILED_ENTRIES} that failed" in WORDS
+    assert (
+        f"{flight_recorder.MOST_MARKS} intervals at most, {flight_recorder.MOST_MOVES} of them folds and moves" in WORDS
+    )
+    assert MAX_TRACE_BYTES == trace_collector.MAX_WORKER_BYTES
+    assert (
+        f"{MAX_TRACE_BYTES >> 20} MiB at most" in WORDS
+        and f"({trace_collector.MAX_TOTAL_BYTES >> 20} MiB in all)" in WORDS
+    )
+    assert (
+        f"more than {['', 'one', 'two', 'three', 'four'][trace_collector.MAX_TOTAL_BYTES // MAX_TRACE_BYTES]} workers"
+        in WORDS
+    )
+    assert f"within {trace_collector.PART_TIMEOUT_SECONDS:g} s" in WORDS
 
 
 def test_the_attributes_of_a_span_are_all_named() -> None:
-    gist = Gist("ring", 1, 1, 1)
-    entry = Entry(0, Label("g", 1, 1, (0,), (0,)), 1, 1, "op", gist, (0,), (1.0,), ("f.py:1",), 1.0, 2.0)
+    summary = ProgramSummary("ring", 1, 1, 1)
+    entry = Entry(0, GroupLabel("g", 1, 1, (0,), (0,)), 1, 1, "op", summary, (0,), (1.0,), ("f.py:1",), 1.0, 2.0)
     entry = entry._replace(missing=(1,), peer=1)
-    for name in telemetry.attributes(entry):
+    for name in otel.attributes(entry):
         assert f"`{name}`" in PAGE or f"`{name.removeprefix('collectived')}`" in PAGE, name
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from collectived_launcher.status.find import ask, find
+from collectived_launcher.status.discovery import find_target, request_status
 from collectived_proto.v1.status_pb2 import StatusReply
 
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
@@ -125,7 +125,7 @@ def until(reached: Callable[[], bool], what: str) -> None:
 
 def reply() -> StatusReply | None:
     try:
-        return ask(find(None, os.environ))
+        return request_status(find_target(None, os.environ))
     except Exception:  # not up yet, or too busy to answer
         return None
 

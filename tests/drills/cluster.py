@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grpc
 
-from collectived_proto.types import shown_name
+from collectived_proto.types import unscoped_name
 from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 
 from .hosts import CONTROL, DATA, Hosts
@@ -154,13 +154,13 @@ class Cluster:
         reply: status_pb2.StatusReply = worker_pb2_grpc.WorkerStub(channel).Status(request, timeout=timeout)
         return reply
 
-    def lanes(self, group: str, tasks: list[int], timeout: float = 2.0) -> list[status_pb2.LaneStatus]:
-        """The lanes of a group on these workers."""
+    def group_loops(self, group: str, tasks: list[int], timeout: float = 2.0) -> list[status_pb2.LaneStatus]:
+        """The group loops of a group on these workers."""
         found = []
         for task in tasks:
             with contextlib.suppress(grpc.RpcError):  # it has ended, or is about to
                 (worker,) = self.status(task, timeout).workers
-                found += [lane for lane in worker.lanes if shown_name(lane.group) == group]
+                found += [group_loop for group_loop in worker.lanes if unscoped_name(group_loop.group) == group]
         return found
 
     def connected(self, task: int) -> bool:

@@ -88,7 +88,7 @@ class Framing:
         if self._kind is Place.HEADER:
             length = _LENGTH.unpack_from(self._header, HEADER_BYTES - _LENGTH.size)[0]
             with contextlib.suppress(BadFrame):
-                over = parse(self._header).keeps
+                over = parse(self._header).keeps_connection
             self._header.clear()
         self._kind, self._unit = (Place.PAYLOAD, length) if length else (Place.HEADER, HEADER_BYTES)
         if over:
@@ -202,7 +202,7 @@ class Connection:
                 os.eventfd_write(self._wake, 1)
 
     @property
-    def hello(self) -> hello.Hello | None:
+    def hello(self) -> hello.LinkHello | None:
         """Which link this is, once that has been said."""
         said = self.flows[0].said
         return hello.parse(said) if len(said) == hello.HELLO_BYTES else None

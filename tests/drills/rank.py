@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 import collectived as cd
-from collectived.shared import door
-from collectived_proto.local import wire
+from collectived.shared import seqpacket
+from collectived_proto.ipc import messages
 
 Command = dict[str, Any]
 
@@ -307,7 +307,7 @@ class Rank:
         self._raw(b"\xff" * 40)
 
     def send_half_a_ring(self) -> Any:
-        ring = wire.Ring(self.here.generation, 1, 0, 0.0, True, ((0, 0),)).encode()
+        ring = messages.Submit(self.here.generation, 1, 0, 0.0, True, ((0, 0),)).encode()
         self._raw(ring[: len(ring) // 2])
 
     def drop_sockets(self) -> Any:
@@ -355,14 +355,14 @@ _rings: deque[bytes] = deque(maxlen=1)  # the latest that this process has sent
 
 
 def _remember_rings() -> None:
-    send = door.send
+    send = seqpacket.send
 
     def remembering(sock: socket.socket, message: bytes, timeout: float) -> bool:
-        if message[:1] == bytes((wire.Kind.RING,)):
+        if message[:1] == bytes((messages.MessageType.SUBMIT,)):
             _rings.append(message)
         return send(sock, message, timeout)
 
-    door.send = remembering
+    seqpacket.send = remembering
 
 
 def answer(rank: Rank, command: Command) -> None:

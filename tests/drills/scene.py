@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from collectived_proto.errors import Code, error_class
-from collectived_proto.types import shown_name
+from collectived_proto.types import unscoped_name
 
 from .cell import VICTIM, Cell
 from .cluster import Cluster
@@ -153,8 +153,8 @@ class Scene:
 
         def shown() -> bool:
             seen: dict[int, set[int]] = {}
-            for lane in self.cluster.lanes(self.group, tasks):
-                for instance in lane.in_flight:
+            for group_loop in self.cluster.group_loops(self.group, tasks):
+                for instance in group_loop.in_flight:
                     seen.setdefault(instance.instance, set()).update(instance.arrived)
             return any(set(arrived) == ranks for ranks in seen.values())
 
@@ -164,8 +164,11 @@ class Scene:
         """Returns when the worker of this rank shows that it has arrived at so many instances."""
 
         def shown() -> bool:
-            lanes = self.cluster.lanes(self.group, [self.cell.placement[rank]])
-            return sum(rank in instance.arrived for lane in lanes for instance in lane.in_flight) == instances
+            group_loops = self.cluster.group_loops(self.group, [self.cell.placement[rank]])
+            return (
+                sum(rank in instance.arrived for group_loop in group_loops for instance in group_loop.in_flight)
+                == instances
+            )
 
         self.limit.until(shown, f"{instances} instances at which rank {rank} has arrived")
 
@@ -183,7 +186,9 @@ class Scene:
 
         def forming() -> bool:
             groups = self.cluster.status(0, 2.0, local_only=False).groups
-            return any(shown_name(g.name) == name and len(g.members) == present for g in groups if g.state == "forming")
+            return any(
+                unscoped_name(g.name) == name and len(g.members) == present for g in groups if g.state == "forming"
+            )
 
         self.limit.until(forming, f"{present} ranks that wait for others of group {name}")
 
@@ -311,14 +316,14 @@ class Scene:
         return found + [f"bystanders: {violation}" for violation in theirs]
 
     def end(self) -> None:
-        """Everybody leaves, and no lane of the group is left."""
+        """Everybody leaves, and no group loop of the group is left."""
         everybody = [*dict.fromkeys([*self.ranks, *self.bystanders, *self._cast])]
         self._cast.clear()
         closing = [(process, process.ask("close")) for process in everybody if process.alive and not process.spoilt]
         for _, answer in closing:
             answer.get(self.limit)
         tasks = list(range(self.cell.workers))
-        self.limit.until(lambda: not self.cluster.lanes(self.group, tasks), "the end of the group's lanes")
+        self.limit.until(lambda: not self.cluster.group_loops(self.group, tasks), "the end of the group's group loops")
         for process in everybody:
             self.cluster.dismiss(process)
 

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from collectived_runtime.transport.frame import HEADER_BYTES, Stamp, bye
+from collectived_runtime.transport.frame import HEADER_BYTES, FrameTemplate, encode_bye
 from collectived_runtime.transport.hello import HELLO_BYTES, PROOF_BYTES
 
 from .limits import Limit
 from .proxy import GARBAGE, Act, Door, Fault, Framing, Place
 
 HANDSHAKE = HELLO_BYTES + PROOF_BYTES
-STAMP = Stamp(1, 2, 3, 0, 0, bytes(8), bytes(8))
+STAMP = FrameTemplate(1, 2, 3, 0, 0, bytes(8), bytes(8))
 
 
 def frame(length: int) -> bytes:
@@ -145,7 +145,7 @@ def test_a_door_that_is_shut_lets_nobody_through(ends: tuple[Door, socket.socket
 
 def test_after_a_farewell_that_keeps_the_connection_another_handshake_follows() -> None:
     framing = Framing(HANDSHAKE)
-    stream = STREAM + bye(1, 2, keeps=True) + bytes(HANDSHAKE) + frame(5) + bye(1, 2) + frame(0)
+    stream = STREAM + encode_bye(1, 2, keeps=True) + bytes(HANDSHAKE) + frame(5) + encode_bye(1, 2) + frame(0)
     places = [place for place, _ in framing.split(stream)]
     assert framing.handshakes == 2
     assert places.count(Place.BETWEEN) == 7 and places.count(Place.PAYLOAD) == 3

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError, Message
 
 from collectived.values import structure
-from collectived_proto import announcements, codec
+from collectived_proto import codec, group_codec
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import Code, CollectiveError
-from collectived_proto.local import outline, wire
+from collectived_proto.ipc import messages, result_header
 from collectived_proto.types import (
     AllGather,
     AllReduce,
@@ -31,9 +31,9 @@ from collectived_proto.types import (
     Verdict,
 )
 from collectived_proto.v1 import common_pb2, coordinator_pb2, worker_pb2
-from collectived_runtime.coordinator import messages
-from collectived_runtime.engine.preliminary import prepare
-from collectived_runtime.engine.topology import Topology
+from collectived_runtime.coordinator import codec as coordinator_codec
+from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.compile.negotiation import prepare
 from collectived_runtime.transport import frame, hello
 
 MEMBERS = tuple(
@@ -42,7 +42,7 @@ MEMBERS = tuple(
 )
 GROUP = GroupInfo("world", 1 << 40, (1 << 40) + 1, MEMBERS)
 PEERS = tuple(Peer(rank, "a-b", f"host{rank}", "127.0.0.1:1", (rank,)) for rank in range(2))
-TOPOLOGY = Topology(GROUP, PEERS, 0, (Tier("ring", 1, -1, 0),))
+TOPOLOGY = GroupTopology(GROUP, PEERS, 0, (Tier("ring", 1, -1, 0),))
 VERDICT = Verdict(
     "world", GROUP.key, GROUP.generation, Code.DEADLINE_EXCEEDED, "rank 1 is missing", 3,
     missing=(MEMBERS[1],), members=MEMBERS,
@@ -72,38 +72,38 @@ class Parser:
 
 
 def _doorbell_of_clients(data: bytes) -> object:
-    match wire.kind_of(data):
-        case wire.Kind.RING:
-            return wire.parse_ring(data)
-        case wire.Kind.RELEASE:
-            return wire.parse_release(data)
-        case wire.Kind.ARENA_ASK | wire.Kind.ARENA_DROP | wire.Kind.DEVICE_ASK:
-            return wire.parse_arena(data)
-        case wire.Kind.DEVICE_OPEN:
-            return wire.parse_lent(data)
-        case wire.Kind.EVENT:
-            return wire.parse_event(data)
+    match messages.parse_type(data):
+        case messages.MessageType.SUBMIT:
+            return messages.parse_submit(data)
+        case messages.MessageType.RELEASE:
+            return messages.parse_release(data)
+        case messages.MessageType.ARENA_REQUEST | messages.MessageType.ARENA_DROP | messages.MessageType.DEVICE_REQUEST:
+            return messages.parse_arena(data)
+        case messages.MessageType.DEVICE_OPEN:
+            return messages.parse_ipc_open(data)
+        case messages.MessageType.EVENT:
+            return messages.parse_event(data)
         case _:
-            return wire.text_of(data)
+            return messages.parse_text(data)
 
 
 def _doorbell_of_workers(data: bytes) -> object:
-    match wire.kind_of(data):
-        case wire.Kind.DONE:
-            return wire.parse_done(data)
-        case wire.Kind.LAUNCHED:
-            return wire.parse_launched(data)
-        case wire.Kind.FAILED:
-            instance, verdict = wire.parse_failed(data)
+    match messages.parse_type(data):
+        case messages.MessageType.DONE:
+            return messages.parse_done(data)
+        case messages.MessageType.LAUNCHED:
+            return messages.parse_launched(data)
+        case messages.MessageType.FAILED:
+            instance, verdict = messages.parse_failed(data)
             return instance, codec.verdict_from_proto(common_pb2.Verdict.FromString(verdict))
-        case wire.Kind.WAITING:
-            return wire.parse_waiting(data)
-        case wire.Kind.REFUSED:
-            return wire.parse_refused(data)
-        case wire.Kind.DEVICE_OPENED | wire.Kind.NOT_OPENED:
-            return wire.parse_lending(data)
+        case messages.MessageType.WAITING_JOINERS:
+            return messages.parse_waiting(data)
+        case messages.MessageType.REFUSED:
+            return messages.parse_refused(data)
+        case messages.MessageType.DEVICE_OPENED | messages.MessageType.NOT_OPENED:
+            return messages.parse_ipc_open_result(data)
         case _:
-            return wire.parse_arena(data)
+            return messages.parse_arena(data)
 
 
 def _frame(data: bytes) -> object:
@@ -115,7 +115,7 @@ def _hello(data: bytes) -> object:
 
 
 def _answer(data: bytes) -> object:
-    return hello.apart_from(data[: hello.ANSWER_BYTES].ljust(hello.ANSWER_BYTES, b"\0"))
+    return hello.decode_version_mismatch(data[: hello.ANSWER_BYTES].ljust(hello.ANSWER_BYTES, b"\0"))
 
 
 def _described(data: bytes) -> object:
@@ -126,8 +126,8 @@ def _described(data: bytes) -> object:
 def _worker_message(data: bytes) -> object:
     message = coordinator_pb2.WorkerMessage.FromString(data)
     if message.WhichOneof("message") == "hello":
-        return messages.hello_from_proto(message.hello)
-    return messages.event_from_proto(0, message)
+        return coordinator_codec.hello_from_proto(message.hello)
+    return coordinator_codec.event_from_proto(0, message)
 
 
 def _serialized(*found: Message) -> tuple[bytes, ...]:
@@ -146,51 +146,60 @@ _BEAT = coordinator_pb2.WorkerMessage(heartbeat=coordinator_pb2.Heartbeat())
 PARSERS = (
     Parser(
         "token",
-        wire.parse_hello,
-        (wire.hello(b"t" * wire.TOKEN_BYTES), b"CDL1" + b"t" * wire.TOKEN_BYTES),
-        (wire.Malformed,),
+        messages.parse_hello,
+        (messages.encode_hello(b"t" * messages.TOKEN_BYTES), b"CDL1" + b"t" * messages.TOKEN_BYTES),
+        (messages.MalformedMessage,),
     ),
     Parser(
         "doorbell, from clients",
         _doorbell_of_clients,
         (
-            wire.Ring(1, 2, 3, 0.5, False, ((1, 2), (3, 4)), (5, 6), 1.0).encode(),
-            wire.Ring(1, 2, 3, 0.0, True, ((1, 64),)).encode(),
-            wire.release((1, 2, 3)),
-            wire.bare(wire.Kind.ABORT, "loss is NaN"),
-            wire.bare(wire.Kind.LEAVE),
-            wire.arena(wire.Kind.ARENA_ASK, 0, 1 << 20),
-            wire.Lent(0, 7, b"h" * 64).encode(),
+            messages.Submit(1, 2, 3, 0.5, False, ((1, 2), (3, 4)), (5, 6), 1.0).encode(),
+            messages.Submit(1, 2, 3, 0.0, True, ((1, 64),)).encode(),
+            messages.encode_release((1, 2, 3)),
+            messages.encode_bare(messages.MessageType.ABORT, "loss is NaN"),
+            messages.encode_bare(messages.MessageType.LEAVE),
+            messages.encode_arena(messages.MessageType.ARENA_REQUEST, 0, 1 << 20),
+            messages.IpcOpen(0, 7, b"h" * 64).encode(),
         ),
-        (wire.Malformed,),
+        (messages.MalformedMessage,),
     ),
     Parser(
         "doorbell, from workers",
         _doorbell_of_workers,
         (
-            wire.Done(3, 0, True, True, 1, 64, 5).encode(),
-            wire.Launched(3, wire.WORKER_EVENT, b"h" * 64).encode(),
-            wire.failed(3, codec.verdict_to_proto(VERDICT).SerializeToString()),
-            wire.waiting(3),
-            wire.refused(8, "too much"),
-            wire.arena(wire.Kind.ARENA, 1, 4096),
-            wire.Lending(7, 3, 1 << 20).encode(),
-            wire.Lending(7, why="it has ended").encode(),
+            messages.Completion(3, 0, True, True, 1, 64, 5).encode(),
+            messages.Launched(3, messages.WORKER_EVENT_BASE, b"h" * 64).encode(),
+            messages.encode_failed(3, codec.verdict_to_proto(VERDICT).SerializeToString()),
+            messages.encode_waiting(3),
+            messages.encode_refused(8, "too much"),
+            messages.encode_arena(messages.MessageType.ARENA, 1, 4096),
+            messages.IpcOpenResult(7, 3, 1 << 20).encode(),
+            messages.IpcOpenResult(7, reason="it has ended").encode(),
         ),
-        (wire.Malformed, DecodeError),
+        (messages.MalformedMessage, DecodeError),
     ),
     Parser(
         "frame",
         _frame,
-        (frame.Frame(frame.FrameKind.DATA, 0, 1, 2, 3, 4, 5, b"p" * 8, b"c" * 8, 0, 64).encode(), frame.bye(1, 2)),
+        (
+            frame.Frame(frame.FrameKind.DATA, 0, 1, 2, 3, 4, 5, b"p" * 8, b"c" * 8, 0, 64).encode(),
+            frame.encode_bye(1, 2),
+        ),
         (frame.BadFrame,),
     ),
-    Parser("hello of a link", _hello, (hello.Hello(0, 1, 2, 3, 4, b"n" * 16).encode(),), (hello.Refused,)),
-    Parser("answer on a link", _answer, (hello.apart(), bytes(hello.ANSWER_BYTES)), (hello.Refused,)),
+    Parser("hello of a link", _hello, (hello.LinkHello(0, 1, 2, 3, 4, b"n" * 16).encode(),), (hello.HelloRefused,)),
+    Parser(
+        "answer on a link", _answer, (hello.encode_version_mismatch(), bytes(hello.ANSWER_BYTES)), (hello.HelloRefused,)
+    ),
     Parser(
         "outline",
-        outline.parse,
-        (outline.Outline(512, (((128, 3),), ((256, 1), (300, 2))), b"described").encode().ljust(512, b"\0"),),
+        result_header.parse_header,
+        (
+            result_header.ResultHeader(512, (((128, 3),), ((256, 1), (300, 2))), b"described")
+            .encode()
+            .ljust(512, b"\0"),
+        ),
         (ValueError,),
     ),
     Parser(
@@ -201,14 +210,14 @@ PARSERS = (
     ),
     Parser(
         "verdict",
-        lambda data: announcements.ruling_from_proto(common_pb2.Verdict.FromString(data), MEMBERS),
-        _serialized(announcements.ruling_to_proto(VERDICT), codec.verdict_to_proto(VERDICT)),
+        lambda data: group_codec.compact_verdict_from_proto(common_pb2.Verdict.FromString(data), MEMBERS),
+        _serialized(group_codec.compact_verdict_to_proto(VERDICT), codec.verdict_to_proto(VERDICT)),
         (DecodeError,),
     ),
     Parser(
         "group that has formed",
-        announcements.formed_from_bytes,
-        (announcements.formed_to_bytes(GROUP, PEERS, (Tier("ring", 1, -1, 0),), False),),
+        group_codec.formed_from_bytes,
+        (group_codec.formed_to_bytes(GROUP, PEERS, (Tier("ring", 1, -1, 0),), False),),
         (CollectiveError,),
     ),
     Parser(

@@ -22,7 +22,7 @@ from tests.multi.raw import SUM, data, described
 
 import collectived as cd
 from collectived.testing import LocalJob
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
 from collectived_runtime.transport import hello
 
@@ -109,8 +109,8 @@ class Attacker:
             "Leave": [worker_pb2.LeaveRequest(session=b"another" + session, key=group.key, rank=0)],
             "Status": [status_pb2.StatusRequest(local_only=True)],
         }
-        for method, messages in good.items():
-            seeds = [message.SerializeToString() for message in messages]
+        for method, requests in good.items():
+            seeds = [message.SerializeToString() for message in requests]
             for one in inputs(seeds, max(1, count // len(good)), seed):
                 self._call(method, [*seeds[:1], one] if method == "Submit" else [one])
         life.cancel()
@@ -136,30 +136,35 @@ class Attacker:
         """Sends that many messages down a doorbell and a session socket, again and again after the worker hung up."""
         left = count
         while left > 0:
-            with self._admitted() as (bell, seeds):
-                left -= self._sent(bell, inputs(seeds, left, seed + left), _PING, wire.Kind.PONG)
+            with self._admitted() as (doorbell, seeds):
+                left -= self._sent(doorbell, inputs(seeds, left, seed + left), _PING, messages.MessageType.PONG)
         left = count // 4
         while left > 0:
             life, opened = self._open(local=True)
             with self._entered(opened.door, opened.token) as session:
                 session.settimeout(_FOR_MEMORY)
-                seeds = [wire.arena(wire.Kind.ARENA_ASK, 0, 1 << 16), wire.arena(wire.Kind.ARENA_DROP, 1, 0)]
-                left -= self._sent(session, inputs(seeds, left, seed + left), _TOO_MUCH, wire.Kind.REFUSED)
+                seeds = [
+                    messages.encode_arena(messages.MessageType.ARENA_REQUEST, 0, 1 << 16),
+                    messages.encode_arena(messages.MessageType.ARENA_DROP, 1, 0),
+                ]
+                left -= self._sent(session, inputs(seeds, left, seed + left), _TOO_MUCH, messages.MessageType.REFUSED)
             life.cancel()
 
-    def _sent(self, connection: socket.socket, messages: Iterable[bytes], echo: bytes, answer: wire.Kind) -> int:
+    def _sent(
+        self, connection: socket.socket, hostile: Iterable[bytes], echo: bytes, answer: messages.MessageType
+    ) -> int:
         """How many were read until the worker hung up, or there were no more.
 
         After each one comes `echo`, whose `answer` tells that the worker has read both.
         """
         sent = 0
-        for message in messages:
+        for message in hostile:
             sent += 1
             try:
                 connection.send(message or b"\0")
                 connection.send(echo)
                 while True:
-                    heard = connection.recv(wire.MAX_MESSAGE)
+                    heard = connection.recv(messages.MAX_MESSAGE)
                     if not heard:
                         raise BrokenPipeError
                     if heard[0] == answer:
@@ -188,14 +193,14 @@ class Attacker:
             )
             generation, number = joined.group.generation, prepared.id
             seeds = [
-                wire.Ring(generation, number, 0, 0.0, True, ((0, 0),)).encode(),
-                wire.Ring(generation, number, 0, 1.0, False, ((0, 64),), (1, 2), 2.0).encode(),
-                wire.release((1, 2, 3)),
-                wire.bare(wire.Kind.PING),
-                wire.bare(wire.Kind.ABORT, "NaN"),
+                messages.Submit(generation, number, 0, 0.0, True, ((0, 0),)).encode(),
+                messages.Submit(generation, number, 0, 1.0, False, ((0, 64),), (1, 2), 2.0).encode(),
+                messages.encode_release((1, 2, 3)),
+                messages.encode_bare(messages.MessageType.PING),
+                messages.encode_bare(messages.MessageType.ABORT, "NaN"),
             ]
-            with self._entered(joined.door, joined.token) as bell:
-                yield bell, seeds
+            with self._entered(joined.door, joined.token) as doorbell:
+                yield doorbell, seeds
         life.cancel()
 
     def _open(self, local: bool) -> tuple[Any, Any]:
@@ -208,7 +213,7 @@ class Attacker:
     def _entered(self, door: str, token: bytes) -> Iterator[socket.socket]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(door)
-            connection.send(wire.hello(token))
+            connection.send(messages.encode_hello(token))
             connection.settimeout(_PATIENCE)
             yield connection
 
@@ -217,8 +222,8 @@ class Attacker:
         return f"fuzz-{self._groups}"
 
 
-_PING = wire.bare(wire.Kind.PING)
-_TOO_MUCH = wire.arena(wire.Kind.ARENA_ASK, 0, 1 << 62)
+_PING = messages.encode_bare(messages.MessageType.PING)
+_TOO_MUCH = messages.encode_arena(messages.MessageType.ARENA_REQUEST, 0, 1 << 62)
 _PROTOCOL = common_pb2.Protocol(lowest=1, highest=1)
 
 
@@ -236,11 +241,11 @@ def knock(job: LocalJob, count: int, seed: int) -> None:
     door = str(Path(job.workers[0].removeprefix("unix:")).with_name("door-0.sock"))
     host, _, port = status_of(job).link_address.rpartition(":")
     link = host, int(port)
-    for one in inputs([wire.hello(os.urandom(wire.TOKEN_BYTES))], count, seed):
+    for one in inputs([messages.encode_hello(os.urandom(messages.TOKEN_BYTES))], count, seed):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(door)
             _say(connection, one or b"\0")
-    for one in inputs([hello.Hello(0, 1, 2, 3, 4, os.urandom(16)).encode()], count, seed):
+    for one in inputs([hello.LinkHello(0, 1, 2, 3, 4, os.urandom(16)).encode()], count, seed):
         with socket.create_connection(link, _PATIENCE) as connection:
             _say(connection, one + os.urandom(hello.PROOF_BYTES))
 

@@ -62,7 +62,7 @@ class Cluster:
         within = ("env", f"PYTHONPATH={ROOT}", *(f"COLLECTIVED_FAKE_{name}={value}" for name, value in told.items()))
         listen = ("--job", "test", "--listen", f"unix:{self.folder}/c.sock")
         self.coordinator = Daemon(("coordinator", *listen, *coordinating), SECRET)
-        address = str(self.coordinator.ready(30)["address"])
+        address = str(self.coordinator.wait_ready(30)["address"])
         options = ("--job", "test", "--coordinator", address, "--folder", str(self.folder), *options)
         kind = Daemon if real else FakeWorker
         own = [
@@ -79,7 +79,7 @@ class Cluster:
             kind(("worker", "--task", str(task), "--host-name", f"host{task}", *options), SECRET, own[task])
             for task in range(workers)
         ]
-        self.addresses = [str(worker.ready(30)["address"]) for worker in self.workers]
+        self.addresses = [str(worker.wait_ready(30)["address"]) for worker in self.workers]
 
     def address_of(self, rank: int, size: int) -> str:
         return self.addresses[rank // -(-size // len(self.addresses))]

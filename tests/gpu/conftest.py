@@ -15,10 +15,10 @@ from collectived_runtime.device.cuda.driver import Cuda, CudaError
 def real_cuda() -> Cuda:
     """The driver, or a skip that says what is missing."""
     pytest.importorskip("cuda.bindings", reason="no GPU is asked: cuda-bindings are not installed")
-    from collectived_runtime.device.cuda.real import RealCuda
+    from collectived_runtime.device.cuda.driver_cuda import DriverCuda
 
     try:
-        return RealCuda()
+        return DriverCuda()
     except CudaError as error:
         pytest.skip(f"no GPU can be asked: {error}")
 
@@ -27,9 +27,9 @@ def real_cuda() -> Cuda:
 def cuda() -> Iterator[FakeClientCuda]:
     """What this process speaks to GPUs by: nothing real."""
     fake = FakeClientCuda()
-    driver.use(fake)
+    driver.set_cuda(fake)
     yield fake
-    driver.use(None)
+    driver.set_cuda(None)
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,9 @@ def real(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def client_cuda(real: bool) -> Iterator[None]:
     """What this process speaks to GPUs by."""
-    driver.use(None if real else FakeClientCuda())
+    driver.set_cuda(None if real else FakeClientCuda())
     yield
-    driver.use(None)
+    driver.set_cuda(None)
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ class FakeClientCuda:
         self._own: dict[int, _Own] = {}
         self._identities = itertools.count(1)
 
-    def devices(self) -> Sequence[str]:
+    def device_uuids(self) -> Sequence[str]:
         return self._uuids
 
     def map(self, device: int, descriptor: int, size: int) -> int:
@@ -94,9 +94,9 @@ class FakeClientCuda:
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         got = _libc.mmap(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, own.descriptor, 0)
         assert got == address
-        own.told = own.told._replace(identity=next(self._identities))
+        own.told = own.told._replace(buffer_id=next(self._identities))
 
-    def allocation(self, address: int) -> Allocation:
+    def find_allocation(self, address: int) -> Allocation:
         for own in self._own.values():
             if own.told.address <= address < own.told.address + own.told.size:
                 return own.told
@@ -105,12 +105,12 @@ class FakeClientCuda:
                 return Allocation(0, base, len(mapped), self._devices[base], False)
         raise CudaError("cuPointerGetAttributes", INVALID, f"{address:#x} is no memory of a GPU")
 
-    def handle(self, device: int, address: int) -> bytes:
+    def get_ipc_handle(self, device: int, address: int) -> bytes:
         own = self._own.get(address)
         if own is None or not own.told.exportable or own.told.device != device:
             raise CudaError("cuIpcGetMemHandle", INVALID, "invalid argument")
         self.handles += 1
-        path = f"/proc/{os.getpid()}/fd/{own.descriptor}#{own.told.identity}"
+        path = f"/proc/{os.getpid()}/fd/{own.descriptor}#{own.told.buffer_id}"
         return path.encode().ljust(64, b"\0")
 
     def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
@@ -131,13 +131,13 @@ class FakeClientCuda:
     def _in(self, address: int, base: int) -> bool:
         return base <= address < base + len(self.mapped[base])
 
-    def stream(self, device: int) -> int:
+    def create_stream(self, device: int) -> int:
         return next(self._made)
 
-    def end_stream(self, stream: int) -> None:
+    def destroy_stream(self, stream: int) -> None:
         self._wait_for(stream)
 
-    def event(self, device: int) -> tuple[int, bytes]:
+    def create_event(self, device: int) -> tuple[int, bytes]:
         descriptor = os.memfd_create("fake-event")
         os.ftruncate(descriptor, 16)
         self.events[descriptor] = 0
@@ -153,13 +153,13 @@ class FakeClientCuda:
         self.opened[opened] = handle
         return opened
 
-    def end_event(self, event: int) -> None:
+    def destroy_event(self, event: int) -> None:
         with self._lock:
             if self.events.pop(event, None) is None:
                 del self.opened[event]
         os.close(event)
 
-    def record(self, device: int, event: int, stream: int) -> None:
+    def record_event(self, device: int, event: int, stream: int) -> None:
         self._asked("cuEventRecord")
         with self._lock:
             self.events[event] += 1
@@ -174,7 +174,7 @@ class FakeClientCuda:
 
         self._put(stream, reached)
 
-    def wait(self, device: int, event: int, stream: int) -> None:
+    def wait_event(self, device: int, event: int, stream: int) -> None:
         with self._lock:
             if event not in self.events and event not in self.opened:
                 raise CudaError("cuStreamWaitEvent", _BAD_HANDLE, f"{event} is not known")
@@ -182,15 +182,15 @@ class FakeClientCuda:
             recorded, _ = _state(awaited)
             self.waits.append(stream)
 
-        def over() -> bool:
+        def is_event_done() -> bool:
             if _state(awaited)[1] < recorded:
                 return False
             os.close(awaited)
             return True
 
-        self._put(stream, over)
+        self._put(stream, is_event_done)
 
-    def over(self, event: int) -> bool:
+    def is_event_done(self, event: int) -> bool:
         recorded, reached = _state(event)
         return reached >= recorded
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from collectived_proto.numpy_types import to_numpy
 from collectived_runtime.device.arithmetic import Arithmetic
-from collectived_runtime.device.cuda.driver import CudaError, Device, Fold
-from collectived_runtime.device.gpus import view
+from collectived_runtime.device.cuda.driver import CudaError, Device, FoldSpec
+from collectived_runtime.device.gpus import view_host_memory
 
 PAGE = 2 << 20
 TOTAL_BYTES = 1 << 30
@@ -78,7 +78,7 @@ class FakeCuda:
         self._opened: dict[int, int] = {}  # events of other processes: files of how often recorded, how often over
         self._handles = itertools.count(1)
         self.copied_bytes = 0
-        self.folds: list[tuple[Fold, int]] = []  # and how many sources each had
+        self.folds: list[tuple[FoldSpec, int]] = []  # and how many sources each had
 
     def close(self) -> None:
         """After a test, when nobody is handed memory any more: as the end of the process, which others outlive."""
@@ -101,7 +101,7 @@ class FakeCuda:
     def devices(self) -> Sequence[Device]:
         return self._devices
 
-    def use(self, device: int) -> None:
+    def set_device(self, device: int) -> None:
         self._check_device("cuCtxSetCurrent", device)
         self._current.device = device
 
@@ -156,25 +156,25 @@ class FakeCuda:
         self._found("cuMemFreeHost", self._pinned, address).close()
         del self._pinned[address]
 
-    def stream(self, device: int) -> int:
+    def create_stream(self, device: int) -> int:
         self._check_device("cuStreamCreate", device)
         handle = next(self._handles)
         self._streams[handle] = deque()
         self._device_of[handle] = device
         return handle
 
-    def end_stream(self, stream: int) -> None:
+    def destroy_stream(self, stream: int) -> None:
         self._found("cuStreamDestroy", self._streams, stream)
         del self._streams[stream]
 
-    def event(self, device: int) -> int:
+    def create_event(self, device: int) -> int:
         self._check_device("cuEventCreate", device)
         handle = next(self._handles)
         self._events[handle] = [0, 0]
         return handle
 
-    def shared_event(self, device: int) -> tuple[int, bytes]:
-        event = self.event(device)
+    def create_shared_event(self, device: int) -> tuple[int, bytes]:
+        event = self.create_event(device)
         descriptor = self._shared[event] = os.memfd_create("worker-event")
         self._tell(event)
         return event, f"/proc/{os.getpid()}/fd/{descriptor}".encode().ljust(64, b"\0")
@@ -193,7 +193,7 @@ class FakeCuda:
         self._opened[event] = opened
         return event
 
-    def end_event(self, event: int) -> None:
+    def destroy_event(self, event: int) -> None:
         if event in self._opened:
             os.close(self._opened.pop(event))
             return
@@ -215,7 +215,7 @@ class FakeCuda:
 
         self._put("cuEventRecord", stream, reached)
 
-    def over(self, event: int) -> bool:
+    def is_event_done(self, event: int) -> bool:
         if event in self._opened:
             recorded, done = struct.unpack("<2q", os.pread(self._opened[event], 16, 0))
             return bool(done >= recorded)
@@ -246,23 +246,23 @@ class FakeCuda:
 
         self._put("cuMemsetD8Async", stream, cleared)
 
-    def fold(self, fold: Fold, sources: Sequence[int], out: int, count: int, stream: int) -> None:
-        how = Arithmetic(fold.operation, fold.dtype, fold.result, fold.contributions)
+    def fold(self, fold: FoldSpec, sources: Sequence[int], out: int, count: int, stream: int) -> None:
+        how = Arithmetic(fold.operation, fold.dtype, fold.result_dtype, fold.contributions)
 
         def partials(address: int) -> NDArray[Any]:
-            return how.partials(self.reachable(address, count * how.partial_bytes, stream), count)
+            return how.view_partials(self.reachable(address, count * how.partial_bytes, stream), count)
 
         def elements(address: int, dtype: np.dtype[Any]) -> NDArray[Any]:
             return self.reachable(address, count * dtype.itemsize, stream).view(dtype)
 
         given = [elements(one, to_numpy(fold.dtype)) if fold.widen else partials(one) for one in sources]
-        into = elements(out, to_numpy(fold.result)) if fold.finish else partials(out)
+        into = elements(out, to_numpy(fold.result_dtype)) if fold.finish else partials(out)
 
         def folded() -> None:
             self.folds.append((fold, len(given)))
-            total = how.partials(np.empty(count * how.partial_bytes, np.uint8), count)
+            total = how.view_partials(np.empty(count * how.partial_bytes, np.uint8), count)
             if fold.widen:
-                how.gather(given, total)
+                how.fold_all(given, total)
             else:
                 np.copyto(total, given[0])
                 for one in given[1:]:
@@ -280,7 +280,7 @@ class FakeCuda:
         for memory in self._known():
             if memory.address <= address and address + nbytes <= memory.address + memory.size:
                 if memory.device in (-1, device):
-                    return view(address, nbytes)
+                    return view_host_memory(address, nbytes)
                 raise CudaError("a launch", ILLEGAL_ADDRESS, f"{address:#x} is of GPU {memory.device}, not {device}")
         raise _nobodys(address, nbytes)
 
@@ -315,7 +315,7 @@ class FakeCuda:
             if memory.device >= 0:
                 across |= memory.address - nbytes < address < memory.address + memory.size
         if within or (address > LOWEST and not across):
-            return view(address, nbytes)
+            return view_host_memory(address, nbytes)
         raise _nobodys(address, nbytes)
 
     def _check_device(self, call: str, device: int) -> None:

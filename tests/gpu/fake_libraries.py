@@ -111,7 +111,7 @@ def taken(value: Any) -> NDArray[Any]:
     assert value.__dlpack_device__() == (ON_GPU, 0)
     found: NDArray[Any] = np.from_dlpack(_Taking(value))  # which cannot be written, other than those of most libraries
     memory: Any = (ctypes.c_uint8 * max(1, found.nbytes)).from_address(found.ctypes.data)
-    memory.keeps = found
+    memory.keeps_connection = found
     return np.ndarray(found.shape, found.dtype, memory)
 
 

@@ -27,27 +27,27 @@ from tests.gpu.fake_cuda import FakeCuda
 
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import DType
+from collectived_runtime.device.nccl.handles import HandleTable
 from collectived_runtime.device.nccl.interface import (
     UNIQUE_ID_BYTES,
     Capabilities,
-    DataType,
+    NcclDataType,
     NcclError,
+    NcclOperation,
     NcclRemoteError,
+    NcclResult,
     NcclUsageError,
-    Operation,
-    Result,
 )
-from collectived_runtime.device.nccl.kept import Kept
 
 _HELLO = struct.Struct("<ii")  # size, rank
 _CALL = struct.Struct("<8siiiq")  # kind, element type, operation, root, count
 _GO = b"go"
 _FOLDS = {
-    Operation.SUM: np.add,
-    Operation.AVERAGE: np.add,
-    Operation.PRODUCT: np.multiply,
-    Operation.MAX: np.maximum,
-    Operation.MIN: np.minimum,
+    NcclOperation.SUM: np.add,
+    NcclOperation.AVERAGE: np.add,
+    NcclOperation.PRODUCT: np.multiply,
+    NcclOperation.MAX: np.maximum,
+    NcclOperation.MIN: np.minimum,
 }
 _minted = itertools.count()
 
@@ -91,7 +91,7 @@ class FakeNccl:
         self._calls_in = calls_in
         self.broken = False  # the same as that file
         self.stuck = False  # while it is true no collective comes to its end here
-        self._ends: Kept[_End] = Kept()
+        self._ends: HandleTable[_End] = HandleTable()
         self._open: list[socket.socket] = []
         self.inits: list[int] = []  # ranks for which one was begun
         self.freed: list[tuple[str, int]] = []  # how, and which rank
@@ -100,7 +100,7 @@ class FakeNccl:
     def version(self) -> int:
         return 22809
 
-    def unique_id(self) -> bytes:
+    def create_unique_id(self) -> bytes:
         name = f"\0collectived-nccl-{os.getpid()}-{next(_minted)}"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(name)
@@ -111,25 +111,25 @@ class FakeNccl:
 
     def init(self, size: int, unique_id: bytes, rank: int, *, blocking: bool) -> int:
         if blocking is self.capabilities.nonblocking:
-            raise NcclUsageError(Result.INVALID_USAGE, "init", f"blocking={blocking}")
+            raise NcclUsageError(NcclResult.INVALID_USAGE, "init", f"blocking={blocking}")
         self.inits.append(rank)
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(unique_id.rstrip(b" ").decode())
         except OSError as error:
             connection.close()
-            raise NcclRemoteError(Result.REMOTE_ERROR, "init", str(error)) from None
+            raise NcclRemoteError(NcclResult.REMOTE_ERROR, "init", str(error)) from None
         self._open.append(connection)
         connection.setblocking(False)
-        number = self._ends.keep(_End(connection, rank))
+        number = self._ends.add(_End(connection, rank))
         end = self._ends[number]
         end.device = self._cuda.current() if self._cuda is not None else -1
         end.ask(_HELLO.pack(size, rank), view_of(bytearray(len(_GO))))
-        while blocking and not self.ready(number):
+        while blocking and not self.is_ready(number):
             threading.Event().wait(0.001)
         return number
 
-    def ready(self, communicator: int) -> bool:
+    def is_ready(self, communicator: int) -> bool:
         end = self._ends[communicator]
         self._check()
         if end.failed is not None:
@@ -140,14 +140,21 @@ class FakeNccl:
 
     def _check(self) -> None:
         if self.broken or (self._broken_by is not None and self._broken_by.exists()):
-            raise NcclError(Result.SYSTEM_ERROR, "a collective", "as the test wants it")
+            raise NcclError(NcclResult.SYSTEM_ERROR, "a collective", "as the test wants it")
 
     @property
     def _held(self) -> bool:
         return self.stuck or (self._init_hold is not None and self._init_hold.exists())
 
     def all_reduce(
-        self, send: int, receive: int, count: int, dtype: DataType, op: Operation, communicator: int, stream: int
+        self,
+        send: int,
+        receive: int,
+        count: int,
+        dtype: NcclDataType,
+        op: NcclOperation,
+        communicator: int,
+        stream: int,
     ) -> None:
         self._call(b"all_redu", send, receive, count, dtype, op, -1, communicator, stream)
 
@@ -156,8 +163,8 @@ class FakeNccl:
         send: int,
         receive: int,
         count: int,
-        dtype: DataType,
-        op: Operation,
+        dtype: NcclDataType,
+        op: NcclOperation,
         root: int,
         communicator: int,
         stream: int,
@@ -165,9 +172,9 @@ class FakeNccl:
         self._call(b"reduce  ", send, receive, count, dtype, op, root, communicator, stream)
 
     def broadcast(
-        self, send: int, receive: int, count: int, dtype: DataType, root: int, communicator: int, stream: int
+        self, send: int, receive: int, count: int, dtype: NcclDataType, root: int, communicator: int, stream: int
     ) -> None:
-        self._call(b"broadcas", send, receive, count, dtype, Operation.SUM, root, communicator, stream)
+        self._call(b"broadcas", send, receive, count, dtype, NcclOperation.SUM, root, communicator, stream)
 
     def abort(self, communicator: int) -> None:
         self._free("abort", communicator)
@@ -188,14 +195,14 @@ class FakeNccl:
         send: int,
         receive: int,
         count: int,
-        dtype: DataType,
-        op: Operation,
+        dtype: NcclDataType,
+        op: NcclOperation,
         root: int,
         communicator: int,
         stream: int,
     ) -> None:
         if count > self.capabilities.max_count:
-            raise NcclUsageError(Result.INVALID_ARGUMENT, "a collective", f"{count} elements")
+            raise NcclUsageError(NcclResult.INVALID_ARGUMENT, "a collective", f"{count} elements")
         end = self._ends[communicator]
         self._check()
         self.calls.append((kind.decode().strip(), count))
@@ -211,7 +218,7 @@ class FakeNccl:
             end.ask(header + payload, view(receive, nbytes if takes else 0))
             return
         if end.device != self._cuda.current():
-            raise NcclUsageError(Result.INVALID_USAGE, "a collective", f"GPU {self._cuda.current()} is current")
+            raise NcclUsageError(NcclResult.INVALID_USAGE, "a collective", f"GPU {self._cuda.current()} is current")
         source = self._cuda.reachable(send, nbytes, stream) if brings else view_of(bytearray())
         into = self._cuda.reachable(receive, nbytes, stream) if takes else view_of(bytearray())
         self._cuda.enqueue("ncclKernel", stream, self._kernel(end, header, source, into))
@@ -240,7 +247,7 @@ class FakeNccl:
         return step
 
     def _free(self, how: str, communicator: int) -> None:
-        end = self._ends.let_go(communicator)
+        end = self._ends.pop(communicator)
         while self._abort_hold is not None and self._abort_hold.exists():
             threading.Event().wait(0.001)
         end.freed = True
@@ -278,17 +285,17 @@ class _End:
             while not self._out and self._at < len(self._into):
                 got = self.connection.recv_into(self._into[self._at :].data)
                 if not got:
-                    raise NcclRemoteError(Result.REMOTE_ERROR, "a collective", "a rank is gone")
+                    raise NcclRemoteError(NcclResult.REMOTE_ERROR, "a collective", "a rank is gone")
                 self._at += got
         except BlockingIOError:
             return False
         except OSError as error:
-            raise NcclRemoteError(Result.REMOTE_ERROR, "a collective", str(error)) from None
+            raise NcclRemoteError(NcclResult.REMOTE_ERROR, "a collective", str(error)) from None
         return not self._out and self._at == len(self._into)
 
 
 def _numpy(dtype: int) -> np.dtype[Any]:
-    return to_numpy(DType[DataType(dtype).name])
+    return to_numpy(DType[NcclDataType(dtype).name])
 
 
 def _meet(listener: socket.socket) -> None:
@@ -335,8 +342,8 @@ def _collective(ranks: list[socket.socket]) -> None:
     kind, dtype, op, root, count = _CALL.unpack(first)
     total = brought[min(brought)].copy()
     for number in sorted(brought)[1:]:
-        total = _FOLDS[Operation(op)](total, brought[number])
-    if op == Operation.AVERAGE:
+        total = _FOLDS[NcclOperation(op)](total, brought[number])
+    if op == NcclOperation.AVERAGE:
         total = (total / len(ranks)).astype(total.dtype)
     for number, one in enumerate(ranks):
         if kind != b"reduce  " or number == root:

@@ -23,20 +23,20 @@ def fake() -> tuple[Cuda, int]:
 
 
 def real() -> tuple[Cuda, int]:
-    from collectived.gpu.real import RealCuda
-    from collectived_proto.local.cuda import asked, primary_context
+    from collectived.gpu.driver_cuda import ClientDriverCuda
+    from collectived_proto.ipc.cuda import call_driver, retain_primary_context
 
-    cuda = RealCuda()
-    asked("cuCtxSetCurrent", primary_context(0))
-    address = int(asked("cuMemAlloc", SIZE)[0])
-    asked("cuMemsetD8", address, BYTE, SIZE)
-    asked("cuCtxSynchronize")
+    cuda = ClientDriverCuda()
+    call_driver("cuCtxSetCurrent", retain_primary_context(0))
+    address = int(call_driver("cuMemAlloc", SIZE)[0])
+    call_driver("cuMemsetD8", address, BYTE, SIZE)
+    call_driver("cuCtxSynchronize")
     return cuda, address
 
 
 if __name__ == "__main__":
     cuda, address = {"fake": fake, "real": real}[sys.argv[1]]()
-    found = cuda.allocation(address + 100)
+    found = cuda.find_allocation(address + 100)
     assert found.address == address and found.size >= SIZE and found.device == 0 and found.exportable
-    print(cuda.handle(0, address).hex(), flush=True)
+    print(cuda.get_ipc_handle(0, address).hex(), flush=True)
     sys.stdin.read()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("client_cuda")
 
 def one_of(index: int) -> str:
     """A GPU of this process; where there are several, another one for another index."""
-    return f"GPU:{index % len(driver.binding().devices())}"
+    return f"GPU:{index % len(driver.get_cuda().device_uuids())}"
 
 
 def test_arrays_on_a_gpu_are_reduced_there(cluster: Cluster) -> None:

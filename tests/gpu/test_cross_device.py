@@ -32,9 +32,9 @@ ALL_REDUCE, REDUCE, BROADCAST = "all_redu", "reduce", "broadcas"  # as the fake 
 @pytest.fixture(scope="module", autouse=True)
 def cuda() -> Iterator[FakeClientCuda]:
     fake = FakeClientCuda()
-    driver.use(fake)
+    driver.set_cuda(fake)
     yield fake
-    driver.use(None)
+    driver.set_cuda(None)
 
 
 @pytest.fixture(scope="module")

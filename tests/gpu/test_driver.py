@@ -22,9 +22,9 @@ from tests.gpu.lender import BYTE, SIZE
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import DType, ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic
-from collectived_runtime.device.cuda.driver import Cuda, CudaError, Fold
-from collectived_runtime.device.gpus import view
-from collectived_runtime.plan.packs import result_dtype
+from collectived_runtime.device.cuda.driver import Cuda, CudaError, FoldSpec
+from collectived_runtime.device.gpus import view_host_memory
+from collectived_runtime.plan.packing import result_dtype
 
 Array = NDArray[Any]
 COUNT = 5000
@@ -50,21 +50,21 @@ class Bench:
 
     def __init__(self, cuda: Cuda) -> None:
         self.cuda = cuda
-        self.stream = cuda.stream(0)
-        self._event = cuda.event(0)
+        self.stream = cuda.create_stream(0)
+        self._event = cuda.create_event(0)
         self._pinned: list[int] = []
         self._allocated: list[int] = []
 
     def finish(self) -> None:
         self.cuda.record(self._event, self.stream)
-        until(lambda: self.cuda.over(self._event))
+        until(lambda: self.cuda.is_event_done(self._event))
 
     def put(self, array: Array) -> int:
         address, _ = self.cuda.allocate(0, array.nbytes)
         self._allocated.append(address)
         host = self.cuda.pin(array.nbytes)
         self._pinned.append(host)
-        view(host, array.nbytes)[:] = array.view(np.uint8)
+        view_host_memory(host, array.nbytes)[:] = array.view(np.uint8)
         self.cuda.copy(address, host, array.nbytes, self.stream)
         self.finish()
         return address
@@ -74,7 +74,7 @@ class Bench:
         self._pinned.append(host)
         self.cuda.copy(host, address, like.nbytes, self.stream)
         self.finish()
-        return view(host, like.nbytes).view(like.dtype).copy()
+        return view_host_memory(host, like.nbytes).view(like.dtype).copy()
 
     def close(self) -> None:
         self.finish()
@@ -82,8 +82,8 @@ class Bench:
             self.cuda.free(address)
         for address in self._pinned:
             self.cuda.unpin(address)
-        self.cuda.end_event(self._event)
-        self.cuda.end_stream(self.stream)
+        self.cuda.destroy_event(self._event)
+        self.cuda.destroy_stream(self.stream)
 
 
 @pytest.fixture(params=["fake", "real"])
@@ -166,12 +166,12 @@ def test_more_memory_than_there_is_is_an_error_that_says_so(cuda: Cuda) -> None:
 
 
 def test_an_event_is_over_when_what_came_before_it_is(cuda: Cuda) -> None:
-    bench, event = Bench(cuda), cuda.event(0)
-    assert cuda.over(event), "nothing has been recorded"
+    bench, event = Bench(cuda), cuda.create_event(0)
+    assert cuda.is_event_done(event), "nothing has been recorded"
     bench.put(np.zeros(1 << 20, np.uint8))
     cuda.record(event, bench.stream)
-    until(lambda: cuda.over(event))
-    cuda.end_event(event)
+    until(lambda: cuda.is_event_done(event))
+    cuda.destroy_event(event)
     bench.close()
 
 
@@ -181,22 +181,22 @@ kind, handle = sys.argv[1:]
 if kind == "FakeCuda":
     from tests.gpu.fake_client import FakeClientCuda as Client
 else:
-    from collectived.gpu.real import RealCuda as Client
+    from collectived.gpu.driver_cuda import ClientDriverCuda as Client
 cuda = Client()
-event, stream = cuda.open_event(0, bytes.fromhex(handle)), cuda.stream(0)
-cuda.wait(0, event, stream)
+event, stream = cuda.open_event(0, bytes.fromhex(handle)), cuda.create_stream(0)
+cuda.wait_event(0, event, stream)
 print("waits", flush=True)
 cuda.synchronize(0, stream)
-assert cuda.over(event)
-cuda.end_event(event)
-cuda.end_stream(stream)
+assert cuda.is_event_done(event)
+cuda.destroy_event(event)
+cuda.destroy_stream(stream)
 print("over", flush=True)
 """
 
 
 def test_a_stream_of_another_process_waits_for_a_shared_event(cuda: Cuda) -> None:
-    bench, (event, handle) = Bench(cuda), cuda.shared_event(0)
-    assert len(handle) == 64 and cuda.over(event)
+    bench, (event, handle) = Bench(cuda), cuda.create_shared_event(0)
+    assert len(handle) == 64 and cuda.is_event_done(event)
     bench.put(np.zeros(1 << 20, np.uint8))
     cuda.record(event, bench.stream)
     told = subprocess.run(
@@ -207,24 +207,24 @@ def test_a_stream_of_another_process_waits_for_a_shared_event(cuda: Cuda) -> Non
         timeout=30,
     )
     assert told.stdout == "waits\nover\n", told.stderr
-    assert cuda.over(event)
-    cuda.end_event(event)
+    assert cuda.is_event_done(event)
+    cuda.destroy_event(event)
     bench.close()
 
 
 def test_who_waits_for_a_shared_event_waits_for_it_as_it_was_recorded_then(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     cuda, client = FakeCuda(hold=hold), FakeClientCuda()
-    stream, (event, handle) = cuda.stream(0), cuda.shared_event(0)
+    stream, (event, handle) = cuda.create_stream(0), cuda.create_shared_event(0)
     opened = client.open_event(0, handle)
     cuda.record(event, stream)
     hold.touch()
-    client.wait(0, opened, 1)
+    client.wait_event(0, opened, 1)
     cuda.record(event, stream)
-    client.wait(0, opened, 2)
+    client.wait_event(0, opened, 2)
     assert not client.under_way(1) and client.under_way(2)
     hold.unlink()
-    assert cuda.over(event)
+    assert cuda.is_event_done(event)
     client.synchronize(0, 2)
 
 
@@ -242,9 +242,9 @@ def test_what_is_folded_on_a_device_has_the_bits_of_the_host(cuda: Cuda, op: Red
     there = [bench.put(array) for array in arrays]
     out, partials = bench.put(np.zeros_like(expected)), bench.put(np.zeros(COUNT * arithmetic.partial_bytes, np.uint8))
 
-    cuda.fold(Fold(op, dtype, result, 4, widen=True, finish=True), there, out, COUNT, bench.stream)
+    cuda.fold(FoldSpec(op, dtype, result, 4, widen=True, finish=True), there, out, COUNT, bench.stream)
     assert (bench.get(out, expected) == expected).all()
-    cuda.fold(Fold(op, dtype, result, 4, widen=True, finish=False), there, partials, COUNT, bench.stream)
-    cuda.fold(Fold(op, dtype, result, 4, widen=False, finish=True), [partials], out, COUNT, bench.stream)
+    cuda.fold(FoldSpec(op, dtype, result, 4, widen=True, finish=False), there, partials, COUNT, bench.stream)
+    cuda.fold(FoldSpec(op, dtype, result, 4, widen=False, finish=True), [partials], out, COUNT, bench.stream)
     assert (bench.get(out, expected) == expected).all()
     bench.close()

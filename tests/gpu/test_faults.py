@@ -84,7 +84,7 @@ def test_one_session_leaves_memory_of_a_gpu_to_others(one_worker: Cluster, cuda:
 
 
 def test_devices_are_matched_by_uuid(one_worker: Cluster) -> None:
-    driver.use(FakeClientCuda(["GPU-other", "GPU-fake-1"]))
+    driver.set_cuda(FakeClientCuda(["GPU-other", "GPU-fake-1"]))
     try:
         with cd.connect(one_worker.addresses[0]) as session:
             assert session.empty(3, device="cuda:1").device == 1
@@ -98,7 +98,7 @@ def test_devices_are_matched_by_uuid(one_worker: Cluster) -> None:
             with session.join("uuid", 1, device="cuda:1") as group:
                 assert group.device.endswith("device:GPU:1")
     finally:
-        driver.use(None)
+        driver.set_cuda(None)
 
 
 def test_over_grpc_a_group_on_gpus_takes_values_of_the_host(
@@ -158,7 +158,7 @@ def test_session_arrays_of_a_library_are_read_where_they_lie(
 def test_without_bindings_a_join_says_what_to_install(one_worker: Cluster) -> None:
     with cd.connect(one_worker.addresses[0]) as session:
         try:
-            driver.binding()
+            driver.get_cuda()
         except driver.CudaError:
             with pytest.raises(cd.errors.UnavailableError, match="GPU:0 of the worker cannot be used by this process"):
                 session.join("bare", 1, device="GPU:0")
@@ -261,7 +261,7 @@ def test_a_client_that_is_killed_frees_all_it_had(make: Callable[..., Cluster]) 
         "import collectived as cd, os, signal\n"
         "from collectived.gpu import driver\n"
         "from tests.gpu.fake_client import FakeClientCuda\n"
-        "driver.use(FakeClientCuda())\n"
+        "driver.set_cuda(FakeClientCuda())\n"
         "session = cd.connect()\n"
         "group = session.join('alone', 1, rank=0, device='GPU:0')\n"
         "x = session.empty(1000, device='GPU:0')\n"
@@ -353,7 +353,7 @@ def test_who_waits_for_its_own_gpu_hears_at_once_that_another_rank_is_lost(
             rehearsed(session, group)
             ready.wait(20)
             assert called.wait(20)
-            doorbell: Any = group._route
+            doorbell: Any = group._channel
             doorbell._socket.shutdown(socket.SHUT_RDWR)  # as the end of its process does
             ready.wait(20)
 
@@ -420,26 +420,26 @@ from tests.gpu.cluster import filled
 from tests.gpu.fake_client import FakeClientCuda
 
 cuda, hold = FakeClientCuda(), pathlib.Path(sys.stdin.readline().strip())
-driver.use(cuda)
+driver.set_cuda(cuda)
 session = cd.connect()
 group = session.join("forking", 1, rank=0, device="GPU:0", timeout=20)
 x = filled(session, np.ones(100))
 group.all_reduce("sum", x)
-asked, inside, goes_on = cuda.wait, threading.Event(), threading.Event()
+asked, inside, goes_on = cuda.wait_event, threading.Event(), threading.Event()
 
 def slow(device, event, stream):
     inside.set()
     goes_on.wait()
     asked(device, event, stream)
 
-cuda.wait = slow
+cuda.wait_event = slow
 hold.touch()
 thread = threading.Thread(target=lambda: group.all_reduce("sum", x, async_op=True).wait(20))
 thread.start()
 inside.wait()
 child = os.fork()
 if not child:
-    for name in ("unmap", "end_event", "end_stream", "over", "event", "record"):
+    for name in ("unmap", "destroy_event", "destroy_stream", "is_event_done", "create_event", "record_event"):
         setattr(cuda, name, lambda *_: os._exit(3))
     del x
     gc.collect()

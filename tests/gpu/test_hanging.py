@@ -43,7 +43,7 @@ def test_a_deadline_that_passes_while_a_gpu_hangs_is_one_verdict_and_memory_come
         with pytest.raises(cd.errors.DeadlineExceededError) as caught:
             group.all_reduce("sum", x, options=cd.CommunicationOptions(timeout_seconds=0.5))
         assert time.monotonic() - began < 2
-        memory: Any = session._room(group.device)
+        memory: Any = session._find_device_memory(group.device)
         assert memory._retired, "the worker writes there"
         ready.wait(20)
         cluster.hold.unlink(missing_ok=True)

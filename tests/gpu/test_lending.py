@@ -189,14 +189,14 @@ def test_memory_without_a_handle_is_copied(worker: Cluster, cuda: FakeClientCuda
 class Nonsense(FakeClientCuda):
     """One whose handles open nothing."""
 
-    def handle(self, device: int, address: int) -> bytes:
-        super().handle(device, address)
+    def get_ipc_handle(self, device: int, address: int) -> bytes:
+        super().get_ipc_handle(device, address)
         return b"nonsense".ljust(64, b"\1")
 
 
 def test_a_handle_that_cannot_be_opened_is_told_once_and_its_memory_copied(worker: Cluster, cupy: FakeCupy) -> None:
     cuda = Nonsense()
-    driver.use(cuda)
+    driver.set_cuda(cuda)
     try:
 
         def body(session: cd.Session, group: cd.Group) -> None:
@@ -207,7 +207,7 @@ def test_a_handle_that_cannot_be_opened_is_told_once_and_its_memory_copied(worke
 
         alone(worker, body)
     finally:
-        driver.use(None)
+        driver.set_cuda(None)
 
 
 def test_what_the_worker_has_not_opened_within_a_second_is_copied(
@@ -308,7 +308,7 @@ from tests.gpu.fake_client import FakeClientCuda
 from tests.gpu.fake_libraries import FakeCupy, own
 cuda, cupy = FakeClientCuda(), FakeCupy()
 sys.modules["cupy"] = cupy
-driver.use(cuda)
+driver.set_cuda(cuda)
 x = cupy.ndarray(own(cuda, np.ones(1000)))
 group = cd.connect().join("lender", 1, rank=0, device="GPU:0")
 group.all_reduce("sum", x)

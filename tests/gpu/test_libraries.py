@@ -39,7 +39,7 @@ def test_jax_arrays_are_read_where_they_lie_and_come_back_in_memory_of_jax(
         for _ in range(50):
             y = group.all_reduce("sum", {"a": x})["a"]
             assert type(y) is jax.ArrayImpl and (y.host == 2 * x.host).all()
-            assert cuda.allocation(y.host.ctypes.data).exportable, "it does not lie in the worker's"
+            assert cuda.find_allocation(y.host.ctypes.data).exportable, "it does not lie in the worker's"
         assert set(x.asked) == {LEGACY_STREAM}
         group.barrier()
         assert len(cuda.mapped) == 2, "places of results serve again: one arena for each session"
@@ -48,7 +48,7 @@ def test_jax_arrays_are_read_where_they_lie_and_come_back_in_memory_of_jax(
     worker.run(2, body, device="GPU:0")
     assert not cuda.copied_bytes
     gc.collect()
-    assert not dlpack._living
+    assert not dlpack._exported
 
 
 def test_jax_arrays_that_pass_by_the_host_come_back_on_their_gpu(
@@ -124,7 +124,7 @@ def test_what_speaks_dlpack_comes_back_by_its_own_from_dlpack(worker: Cluster, c
 
     worker.run(1, body, device="GPU:0")
     gc.collect()
-    assert not dlpack._living
+    assert not dlpack._exported
 
 
 def test_of_what_has_an_interface_alone_results_are_device_arrays(worker: Cluster, cuda: FakeClientCuda) -> None:

@@ -16,11 +16,13 @@ from tests.gpu.test_driver import Bench, until
 
 from collectived_proto.errors import FailedPreconditionError
 from collectived_runtime.device.cuda.driver import Cuda
-from collectived_runtime.device.gpus import view
-from collectived_runtime.device.nccl.choose import BINDINGS, choose
-from collectived_runtime.device.nccl.interface import DataType, Nccl, NcclError, Operation
+from collectived_runtime.device.gpus import view_host_memory
+from collectived_runtime.device.nccl.binding import BINDINGS, load_binding
+from collectived_runtime.device.nccl.interface import Nccl, NcclDataType, NcclError, NcclOperation
 
-TYPES = {DataType[np.dtype(kind).name.upper()]: kind for kind in (np.int32, np.int64, np.uint8, np.float32, np.float64)}
+TYPES = {
+    NcclDataType[np.dtype(kind).name.upper()]: kind for kind in (np.int32, np.int64, np.uint8, np.float32, np.float64)
+}
 
 
 @dataclass
@@ -34,8 +36,8 @@ class Place:
     def alone(self) -> int:
         """A communicator of one rank, ready."""
         blocking = not self.nccl.capabilities.nonblocking
-        communicator = self.nccl.init(1, self.nccl.unique_id(), 0, blocking=blocking)
-        until(lambda: self.nccl.ready(communicator))
+        communicator = self.nccl.init(1, self.nccl.create_unique_id(), 0, blocking=blocking)
+        until(lambda: self.nccl.is_ready(communicator))
         return communicator
 
     def carried(self, values: NDArray[Any], call: Callable[[int, int], None], communicator: int) -> NDArray[Any]:
@@ -43,11 +45,11 @@ class Place:
         source, target = self.bench.put(values), self.bench.put(np.zeros_like(values))
         self.bench.finish()
         call(source, target)
-        until(lambda: self.nccl.ready(communicator))
+        until(lambda: self.nccl.is_ready(communicator))
         host = self.cuda.pin(values.nbytes)
         self.cuda.copy(host, target, values.nbytes, self.bench.stream)
         self.bench.finish()
-        found = view(host, values.nbytes).view(values.dtype).copy()
+        found = view_host_memory(host, values.nbytes).view(values.dtype).copy()
         self.cuda.unpin(host)
         return found
 
@@ -62,10 +64,10 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     else:
         cuda = real_cuda()
         try:
-            nccl = choose(request.param)
+            nccl = load_binding(request.param)
         except FailedPreconditionError as error:
             pytest.skip(str(error))
-    cuda.use(0)
+    cuda.set_device(0)
     bench = Bench(cuda)
     yield Place(cuda, nccl, bench)
     bench.close()
@@ -74,8 +76,8 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("op", list(Operation), ids=lambda op: op.name)
-def test_one_rank_alone_receives_what_it_sends(place: Place, dtype: DataType, op: Operation) -> None:
+@pytest.mark.parametrize("op", list(NcclOperation), ids=lambda op: op.name)
+def test_one_rank_alone_receives_what_it_sends(place: Place, dtype: NcclDataType, op: NcclOperation) -> None:
     values, one = np.arange(5000).astype(TYPES[dtype]), place.alone()
     nccl, stream = place.nccl, place.bench.stream
     found = place.carried(values, lambda s, t: nccl.all_reduce(s, t, len(values), dtype, op, one, stream), one)
@@ -88,10 +90,10 @@ def test_reduce_and_broadcast_reach_the_root(place: Place) -> None:
     nccl, stream = place.nccl, place.bench.stream
 
     def reduce(source: int, target: int) -> None:
-        nccl.reduce(source, target, 100, DataType.FLOAT32, Operation.SUM, 0, one, stream)
+        nccl.reduce(source, target, 100, NcclDataType.FLOAT32, NcclOperation.SUM, 0, one, stream)
 
     def broadcast(source: int, target: int) -> None:
-        nccl.broadcast(source, target, 100, DataType.FLOAT32, 0, one, stream)
+        nccl.broadcast(source, target, 100, NcclDataType.FLOAT32, 0, one, stream)
 
     for call in (reduce, broadcast):
         assert (place.carried(values, call, one) == values).all()
@@ -102,7 +104,7 @@ def test_after_an_abort_the_gpu_is_usable_and_the_communicator_is_not(place: Pla
     one = place.alone()
     place.nccl.abort(one)
     with pytest.raises(NcclError):
-        place.nccl.ready(one)
+        place.nccl.is_ready(one)
     another = place.alone()
-    assert place.nccl.ready(another)
+    assert place.nccl.is_ready(another)
     place.nccl.destroy(another)

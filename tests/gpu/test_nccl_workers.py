@@ -20,7 +20,7 @@ from tests.gpu.fake_client import FakeClientCuda
 import collectived as cd
 from collectived.gpu import driver
 from collectived_proto.errors import FailedPreconditionError
-from collectived_runtime.device.nccl.choose import choose
+from collectived_runtime.device.nccl.binding import load_binding
 
 NCCL = cd.CommunicationOptions(implementation=cd.CommunicationImplementation.NCCL)
 ABORT_SECONDS = 5.0  # that an abort may take, before its worker ends
@@ -53,7 +53,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if real:
         real_cuda()
         try:
-            choose()
+            load_binding()
         except FailedPreconditionError as error:
             pytest.skip(str(error))
     made = Cluster(2, 1, tmp_path_factory.mktemp("either"), real=real)
@@ -64,9 +64,9 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def either(shared: tuple[Cluster, bool]) -> Iterator[Cluster]:
     cluster, real = shared
-    driver.use(None if real else FakeClientCuda())
+    driver.set_cuda(None if real else FakeClientCuda())
     yield cluster
-    driver.use(None)
+    driver.set_cuda(None)
 
 
 def filled(session: cd.Session, value: Any) -> Any:

@@ -21,7 +21,7 @@ from tests.gpu.fake_libraries import FakeCupy
 
 import collectived as cd
 from collectived.gpu.array import LEGACY_STREAM, DeviceArray
-from collectived_runtime.engine.stream_order import MOST_EVENTS
+from collectived_runtime.engine.gpu.stream_order import MOST_EVENTS
 
 GPU_LOST = 70
 MINE = 7  # a stream
@@ -436,7 +436,7 @@ def test_a_client_that_is_killed_before_the_end_frees_all_it_had(
         "import collectived as cd\n"
         "from collectived.gpu import driver\n"
         "from tests.gpu.fake_client import FakeClientCuda\n"
-        "driver.use(FakeClientCuda())\n"
+        "driver.set_cuda(FakeClientCuda())\n"
         "session = cd.connect()\n"
         "group = session.join('alone', 1, rank=0, device='GPU:0')\n"
         "x = session.empty(1000, device='GPU:0')\n"

@@ -7,21 +7,21 @@ import json
 import sys
 from pathlib import Path
 
-from collectived_launcher.launch.command import choose_folder
-from collectived_launcher.launch.daemons import DAEMON, DaemonCommand
-from collectived_launcher.launch.job import new_name, on_this_host
+from collectived_launcher.launch.cli import choose_folder
+from collectived_launcher.launch.daemons import DAEMON_COMMAND, DaemonCommand
+from collectived_launcher.launch.job import make_job_name, make_local_job
+from collectived_launcher.launch.job_state import Policy
 from collectived_launcher.launch.run import Run
-from collectived_launcher.launch.supervise import Policy
 
 
 def main() -> int:
     wish = json.loads(sys.argv[1])
-    name = new_name()
-    job = on_this_host(name, wish.get("workers", 2), wish.get("clients", 2), tuple(sys.argv[2:]))
-    chosen = ("grace", "max_restarts", "kill_after", "daemon_restarts", "ready_within")
+    name = make_job_name()
+    job = make_local_job(name, wish.get("workers", 2), wish.get("clients", 2), tuple(sys.argv[2:]))
+    chosen = ("grace", "max_restarts", "kill_after", "daemon_restarts", "ready_timeout")
     policy = Policy(**{name: wish[name] for name in chosen if name in wish})
     standin = str(Path(__file__).with_name("standin.py"))
-    line = DAEMON if wish.get("real") else (sys.executable, standin, wish.get("fault", "none"))
+    line = DAEMON_COMMAND if wish.get("real") else (sys.executable, standin, wish.get("fault", "none"))
     command = DaemonCommand(line, (), wish.get("ended_within", 5.0))
     log_dir = Path(wish["log_dir"]) if "log_dir" in wish else None
     return Run(job, policy, choose_folder(name, 1), log_dir=log_dir, command=command).run()

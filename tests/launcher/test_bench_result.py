@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.launcher.conftest import PATIENCE, Place
 
-from collectived_launcher.bench.record import Record, distinct, event, hear
-from collectived_launcher.bench.tables import cells, digits, heading, size
+from collectived_launcher.bench.record import Record, apply_event, group_failures, parse_event
+from collectived_launcher.bench.tables import format_cells, format_number, format_size, heading
 
 CONDITIONS: dict[str, Any] = {
     "operation": "reduce",
@@ -39,7 +39,7 @@ BEGIN = {"event": "begin", "conditions": CONDITIONS, "sizes": [65536, 262144]}
 DRIVE = """
 import json, sys
 from collectived_launcher import __main__
-from collectived_launcher.bench import command as bench
+from collectived_launcher.bench import cli as bench
 tells = "import sys\\nfor line in sys.argv[1].splitlines(): print(line)\\nsys.exit(int(sys.argv[2]))"
 bench.PROGRAM = (sys.executable, "-c", tells, sys.argv[1], sys.argv[2])
 sys.exit(__main__.run(["bench", "reduce", "-b", "64K", "-e", "256K", *sys.argv[3:]]))
@@ -97,31 +97,37 @@ def test_ranks_that_fail_alike_or_quote_the_first_are_told_once() -> None:
         (0, 'AbortedError: rank 1 aborted: "ValueError: bad"', ""),
         (3, "ValueError: bad", "Traceback ..."),
     ]
-    assert distinct(failures) == [([1, 3], "ValueError: bad", "Traceback ...")]
+    assert group_failures(failures) == [([1, 3], "ValueError: bad", "Traceback ...")]
 
 
 def test_a_record_follows_the_events() -> None:
     record = Record()
     size_event = {"event": "size", "size_bytes": 65536, "iterations": 20}
     for one in (BEGIN, size_event):
-        hear(record, event(json.dumps(one).encode()) or {})
+        apply_event(record, parse_event(json.dumps(one).encode()) or {})
     assert record.sizes == [65536, 262144] and record.current == (65536, 20) and not record.complete
-    hear(record, {"event": "row", **ROW})
-    assert record.current is None and record.rows == [ROW] and record.errors == 3
+    apply_event(record, {"event": "row", **ROW})
+    assert record.current is None and record.rows == [ROW] and record.wrong_elements == 3
 
 
 @pytest.mark.parametrize("line", [b"", b"null", b"[]", b'{"event": 7}', b"\xff"])
 def test_what_is_no_event_is_known(line: bytes) -> None:
-    assert event(line) is None
+    assert parse_event(line) is None
 
 
 def test_figures_in_words() -> None:
-    assert [digits(value) for value in (0.5, 99.94, 99.96, 999.4, 999.6)] == ["0.50", "99.94", "100.0", "999.4", "1000"]
-    assert [size(nbytes) for nbytes in (4, 1 << 16, 3 << 19, 1 << 30)] == ["4 B", "64 KiB", "1.5 MiB", "1 GiB"]
+    assert [format_number(value) for value in (0.5, 99.94, 99.96, 999.4, 999.6)] == [
+        "0.50",
+        "99.94",
+        "100.0",
+        "999.4",
+        "1000",
+    ]
+    assert [format_size(nbytes) for nbytes in (4, 1 << 16, 3 << 19, 1 << 30)] == ["4 B", "64 KiB", "1.5 MiB", "1 GiB"]
     assert heading({**CONDITIONS, "ranks": 1, "workers": 1, "in_flight": 0}).startswith("reduce: 1 rank on 1 worker, ")
 
 
 def test_a_dash_stands_for_what_an_operation_has_not() -> None:
     conditions = {**CONDITIONS, "dtype": None, "reduce_op": None, "root": None}
     row = {**ROW, "algorithm_bandwidth": None, "bus_bandwidth": None, "errors": None}
-    assert cells(conditions, row) == ["65536", "16384", "-", "-", "-", "20", "150.0", "2000", "-", "-", "-"]
+    assert format_cells(conditions, row) == ["65536", "16384", "-", "-", "-", "20", "150.0", "2000", "-", "-", "-"]

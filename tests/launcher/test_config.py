@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from collectived_launcher.__main__ import run
-from collectived_proto.configuration.daemons import DAEMONS
-from collectived_proto.configuration.effective import told
-from collectived_proto.configuration.files import load
+from collectived_proto.config.daemons import DAEMONS
+from collectived_proto.config.resolve import resolve_values
+from collectived_proto.config.sources import load_config_file
 
 SECRET = "s3cret-of-these-tests"
 TEXT = 'job = "train"\n[worker]\nmemory_limit = "8GiB"\n[coordinator]\nlisten = ["unix:/c", "head:7450"]\n'
@@ -65,7 +65,10 @@ def test_toml_says_the_same_when_it_is_read_again(
     again.write_text(capsys.readouterr().out)
     assert SECRET not in again.read_text()
     for settings in DAEMONS.values():
-        assert told(settings, {}, {}, load(again)).values == told(settings, {}, {}, load(file)).values
+        assert (
+            resolve_values(settings, {}, {}, load_config_file(again)).values
+            == resolve_values(settings, {}, {}, load_config_file(file)).values
+        )
 
 
 @pytest.mark.parametrize(
@@ -91,8 +94,8 @@ def test_what_is_wrong_is_said(
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
 def test_a_home_that_is_somebody_elses_is_passed_over(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from collectived_proto.configuration.files import find; os.setuid(65534); "
-        "print(find(None, {'HOME': sys.argv[1]}))"
+        "import os, sys; from collectived_proto.config.sources import find_config_file; os.setuid(65534); "
+        "print(find_config_file(None, {'HOME': sys.argv[1]}))"
     )
     home = tmp_path / "home"
     home.mkdir(mode=0o700)

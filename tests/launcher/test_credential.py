@@ -14,8 +14,8 @@ import click
 import pytest
 
 from collectived.testing.daemon import Daemon
-from collectived_launcher.credential import credential
-from collectived_proto.viewing import viewing_token
+from collectived_launcher.credential import find_credential
+from collectived_proto.viewing_token import viewing_token
 
 SECRET = "the-secret-of-these-tests"
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -28,11 +28,11 @@ def worker() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="cd-", dir="/tmp") as folder, ExitStack() as running:
         coordinator = Daemon(["coordinator", "--listen", f"unix:{folder}/c", "--job", "t"], SECRET)
         running.callback(coordinator.close)
-        there = str(coordinator.ready(30)["address"])
+        there = str(coordinator.wait_ready(30)["address"])
         words = ("--task", "0", "--folder", folder, "--coordinator", there, "--listen", "127.0.0.1:0", "--job", "t")
         daemon = Daemon(["worker", *words], SECRET)
         running.callback(daemon.close)
-        yield str(daemon.ready(30)["addresses"][-1])
+        yield str(daemon.wait_ready(30)["addresses"][-1])
 
 
 def collectived(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -72,12 +72,12 @@ def test_over_tcp_looking_needs_a_credential_and_draining_the_secret(worker: str
 
 def test_the_secret_goes_over_the_viewing_token_and_a_file_over_a_variable(tmp_path: Path) -> None:
     environment = {"COLLECTIVED_VIEWING_TOKEN_FILE": written(tmp_path / "v", "v-token")}
-    assert credential(environment, TCP) == credential(environment, LOCAL) == "v-token"
+    assert find_credential(environment, TCP) == find_credential(environment, LOCAL) == "v-token"
     environment["COLLECTIVED_SECRET"] = "the-variable"
-    assert credential(environment, TCP) == "the-variable"
+    assert find_credential(environment, TCP) == "the-variable"
     environment["COLLECTIVED_SECRET_FILE"] = written(tmp_path / "s", "the-file")
-    assert credential(environment, TCP) == "the-file"
-    assert credential({}, TCP) == credential({"COLLECTIVED_SECRET": ""}, LOCAL) == ""
+    assert find_credential(environment, TCP) == "the-file"
+    assert find_credential({}, TCP) == find_credential({"COLLECTIVED_SECRET": ""}, LOCAL) == ""
 
 
 @pytest.mark.parametrize("text", [None, "", "two\nlines", "Ж"])
@@ -85,9 +85,9 @@ def test_a_file_that_cannot_be_used_is_an_error_where_a_credential_is_needed(tmp
     path = str(tmp_path / "s") if text is None else written(tmp_path / "s", text)
     for variable in ("COLLECTIVED_SECRET_FILE", "COLLECTIVED_VIEWING_TOKEN_FILE"):
         with pytest.raises(click.UsageError, match=f"{variable}='{path}' ") as refused:
-            credential({variable: path}, TCP)
+            find_credential({variable: path}, TCP)
         assert not text or text not in refused.value.message
-        assert credential({variable: path}, LOCAL) == ""
+        assert find_credential({variable: path}, LOCAL) == ""
 
 
 def test_a_file_that_everybody_may_read_is_an_error_everywhere(tmp_path: Path) -> None:
@@ -96,15 +96,15 @@ def test_a_file_that_everybody_may_read_is_an_error_everywhere(tmp_path: Path) -
     for variable in ("COLLECTIVED_SECRET_FILE", "COLLECTIVED_VIEWING_TOKEN_FILE"):
         for address in (TCP, LOCAL):
             with pytest.raises(click.UsageError, match=f"{variable}='{path}' has mode 0644, .* chmod 600"):
-                credential({variable: str(path)}, address)
+                find_credential({variable: str(path)}, address)
     path.chmod(0o640)
-    assert credential({"COLLECTIVED_SECRET_FILE": str(path)}, TCP) == SECRET
+    assert find_credential({"COLLECTIVED_SECRET_FILE": str(path)}, TCP) == SECRET
 
 
 def test_no_command_takes_a_secret_or_a_token_as_an_argument() -> None:
     from collectived_launcher.__main__ import collectived as command
-    from collectived_proto.configuration.daemons import DAEMONS
-    from collectived_proto.configuration.keys import keys_of
+    from collectived_proto.config.daemons import DAEMONS
+    from collectived_proto.config.settings import list_settings
 
     options = {
         option
@@ -112,6 +112,6 @@ def test_no_command_takes_a_secret_or_a_token_as_an_argument() -> None:
         for parameter in verb.params
         if isinstance(parameter, click.Option)
         for option in parameter.opts
-    } | {flag for settings in DAEMONS.values() for key in keys_of(settings) for flag in key.flags}
+    } | {flag for settings in DAEMONS.values() for key in list_settings(settings) for flag in key.flags}
     named = {option for option in options if "secret" in option or "token" in option}
     assert {option for option in named if not option.endswith("-file")} == set()

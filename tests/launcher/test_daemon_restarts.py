@@ -103,7 +103,7 @@ def test_a_daemon_that_dies_again_and_again_fails_the_job_with_its_last_words(pl
 
 
 def test_a_daemon_that_comes_back_and_does_not_serve_is_killed(place: Any) -> None:
-    launcher = place.start(*WAIT, fault="mute:worker:again", daemon_restarts=1, grace=0.1, ready_within=3)
+    launcher = place.start(*WAIT, fault="mute:worker:again", daemon_restarts=1, grace=0.1, ready_timeout=3)
     place.lines_with(launcher, "up", 4)
     os.kill(place.daemon("worker 0"), signal.SIGKILL)
     place.error_with(launcher, r"worker 0 \(pid \d+\) was not ready within 3 s: killed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collectived_launcher.launch.hostlist import parse_hostfile, parse_hosts
+from collectived_launcher.hosts.hostlist import parse_hostfile, parse_hosts
 
 
 @pytest.mark.parametrize(

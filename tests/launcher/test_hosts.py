@@ -1,4 +1,4 @@
-"""What every host promises (`launch/host.py`), shown for this one and for one behind an agent; and agents alone."""
+"""What every host promises (`hosts/host.py`), shown for this one and for one behind an agent; and agents alone."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from collectived_launcher.launch.elsewhere import AGENT, Carrier, Elsewhere
-from collectived_launcher.launch.elsewhere import Job as AgentJob
-from collectived_launcher.launch.here import Here, facts
-from collectived_launcher.launch.host import NOT_RUN, Host, Program
-from collectived_launcher.launch.loop import Loop
+from collectived_launcher.hosts.host import NOT_RUN, Host, ProgramSpec
+from collectived_launcher.hosts.local import LocalHost, collect_facts
+from collectived_launcher.hosts.loop import Loop
+from collectived_launcher.hosts.remote import AGENT_MODULE, AgentJob, RemoteCommand, RemoteHost
 
 PATIENCE = 20.0
-RELEASE = facts(Path()).release
-PIPE = Carrier("pipe", (sys.executable, "-P", "-m", AGENT))
+RELEASE = collect_facts(Path()).release
+PIPE = RemoteCommand("pipe", (sys.executable, "-P", "-m", AGENT_MODULE))
 SECRET = "5ec2e7" * 8
 
 
@@ -33,11 +32,11 @@ class Witness:
         self.lines: list[tuple[int, bytes]] = []
         self.ends = 0
 
-    def heard(self, stream: int, line: bytes) -> None:
+    def on_output(self, stream: int, line: bytes) -> None:
         assert not self.ends, "heard after its end"
         self.lines.append((stream, line))
 
-    def ended(self) -> None:
+    def on_exit(self) -> None:
         self.ends += 1
 
 
@@ -46,18 +45,18 @@ class Stage:
 
     def __init__(self, loop: Loop, folder: Path) -> None:
         self.loop, self.folder = loop, folder
-        self.here = Here(loop, folder / "collectived" / "job")
+        self.here = LocalHost(loop, folder / "collectived" / "job")
         self.said: list[bytes] = []
-        self.others: list[Elsewhere] = []
+        self.others: list[RemoteHost] = []
 
-    def elsewhere(self, carrier: Carrier = PIPE, release: str = RELEASE, silence: float = 30.0) -> Elsewhere:
+    def elsewhere(self, carrier: RemoteCommand = PIPE, release: str = RELEASE, silence: float = 30.0) -> RemoteHost:
         job = AgentJob("job-1", release, silence)
-        host = Elsewhere(self.loop, "b", carrier, job, self.here.keeper, self.said.append)
+        host = RemoteHost(self.loop, "b", carrier, job, self.here.reaper, self.said.append)
         self.others.append(host)
         return host
 
     def until(self, reached: Callable[[], bool]) -> None:
-        assert self.loop.until(reached, PATIENCE)
+        assert self.loop.run_until(reached, PATIENCE)
 
     def opened(self, host: Host) -> Host:
         host.open(lambda: None)
@@ -67,14 +66,14 @@ class Stage:
     def done(self, host: Host, *argv: str, secret: str | None = None, folder: str = "") -> tuple[int, Witness, str]:
         """Runs a program to its end."""
         witness = Witness()
-        process = host.start(Program(argv, {"COLOUR": "blue"}, folder, secret), witness)
+        process = host.start(ProgramSpec(argv, {"COLOUR": "blue"}, folder, secret), witness)
         self.until(lambda: witness.ends > 0)
         assert process.status is not None
         return process.status, witness, process.trouble
 
     def close(self, host: Host) -> None:
         host.close()
-        self.until(lambda: host.gone)
+        self.until(lambda: host.closed)
 
 
 @pytest.fixture
@@ -162,7 +161,7 @@ def test_a_program_runs_where_it_is_told_to(stage: Stage, host: Host) -> None:
 
 def test_a_signal_goes_to_the_whole_group(stage: Stage, host: Host) -> None:
     witness = Witness()
-    process = host.start(Program(("sh", "-c", "sleep 100 & echo up; wait")), witness)
+    process = host.start(ProgramSpec(("sh", "-c", "sleep 100 & echo up; wait")), witness)
     stage.until(lambda: bool(witness.lines))
     assert process.pid > 0 and process.status is None
     process.send(signal.SIGTERM)
@@ -172,7 +171,7 @@ def test_a_signal_goes_to_the_whole_group(stage: Stage, host: Host) -> None:
 
 def test_who_is_stopped_is_woken(stage: Stage, host: Host) -> None:
     witness = Witness()
-    process = host.start(Program(("sh", "-c", "echo up; kill -STOP $$; echo on")), witness)
+    process = host.start(ProgramSpec(("sh", "-c", "echo up; kill -STOP $$; echo on")), witness)
     stage.until(lambda: bool(witness.lines))
     process.send(signal.SIGINT)
     stage.until(lambda: witness.ends == 1)
@@ -181,13 +180,13 @@ def test_who_is_stopped_is_woken(stage: Stage, host: Host) -> None:
 def test_the_secret_is_the_first_line_of_an_input_that_stays_open(stage: Stage, host: Host) -> None:
     witness = Witness()
     read = "import sys; s = sys.stdin.readline().strip(); print(len(s), flush=True); print(repr(sys.stdin.read()))"
-    process = host.start(Program((sys.executable, "-c", read), secret=SECRET), witness)
+    process = host.start(ProgramSpec((sys.executable, "-c", read), secret=SECRET), witness)
     stage.until(lambda: bool(witness.lines))
     shown = [
         (Path(f"/proc/{pid}") / name).read_bytes() for pid in living(stage.folder) for name in ("environ", "cmdline")
     ]
     assert shown and not any(SECRET.encode() in text for text in shown)
-    process.end_in_order()
+    process.close_stdin()
     stage.until(lambda: witness.ends == 1)
     assert (process.status, witness.lines) == (0, [(1, b"48"), (1, b"''")])
 
@@ -198,7 +197,7 @@ def test_without_a_secret_the_input_is_empty(stage: Stage, host: Host) -> None:
 
 def test_what_is_left_ends_when_it_is_closed(stage: Stage, host: Host) -> None:
     witness = Witness()
-    host.start(Program(("sh", "-c", "trap '' TERM; sleep 100 & echo up; sleep 100")), witness)
+    host.start(ProgramSpec(("sh", "-c", "trap '' TERM; sleep 100 & echo up; sleep 100")), witness)
     stage.until(lambda: bool(witness.lines))
     stage.close(host)
     assert (witness.ends, host.facts) == (1, None)
@@ -207,7 +206,7 @@ def test_what_is_left_ends_when_it_is_closed(stage: Stage, host: Host) -> None:
 def test_errands(stage: Stage, host: Host) -> None:
     def ask(errand: str, **about: object) -> dict[str, object]:
         answers: list[dict[str, object]] = []
-        host.ask(errand, about, answers.append)
+        host.run_task(errand, about, answers.append)
         stage.until(lambda: bool(answers))
         return answers[0]
 
@@ -227,13 +226,13 @@ def test_errands(stage: Stage, host: Host) -> None:
 
 def test_an_agent_that_is_killed_takes_all_with_it(stage: Stage) -> None:
     host, witness = stage.opened(stage.elsewhere()), Witness()
-    process = host.start(Program(("sh", "-c", "sleep 100 & echo up; sleep 100")), witness)
+    process = host.start(ProgramSpec(("sh", "-c", "sleep 100 & echo up; sleep 100")), witness)
     stage.until(lambda: bool(witness.lines))
-    (agent,) = [pid for pid in living(stage.folder) if AGENT.encode() in command(pid)]
+    (agent,) = [pid for pid in living(stage.folder) if AGENT_MODULE.encode() in command(pid)]
     os.kill(agent, signal.SIGKILL)
     stage.until(lambda: witness.ends == 1)
     assert (process.status, process.trouble) == (-9, "its host b is lost (pipe): it ended with exit status -9")
-    assert (host.facts, host.trouble, host.gone) == (None, "lost (pipe): it ended with exit status -9", True)
+    assert (host.facts, host.trouble, host.closed) == (None, "lost (pipe): it ended with exit status -9", True)
     await_end_of_all_but_keeper(stage)
     status, _, trouble = stage.done(host, "true")
     assert (status, trouble) == (NOT_RUN, "its host b lost (pipe): it ended with exit status -9")
@@ -261,18 +260,18 @@ def command(pid: int) -> bytes:
 
 def test_a_lost_host_may_be_opened_again(stage: Stage) -> None:
     host = stage.opened(stage.elsewhere())
-    (agent,) = [pid for pid in living(stage.folder) if AGENT.encode() in command(pid)]
+    (agent,) = [pid for pid in living(stage.folder) if AGENT_MODULE.encode() in command(pid)]
     os.kill(agent, signal.SIGKILL)
-    stage.until(lambda: host.gone)
+    stage.until(lambda: host.closed)
     stage.opened(host)
     assert stage.done(host, "echo", "again")[1].lines == [(1, b"again")]
 
 
 def test_an_agent_that_is_stopped_is_given_up_and_ends_when_it_wakes(stage: Stage) -> None:
     host, witness = stage.opened(stage.elsewhere(silence=3.0)), Witness()
-    process = host.start(Program(("sleep", "100")), witness)
+    process = host.start(ProgramSpec(("sleep", "100")), witness)
     stage.until(lambda: process.pid > 0)
-    (agent,) = [pid for pid in living(stage.folder) if AGENT.encode() in command(pid)]
+    (agent,) = [pid for pid in living(stage.folder) if AGENT_MODULE.encode() in command(pid)]
     os.kill(agent, signal.SIGSTOP)
     stage.until(lambda: witness.ends == 1)
     assert process.trouble == "its host b is lost (pipe): nothing was heard from it for 3 s"
@@ -282,7 +281,7 @@ def test_an_agent_that_is_stopped_is_given_up_and_ends_when_it_wakes(stage: Stag
 def test_an_agent_whose_launcher_says_nothing_ends_all(stage: Stage) -> None:
     """As when the network between them is cut, and no end of input comes."""
     host, witness = stage.opened(stage.elsewhere(silence=3.0)), Witness()
-    host.start(Program(("sh", "-c", "trap '' TERM; echo up; sleep 100")), witness)
+    host.start(ProgramSpec(("sh", "-c", "trap '' TERM; echo up; sleep 100")), witness)
     stage.until(lambda: bool(witness.lines))
     await_end_of_all_but_keeper(stage)  # the loop does not turn: nothing is said
 
@@ -299,14 +298,14 @@ def test_an_agent_whose_launcher_says_nothing_ends_all(stage: Stage) -> None:
     ],
 )
 def test_a_carrier_that_brings_us_nowhere_is_quoted(stage: Stage, carrier: tuple[str, ...], trouble: str) -> None:
-    host = stage.opened(stage.elsewhere(Carrier("ssh", carrier)))
+    host = stage.opened(stage.elsewhere(RemoteCommand("ssh", carrier)))
     assert host.trouble.startswith("cannot be used (ssh): ")
     assert trouble in host.trouble
 
 
 def test_what_a_login_shell_prints_is_passed_over(stage: Stage) -> None:
     noisy = ("sh", "-c", 'echo welcome; echo; exec "$@"', "sh", *PIPE.command)
-    host = stage.opened(stage.elsewhere(Carrier("ssh", noisy)))
+    host = stage.opened(stage.elsewhere(RemoteCommand("ssh", noisy)))
     assert stage.done(host, "echo", "hello")[1].lines == [(1, b"hello")]
 
 
@@ -319,13 +318,13 @@ def test_an_agent_that_hears_nonsense_ends(stage: Stage) -> None:
     for nonsense in (
         b"\0\0\0\2\0\0\0\0[]",
         b"\xff" * 100,
-        b"\0\0\0\x10\0\0\0\0" + b'{"kind":"Alive"}' + b"\0\0\0\x11\0\0\0\0x",
+        b"\0\0\0\x14\0\0\0\0" + b'{"kind":"KeepAlive"}' + b"\0\0\0\x11\0\0\0\0x",
     ):
         done = subprocess.run(PIPE.command, input=nonsense, capture_output=True, timeout=PATIENCE)
         assert done.returncode == 0
 
 
-@pytest.mark.parametrize("module", [AGENT, "collectived_launcher.__main__"])
+@pytest.mark.parametrize("module", [AGENT_MODULE, "collectived_launcher.__main__"])
 def test_what_has_to_start_fast_imports_nothing_heavy(module: str) -> None:
     heavy = "{'grpc', 'rich', 'numpy', 'google.protobuf', 'asyncio'}"
     code = f"import sys, {module}; sys.exit(' '.join(sorted({heavy} & sys.modules.keys())) or 0)"

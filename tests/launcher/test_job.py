@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from collectived_launcher.launch.job import Addresses, Job, client_environment, new_name, on_this_host
+from collectived_launcher.launch.job import Addresses, Job, client_environment, make_job_name, make_local_job
 
 ADDRESSES = Addresses("unix:/r/j/coordinator.sock", ("unix:/r/j/worker-0.sock", "unix:/r/j/worker-1.sock"), 29500)
 
 
 def job(workers: int = 2, clients: int = 2, timeout: float | None = None) -> Job:
-    return on_this_host("j", workers, clients, ("true",), timeout)
+    return make_local_job("j", workers, clients, ("true",), timeout)
 
 
 SPREAD = Job("j", (2, 1), ("true",), hosts=("a", "b"), variables={"OMP_NUM_THREADS": "1", "RANK": "7"})
@@ -25,12 +25,12 @@ SPREAD = Job("j", (2, 1), ("true",), hosts=("a", "b"), variables={"OMP_NUM_THREA
     ],
 )
 def test_the_opening_line(workers: int, clients: int, opening: str) -> None:
-    assert job(workers, clients).opening() == opening
+    assert job(workers, clients).format_banner() == opening
 
 
 def test_ranks_are_numbered_worker_by_worker() -> None:
-    assert [job(2, 3).worker_of(rank) for rank in range(6)] == [0, 0, 0, 1, 1, 1]
-    assert list(job(2, 3).ranks_of(1)) == [3, 4, 5]
+    assert [job(2, 3).find_worker(rank) for rank in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert list(job(2, 3).get_ranks(1)) == [3, 4, 5]
 
 
 def test_a_client_finds_its_place_in_the_environment() -> None:
@@ -51,9 +51,9 @@ def test_a_client_finds_its_place_in_the_environment() -> None:
 
 
 def test_workers_may_have_different_numbers_of_clients() -> None:
-    assert SPREAD.opening().startswith("2 workers with 2 + 1 clients = 3 ranks on a, b (")
-    assert [SPREAD.worker_of(rank) for rank in range(3)] == [0, 0, 1]
-    assert [list(SPREAD.ranks_of(worker)) for worker in range(2)] == [[0, 1], [2]]
+    assert SPREAD.format_banner().startswith("2 workers with 2 + 1 clients = 3 ranks on a, b (")
+    assert [SPREAD.find_worker(rank) for rank in range(3)] == [0, 0, 1]
+    assert [list(SPREAD.get_ranks(worker)) for worker in range(2)] == [[0, 1], [2]]
 
 
 def test_a_client_elsewhere_finds_the_first_host_and_what_the_user_wishes_but_keeps_its_rank() -> None:
@@ -65,7 +65,7 @@ def test_a_client_elsewhere_finds_the_first_host_and_what_the_user_wishes_but_ke
 
 def test_many_hosts_are_not_all_named() -> None:
     many = Job("j", (1,) * 10, ("true",), hosts=tuple(f"n{number}" for number in range(10)))
-    assert "10 ranks on n0, n1, n2, n3, n4, n5, n6, n7 and 2 more (" in many.opening()
+    assert "10 ranks on n0, n1, n2, n3, n4, n5, n6, n7 and 2 more (" in many.format_banner()
 
 
 def test_a_default_timeout_is_told_only_when_it_was_asked_for() -> None:
@@ -73,6 +73,6 @@ def test_a_default_timeout_is_told_only_when_it_was_asked_for() -> None:
 
 
 def test_names_are_unique_and_short_enough_for_socket_paths() -> None:
-    names = {new_name() for _ in range(20)}
+    names = {make_job_name() for _ in range(20)}
     assert len(names) == 20
     assert all(len(name) <= 32 and "/" not in name for name in names)

@@ -156,7 +156,7 @@ def test_nothing_outlives_a_launcher_that_was_killed(place: Any, moment: str, re
 def test_a_job_goes_on_without_its_keeper(place: Any) -> None:
     launcher = place.start(*PYTHON, WAIT, workers=1, clients=1, max_restarts=1)
     place.lines_with(launcher, "up", 1)
-    (keeper,) = place.having(b"collectived_launcher.launch.keeper")
+    (keeper,) = place.having(b"collectived_launcher.hosts.reaper")
     os.kill(keeper, signal.SIGKILL)
     place.await_end_of([keeper])
     os.kill(place.clients()[0], signal.SIGKILL)
@@ -177,7 +177,7 @@ def test_a_daemon_that_cannot_start_is_quoted(place: Any, kind: str) -> None:
 
 
 def test_a_daemon_that_is_never_ready_is_given_up(place: Any) -> None:
-    done = place.drive("true", fault="mute:worker", ready_within=0.2)
+    done = place.drive("true", fault="mute:worker", ready_timeout=0.2)
     assert done.returncode == 1
     assert "was not ready within 0.2 s; it said nothing on standard error" in done.stderr
 

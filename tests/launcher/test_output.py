@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collectived_launcher.hosts.output import MAX_LINE, LineSplitter, Terminal
 from collectived_launcher.launch.child import Client, Daemon
-from collectived_launcher.launch.output import MAX_LINE, Lines, Terminal
 
 
 def cut(*pieces: bytes) -> list[bytes]:
-    lines = Lines()
-    return [line for piece in pieces for line in lines.feed(piece)] + lines.end()
+    lines = LineSplitter()
+    return [line for piece in pieces for line in lines.feed(piece)] + lines.flush()
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,6 @@ class Shown(Terminal):
 
 def test_what_daemons_tell_does_not_steer_the_terminal_and_ranks_may_colour_theirs() -> None:
     shown = Shown()
-    Daemon("worker 0", shown, None).heard(2, "group \x1b[31m\x9b2Jx".encode())
-    Client(0, shown, None).heard(1, b"\x1b[31mred")
+    Daemon("worker 0", shown, None).on_output(2, "group \x1b[31m\x9b2Jx".encode())
+    Client(0, shown, None).on_output(1, b"\x1b[31mred")
     assert shown.lines == ["group \ufffd[31m\ufffd2Jx".encode(), b"\x1b[31mred"]

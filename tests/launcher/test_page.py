@@ -19,7 +19,7 @@ import pytest
 from tests.launcher.conftest import PATIENCE, Place
 
 from collectived_launcher.__main__ import run
-from collectived_launcher.launch.page import Page
+from collectived_launcher.launch.daemons import WebPageLink
 
 LAUNCH = (sys.executable, "-m", "collectived_launcher", "launch", "--http")
 WAITS = (sys.executable, "-c", "print('here'); import time; time.sleep(600)")
@@ -67,8 +67,12 @@ def test_the_page_of_a_job_is_found_by_its_file_and_comes_back_where_it_was(plac
 
 
 def test_without_a_token_and_on_a_terminal_the_link_is_said(tmp_path: Path) -> None:
-    assert Page("http://127.0.0.1:80/").line(str(tmp_path), terminal=False) == "page: http://127.0.0.1:80/"
-    assert Page("http://h:80/", "abc").line(str(tmp_path), terminal=True) == "page: http://h:80/#token=abc"
+    assert (
+        WebPageLink("http://127.0.0.1:80/").format_line(str(tmp_path), terminal=False) == "page: http://127.0.0.1:80/"
+    )
+    assert (
+        WebPageLink("http://h:80/", "abc").format_line(str(tmp_path), terminal=True) == "page: http://h:80/#token=abc"
+    )
 
 
 def test_a_port_that_is_taken_is_said(place: Place) -> None:

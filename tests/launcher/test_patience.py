@@ -10,38 +10,37 @@ import pytest
 
 from collectived_launcher.bench import screen
 from collectived_launcher.bench.record import Record
-from collectived_launcher.launch import patience
-from collectived_launcher.launch.loop import Loop
+from collectived_launcher.hosts.loop import Loop, run_until_with_progress
 
 PATIENCE = 20.0
 
 
 def test_a_wait_says_how_long_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "EVERY", 0.02)
+    monkeypatch.setattr("collectived_launcher.hosts.loop.PROGRESS_INTERVAL", 0.02)
     said: list[str] = []
     with Loop() as loop:
-        assert patience.until(loop, lambda: len(said) == 3, PATIENCE, said.append)
+        assert run_until_with_progress(loop, lambda: len(said) == 3, PATIENCE, said.append)
     assert len(said) == 3 and all(re.fullmatch(r"\d+ of 20 s", line) for line in said)
 
 
 def test_a_wait_that_is_over_in_time_says_nothing() -> None:
     said: list[str] = []
     with Loop() as loop:
-        assert patience.until(loop, lambda: True, PATIENCE, said.append)
-        assert not patience.until(loop, lambda: False, 0.01, said.append)
+        assert run_until_with_progress(loop, lambda: True, PATIENCE, said.append)
+        assert not run_until_with_progress(loop, lambda: False, 0.01, said.append)
     assert said == []
 
 
 def test_a_signal_ends_a_wait() -> None:
     with Loop() as loop:
         loop.signals.append(15)
-        assert not patience.until(loop, lambda: False, PATIENCE, lambda passed: None)
+        assert not run_until_with_progress(loop, lambda: False, PATIENCE, lambda passed: None)
 
 
 def test_bench_says_over_a_pipe_that_it_goes_on(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(screen, "_BEAT", 0.02)
+    monkeypatch.setattr(screen, "_REFRESH_SECONDS", 0.02)
     said = ""
     with screen.Screen() as shown:
         shown.show(1, "rank 0", b"not measured yet")
@@ -58,4 +57,4 @@ def test_bench_says_over_a_pipe_that_it_goes_on(
 
 def test_how_far_bench_is() -> None:
     record = Record()
-    assert screen.stand(record) == "starting"
+    assert screen.describe_progress(record) == "starting"

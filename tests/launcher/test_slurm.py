@@ -22,8 +22,8 @@ from typing import Any
 import click
 import pytest
 
-from collectived_launcher.launch import meeting, slurm
-from collectived_launcher.launch.places import Wish, choose
+from collectived_launcher.hosts import slurm, slurm_rendezvous
+from collectived_launcher.hosts.selection import HostOptions, choose_hosts
 
 from .slurm_cluster import Cluster, Missing
 
@@ -44,12 +44,12 @@ OPENING = "2 workers × 2 clients = 4 ranks on n1, n2 (worker = daemon of a host
 
 def test_an_allocation_is_where_slurm_gave_nodes_and_srun_did_not_start_us() -> None:
     given = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
-    assert slurm.allocation(given) == slurm.Allocation("7", "n[1-2]", ())
+    assert slurm.find_allocation(given) == slurm.SlurmAllocation("7", "n[1-2]", ())
     for interactive in ("4294967290", "4294967291"):  # a shell of salloc, a batch script
-        assert slurm.allocation({**given, "SLURM_STEP_ID": interactive}) is not None
-    assert slurm.allocation({**given, "SLURM_STEP_ID": "0"}) is None
-    assert slurm.allocation({}) is None
-    assert slurm.step({}, ()) is None
+        assert slurm.find_allocation({**given, "SLURM_STEP_ID": interactive}) is not None
+    assert slurm.find_allocation({**given, "SLURM_STEP_ID": "0"}) is None
+    assert slurm.find_allocation({}) is None
+    assert slurm.find_step({}, ()) is None
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_an_allocation_is_where_slurm_gave_nodes_and_srun_did_not_start_us() -> 
     ],
 )
 def test_tasks_that_were_asked_for_are_clients(said: dict[str, str], tasks: tuple[int, ...]) -> None:
-    found = slurm.allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", **said})
+    found = slurm.find_allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", **said})
     assert found is not None and found.tasks == tasks
-    places = choose(Wish(), {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", **said}, ("true",))
+    places = choose_hosts(HostOptions(), {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", **said}, ("true",))
     assert (places.clients, places.hosts) == ((tasks or (1,))[:1], ("n1",))
 
 
@@ -73,16 +73,16 @@ def test_several_tasks_on_a_node_are_an_error_that_shows_the_line_that_was_meant
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_STEP_NUM_NODES": "3"}
     line = "srun --nodes=3 --ntasks-per-node=1 collectived launch --clients 4 -- python 'my train.py'"
     with pytest.raises(click.UsageError, match=re.escape(line)):
-        slurm.step({**step, "SLURM_PROCID": "0"}, ("python", "my train.py"))
+        slurm.find_step({**step, "SLURM_PROCID": "0"}, ("python", "my train.py"))
     with pytest.raises(SystemExit, match="2"):  # the others need not say it too
-        slurm.step({**step, "SLURM_PROCID": "1"}, ("python", "my train.py"))
+        slurm.find_step({**step, "SLURM_PROCID": "1"}, ("python", "my train.py"))
 
 
 def test_a_step_of_one_task_per_node() -> None:
     step = {"SLURM_STEP_ID": "3", "SLURM_JOB_ID": "7", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "1"}
-    found = slurm.step({**step, "SLURM_STEP_NUM_TASKS": "2", "XDG_STATE_HOME": "/s"}, ("true",))
+    found = slurm.find_step({**step, "SLURM_STEP_NUM_TASKS": "2", "XDG_STATE_HOME": "/s"}, ("true",))
     assert found is not None
-    assert (found.leads, found.tasks, found.folder) == (False, 2, Path("/s/collectived/slurm-7.3.0"))
+    assert (found.is_leader, found.tasks, found.folder) == (False, 2, Path("/s/collectived/slurm-7.3.0"))
 
 
 def test_tasks_meet_by_an_offer_that_nobody_else_can_take(tmp_path: Path) -> None:
@@ -90,17 +90,17 @@ def test_tasks_meet_by_an_offer_that_nobody_else_can_take(tmp_path: Path) -> Non
     taken: list[bytes] = []
 
     def task() -> None:
-        with meeting.offer(offer, PATIENCE) as connection:
+        with slurm_rendezvous.offer_agent(offer, PATIENCE) as connection:
             taken.append(connection.recv(100))
             connection.sendall(b"heard")
 
     thread = threading.Thread(target=task)
     thread.start()
-    (path,) = meeting.await_offers(tmp_path / "meet", [1], PATIENCE)
+    (path,) = slurm_rendezvous.await_offers(tmp_path / "meet", [1], PATIENCE)
     assert (offer.stat().st_mode & 0o777, offer.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     wrong = tmp_path / "wrong"
     wrong.write_text(json.dumps({**json.loads(path.read_text()), "key": "00" * 32}))
-    command = meeting.carrier(path).command
+    command = slurm_rendezvous.make_remote_command(path).command
     stranger = subprocess.run([*command[:-1], str(wrong)], input=b"evil", capture_output=True, timeout=PATIENCE)
     friend = subprocess.run(command, input=b"good", capture_output=True, timeout=PATIENCE)
     thread.join(PATIENCE)
@@ -110,10 +110,12 @@ def test_tasks_meet_by_an_offer_that_nobody_else_can_take(tmp_path: Path) -> Non
 
 
 def test_tasks_that_do_not_meet_say_where_they_looked(tmp_path: Path) -> None:
-    with pytest.raises(meeting.NobodyCame, match=rf"tasks 1, 2 of this step made no offer in {tmp_path} within 0.1 s"):
-        meeting.await_offers(tmp_path, [1, 2], 0.1)
-    with pytest.raises(meeting.NobodyCame, match="the first task of this step did not come"):
-        meeting.offer(tmp_path / "meet" / "1", 0.1)
+    with pytest.raises(
+        slurm_rendezvous.RendezvousTimeout, match=rf"tasks 1, 2 of this step made no offer in {tmp_path} within 0.1 s"
+    ):
+        slurm_rendezvous.await_offers(tmp_path, [1, 2], 0.1)
+    with pytest.raises(slurm_rendezvous.RendezvousTimeout, match="the first task of this step did not come"):
+        slurm_rendezvous.offer_agent(tmp_path / "meet" / "1", 0.1)
     assert not (tmp_path / "meet").exists()
 
 

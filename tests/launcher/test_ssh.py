@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.certificates import Signer, flags
 
-from collectived_proto.tls.files import Files
+from collectived_proto.tls.files import TlsFiles
 
 from .sshd import Missing, Network
 
@@ -128,7 +128,7 @@ def test_a_hostfile_and_a_coordinator_here(launches: Launches, tmp_path: Path) -
 
 
 def test_daemons_of_two_hosts_speak_tls_with_certificates_that_both_have(launches: Launches, tmp_path: Path) -> None:
-    def words(files: Files) -> list[str]:
+    def words(files: TlsFiles) -> list[str]:
         return [*flags(files), "--", "python", "-c", MEAN]
 
     signer = Signer(tmp_path)

@@ -22,10 +22,10 @@ import pytest
 from rich.console import Console
 
 from collectived_launcher.__main__ import run
-from collectived_launcher.status.find import PATIENCE, Unreachable, find
-from collectived_launcher.status.narrow import findings_about, narrowed
-from collectived_launcher.status.tables import devices, tables
-from collectived_proto.local import jobs
+from collectived_launcher.status.discovery import TIMEOUT, Unreachable, find_target
+from collectived_launcher.status.filters import filter_findings, filter_status
+from collectived_launcher.status.tables import build_tables, devices_text
+from collectived_proto.ipc import job_files
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.v1 import worker_pb2_grpc
@@ -37,12 +37,12 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="cd-", dir="/tmp") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         monkeypatch.delenv("COLLECTIVED_WORKER", raising=False)
-        monkeypatch.setattr(jobs, "SYSTEM_FOLDER", Path(folder) / "system")
+        monkeypatch.setattr(job_files, "SYSTEM_FOLDER", Path(folder) / "system")
         yield Path(folder)
 
 
 def publish(name: str, *workers: str) -> None:
-    jobs.publish(jobs.JobFile(name, os.getpid(), "unix:/c.sock", workers, "python train.py"))
+    job_files.write_job_file(job_files.JobFile(name, os.getpid(), "unix:/c.sock", workers, "python train.py"))
 
 
 def reply() -> pb.StatusReply:
@@ -131,9 +131,9 @@ def reply() -> pb.StatusReply:
 
 def shown(answer: pb.StatusReply, wide: bool = True, **chosen: str) -> list[str]:
     console = Console(width=240, color_system=None)
-    part = narrowed(answer, **chosen)
+    part = filter_status(answer, **chosen)
     with console.capture() as capture:
-        for one in tables(part, findings_about(answer, part), wide):
+        for one in build_tables(part, filter_findings(answer, part), wide):
             console.print(one)
     return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
 
@@ -321,7 +321,7 @@ def test_a_rank_on_another_host_is_still_named_where_this_one_waits_for_it() -> 
 )
 def test_a_name_that_is_not_there_is_refused_with_those_that_are(chosen: dict[str, str], said: str) -> None:
     with pytest.raises(click.UsageError) as caught:
-        narrowed(two_of_each(), **chosen)
+        filter_status(two_of_each(), **chosen)
     assert str(caught.value) == said
 
 
@@ -356,32 +356,32 @@ def test_what_the_encoding_of_the_output_has_not_is_shown_as_well_as_it_can(work
 
 
 def test_devices_are_told_in_short() -> None:
-    assert devices(["x/device:CPU:0", "x/device:GPU:0", "x/device:CPU:2"]) == "CPU:0,2 GPU:0"
+    assert devices_text(["x/device:CPU:0", "x/device:GPU:0", "x/device:CPU:2"]) == "CPU:0,2 GPU:0"
 
 
 def test_the_argument_goes_before_the_environment_before_the_running_job(runtime: Path) -> None:
     publish("j", "unix:/file.sock")
     environment = {"COLLECTIVED_WORKER": "unix:/env.sock"}
-    assert find("unix:/arg.sock", environment).workers == ("unix:/arg.sock",)
-    assert find(None, environment).workers == ("unix:/env.sock",)
-    assert find(None, {}).workers == ("unix:/file.sock",)
+    assert find_target("unix:/arg.sock", environment).workers == ("unix:/arg.sock",)
+    assert find_target(None, environment).workers == ("unix:/env.sock",)
+    assert find_target(None, {}).workers == ("unix:/file.sock",)
 
 
 def test_the_systems_worker_is_asked_where_no_job_of_the_user_runs(runtime: Path) -> None:
     (runtime / "system").mkdir()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{runtime}/system/worker.sock")
-        target = find(None, {})
+        target = find_target(None, {})
         assert (target.workers, target.origin) == ((f"unix:{runtime}/system/worker.sock",), "the system's worker")
         publish("j", "unix:/file.sock")
-        assert find(None, {}).workers == ("unix:/file.sock",)
+        assert find_target(None, {}).workers == ("unix:/file.sock",)
 
 
 def test_several_jobs_are_listed(runtime: Path) -> None:
     publish("a", "unix:/a.sock")
     publish("b", "unix:/b.sock")
     with pytest.raises(click.UsageError) as caught:
-        find(None, {})
+        find_target(None, {})
     assert "--worker unix:/a.sock  (a: python train.py)" in str(caught.value)
     assert "--worker unix:/b.sock  (b: python train.py)" in str(caught.value)
     assert run(["status"]) == 2
@@ -389,7 +389,7 @@ def test_several_jobs_are_listed(runtime: Path) -> None:
 
 def test_nothing_running_shows_the_line_to_type(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Unreachable):
-        find(None, {})
+        find_target(None, {})
     assert run(["status"]) == 3
     assert "collectived launch --workers 2 --clients 2 -- python train.py" in capsys.readouterr().err
 
@@ -412,7 +412,7 @@ def silent(runtime: Path) -> Iterator[str]:
 def test_a_worker_that_does_not_answer_is_unreachable(silent: str) -> None:
     begun = time.monotonic()
     assert run(["status", "--worker", silent]) == 3
-    assert time.monotonic() - begun < 10 * PATIENCE
+    assert time.monotonic() - begun < 10 * TIMEOUT
 
 
 def test_where_all_workers_are_silent_three_are_asked_beside_each_other(
@@ -421,7 +421,7 @@ def test_where_all_workers_are_silent_three_are_asked_beside_each_other(
     publish("j", silent, silent, silent, silent)
     begun = time.monotonic()
     assert run(["status"]) == 3
-    assert time.monotonic() - begun < 10 * PATIENCE
+    assert time.monotonic() - begun < 10 * TIMEOUT
     assert capsys.readouterr().err.count("silent.sock") == 3
 
 
@@ -440,7 +440,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
 @pytest.fixture
 def worker(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a worker that serves; it is given all the time that a busy machine may take."""
-    monkeypatch.setattr("collectived_launcher.status.find.PATIENCE", 30.0)
+    monkeypatch.setattr("collectived_launcher.status.discovery.TIMEOUT", 30.0)
     server = grpc.server(ThreadPoolExecutor(2))
     worker_pb2_grpc.add_WorkerServicer_to_server(Worker(), server)
     address = f"unix:{runtime}/w.sock"
@@ -482,7 +482,7 @@ def test_what_workers_know_is_taken_where_the_whole_takes_too_long(
 def test_a_process_that_is_stopped_is_not_waited_for(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("collectived_launcher.status.find.PATIENCE", 3600.0)
+    monkeypatch.setattr("collectived_launcher.status.discovery.TIMEOUT", 3600.0)
     program = (
         "import signal, socket, os; s = socket.socket(socket.AF_UNIX); s.bind('w.sock'); s.listen(); print(flush=True)"
     )

@@ -6,33 +6,33 @@ import signal
 
 import pytest
 
-from collectived_launcher.launch.supervise import (
+from collectived_launcher.launch.job_state import (
     Action,
     ClientEnded,
     DaemonEnded,
     DaemonReady,
-    Elapsed,
     Event,
     Finish,
+    JobState,
     KillDaemon,
     Phase,
     Policy,
     Restart,
-    Send,
-    Signalled,
+    SignalRanks,
+    SignalReceived,
     StartDaemon,
-    State,
-    begin,
+    TimerFired,
     decide,
     exit_status,
+    make_initial_state,
 )
 
 WORKERS = {0: "worker 0", 1: "worker 0", 2: "worker 1"}
 
 
-def play(policy: Policy, *story: tuple[float, Event]) -> tuple[State, list[list[Action]]]:
+def play(policy: Policy, *story: tuple[float, Event]) -> tuple[JobState, list[list[Action]]]:
     """Three ranks and what happened to them: the last state, and the actions after each event."""
-    state, told = begin(policy, WORKERS), []
+    state, told = make_initial_state(policy, WORKERS), []
     for now, event in story:
         state, actions = decide(state, event, now)
         told.append(list(actions))
@@ -46,12 +46,12 @@ def test_a_job_whose_clients_all_end_well_is_finished_with_the_last() -> None:
 
 
 def test_a_rank_that_ended_well_before_another_fails_is_not_signalled() -> None:
-    _, told = play(Policy(grace=10), (1, ClientEnded(0, 0)), (2, ClientEnded(1, 3)), (12, Elapsed()))
-    assert told[-1] == [Send((2,), signal.SIGTERM)]
+    _, told = play(Policy(grace=10), (1, ClientEnded(0, 0)), (2, ClientEnded(1, 3)), (12, TimerFired()))
+    assert told[-1] == [SignalRanks((2,), signal.SIGTERM)]
 
 
 def test_after_the_first_failure_the_others_have_the_grace_and_nothing_is_done_to_them() -> None:
-    state, told = play(Policy(grace=10), (1, ClientEnded(1, 3)), (10.9, Elapsed()))
+    state, told = play(Policy(grace=10), (1, ClientEnded(1, 3)), (10.9, TimerFired()))
     assert told == [[], []]
     assert (state.phase, state.deadline) == (Phase.GRACE, 11)
 
@@ -66,13 +66,19 @@ def test_after_the_grace_comes_sigterm_and_then_sigkill() -> None:
     state, told = play(
         Policy(grace=10, kill_after=5),
         (1, ClientEnded(1, 3)),
-        (11, Elapsed()),
-        (15.9, Elapsed()),
-        (16, Elapsed()),
+        (11, TimerFired()),
+        (15.9, TimerFired()),
+        (16, TimerFired()),
         (17, ClientEnded(0, -signal.SIGKILL)),
         (18, ClientEnded(2, -signal.SIGKILL)),
     )
-    assert told[1:] == [[Send((0, 2), signal.SIGTERM)], [], [Send((0, 2), signal.SIGKILL)], [], [Finish()]]
+    assert told[1:] == [
+        [SignalRanks((0, 2), signal.SIGTERM)],
+        [],
+        [SignalRanks((0, 2), signal.SIGKILL)],
+        [],
+        [Finish()],
+    ]
     assert state.first_failure == ClientEnded(1, 3)
     assert exit_status(state) == 1
 
@@ -99,8 +105,8 @@ def test_a_daemon_that_ended_is_started_again_after_its_pause_and_the_job_ends_w
     state, told = play(
         Policy(),
         (1, DaemonEnded("coordinator", -9)),
-        (1.1, Elapsed()),
-        (1.2, Elapsed()),
+        (1.1, TimerFired()),
+        (1.2, TimerFired()),
         (2, DaemonReady("coordinator")),
         *[(3.0, ClientEnded(rank, 0)) for rank in range(3)],
     )
@@ -109,26 +115,26 @@ def test_a_daemon_that_ended_is_started_again_after_its_pause_and_the_job_ends_w
 
 
 def test_the_launcher_wakes_when_the_first_pause_is_over() -> None:
-    state, _ = play(Policy(), (1, DaemonEnded("coordinator", -9)), (1.05, DaemonEnded("worker 1", -9, chance=0.5)))
-    assert state.wakeup == 1.2
-    state, actions = decide(state, Elapsed(), 1.21)
+    state, _ = play(Policy(), (1, DaemonEnded("coordinator", -9)), (1.05, DaemonEnded("worker 1", -9, jitter=0.5)))
+    assert state.next_deadline == 1.2
+    state, actions = decide(state, TimerFired(), 1.21)
     assert set(actions) == {StartDaemon("coordinator"), StartDaemon("worker 1")}
     state, _ = decide(state, DaemonReady("coordinator"), 2)
-    assert state.wakeup == 1.21 + 30
+    assert state.next_deadline == 1.21 + 30
     state, _ = decide(state, DaemonReady("worker 1"), 2)
-    assert state.wakeup is None
+    assert state.next_deadline is None
 
 
 def test_a_daemon_that_is_started_again_and_does_not_come_to_serve_is_killed_once_and_tried_again() -> None:
     _, told = play(
-        Policy(ready_within=30),
+        Policy(ready_timeout=30),
         (1, DaemonEnded("worker 0", 1)),
-        (2, Elapsed()),
-        (31.9, Elapsed()),
-        (32, Elapsed()),
-        (33, Elapsed()),
+        (2, TimerFired()),
+        (31.9, TimerFired()),
+        (32, TimerFired()),
+        (33, TimerFired()),
         (34, DaemonEnded("worker 0", -9)),
-        (35, Elapsed()),
+        (35, TimerFired()),
     )
     assert told == [[], [StartDaemon("worker 0")], [], [KillDaemon("worker 0")], [], [], [StartDaemon("worker 0")]]
 
@@ -140,7 +146,7 @@ def test_a_client_is_started_again_only_when_its_worker_serves() -> None:
         (1.01, ClientEnded(1, 1)),
         (1.02, ClientEnded(2, 1)),
         (1.03, ClientEnded(0, 1)),
-        (1.5, Elapsed()),
+        (1.5, TimerFired()),
         (2, DaemonReady("worker 0")),
     )
     assert told[1:4] == [[], [Restart(2, 1)], []]
@@ -169,19 +175,19 @@ def test_a_client_that_waits_for_its_worker_is_nobody_once_the_job_has_failed() 
 
 def test_during_the_grace_daemons_are_started_again_and_afterwards_not() -> None:
     grace = Policy(grace=10)
-    _, told = play(grace, (1, ClientEnded(0, 1)), (2, DaemonEnded("coordinator", -9)), (3, Elapsed()))
+    _, told = play(grace, (1, ClientEnded(0, 1)), (2, DaemonEnded("coordinator", -9)), (3, TimerFired()))
     assert told[-1] == [StartDaemon("coordinator")]
     state, told = play(
         grace,
         (1, ClientEnded(0, 1)),
         (10.9, DaemonEnded("coordinator", -9)),
-        (11, Elapsed()),
-        (11.5, Elapsed()),
+        (11, TimerFired()),
+        (11.5, TimerFired()),
         (12, DaemonEnded("worker 0", -9)),
-        (13, Elapsed()),
+        (13, TimerFired()),
     )
-    assert told[1:] == [[], [Send((1, 2), signal.SIGTERM)], [], [], []]
-    assert state.wakeup == state.deadline
+    assert told[1:] == [[], [SignalRanks((1, 2), signal.SIGTERM)], [], [], []]
+    assert state.next_deadline == state.deadline
 
 
 def test_after_ctrl_c_nothing_is_started_again() -> None:
@@ -189,13 +195,13 @@ def test_after_ctrl_c_nothing_is_started_again() -> None:
         Policy(max_restarts=3),
         (1, DaemonEnded("worker 0", -9)),
         (1.1, ClientEnded(0, 1)),
-        (1.1, Signalled(signal.SIGINT)),
-        (2, Elapsed()),
+        (1.1, SignalReceived(signal.SIGINT)),
+        (2, TimerFired()),
         (3, DaemonReady("worker 0")),
         (3, DaemonEnded("coordinator", -9)),
-        (4, Elapsed()),
+        (4, TimerFired()),
     )
-    assert told == [[], [], [Send((1, 2), signal.SIGINT)], [], [], [], []]
+    assert told == [[], [], [SignalRanks((1, 2), signal.SIGINT)], [], [], [], []]
 
 
 def test_ctrl_c_while_all_clients_wait_for_their_worker_finishes() -> None:
@@ -205,7 +211,7 @@ def test_ctrl_c_while_all_clients_wait_for_their_worker_finishes() -> None:
         (1, DaemonEnded("worker 0", -9)),
         (1.1, ClientEnded(0, 1)),
         (1.1, ClientEnded(1, 1)),
-        (1.1, Signalled(signal.SIGINT)),
+        (1.1, SignalReceived(signal.SIGINT)),
     )
     assert told[-1] == [Finish()]
 
@@ -213,17 +219,17 @@ def test_ctrl_c_while_all_clients_wait_for_their_worker_finishes() -> None:
 @pytest.mark.parametrize("allowed", [0, 2])
 def test_a_daemon_that_has_used_up_its_restarts_fails_the_job(allowed: int) -> None:
     policy = Policy(grace=10, max_restarts=5, daemon_restarts=allowed)
-    state = begin(policy, WORKERS)
+    state = make_initial_state(policy, WORKERS)
     for restart in range(allowed):
         state, actions = decide(state, DaemonEnded("worker 0", -9), restart)
-        state, actions = decide(state, Elapsed(), restart + 0.5)
+        state, actions = decide(state, TimerFired(), restart + 0.5)
         assert actions == (StartDaemon("worker 0"),) and state.phase is Phase.RUNNING
     state, actions = decide(state, DaemonEnded("worker 0", -9), 5)
     assert (actions, state.phase, state.deadline) == ((), Phase.GRACE, 15)
     state, actions = decide(state, ClientEnded(0, 1), 6)
     assert actions == ()  # nobody is started again
     assert state.first_failure == DaemonEnded("worker 0", -9)
-    assert decide(state, Elapsed(), 15)[1] == (Send((1, 2), signal.SIGTERM),)
+    assert decide(state, TimerFired(), 15)[1] == (SignalRanks((1, 2), signal.SIGTERM),)
     assert exit_status(state) == 1
 
 
@@ -253,7 +259,7 @@ def test_where_all_clients_wait_for_a_worker_that_does_not_come_back_the_job_is_
         (1, DaemonEnded("worker 0", -9)),
         (1.1, ClientEnded(0, 1)),
         (1.1, ClientEnded(1, 1)),
-        (2, Elapsed()),
+        (2, TimerFired()),
         (3, DaemonEnded("worker 0", 1)),
     )
     assert told[-2:] == [[StartDaemon("worker 0")], [Finish()]]
@@ -261,38 +267,38 @@ def test_where_all_clients_wait_for_a_worker_that_does_not_come_back_the_job_is_
 
 def test_ctrl_c_is_forwarded_and_after_the_grace_the_rest_is_killed() -> None:
     state, told = play(
-        Policy(grace=10), (1, Signalled(signal.SIGINT)), (2, ClientEnded(0, -signal.SIGINT)), (11, Elapsed())
+        Policy(grace=10), (1, SignalReceived(signal.SIGINT)), (2, ClientEnded(0, -signal.SIGINT)), (11, TimerFired())
     )
-    assert told == [[Send((0, 1, 2), signal.SIGINT)], [], [Send((1, 2), signal.SIGKILL)]]
+    assert told == [[SignalRanks((0, 1, 2), signal.SIGINT)], [], [SignalRanks((1, 2), signal.SIGKILL)]]
     assert state.first_failure is None
     assert exit_status(state) == 130
 
 
 def test_the_second_ctrl_c_kills() -> None:
-    _, told = play(Policy(), (1, Signalled(signal.SIGINT)), (2, Signalled(signal.SIGINT)))
-    assert told[-1] == [Send((0, 1, 2), signal.SIGKILL)]
+    _, told = play(Policy(), (1, SignalReceived(signal.SIGINT)), (2, SignalReceived(signal.SIGINT)))
+    assert told[-1] == [SignalRanks((0, 1, 2), signal.SIGKILL)]
 
 
 def test_sigterm_and_hangup_interrupt_and_a_closed_output_fails_and_all_end_the_clients_with_sigterm() -> None:
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-        state, told = play(Policy(), (1, Signalled(signum)))
-        assert told == [[Send((0, 1, 2), signal.SIGTERM)]]
+        state, told = play(Policy(), (1, SignalReceived(signum)))
+        assert told == [[SignalRanks((0, 1, 2), signal.SIGTERM)]]
         assert exit_status(state) == (1 if signum == signal.SIGPIPE else 130)
 
 
 def test_a_client_that_fails_because_of_ctrl_c_is_not_started_again() -> None:
-    _, told = play(Policy(max_restarts=3), (1, Signalled(signal.SIGINT)), (2, ClientEnded(0, 1)))
+    _, told = play(Policy(max_restarts=3), (1, SignalReceived(signal.SIGINT)), (2, ClientEnded(0, 1)))
     assert told[-1] == []
 
 
 def test_ctrl_c_during_the_grace_ends_the_others_at_once_and_keeps_the_failure() -> None:
-    state, told = play(Policy(grace=10), (1, ClientEnded(1, 3)), (2, Signalled(signal.SIGINT)))
-    assert told[-1] == [Send((0, 2), signal.SIGINT)]
+    state, told = play(Policy(grace=10), (1, ClientEnded(1, 3)), (2, SignalReceived(signal.SIGINT)))
+    assert told[-1] == [SignalRanks((0, 2), signal.SIGINT)]
     assert state.first_failure == ClientEnded(1, 3)
     assert exit_status(state) == 130
 
 
 def test_a_signal_before_any_client_was_started_finishes() -> None:
-    state, actions = decide(begin(Policy(), {}), Signalled(signal.SIGINT), 1)
+    state, actions = decide(make_initial_state(Policy(), {}), SignalReceived(signal.SIGINT), 1)
     assert actions == (Finish(),)
     assert exit_status(state) == 130

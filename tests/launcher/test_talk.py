@@ -9,43 +9,43 @@ from collections.abc import Iterator
 
 import pytest
 
-from collectived_launcher.launch.loop import Loop
-from collectived_launcher.launch.talk import (
+from collectived_launcher.hosts.agent_protocol import (
     GREETING,
     MAX_BODY,
     MAX_HEADER,
-    Alive,
-    Answered,
-    Ask,
-    Begin,
-    Ended,
-    EndInput,
+    AgentChannel,
+    AgentHello,
+    AgentProtocolError,
+    CloseStdin,
     Frames,
-    Hello,
-    Line,
+    KeepAlive,
+    LauncherHello,
     Message,
-    Signal,
-    Start,
-    Started,
-    Talk,
-    TalkError,
+    OutputLine,
+    ProcessEnded,
+    ProcessStarted,
+    SignalProcess,
+    StartProcess,
+    TaskReply,
+    TaskRequest,
     encode,
 )
+from collectived_launcher.hosts.loop import Loop
 
 MESSAGES: list[Message] = [
-    Begin(1, "0.1", "job-0", 30.0),
-    Begin(1, "0.1", "job-0", 30),
-    Hello(1, {"hostname": "b", "interfaces": [{"name": "lo"}]}, ""),
-    Start(7, ["python", "-c", "print('ü')"], {"A": "b"}, "", True, b"secret"),
-    Started(7, 4242),
-    Line(7, 2, b"\xff\x00 no text"),
-    Line(7, 1, b""),
-    Ended(7, -9, ""),
-    Signal(7, 15),
-    EndInput(7),
-    Ask(8, "dial", {"targets": [["10.0.0.1", 7450]]}),
-    Answered(8, {"failures": [""]}),
-    Alive(),
+    LauncherHello(1, "0.1", "job-0", 30.0),
+    LauncherHello(1, "0.1", "job-0", 30),
+    AgentHello(1, {"hostname": "b", "interfaces": [{"name": "lo"}]}, ""),
+    StartProcess(7, ["python", "-c", "print('ü')"], {"A": "b"}, "", True, b"secret"),
+    ProcessStarted(7, 4242),
+    OutputLine(7, 2, b"\xff\x00 no text"),
+    OutputLine(7, 1, b""),
+    ProcessEnded(7, -9, ""),
+    SignalProcess(7, 15),
+    CloseStdin(7),
+    TaskRequest(8, "dial", {"targets": [["10.0.0.1", 7450]]}),
+    TaskReply(8, {"failures": [""]}),
+    KeepAlive(),
 ]
 
 
@@ -70,24 +70,33 @@ def frame(header: object, body: bytes = b"") -> bytes:
         frame(b"{"),
         frame([]),
         frame({"kind": "Sing"}),
-        frame({"kind": ["Alive"]}),
-        frame({"kind": "Alive", "loud": True}),
-        frame({"kind": "Alive"}, b"body"),
-        frame({"kind": "Signal", "number": 1}),
-        frame({"kind": "Signal", "number": 1, "signum": True}),
-        frame({"kind": "Signal", "number": "1", "signum": 9}),
-        frame({"kind": "Start", "number": 1, "argv": "sh", "variables": {}, "folder": "", "attached": False}),
-        frame({"kind": "Start", "number": 1, "argv": ["sh"], "variables": {"A": 1}, "folder": "", "attached": False}),
+        frame({"kind": ["KeepAlive"]}),
+        frame({"kind": "KeepAlive", "loud": True}),
+        frame({"kind": "KeepAlive"}, b"body"),
+        frame({"kind": "SignalProcess", "number": 1}),
+        frame({"kind": "SignalProcess", "number": 1, "signum": True}),
+        frame({"kind": "SignalProcess", "number": "1", "signum": 9}),
+        frame({"kind": "StartProcess", "number": 1, "argv": "sh", "variables": {}, "folder": "", "attached": False}),
+        frame(
+            {
+                "kind": "StartProcess",
+                "number": 1,
+                "argv": ["sh"],
+                "variables": {"A": 1},
+                "folder": "",
+                "attached": False,
+            }
+        ),
         frame(b"[" * 100_000),
     ],
 )
 def test_anything_else_is_refused(data: bytes) -> None:
-    with pytest.raises(TalkError):
+    with pytest.raises(AgentProtocolError):
         list(Frames().feed(data))
 
 
 def test_a_secret_is_not_in_the_words_of_a_message() -> None:
-    assert "5ec2e7" not in repr(Start(1, ["sh"], {}, "", True, b"5ec2e7"))
+    assert "5ec2e7" not in repr(StartProcess(1, ["sh"], {}, "", True, b"5ec2e7"))
 
 
 @pytest.fixture
@@ -101,15 +110,15 @@ def test_much_that_nobody_reads_waits_and_then_arrives_whole(loop: Loop) -> None
     other_readable, other_writable = os.pipe()
     heard: list[Message] = []
     ends: list[str] = []
-    speaker = Talk(loop, other_readable, writable, heard.append, ends.append)
-    said = [Line(1, 1, b"%d" % number + b"x" * 50_000) for number in range(40)]
+    speaker = AgentChannel(loop, other_readable, writable, heard.append, ends.append)
+    said = [OutputLine(1, 1, b"%d" % number + b"x" * 50_000) for number in range(40)]
     speaker.send(said[0])
     for line in said[1:]:
         speaker.send(line)
     assert speaker.backlog > 1_000_000
-    speaker.finish()
-    listener = Talk(loop, readable, other_writable, heard.append, ends.append)
-    assert loop.until(lambda: ends == [""], 20.0)
+    speaker.write_eof()
+    listener = AgentChannel(loop, readable, other_writable, heard.append, ends.append)
+    assert loop.run_until(lambda: ends == [""], 20.0)
     assert heard == said and speaker.backlog == 0
     for talk in (listener, speaker):
         talk.close()
@@ -121,13 +130,13 @@ def test_who_does_not_greet_is_not_listened_to(loop: Loop) -> None:
     for noise, end in ((b"motd\n", ""), (b"x" * 100_000, "does not greet as an agent does")):
         readable, writable = os.pipe()
         unread, unwritten = os.pipe()
-        talk = Talk(loop, readable, unwritten, heard.append, ends.append, greeted=False)
+        talk = AgentChannel(loop, readable, unwritten, heard.append, ends.append, greeted=False)
         os.write(writable, noise[:60_000])
-        loop.turn()
+        loop.run_once()
         if len(noise) > 60_000:
             os.write(writable, noise[60_000:])
         os.close(writable)
-        assert loop.until(lambda: bool(ends), 20.0)
+        assert loop.run_until(lambda: bool(ends), 20.0)
         assert (ends.pop(), heard) == (end, [])
         talk.close()
         os.close(unread)
@@ -137,10 +146,10 @@ def test_what_comes_before_the_greeting_is_kept_as_noise(loop: Loop) -> None:
     readable, writable = os.pipe()
     unread, unwritten = os.pipe()
     heard: list[Message] = []
-    talk = Talk(loop, readable, unwritten, heard.append, lambda why: None, greeted=False)
-    os.write(writable, b"welcome\n" + GREETING + encode(Alive()))
-    assert loop.until(lambda: bool(heard), 20.0)
-    assert (heard, talk.noise) == ([Alive()], b"welcome\n")
+    talk = AgentChannel(loop, readable, unwritten, heard.append, lambda why: None, greeted=False)
+    os.write(writable, b"welcome\n" + GREETING + encode(KeepAlive()))
+    assert loop.run_until(lambda: bool(heard), 20.0)
+    assert (heard, talk.preamble) == ([KeepAlive()], b"welcome\n")
     talk.close()
     for descriptor in (writable, unread):
         os.close(descriptor)

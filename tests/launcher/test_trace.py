@@ -20,12 +20,12 @@ import pytest
 from tests.launcher.trace_format import check, first_and_last, parsed
 
 from collectived_launcher.__main__ import run
-from collectived_launcher.quantities import time_span
-from collectived_launcher.trace import picture
-from collectived_launcher.trace.command import _summary
-from collectived_launcher.trace.gather import collect
-from collectived_launcher.trace.picture import Picture
-from collectived_launcher.trace.tracks import Process, Slice
+from collectived_launcher.quantities import parse_time_span
+from collectived_launcher.trace import perfetto
+from collectived_launcher.trace.cli import _summary_lines
+from collectived_launcher.trace.collect import collect_replies
+from collectived_launcher.trace.perfetto import PerfettoTrace
+from collectived_launcher.trace.trace_events import Slice, TraceProcess
 from collectived_proto.errors import Code
 from collectived_proto.v1 import trace_pb2 as pb
 from collectived_proto.v1 import worker_pb2_grpc
@@ -33,7 +33,7 @@ from collectived_proto.v1 import worker_pb2_grpc
 KEY, GENERATION = (1 << 62) + 1, (1 << 62) + 2
 
 
-def lane(*ranks: int, submitted: dict[int, int]) -> pb.TraceLane:
+def group_loop(*ranks: int, submitted: dict[int, int]) -> pb.TraceLane:
     standings = [
         pb.TraceRank(
             rank=rank,
@@ -92,7 +92,7 @@ def replies(offset: float = 0.0, error: float = 0.0) -> list[pb.TraceReply]:
         pid=60,
         now=20.0,
         clock=pb.WorkerClock(how="same clock"),
-        lanes=[lane(0, 1, submitted={0: 1, 1: 1})],
+        lanes=[group_loop(0, 1, submitted={0: 1, 1: 1})],
         collectives=[
             collective(1, {0: 12.0, 1: 12.5}, 12.5, 0.0, waits_for=[1]),
             collective(
@@ -117,7 +117,7 @@ def replies(offset: float = 0.0, error: float = 0.0) -> list[pb.TraceReply]:
         pid=61,
         now=20.0 + back,
         clock=clock,
-        lanes=[lane(2, 3, submitted={2: 0, 3: 1})],
+        lanes=[group_loop(2, 3, submitted={2: 0, 3: 1})],
         collectives=[collective(1, {3: 12.2 + back}, 0.0, 0.0, missing=[2])],
         last=False,
     )
@@ -149,7 +149,7 @@ def replies(offset: float = 0.0, error: float = 0.0) -> list[pb.TraceReply]:
 
 def made(*parts: pb.TraceReply) -> dict[str, Any]:
     """The trace, as it is written and read again."""
-    return parsed("".join(Picture(collect(parts)).lines()))
+    return parsed("".join(PerfettoTrace(collect_replies(parts)).lines()))
 
 
 def of(trace: dict[str, Any], category: str) -> list[dict[str, Any]]:
@@ -186,9 +186,9 @@ def test_each_rank_waits_from_its_arrival_and_runs_from_the_start() -> None:
         ("wait", 0.0, 100_000.0),
         ("run", 100_000.0, 400_000.0),
     ]
-    (lane_slice,) = [event for event in of(trace, "lane") if event["pid"] == 0 and event["args"]["instance"] == 0]
-    assert lane_slice["args"]["arrivals"] == [0, 1]
-    assert lane_slice["args"]["moved"] == [{"worker": 1, "sent": 2048, "received": 2048}]
+    (group_loop_slice,) = [event for event in of(trace, "lane") if event["pid"] == 0 and event["args"]["instance"] == 0]
+    assert group_loop_slice["args"]["arrivals"] == [0, 1]
+    assert group_loop_slice["args"]["moved"] == [{"worker": 1, "sent": 2048, "received": 2048}]
 
 
 def test_arrows_lead_from_what_is_sent_to_where_it_is_received() -> None:
@@ -232,7 +232,7 @@ def test_whom_a_verdict_names_is_absent_until_the_failure() -> None:
 
 
 def lost(code: Code) -> list[pb.TraceReply]:
-    """A failure that names ranks 2 and 3, by their worker gone: what worker 0 tells, whose lane has ended too."""
+    """A failure that names ranks 2 and 3, by their worker gone: what worker 0 tells, whose group loop has ended too."""
     parts = [*replies()[:2], pb.TraceReply(last=True)]
     told = parts[1].worker
     ended = told.collectives[0]
@@ -258,7 +258,9 @@ def test_a_rank_of_which_nobody_says_where_it_was_has_no_worker() -> None:
     trace = made(*parts)
     assert of(trace, "absence") == []
     assert [one["worker"] for one in trace["otherData"]["absences"]] == [None, None]
-    assert not any("-1" in line for line in _summary({"file": "f", "collectives": 1, "seconds": 1}, trace["otherData"]))
+    assert not any(
+        "-1" in line for line in _summary_lines({"file": "f", "collectives": 1, "seconds": 1}, trace["otherData"])
+    )
 
 
 def test_a_rank_that_is_through_with_it_is_not_absent() -> None:
@@ -268,9 +270,9 @@ def test_a_rank_that_is_through_with_it_is_not_absent() -> None:
 
 
 def test_what_is_under_way_at_once_lies_on_rows_of_its_own() -> None:
-    process = Process(3, "worker")
+    process = TraceProcess(3, "worker")
     for begin, end in ((1.0, 4.0), (2.0, 5.0), (4.0, 6.0)):
-        process.add(Slice("rank 0", "x", "collective", begin, end))
+        process.add_slice(Slice("rank 0", "x", "collective", begin, end))
     events = list(process.events(1.0))
     check({"traceEvents": events, "displayTimeUnit": "ms", "otherData": {}})
     slices = [event for event in events if event["ph"] == "X"]
@@ -311,13 +313,13 @@ def test_times_are_whole_nanoseconds() -> None:
     ("text", "seconds"), [("30s", 30.0), ("500ms", 0.5), ("2", 2.0), ("1.5m", 90.0), ("1h", 3600.0)]
 )
 def test_a_time_is_a_number_with_a_unit(text: str, seconds: float) -> None:
-    assert time_span(click.Context(click.Command("x")), click.Option(["--last"]), text) == seconds
+    assert parse_time_span(click.Context(click.Command("x")), click.Option(["--last"]), text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0s", "-1s", "nan", "3 days", "s"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a time: expected a positive one"):
-        time_span(click.Context(click.Command("x")), click.Option(["--last"]), text)
+        parse_time_span(click.Context(click.Command("x")), click.Option(["--last"]), text)
 
 
 class Worker(worker_pb2_grpc.WorkerServicer):
@@ -440,9 +442,9 @@ def serving(servicer: worker_pb2_grpc.WorkerServicer) -> Iterator[str]:
 
 
 def test_what_is_told_of_a_slice_is_made_when_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_ranks = Mock(wraps=picture._args_of_rank)
-    monkeypatch.setattr(picture, "_args_of_rank", of_ranks)
-    lines = Picture(collect(replies())).lines()
+    of_ranks = Mock(wraps=perfetto._rank_args)
+    monkeypatch.setattr(perfetto, "_rank_args", of_ranks)
+    lines = PerfettoTrace(collect_replies(replies())).lines()
     next(line for line in lines if '"cat":"collective"' in line)
     assert of_ranks.call_count == 1
     assert sum('"cat":"collective"' in line for line in lines) + 1 == of_ranks.call_count == 7

@@ -10,10 +10,10 @@ import grpc
 import pytest
 from tests.launcher.test_trace import replies, serving
 
-from collectived_launcher.status.find import Target
-from collectived_launcher.trace import gather
-from collectived_launcher.trace.gather import ask
-from collectived_launcher.trace.merge import absences
+from collectived_launcher.status.discovery import Target
+from collectived_launcher.trace import collect
+from collectived_launcher.trace.absences import find_absences
+from collectived_launcher.trace.collect import request_trace
 from collectived_proto.v1 import trace_pb2 as pb
 from collectived_proto.v1 import worker_pb2_grpc
 
@@ -33,8 +33,8 @@ class Alone(worker_pb2_grpc.WorkerServicer):
 def test_without_a_coordinator_the_workers_of_the_host_name_the_absent_together(tmp_path: Path) -> None:
     nobody = f"unix:{tmp_path}/no.sock"
     with serving(Alone(0)) as first, serving(Alone(1)) as second:
-        account = ask(Target((first, second, nobody), "test"), pb.TraceRequest())
-    assert [(one.rank, one.task) for one in absences(account)] == [(2, 1)]
+        account = request_trace(Target((first, second, nobody), "test"), pb.TraceRequest())
+    assert [(one.rank, one.task) for one in find_absences(account)] == [(2, 1)]
     assert account.warnings == [
         "no coordinator",
         f"the worker at {nobody} does not answer: what it has recorded is missing",
@@ -54,11 +54,11 @@ class Halting(worker_pb2_grpc.WorkerServicer):
 
 
 def test_of_an_answer_that_stops_what_came_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather, "PATIENCE", 0.5)
+    monkeypatch.setattr(collect, "PART_TIMEOUT", 0.5)
     halting = Halting()
     with serving(halting) as address:
         try:
-            account = ask(Target((address,), "test"), pb.TraceRequest())
+            account = request_trace(Target((address,), "test"), pb.TraceRequest())
         finally:
             halting.over.set()
     assert list(account.workers) == [0] and len(account.workers[0].collectives) == 2

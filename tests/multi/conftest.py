@@ -59,8 +59,8 @@ class Daemon(testing.daemon.Daemon):
     def __init__(self, *arguments: str, within: tuple[str, ...] = ()) -> None:
         super().__init__([*arguments, "--job", "test"], SECRET, within)
 
-    def ready(self, timeout: float = 30.0) -> dict[str, Any]:
-        return super().ready(timeout)
+    def wait_ready(self, timeout: float = 30.0) -> dict[str, Any]:
+        return super().wait_ready(timeout)
 
 
 class Cluster:
@@ -82,7 +82,7 @@ class Cluster:
         self._closed = False
         self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
         self.coordinator = Daemon("coordinator", "--listen", f"unix:{self.folder}/c.sock", *options)
-        announced = self.coordinator.ready()
+        announced = self.coordinator.wait_ready()
         self.coordinator_address = str(announced["address"])
         self._seen_at = through(self.coordinator_address)
         self._hosts, self._worker_options = hosts, worker_options
@@ -104,7 +104,7 @@ class Cluster:
                 )
             )
         for worker in self.workers[len(self.addresses) :]:
-            served = worker.ready()
+            served = worker.wait_ready()
             self.metrics.append(str(served["metrics"]))
             self.addresses.append(str(served["address"]))
             self.tcp_addresses.append(str(served["addresses"][-1]))

@@ -130,7 +130,7 @@ class Raw:
 
     def in_flight(self) -> bool:
         """Whether anything of its group is under way on its worker."""
-        return any(lane.in_flight for lane in self.status().lanes if lane.key == self.key)
+        return any(group_loop.in_flight for group_loop in self.status().lanes if group_loop.key == self.key)
 
     def status(self) -> status_pb2.WorkerStatus:
         """What its worker tells of itself."""

@@ -155,8 +155,8 @@ def seconds_waited(cluster: Any, seconds: float) -> None:
         lambda: any(
             flight.seconds > seconds
             for worker in cluster.status().workers
-            for lane in worker.lanes
-            for flight in lane.in_flight
+            for group_loop in worker.lanes
+            for flight in group_loop.in_flight
         )
     )
 

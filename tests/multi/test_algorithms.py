@@ -13,7 +13,7 @@ import pytest
 
 import collectived as cd
 from collectived_proto.codec import collective_to_proto
-from collectived_proto.status import from_rpc_error
+from collectived_proto.error_status import from_rpc_error
 from collectived_proto.types import AllReduce, Collective, DType, Leaf, ReduceOp, Tier
 from collectived_proto.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 

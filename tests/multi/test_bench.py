@@ -10,19 +10,21 @@ import pytest
 from tests.multi.conftest import Cluster
 
 import collectived as cd
-from collectived.bench.kinds import KINDS, Extent
-from collectived.bench.measure import Row, measure, planned
-from collectived.bench.order import Order
+from collectived.bench.config import BenchConfig
+from collectived.bench.measure import Row, measure, plan_extents
+from collectived.bench.operation_kinds import KINDS, Extent
 
-small = partial(Order, max_bytes=4 << 10, factor=32, iterations=3, warmup=1)
+small = partial(BenchConfig, max_bytes=4 << 10, factor=32, iterations=3, warmup=1)
 
 
-def rows(order: Order, session: cd.Session, group: Any, told: list[tuple[Extent, int]] | None = None) -> list[Row]:
+def rows(
+    order: BenchConfig, session: cd.Session, group: Any, told: list[tuple[Extent, int]] | None = None
+) -> list[Row]:
     def begins(extent: Extent, iterations: int) -> None:
         if told is not None:
             told.append((extent, iterations))
 
-    found = [measure(order, group, session, extent, begins) for extent in planned(order, group.size)]
+    found = [measure(order, group, session, extent, begins) for extent in plan_extents(order, group.size)]
     return [row for row in found if row is not None]
 
 
@@ -38,7 +40,7 @@ def test_every_operation_is_measured_and_right(workers: str, request: pytest.Fix
     first, second = cluster.run_sessions(2, lambda session, group: [rows(order, session, group) for order in orders])
     assert all(not measured for measured in second), "rank 0 alone gets the rows"
     for order, measured in zip(orders, first, strict=True):
-        assert [row.extent for row in measured] == planned(order, 2)
+        assert [row.extent for row in measured] == plan_extents(order, 2)
         for row in measured:
             assert row.errors == (None if order.operation == "barrier" else 0), (order, row)
             assert row.figures.iterations == 3 and 0 < row.figures.p50 <= row.figures.p99
@@ -48,7 +50,7 @@ def test_every_operation_is_measured_and_right(workers: str, request: pytest.Fix
 def test_iterations_are_the_same_on_all_ranks_where_nobody_says_how_many(one_worker: Cluster) -> None:
     def body(session: cd.Session, group: cd.Group) -> list[tuple[Extent, int]]:
         told: list[tuple[Extent, int]] = []
-        rows(Order("all_reduce", max_bytes=4), session, group, told)
+        rows(BenchConfig("all_reduce", max_bytes=4), session, group, told)
         return told
 
     first, second = one_worker.run_sessions(2, body)
@@ -76,7 +78,7 @@ class Lying:
 def test_wrong_elements_are_counted_on_all_ranks_together(one_worker: Cluster) -> None:
     def body(session: cd.Session, group: cd.Group) -> Any:
         lying = Lying(group)
-        wish = partial(Order, min_bytes=80, max_bytes=80, iterations=2, warmup=0)
+        wish = partial(BenchConfig, min_bytes=80, max_bytes=80, iterations=2, warmup=0)
         return [
             [row.errors for row in rows(wish(operation, check=check), session, lying)]
             for operation, check in (("reduce_scatter", True), ("scatter", True), ("scatter", False))

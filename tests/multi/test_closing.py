@@ -16,7 +16,7 @@ import pytest
 from tests.waiting import settle
 
 import collectived as cd
-from collectived_proto.types import shown_name
+from collectived_proto.types import unscoped_name
 
 PROMPT = 0.1  # seconds
 _names = itertools.count()
@@ -39,13 +39,16 @@ def pair(one_worker: Any) -> Iterator[Callable[[], tuple[cd.Session, cd.Group, c
 def in_flight(cluster: Any, group: cd.Group) -> bool:
     """Whether something of this group waits in the worker."""
     return any(
-        lane.in_flight for row in cluster.status().workers for lane in row.lanes if lane.generation == group.generation
+        group_loop.in_flight
+        for row in cluster.status().workers
+        for group_loop in row.lanes
+        if group_loop.generation == group.generation
     )
 
 
 def forming(cluster: Any, name: str) -> bool:
     """Whether somebody waits in a join of that name."""
-    return (name, "forming") in [(shown_name(group.name), group.state) for group in cluster.status().groups]
+    return (name, "forming") in [(unscoped_name(group.name), group.state) for group in cluster.status().groups]
 
 
 async def awaited(work: cd.Work) -> Any:
@@ -92,7 +95,9 @@ def closed_amid(cluster: Any, pair: Any, use: str) -> float:
             settle(lambda: forming(cluster, f"lonely-{group.name}"))
         elif use == "recv":
             settle(
-                lambda: bool(group._route._flight.calls if hasattr(group._route, "_flight") else group._route._calls)
+                lambda: bool(
+                    group._channel._in_flight.calls if hasattr(group._channel, "_in_flight") else group._channel._calls
+                )
             )
         else:
             settle(lambda: in_flight(cluster, other))

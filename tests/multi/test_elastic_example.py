@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from collectived_launcher.status.find import ask, find
+from collectived_launcher.status.discovery import find_target, request_status
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/elastic.py"
@@ -123,7 +123,7 @@ def test_a_rank_whose_worker_died_connects_to_the_next_one_and_takes_part_again(
     job = launch("--workers", "2", "--clients", "1", "--", sys.executable, str(EXAMPLE), FOR_EVER)
     for _ in range(2):
         job.hear("of 2 from step")
-    os.kill(ask(find(None, {})).workers[1].pid, 9)
+    os.kill(request_status(find_target(None, {})).workers[1].pid, 9)
     job.hear(r"^\[rank 1\] after step \d+: ")
     for _ in range(2):
         assert int(job.hear(r"of 2 from step (\d+)")[1]) > 0

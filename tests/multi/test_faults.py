@@ -15,8 +15,8 @@ import pytest
 from tests.waiting import settle
 
 import collectived as cd
-from collectived_proto.types import shown_name
-from collectived_runtime.transport.kept import KEPT_SECONDS
+from collectived_proto.types import unscoped_name
+from collectived_runtime.transport.pool import MAX_IDLE_SECONDS
 
 JOIN = """
 import os, signal, sys, time
@@ -225,7 +225,7 @@ except cd.errors.UnavailableError as error:
     say(survivor, "joined")
     say(victim, "submitted")
     # Over gRPC it is submitted when all of it has come.
-    settle(lambda: any(lane.in_flight for worker in cluster.status().workers for lane in worker.lanes))
+    settle(lambda: any(group_loop.in_flight for worker in cluster.status().workers for group_loop in worker.lanes))
     victim.kill()
     victim.communicate()
     go_on(survivor)
@@ -328,7 +328,7 @@ def test_a_rank_taken_twice_is_refused_and_names_who_has_it(one_worker: Any) -> 
 
 def forming(cluster: Any) -> list[str]:
     """Names of the groups that are forming, as status tells them."""
-    return [shown_name(group.name) for group in cluster.status().groups if group.state == "forming"]
+    return [unscoped_name(group.name) for group in cluster.status().groups if group.state == "forming"]
 
 
 def test_a_join_that_times_out_says_who_is_here_and_is_withdrawn(one_worker: Any) -> None:
@@ -391,7 +391,7 @@ def test_threads_and_descriptors_of_a_worker_do_not_grow_with_collectives_or_tim
         two_workers.run(4, failing)
     settle(
         lambda: all(now[0] <= then[0] and now[1] <= then[1] for now, then in zip(counts(), settled, strict=True)),
-        KEPT_SECONDS + 20,  # for so long a link more may rest
+        MAX_IDLE_SECONDS + 20,  # for so long a link more may rest
     )
 
 

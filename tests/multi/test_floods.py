@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.floods import doorbell
+from benchmarks.floods import open_doorbell
 from tests.docs.contents import ROOT
 from tests.multi.conftest import Cluster, Daemon
 from tests.multi.counted import counting
@@ -24,7 +24,7 @@ from tests.multi.raw import Raw
 from tests.waiting import settle
 
 import collectived as cd
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.v1 import status_pb2
 
 GUESTS, CALLERS = 40, 30
@@ -154,13 +154,13 @@ def test_where_descriptors_run_out_those_who_are_in_go_on_and_others_come_later(
         folder = Path(name)
         coordinator = Daemon("coordinator", "--listen", f"unix:{folder}/c.sock")
         stack.callback(coordinator.close)
-        coordinator.ready()
+        coordinator.wait_ready()
         worker = Daemon(
             *("worker", "--task", "0", "--coordinator", f"unix:{folder}/c.sock", "--folder", name, "--metrics", "0"),
             within=LITTLE,
         )
         stack.callback(worker.close)
-        announced = worker.ready()
+        announced = worker.wait_ready()
         address = str(announced["address"])
 
         def run(size: int, body: Callable[[cd.Group], Any]) -> list[Any]:
@@ -207,12 +207,12 @@ def test_beside_a_flood_others_sum_on_and_the_worker_stays_as_it_was(cluster: Cl
 
 def test_who_reads_nothing_is_not_kept_for_and_holds_up_nobody(cluster: Cluster, watcher: Raw) -> None:
     before = watcher.status()
-    with Pair(cluster.run) as pair, doorbell(cluster.addresses[1], "reads-nothing") as (bell, _):
-        bell.setblocking(False)
+    with Pair(cluster.run) as pair, open_doorbell(cluster.addresses[1], "reads-nothing") as (doorbell, _):
+        doorbell.setblocking(False)
         sent, end = 0, time.monotonic() + 20
         with contextlib.suppress(BlockingIOError):
             while time.monotonic() < end:
-                bell.send(wire.release((1, 2, 3)))
+                doorbell.send(messages.encode_release((1, 2, 3)))
                 sent += 1
         assert sent < 100_000, "it is not held back"
         pair.more()

@@ -263,7 +263,7 @@ def test_a_worker_that_dies_ends_its_clients(make_cluster: Any, monkeypatch: pyt
     joining.start()
     assert client.stdout.readline() == "joined\n"
     joining.join()
-    settle(lambda: any(lane.in_flight for lane in cluster.status().workers[0].lanes))
+    settle(lambda: any(group_loop.in_flight for group_loop in cluster.status().workers[0].lanes))
     cluster.workers[0].process.kill()
     out, err = client.communicate(timeout=20)
     assert (client.returncode, out) == (0, "True\n"), err

@@ -22,8 +22,8 @@ from tests.waiting import settle
 import collectived as cd
 from collectived.testing.daemon import Daemon
 from collectived_proto.v1 import coordinator_pb2, coordinator_pb2_grpc, status_pb2, trace_pb2
-from collectived_runtime.engine.links import address_of
-from collectived_runtime.transport.hello import ANSWER_BYTES, NONCE_BYTES, Hello
+from collectived_runtime.engine.run.links import parse_address
+from collectived_runtime.transport.hello import ANSWER_BYTES, NONCE_BYTES, LinkHello
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -42,7 +42,7 @@ class Job:
 
     def start(self, *arguments: str) -> tuple[Daemon, dict[str, Any]]:
         self.started.append(Daemon([*arguments, "--job", "test", "--log-level", "debug"], ""))
-        return self.started[-1], self.started[-1].ready(30)
+        return self.started[-1], self.started[-1].wait_ready(30)
 
     def _worker(self, task: int) -> dict[str, Any]:
         place = ("--folder", str(self.folder), "--host-name", f"host{task}", "--coordinator", self.coordinator_address)
@@ -117,8 +117,8 @@ def test_ranks_meet_and_still_dial_after_a_restart_of_the_coordinator_and_nobody
         assert summed(late) == [3, 3]
         assert not any(secret in text for text in job.shown())
 
-        said = Hello(0, 1, 7, 100, 3, bytes(NONCE_BYTES)).encode()
-        with socket.create_connection(address_of(job.link_addresses[1]), timeout=20) as guest:
+        said = LinkHello(0, 1, 7, 100, 3, bytes(NONCE_BYTES)).encode()
+        with socket.create_connection(parse_address(job.link_addresses[1]), timeout=20) as guest:
             guest.sendall(said)
             answer = guest.recv(ANSWER_BYTES, socket.MSG_WAITALL)
             empty = hmac.new(b"", b"dial" + said + answer[:NONCE_BYTES], hashlib.sha256).digest()

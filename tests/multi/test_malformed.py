@@ -11,18 +11,18 @@ from typing import Any
 
 import grpc
 import pytest
-from benchmarks.floods import doorbell
+from benchmarks.floods import open_doorbell
 from tests.multi.conftest import SECRET, Cluster
 from tests.multi.counted import counted, counting
 from tests.multi.raw import SUM, described, failure
 
 import collectived as cd
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
-from collectived_runtime.transport.hello import ANSWER_BYTES, HELLO_BYTES, NONCE_BYTES, PROOF_BYTES, Hello, proof
+from collectived_runtime.transport.hello import ANSWER_BYTES, HELLO_BYTES, NONCE_BYTES, PROOF_BYTES, LinkHello, proof
 
 MALFORMED = "collectived_malformed_total"
-HELLO = Hello(1, 0, 1 << 40, 1 << 41, 0, bytes(NONCE_BYTES)).encode()
+HELLO = LinkHello(1, 0, 1 << 40, 1 << 41, 0, bytes(NONCE_BYTES)).encode()
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def knocking(cluster: Cluster) -> Iterator[socket.socket]:
 def hung_up(guest: socket.socket) -> bool:
     """Whether the worker closes it; what it says before is let go."""
     try:
-        while guest.recv(wire.MAX_MESSAGE):
+        while guest.recv(messages.MAX_MESSAGE):
             pass
     except ConnectionResetError:  # it did not read all of it
         pass
@@ -58,10 +58,10 @@ def hung_up(guest: socket.socket) -> bool:
 @pytest.mark.parametrize(
     "words",
     [
-        wire.hello(bytes(wire.TOKEN_BYTES))[:-1],
-        wire.hello(bytes(wire.TOKEN_BYTES)) + b"more",
-        b"CDL9" + bytes(wire.TOKEN_BYTES),
-        wire.hello(os.urandom(wire.TOKEN_BYTES)),
+        messages.encode_hello(bytes(messages.TOKEN_BYTES))[:-1],
+        messages.encode_hello(bytes(messages.TOKEN_BYTES)) + b"more",
+        b"CDL9" + bytes(messages.TOKEN_BYTES),
+        messages.encode_hello(os.urandom(messages.TOKEN_BYTES)),
         os.urandom(200),
         os.urandom(60_000),
     ],
@@ -89,19 +89,19 @@ def opened(cluster: Cluster) -> Iterator[worker_pb2.SessionOpened]:
 
 def test_a_token_opens_once(cluster: Cluster) -> None:
     with opened(cluster) as session, knocking(cluster) as first:
-        first.send(wire.hello(session.token))
-        assert first.recv(100)[0] == wire.Kind.PONG
+        first.send(messages.encode_hello(session.token))
+        assert first.recv(100)[0] == messages.MessageType.PONG
         with counting(cluster.metrics[1], "door", MALFORMED), knocking(cluster) as again:
-            again.send(wire.hello(session.token))
+            again.send(messages.encode_hello(session.token))
             assert hung_up(again)
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        wire.arena(wire.Kind.ARENA_ASK, 0, 64)[:-1],
-        wire.arena(wire.Kind.ARENA_ASK, 0, 64) + b"more",
-        wire.bare(wire.Kind.PING),
+        messages.encode_arena(messages.MessageType.ARENA_REQUEST, 0, 64)[:-1],
+        messages.encode_arena(messages.MessageType.ARENA_REQUEST, 0, 64) + b"more",
+        messages.encode_bare(messages.MessageType.PING),
         b"\xfe" + os.urandom(15),
         b"\xff" * 60_000,
     ],
@@ -109,14 +109,14 @@ def test_a_token_opens_once(cluster: Cluster) -> None:
 )
 def test_at_a_session_socket(cluster: Cluster, words: bytes) -> None:
     with opened(cluster) as session, knocking(cluster) as guest:
-        guest.send(wire.hello(session.token))
-        assert guest.recv(100)[0] == wire.Kind.PONG
+        guest.send(messages.encode_hello(session.token))
+        assert guest.recv(100)[0] == messages.MessageType.PONG
         with counting(cluster.metrics[1], "session", MALFORMED):
             guest.send(words)
             assert hung_up(guest)
 
 
-RING = wire.Ring(1, 2, 0, 0.0, True, ((0, 0),))
+RING = messages.Submit(1, 2, 0, 0.0, True, ((0, 0),))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ RING = wire.Ring(1, 2, 0, 0.0, True, ((0, 0),))
         lambda generation: RING.encode()[:10],
         lambda generation: RING.encode() + b"more",
         lambda generation: RING._replace(generation=generation).encode(),
-        lambda generation: wire.arena(wire.Kind.ARENA_ASK, 0, 64),
+        lambda generation: messages.encode_arena(messages.MessageType.ARENA_REQUEST, 0, 64),
         lambda generation: b"\xfe" + os.urandom(100),
         lambda generation: b"\xff" * 60_000,
         lambda generation: RING.encode()[:32] + struct.pack("<d", float("nan")) + RING.encode()[40:],
@@ -133,13 +133,13 @@ RING = wire.Ring(1, 2, 0, 0.0, True, ((0, 0),))
     ids=["truncated", "longer", "never prepared", "of a session", "random", "oversized", "no time"],
 )
 def test_at_a_doorbell(cluster: Cluster, words: Callable[[int], bytes]) -> None:
-    name = f"bell-{os.urandom(4).hex()}"
+    name = f"doorbell-{os.urandom(4).hex()}"
     with (
-        doorbell(cluster.addresses[0], name) as (bell, generation),
+        open_doorbell(cluster.addresses[0], name) as (doorbell, generation),
         counting(cluster.metrics[1], "doorbell", MALFORMED),
     ):
-        bell.send(words(generation))
-        assert hung_up(bell)
+        doorbell.send(words(generation))
+        assert hung_up(doorbell)
 
 
 @pytest.mark.parametrize(
@@ -159,12 +159,12 @@ def test_addresses_and_numbers_that_cannot_be(cluster: Cluster, instance: int, a
     with grpc.insecure_channel(cluster.addresses[0], [("grpc.use_local_subchannel_pool", 1)]) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
         with opened(cluster) as session, knocking(cluster) as mine:
-            mine.send(wire.hello(session.token))
+            mine.send(messages.encode_hello(session.token))
             mine.recv(100)
-            mine.send(wire.arena(wire.Kind.ARENA_ASK, 0, 4096))
+            mine.send(messages.encode_arena(messages.MessageType.ARENA_REQUEST, 0, 4096))
             message, descriptors, _, _ = socket.recv_fds(mine, 100, 1)
             os.close(descriptors[0])
-            arena = wire.parse_arena(message)[0]
+            arena = messages.parse_arena(message)[0]
             *_, last = stub.Join(
                 worker_pb2.JoinRequest(
                     session=session.session, name=f"lies-{os.urandom(4).hex()}", min_size=1, max_size=1, rank=0
@@ -178,13 +178,13 @@ def test_addresses_and_numbers_that_cannot_be(cluster: Cluster, instance: int, a
                 ),
                 timeout=20,
             )
-            with knocking(cluster) as bell:
-                bell.send(wire.hello(last.joined.token))
+            with knocking(cluster) as doorbell:
+                doorbell.send(messages.encode_hello(last.joined.token))
                 place = (arena, address[1]) if not address[0] else address
-                ring = wire.Ring(group.generation, prepared.id, instance, 0.0, False, (place,))
+                ring = messages.Submit(group.generation, prepared.id, instance, 0.0, False, (place,))
                 with counting(cluster.metrics[1], "doorbell", MALFORMED):
-                    bell.send(ring.encode())
-                    assert hung_up(bell)
+                    doorbell.send(ring.encode())
+                    assert hung_up(doorbell)
 
 
 def link_port(cluster: Cluster) -> tuple[str, int]:

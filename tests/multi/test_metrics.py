@@ -22,8 +22,8 @@ from tests.waiting import settle
 
 import collectived as cd
 from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2, worker_pb2_grpc
-from collectived_proto.viewing import viewing_token
-from collectived_runtime.metrics.catalogue import COORDINATOR, PROCESS, WORKER
+from collectived_proto.viewing_token import viewing_token
+from collectived_runtime.metrics.catalogue import COORDINATOR_METRICS, PROCESS_METRICS, WORKER_METRICS
 
 from .conftest import SECRET, Cluster, Daemon
 
@@ -109,8 +109,8 @@ def test_what_workers_do_is_counted_and_stays_counted(cluster: Cluster) -> None:
 
 
 def test_only_what_the_catalogue_lists_is_told(cluster: Cluster) -> None:
-    for where, listed in zip(cluster.metrics, (COORDINATOR, WORKER, WORKER), strict=True):
-        assert Page(where).names <= {metric.family for metric in (*listed.values(), *PROCESS.values())}
+    for where, listed in zip(cluster.metrics, (COORDINATOR_METRICS, WORKER_METRICS, WORKER_METRICS), strict=True):
+        assert Page(where).names <= {metric.family for metric in (*listed.values(), *PROCESS_METRICS.values())}
 
 
 def test_a_rank_that_does_not_come_shows_on_both_sides(cluster: Cluster) -> None:
@@ -263,7 +263,7 @@ def test_a_token_file_that_others_may_read_is_refused_at_the_start(tmp_path: Pat
     file.chmod(0o644)
     daemon = Daemon("coordinator", "--listen", "127.0.0.1:0", "--viewing-token-file", str(file))
     with pytest.raises(cd.errors.UnavailableError, match="has mode 0644, by which everybody on this host gets at it"):
-        daemon.ready()
+        daemon.wait_ready()
 
 
 def test_who_is_ending_says_that_it_does_not_serve(make_cluster: Callable[..., Cluster]) -> None:

@@ -21,7 +21,7 @@ from collectived_runtime.__main__ import main
 start = threading.Thread.start
 
 def begin(thread):
-    if thread.name == "lane unlucky" and "host1" in sys.argv:
+    if thread.name == "group loop unlucky" and "host1" in sys.argv:
         raise RuntimeError("can't start new thread")
     start(thread)
 
@@ -48,7 +48,7 @@ def failed(what: Callable[[], Any]) -> cd.errors.CollectiveError:
     return caught.value
 
 
-def test_no_room_for_a_lane_ends_that_group_at_once_and_no_other(cluster: Cluster) -> None:
+def test_no_room_for_a_group_loop_ends_that_group_at_once_and_no_other(cluster: Cluster) -> None:
     with cd.connect(cluster.addresses[0]) as first, cd.connect(cluster.addresses[1]) as second:
         with second.join("lucky", 1, timeout=20) as lucky, ThreadPoolExecutor(1) as pool:
             refused = pool.submit(failed, lambda: second.join("unlucky", 2, rank=1, timeout=30))

@@ -136,4 +136,4 @@ def again(cluster: Cluster) -> None:
         *("worker", "--task", "0", "--folder", str(cluster.folder), "--host-name", "host0"),
         *("--coordinator", cluster.coordinator_address, "--link-listen", "127.0.0.1:0"),
     )
-    assert cluster.workers[0].ready()["address"] == cluster.addresses[0]
+    assert cluster.workers[0].wait_ready()["address"] == cluster.addresses[0]

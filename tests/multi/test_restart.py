@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from tests.waiting import settle
 
-from collectived_launcher.status.find import Unreachable, ask, find
-from collectived_proto.types import shown_name
+from collectived_launcher.status.discovery import Unreachable, find_target, request_status
+from collectived_proto.types import unscoped_name
 from collectived_proto.v1 import status_pb2
 
 pytestmark = pytest.mark.timeout(90)
@@ -100,7 +100,7 @@ class Launch:
         def told() -> status_pb2.StatusReply | None:
             nonlocal reply
             with contextlib.suppress(Unreachable):
-                reply = ask(find(None, {}))
+                reply = request_status(find_target(None, {}))
                 return reply if all(fact(reply) for fact in facts) else None
             return None
 
@@ -207,17 +207,17 @@ while not done:
 def forming(name: str, present: int) -> Callable[[status_pb2.StatusReply], bool]:
     """Whether that many ranks wait in a group for the others."""
     return lambda reply: (
-        [len(group.members) for group in reply.groups if (shown_name(group.name), group.state) == (name, "forming")]
+        [len(group.members) for group in reply.groups if (unscoped_name(group.name), group.state) == (name, "forming")]
         == [present]
     )
 
 
 def ready(name: str) -> Callable[[status_pb2.StatusReply], bool]:
-    return lambda reply: (name, "ready") in [(shown_name(group.name), group.state) for group in reply.groups]
+    return lambda reply: (name, "ready") in [(unscoped_name(group.name), group.state) for group in reply.groups]
 
 
 def generation(reply: status_pb2.StatusReply, name: str = "world") -> int:
-    (number,) = [group.generation for group in reply.groups if shown_name(group.name) == name]
+    (number,) = [group.generation for group in reply.groups if unscoped_name(group.name) == name]
     return number
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import collectived as cd
 from collectived_runtime.plan import ring
-from collectived_runtime.plan.model import Link, Model
+from collectived_runtime.plan.cost_model import LinkClass, Model
 from collectived_runtime.plan.moves import Span
 from collectived_runtime.plan.simulate import simulate
 
@@ -67,6 +67,6 @@ def test_the_prediction_is_within_30_percent_of_the_measured_time(two_hosts: Any
         return statistics.median(times[1:])
 
     measured = statistics.median(two_hosts.run_sessions(2, body))
-    model = Model(across=Link(100e-6, MEGABITS / 8 * 1e6))
+    model = Model(across=LinkClass(100e-6, MEGABITS / 8 * 1e6))
     predicted = simulate(lambda me: ring.all_reduce(range(2), me, Span(0, count)), [[0], [1]], count, 4, model).seconds
     assert abs(predicted - measured) <= 0.3 * measured, (predicted, measured)

@@ -16,7 +16,7 @@ from tests.multi.raw import Raw, failure
 from tests.waiting import settle
 
 from collectived_proto.v1 import status_pb2, worker_pb2_grpc
-from collectived_runtime.transport.hello import ANSWER_BYTES, NONCE_BYTES, PROOF_BYTES, Hello, proof
+from collectived_runtime.transport.hello import ANSWER_BYTES, NONCE_BYTES, PROOF_BYTES, LinkHello, proof
 
 MOST = 5
 RIGHT = (("authorization", f"Bearer {SECRET}"),)
@@ -76,7 +76,7 @@ class Place:
     def link(self, secret: str, source: str = ADDRESS) -> str:
         """How far a peer comes that dials from that address."""
         with socket.create_connection(self.links, 20, (source, 0)) as guest:
-            said = Hello(1, 0, 7, 8, 0, os.urandom(NONCE_BYTES)).encode()
+            said = LinkHello(1, 0, 7, 8, 0, os.urandom(NONCE_BYTES)).encode()
             try:
                 guest.sendall(said)
                 answer = guest.recv(ANSWER_BYTES, socket.MSG_WAITALL)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived.cross_device.spread import spread_from
+from collectived.cross_device.device_sessions import get_device_sessions
 
 WORKERS = [f"/job:worker/replica:0/task:{task}" for task in range(3)]
 
@@ -34,11 +34,11 @@ def test_a_group_that_failed_is_joined_again_at_the_next_call(three_workers: Any
     with cd.connect(three_workers.addresses[0]) as session:
         ops, given = cd.HierarchicalCopyAllReduce(session=session), value(3, 2)
         ops.reduce("sum", given, given)
-        (ranks,) = spread_from(session)._ranks.values()
+        (ranks,) = get_device_sessions(session)._ranks_by_devices.values()
         ranks.groups[1].abort("for this test")
         assert np.array_equal(ops.reduce("sum", given, given).primary, summed(given))
-        (again,) = spread_from(session)._ranks.values()
-        assert ranks.over and not again.over and all(group not in session._held for group in ranks.groups)
+        (again,) = get_device_sessions(session)._ranks_by_devices.values()
+        assert ranks.is_over and not again.is_over and all(group not in session._resources for group in ranks.groups)
 
 
 def test_the_same_devices_are_joined_once_and_others_apart(three_workers: Any) -> None:
@@ -47,7 +47,7 @@ def test_the_same_devices_are_joined_once_and_others_apart(three_workers: Any) -
             for ops in (cd.NcclAllReduce(session=session), cd.HierarchicalCopyAllReduce(session=session)):
                 ops.reduce("sum", value(2), value(2))
                 ops.reduce("sum", value(3, 2), value(3, 2))
-        held = spread_from(session)._ranks.values()
+        held = get_device_sessions(session)._ranks_by_devices.values()
         assert sorted(len(ranks.groups) for ranks in held) == [2, 3]
         names = [ranks.groups[0].name for ranks in held]
         assert len(set(names)) == 2 and all(f"-{os.getpid()}-" in name for name in names)
@@ -58,12 +58,12 @@ def test_a_session_that_is_closed_takes_the_groups_and_the_other_sessions_with_i
     with cd.connect(three_workers.addresses[0]) as session:
         ops, given = cd.NcclAllReduce(session=session), value(3, 3)
         ops.reduce("sum", given, given)
-        held = spread_from(session)
-        groups = [group for ranks in held._ranks.values() for group in ranks.groups]
+        held = get_device_sessions(session)
+        groups = [group for ranks in held._ranks_by_devices.values() for group in ranks.groups]
         others = [other for other in held._sessions.values() if other is not session]
         assert [row.sessions for row in three_workers.status().workers][:3] == [count + 1 for count in before[:3]]
-    assert len(others) == 2 and all(other._unusable for other in others)
-    assert all(group._unusable for group in groups)
+    assert len(others) == 2 and all(other._unusable_reason for other in others)
+    assert all(group._unusable_reason for group in groups)
     with pytest.raises(cd.errors.FailedPreconditionError, match="is closed"):
         ops.reduce("sum", given, given)
 
@@ -135,7 +135,7 @@ def test_the_default_of_the_environment_is_a_deadline_too(pausing: Any, monkeypa
 def test_a_session_that_cannot_leave_says_whose_groups_they_are(two_workers: Any) -> None:
     with cd.connect(two_workers.addresses[0]) as session:
         cd.NcclAllReduce(session=session).reduce("sum", value(2), value(2))
-        assert [group.name.startswith("cross-device") for group in session._held] == [True] * 3
+        assert [group.name.startswith("cross-device") for group in session._resources] == [True] * 3
 
 
 def test_a_worker_that_is_lost_is_an_error_the_others_go_on_and_its_successor_is_found(make_cluster: Any) -> None:
@@ -150,7 +150,7 @@ def test_a_worker_that_is_lost_is_an_error_the_others_go_on_and_its_successor_is
         assert np.array_equal(ops.reduce("sum", value(2), value(2)).primary, summed(value(2)))
         lost = cluster.workers[1]
         cluster.workers[1] = type(lost)(*lost.process.args[4:-3])
-        assert cluster.workers[1].ready()["address"] == cluster.addresses[1]
+        assert cluster.workers[1].wait_ready()["address"] == cluster.addresses[1]
         assert np.array_equal(ops.reduce("sum", given, given).primary, summed(given))
 
 
@@ -202,7 +202,7 @@ def test_the_default_session_is_one_for_all_threads_and_a_new_one_when_its_worke
     lost = cluster.workers[0]
     lost.close()
     cluster.workers[0] = type(lost)(*lost.process.args[4:-3])
-    cluster.workers[0].ready()
+    cluster.workers[0].wait_ready()
     assert process.communicate("go on\n", timeout=30) == ("[2. 2.]\n", "") and process.returncode == 0
 
 

@@ -18,9 +18,9 @@ import grpc
 import pytest
 from tests.waiting import settle
 
-from collectived_launcher.status.find import Target, Unreachable, ask
-from collectived_proto.hurts import Trouble, findings
-from collectived_proto.local import jobs
+from collectived_launcher.status.discovery import Target, Unreachable, request_status
+from collectived_proto.ipc import job_files
+from collectived_proto.report.findings import FindingKind, collect_findings
 from collectived_proto.types import RELEASE
 from collectived_proto.v1 import coordinator_pb2_grpc
 from collectived_proto.v1 import status_pb2 as pb
@@ -61,7 +61,9 @@ def job(make_cluster: Any) -> Iterator[Job]:
                 assert client.stdout and client.stdout.readline() == "ready\n", client.communicate()
             patch.setenv("XDG_RUNTIME_DIR", folder)
             addresses = tuple(cluster.addresses)
-            jobs.publish(jobs.JobFile("j", os.getpid(), cluster.coordinator_address, addresses, "python train.py"))
+            job_files.write_job_file(
+                job_files.JobFile("j", os.getpid(), cluster.coordinator_address, addresses, "python train.py")
+            )
             target = Target(addresses, "test", cluster.coordinator_address)
             yield Job(target, clients[LATE], cluster, {"XDG_RUNTIME_DIR": folder, "COLUMNS": "500"})
         finally:
@@ -79,7 +81,7 @@ def until(target: Target, fact: Callable[[pb.StatusReply], object]) -> pb.Status
     def told() -> pb.StatusReply | None:
         nonlocal reply
         with contextlib.suppress(Unreachable):
-            reply = ask(target)
+            reply = request_status(target)
             return reply if fact(reply) else None
         return None
 
@@ -96,7 +98,7 @@ def late(reply: pb.StatusReply) -> bool:
 
 def named(reply: pb.StatusReply) -> bool:
     """Whether that has lasted long enough to hurt."""
-    return any(finding.kind is Trouble.MISSING for finding in findings(reply))
+    return any(finding.kind is FindingKind.MISSING for finding in collect_findings(reply))
 
 
 @contextlib.contextmanager
@@ -147,8 +149,8 @@ def test_without_the_coordinator_workers_tell_together_who_is_missing(job: Job) 
         reply = until(job.target, lambda reply: not reply.coordinator.address and late(reply) and named(reply))
     assert sorted(reply.answered_by.split(", ")) == ["/job:worker/task:0", "/job:worker/task:1"]
     assert [group.state for group in reply.groups] == ["partial"] and not reply.coordinator.address
-    warning, missing = findings(reply)
-    assert (warning.kind, missing.ranks) == (Trouble.ANSWER, (LATE,))
+    warning, missing = collect_findings(reply)
+    assert (warning.kind, missing.ranks) == (FindingKind.INCOMPLETE, (LATE,))
     assert f"rank {LATE} (host host1, pid {job.late.pid}, " in missing.sentence
     assert "which last called all_reduce(sum) #2 at" in missing.sentence
 

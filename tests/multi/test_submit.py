@@ -351,7 +351,7 @@ def test_a_submission_that_is_cancelled_goes_on_without_its_client(ranks: Any) -
     assert [reply.value for reply in replies] == [[4], [4]]
     for rank in clients:
         rank.leave()
-    settle(lambda: not any(lane.key == first.key for lane in first.status().lanes))
+    settle(lambda: not any(group_loop.key == first.key for group_loop in first.status().lanes))
     settle(lambda: first.status().arena_bytes <= before)
 
 

@@ -26,8 +26,8 @@ from tests.multi.conftest import SECRET, Cluster, Daemon
 
 import collectived as cd
 from collectived_launcher.__main__ import run
-from collectived_proto.tls.files import Files, client_context, load
-from collectived_proto.viewing import viewing_token
+from collectived_proto.tls.files import TlsFiles, client_context, load_material
+from collectived_proto.viewing_token import viewing_token
 
 ROOT = Path(__file__).parents[2]
 SUM = """
@@ -60,12 +60,12 @@ def mutual(signer: Signer, make_cluster: MakeCluster) -> Cluster:
 def served(signer: Signer, make_cluster: MakeCluster) -> Cluster:
     """A worker that proves who it is, and asks others for the secret."""
     host = signer.issue("served")
-    told = flags(Files(host.cert, host.key))
+    told = flags(TlsFiles(host.cert, host.key))
     return make_cluster(1, worker_options=(*told, "--listen", "127.0.0.1:0"))
 
 
 @pytest.fixture
-def person(signer: Signer) -> Files:
+def person(signer: Signer) -> TlsFiles:
     """A certificate that is good for calling only."""
     return signer.issue("person", names=())
 
@@ -95,7 +95,7 @@ def sums(addresses: list[str], told: Mapping[str, str]) -> list[Any]:
         return list(pool.map(one, range(2)))
 
 
-def test_clients_with_certificates_need_no_secret(mutual: Cluster, person: Files) -> None:
+def test_clients_with_certificates_need_no_secret(mutual: Cluster, person: TlsFiles) -> None:
     assert sums(mutual.tcp_addresses, variables(person)) == [("grpc", 3.0, 900_000.0)] * 2
 
 
@@ -109,8 +109,8 @@ def refusal(address: str, told: Mapping[str, str], error: type[Exception] = cd.e
     return str(refused.value)
 
 
-def test_who_shows_no_certificate_is_told_to_set_one(mutual: Cluster, person: Files) -> None:
-    said = refusal(mutual.tcp_addresses[0], variables(Files(ca=person.ca)))
+def test_who_shows_no_certificate_is_told_to_set_one(mutual: Cluster, person: TlsFiles) -> None:
+    said = refusal(mutual.tcp_addresses[0], variables(TlsFiles(ca=person.ca)))
     assert "it asks who calls: set COLLECTIVED_TLS_CERT and COLLECTIVED_TLS_KEY" in said
 
 
@@ -119,7 +119,7 @@ def test_plain_text_at_a_tls_address_is_told_what_to_set(mutual: Cluster) -> Non
     assert "it speaks TLS, and was called in plain text: name the certificate of its authority" in said
 
 
-def test_a_certificate_of_another_authority_is_refused(mutual: Cluster, stranger: Signer, person: Files) -> None:
+def test_a_certificate_of_another_authority_is_refused(mutual: Cluster, stranger: Signer, person: TlsFiles) -> None:
     theirs = stranger.issue("person", names=())
     said = refusal(mutual.tcp_addresses[0], {**variables(theirs), "COLLECTIVED_TLS_CA": str(person.ca)})
     assert f"it does not accept the certificate of {theirs.cert} (COLLECTIVED_TLS_CERT)" in said
@@ -143,13 +143,13 @@ def test_an_expired_certificate_is_refused_by_the_worker(mutual: Cluster, signer
         cd.connect(mutual.tcp_addresses[0], timeout=10, credentials=credentials)
 
 
-def test_a_worker_is_called_by_any_name_that_its_certificate_has(mutual: Cluster, person: Files) -> None:
+def test_a_worker_is_called_by_any_name_that_its_certificate_has(mutual: Cluster, person: TlsFiles) -> None:
     port = mutual.tcp_addresses[0].rpartition(":")[2]
     with environment(variables(person)), cd.connect(f"localhost:{port}") as session:
         assert session.worker == "/job:worker/task:0"
 
 
-def test_a_wrong_name_is_refused_and_said(signer: Signer, make_cluster: MakeCluster, person: Files) -> None:
+def test_a_wrong_name_is_refused_and_said(signer: Signer, make_cluster: MakeCluster, person: TlsFiles) -> None:
     elsewhere = signer.issue("elsewhere", names=("elsewhere.example",))
     cluster = make_cluster(1, worker_options=(*flags(elsewhere), "--listen", "127.0.0.1:0"))
     said = refusal(cluster.tcp_addresses[0], variables(person))
@@ -164,7 +164,7 @@ def test_over_tls_without_an_authority_the_secret_is_still_needed(served: Cluste
         assert session.transport == "grpc"
 
 
-def test_tls_at_a_plain_address_is_told_to_leave_it(make_cluster: MakeCluster, person: Files) -> None:
+def test_tls_at_a_plain_address_is_told_to_leave_it(make_cluster: MakeCluster, person: TlsFiles) -> None:
     plain = make_cluster(1, worker_options=("--listen", "127.0.0.1:0"))
     said = refusal(plain.tcp_addresses[0], variables(person))
     assert "it speaks plain text, and was called with TLS" in said
@@ -172,15 +172,15 @@ def test_tls_at_a_plain_address_is_told_to_leave_it(make_cluster: MakeCluster, p
 
 
 def test_a_viewing_token_or_the_secret_alone_opens_nothing_where_certificates_are_asked_for(
-    mutual: Cluster, person: Files
+    mutual: Cluster, person: TlsFiles
 ) -> None:
     told = {"COLLECTIVED_TLS_CA": str(person.ca), "COLLECTIVED_SECRET": SECRET}
     assert "it asks who calls" in refusal(mutual.tcp_addresses[0], told)
 
 
-def subject(address: str, files: Files) -> bytes:
+def subject(address: str, files: TlsFiles) -> bytes:
     """The certificate that is shown there."""
-    material = load(files)
+    material = load_material(files)
     host, _, port = address.rpartition(":")
     context = client_context(material)
     with (
@@ -193,7 +193,7 @@ def subject(address: str, files: Files) -> bytes:
 
 
 def test_new_certificates_are_in_use_at_once_and_sessions_go_on(
-    signer: Signer, make_cluster: MakeCluster, person: Files
+    signer: Signer, make_cluster: MakeCluster, person: TlsFiles
 ) -> None:
     told = flags(signer.issue("changing"))
     cluster = make_cluster(2, options=told, worker_options=(*told, "--listen", "127.0.0.1:0"))
@@ -225,18 +225,18 @@ def test_workers_come_back_with_the_certificates_that_are_there_now(tmp_path: Pa
     """The channel to the coordinator is made anew when the one that it was made with is of no use any more."""
     host = Signer(tmp_path / "former").issue("renewed")
     coordinator = Daemon("coordinator", "--listen", "127.0.0.1:0", *flags(host))
-    address = str(coordinator.ready()["address"])
+    address = str(coordinator.wait_ready()["address"])
     folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
     worker = Daemon("worker", "--task", "0", "--folder", str(folder), "--coordinator", address, *flags(host))
     try:
-        local = str(worker.ready()["address"])
+        local = str(worker.wait_ready()["address"])
         coordinator.close()
         fresh = Signer(tmp_path / "new").issue("renewed")
         for old, new in ((host.key, fresh.key), (host.cert, fresh.cert), (host.ca, fresh.ca)):
             assert old and new
             shutil.copy(new, old)
         coordinator = Daemon("coordinator", "--listen", address, *flags(fresh))
-        coordinator.ready()
+        coordinator.wait_ready()
         with environment({}), cd.connect(local, timeout=20) as session, session.join("again", 1, timeout=20) as group:
             assert group.all_reduce("sum", 1.0) == 1.0
     finally:
@@ -250,10 +250,17 @@ def test_a_worker_that_speaks_plain_text_to_a_coordinator_with_tls_says_so(mutua
     coordinator = Daemon("coordinator", "--listen", "127.0.0.1:0", *flags(host))
     folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
     try:
-        place = ("--folder", str(folder), "--coordinator", str(coordinator.ready()["address"]), "--patience", "60s")
+        place = (
+            "--folder",
+            str(folder),
+            "--coordinator",
+            str(coordinator.wait_ready()["address"]),
+            "--patience",
+            "60s",
+        )
         for task in (("--task", "0"), ()):
             with pytest.raises(cd.errors.UnavailableError, match="it speaks TLS, and was called in plain text"):
-                Daemon("worker", *task, *place).ready()
+                Daemon("worker", *task, *place).wait_ready()
     finally:
         coordinator.close()
         folder.rmdir()
@@ -262,9 +269,9 @@ def test_a_worker_that_speaks_plain_text_to_a_coordinator_with_tls_says_so(mutua
 def test_a_plain_worker_gets_no_link_to_an_encrypted_one(signer: Signer) -> None:
     folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
     coordinator = Daemon("coordinator", "--listen", f"unix:{folder}/c.sock")
-    at = ("--coordinator", str(coordinator.ready()["address"]), "--folder", str(folder))
+    at = ("--coordinator", str(coordinator.wait_ready()["address"]), "--folder", str(folder))
     workers = [Daemon("worker", "--task", "0", *at), Daemon("worker", "--task", "1", *at, *flags(signer.issue("one")))]
-    served = [worker.ready() for worker in workers]
+    served = [worker.wait_ready() for worker in workers]
     addresses = [str(told["address"]) for told in served]
     person = signer.issue("looks", names=())
     assert subject(str(served[1]["link_address"]), person), "links are encrypted below the hello"
@@ -296,7 +303,7 @@ def test_files_that_cannot_be_used_are_named_at_the_start(signer: Signer, tmp_pa
     if kind == "worker":
         place = ["--task", "0", "--folder", str(tmp_path / "w"), "--coordinator", "unix:/nowhere"]
     with pytest.raises(cd.errors.UnavailableError, match=f"--tls-key {host.key}: has mode 0644, by which everybody"):
-        Daemon(kind, *place, *flags(host)).ready()
+        Daemon(kind, *place, *flags(host)).wait_ready()
     assert not (tmp_path / "w").exists()
 
 
@@ -305,7 +312,7 @@ def test_pages_are_encrypted_too_and_still_ask_for_a_token(signer: Signer, tmp_p
         "coordinator", "--listen", f"unix:{tmp_path}/c", "--metrics", "0", "--http", "0", *flags(signer.issue("page"))
     )
     try:
-        told = daemon.ready()
+        told = daemon.wait_ready()
         assert told["page"]["url"].startswith("https://127.0.0.1:")
         trust = ssl.create_default_context(cafile=str(signer.ca))
         admitted = {"Authorization": f"Bearer {viewing_token(SECRET)}"}
@@ -333,7 +340,7 @@ def test_pages_are_encrypted_too_and_still_ask_for_a_token(signer: Signer, tmp_p
 )
 def test_commands_call_workers_over_tls_where_the_environment_says_so(
     mutual: Cluster,
-    person: Files,
+    person: TlsFiles,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -352,7 +359,7 @@ def test_commands_call_workers_over_tls_where_the_environment_says_so(
     assert "it speaks TLS, and was called in plain text" in capsys.readouterr().err
 
 
-def test_a_client_of_generated_code_alone(mutual: Cluster, person: Files) -> None:
+def test_a_client_of_generated_code_alone(mutual: Cluster, person: TlsFiles) -> None:
     def start(rank: int) -> subprocess.Popen[str]:
         told = {"COLLECTIVED_WORKER": mutual.tcp_addresses[rank], "RANK": str(rank), "WORLD_SIZE": "2"}
         names = {"COLLECTIVED_JOB": "alone", "COLLECTIVED_GROUP": "alone"}
@@ -390,16 +397,24 @@ def test_a_launch_tells_its_daemons(signer: Signer, tmp_path: Path) -> None:
 def test_a_worker_without_an_authority_trusts_whom_grpc_does(signer: Signer, monkeypatch: pytest.MonkeyPatch) -> None:
     """TLS for servers alone: the secret is what callers show."""
     host = signer.issue("alone")
-    told = flags(Files(host.cert, host.key))
+    told = flags(TlsFiles(host.cert, host.key))
     coordinator = Daemon("coordinator", "--listen", "127.0.0.1:0", *told)
     folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
-    place = ("--folder", str(folder), "--coordinator", str(coordinator.ready()["address"]), "--patience", "5s", *told)
+    place = (
+        "--folder",
+        str(folder),
+        "--coordinator",
+        str(coordinator.wait_ready()["address"]),
+        "--patience",
+        "5s",
+        *told,
+    )
     try:
         with pytest.raises(cd.errors.UnavailableError, match="the coordinator at .* did not answer"):
-            Daemon("worker", "--task", "0", *place[:-4], "--patience", "1s", *told).ready()
+            Daemon("worker", "--task", "0", *place[:-4], "--patience", "1s", *told).wait_ready()
         monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", str(host.ca))
         worker = Daemon("worker", *place)
-        assert worker.ready()["task"] == 0
+        assert worker.wait_ready()["task"] == 0
         worker.close()
     finally:
         coordinator.close()

@@ -188,7 +188,9 @@ def test_an_answer_travels_in_parts_and_says_what_it_left_out(two_workers: Clust
     assert replies[-1].last and not replies[-1].silent
     parts = [reply.worker for reply in replies if reply.HasField("worker")]
     assert sorted(part.task for part in parts if part.last) == [0, 1]
-    ended = [[(place.task, list(place.ranks)) for place in lane.places] for part in parts for lane in part.lanes]
+    ended = [
+        [(place.task, list(place.ranks)) for place in group_loop.places] for part in parts for group_loop in part.lanes
+    ]
     assert ended == [[(0, [0, 1]), (1, [2, 3])]] * 2, "the group has ended, and where its ranks were is known"
     few = ask(most_bytes=10_000)
     assert all(0 < count < 200 for count in _told(few))
@@ -230,7 +232,7 @@ def test_a_worker_with_another_clock_is_put_right_within_the_error_that_is_told(
     place = ("--folder", str(one_worker.folder), "--coordinator", one_worker.coordinator_address)
     far = Daemon("worker", "--task", "7", *place, "--host-name", "far", within=another_clock)
     try:
-        far.ready()
+        far.wait_ready()
         _, said = traced(one_worker, tmp_path)
     finally:
         far.close()

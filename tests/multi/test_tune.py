@@ -23,8 +23,8 @@ from collectived_proto.types import Peer, Tier
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import coordinator_pb2_grpc as rpc
 from collectived_proto.v1 import status_pb2
-from collectived_runtime.coordinator.events import Measured
-from collectived_runtime.coordinator.tables import table, worst
+from collectived_runtime.coordinator.core.events import LinkMeasured
+from collectived_runtime.coordinator.core.tuning import make_table, worst_case_model
 
 
 class Distortion(rpc.CoordinatorServicer):
@@ -105,7 +105,7 @@ def tables_in_use(cluster: Any, size: int) -> list[tuple[Tier, ...]]:
             reply = status_of(cluster.coordinator_address)
             (known,) = reply.groups
             found = [tiers_from_proto(known.table)]
-            found += [tiers_from_proto(lane.table) for worker in reply.workers for lane in worker.lanes]
+            found += [tiers_from_proto(group_loop.table) for worker in reply.workers for group_loop in worker.lanes]
         group.barrier()
         return found
 
@@ -138,11 +138,12 @@ def test_workers_whose_measurements_differ_tenfold_choose_alike(
     options = ("--tune", "--tables", str(tmp_path / "tables.json"))
     found = tables_in_use(make_cluster(3, options=options, through=distortion.start), 3)
     told = [
-        Measured(0, link.generation, link.peer, link.latency_seconds, link.bytes_per_second) for link in distortion.told
+        LinkMeasured(0, link.generation, link.peer, link.latency_seconds, link.bytes_per_second)
+        for link in distortion.told
     ]
-    assert len(told) == 3 and all(link.sound for link in told), distortion.told
+    assert len(told) == 3 and all(link.is_valid for link in told), distortion.told
     peers = [Peer(task, "", "", "", (task,)) for task in range(3)]
-    assert found == [table(peers, worst(told))] * 4
+    assert found == [make_table(peers, worst_case_model(told))] * 4
 
 
 def test_a_worker_that_never_answers_is_not_waited_for(

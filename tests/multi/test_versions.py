@@ -16,10 +16,10 @@ from tests.multi.conftest import Cluster, Daemon
 
 import collectived as cd
 import collectived_proto
-from collectived_proto.hurts import Trouble, findings
-from collectived_proto.local import wire
-from collectived_proto.protocol import OURS, Versions
+from collectived_proto.ipc import messages
+from collectived_proto.report.findings import FindingKind, collect_findings
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
+from collectived_proto.version import OUR_VERSIONS, VersionRange
 
 PATIENCE = 10.0
 # OpenSessionRequests as clients of the first protocol have sent them: that it is the first, and nothing at all.
@@ -47,7 +47,7 @@ def test_a_client_of_the_first_protocol_is_served(channel: grpc.Channel, request
         session.settimeout(PATIENCE)
         session.connect(told.door)
         session.send(b"CDL1" + told.token)  # a hello without versions
-        assert wire.kind_of(session.recv(100)) is wire.Kind.PONG
+        assert messages.parse_type(session.recv(100)) is messages.MessageType.PONG
     life.cancel()
 
 
@@ -59,8 +59,8 @@ def test_a_client_of_no_version_that_the_worker_speaks_hears_which_of_the_two_is
         opened(channel, worker_pb2.OpenSessionRequest(protocol=future).SerializeToString())
     assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert error.value.details() == (
-        f"the client (release 9.9.9, protocol 7 to 9) and this worker ({OURS}) have no version of the protocol in "
-        "common: upgrade this worker to a release that speaks protocol 7"
+        f"the client (release 9.9.9, protocol 7 to 9) and this worker ({OUR_VERSIONS}) have no "
+        "version of the protocol in common: upgrade this worker to a release that speaks protocol 7"
     )
 
 
@@ -71,7 +71,7 @@ def test_status_tells_what_the_worker_and_its_clients_speak(channel: grpc.Channe
         worker_pb2_grpc.WorkerStub(channel).Status(status_pb2.StatusRequest(local_only=True), timeout=PATIENCE).workers
     )
     assert said in worker.clients and "0.3.0" in worker.client_releases
-    assert Versions(worker.protocol.lowest, worker.protocol.highest, worker.protocol.release) == OURS
+    assert VersionRange(worker.protocol.lowest, worker.protocol.highest, worker.protocol.release) == OUR_VERSIONS
     life.cancel()
 
 
@@ -87,10 +87,11 @@ def another(tmp_path: Path) -> Another:
     def made(lowest: int, highest: int, release: str) -> tuple[str, ...]:
         here, there = Path(collectived_proto.__file__).parent, tmp_path / release
         shutil.copytree(here, there / here.name, ignore=shutil.ignore_patterns("__pycache__"))
-        file = there / here.name / "protocol.py"
-        ours = "OURS = Versions(1, 1, RELEASE)"
+        file = there / here.name / "version.py"
+        ours = "OUR_VERSIONS = VersionRange(1, 1, RELEASE)"
         assert ours in file.read_text()
-        file.write_text(file.read_text().replace(ours, f'OURS = Versions({lowest}, {highest}, "{release}")'))
+        theirs = f'OUR_VERSIONS = VersionRange({lowest}, {highest}, "{release}")'
+        file.write_text(file.read_text().replace(ours, theirs))
         return "env", f"PYTHONPATH={there}"
 
     return made
@@ -110,12 +111,12 @@ def test_ranks_meet_on_workers_of_neighbouring_releases_and_status_tells_of_them
     worker = ("worker", "--task", "1", "--folder", str(cluster.folder), "--coordinator", cluster.coordinator_address)
     try:
         with started(*worker, within=another(1, 2, "0.2.0")) as newer:
-            cluster.addresses.append(str(newer.ready()["address"]))
+            cluster.addresses.append(str(newer.wait_ready()["address"]))
             assert cluster.run(2, lambda group: group.all_reduce("sum", group.rank + 1)) == [3, 3]
-            (told,) = [one for one in findings(cluster.status()) if one.kind is Trouble.VERSIONS]
+            (told,) = [one for one in collect_findings(cluster.status()) if one.kind is FindingKind.VERSIONS]
     finally:
         cluster.close()
-    assert told.sentence.startswith(f"releases differ: {OURS.release} (protocol 1): the coordinator, worker 0")
+    assert told.sentence.startswith(f"releases differ: {OUR_VERSIONS.release} (protocol 1): the coordinator, worker 0")
     assert "; 0.2.0 (protocol 1 to 2): worker 1" in told.sentence
 
 
@@ -129,7 +130,7 @@ def test_a_worker_whose_coordinator_speaks_no_version_of_its_own_does_not_start_
             started(*worker, within=another(2, 3, "0.3.0")) as newer,
             pytest.raises(cd.errors.UnavailableError) as error,
         ):
-            newer.ready()
+            newer.wait_ready()
     finally:
         cluster.close()
     assert "worker 0 (release 0.3.0, protocol 2 to 3) and this coordinator" in str(error.value)
@@ -142,12 +143,12 @@ def test_a_client_whose_worker_speaks_no_version_of_its_own_gets_a_typed_error(a
         coordinator = f"unix:{folder}/c.sock"
         worker = ("worker", "--task", "0", "--folder", folder, "--coordinator", coordinator)
         with started("coordinator", "--listen", coordinator, within=release) as first:
-            first.ready()
+            first.wait_ready()
             with (
                 started(*worker, within=release) as second,
                 pytest.raises(cd.errors.FailedPreconditionError, match="upgrade the client to a release that speaks"),
             ):
-                cd.connect(str(second.ready()["address"]))
+                cd.connect(str(second.wait_ready()["address"]))
 
 
 def test_a_rank_whose_worker_could_not_talk_to_that_of_one_who_waits_gets_a_typed_error(another: Another) -> None:
@@ -156,9 +157,9 @@ def test_a_rank_whose_worker_could_not_talk_to_that_of_one_who_waits_gets_a_type
         coordinator = f"unix:{folder}/c.sock"
         worker = ("worker", "--folder", folder, "--coordinator", coordinator, "--task")
         with contextlib.ExitStack() as daemons:
-            daemons.enter_context(started("coordinator", "--listen", coordinator, within=between)).ready()
-            one = daemons.enter_context(started(*worker, "0", within=())).ready()
-            other = daemons.enter_context(started(*worker, "1", within=newer)).ready()
+            daemons.enter_context(started("coordinator", "--listen", coordinator, within=between)).wait_ready()
+            one = daemons.enter_context(started(*worker, "0", within=())).wait_ready()
+            other = daemons.enter_context(started(*worker, "1", within=newer)).wait_ready()
             with grpc.insecure_channel(str(other["address"])) as channel, cd.connect(str(one["address"])) as session:
                 said = common_pb2.Protocol(lowest=2, highest=2)
                 life, told = opened(channel, worker_pb2.OpenSessionRequest(protocol=said).SerializeToString())
@@ -170,6 +171,6 @@ def test_a_rank_whose_worker_could_not_talk_to_that_of_one_who_waits_gets_a_type
                 joining.cancel()
                 life.cancel()
     assert str(error.value) == (
-        f"worker 0 ({OURS}) and worker 1 (release 0.3.0, protocol 2 to 3) have no version of the protocol in common: "
-        "upgrade worker 0 to a release that speaks protocol 2"
+        f"worker 0 ({OUR_VERSIONS}) and worker 1 (release 0.3.0, protocol 2 to 3) have no "
+        "version of the protocol in common: upgrade worker 0 to a release that speaks protocol 2"
     )

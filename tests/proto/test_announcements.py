@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from collectived_proto import announcements, codec
+from collectived_proto import codec, group_codec
 from collectived_proto.errors import InvalidArgumentError
 from collectived_proto.types import GroupInfo, Member, Peer, Tier, Verdict
 from collectived_proto.v1 import common_pb2 as common
@@ -41,7 +41,7 @@ def test_a_group_that_has_formed() -> None:
     group = GroupInfo("job/train", 2**62, 2**62 + 1, members(3))
     peers = tuple(Peer(task, "i", "h", "h:1", (task,)) for task in range(3))
     table = (Tier("xring", 2, 1000, 64), Tier("pscpu", 1, -1))
-    formed = announcements.formed_from_bytes(announcements.formed_to_bytes(group, peers, table, True))
+    formed = group_codec.formed_from_bytes(group_codec.formed_to_bytes(group, peers, table, True))
     assert codec.group_from_proto(formed.group) == group
     assert tuple(map(codec.peer_from_proto, formed.peers)) == peers
     assert codec.tiers_from_proto(formed.table) == table
@@ -55,32 +55,32 @@ def test_a_group_that_has_formed() -> None:
         b"no zlib",
         zlib.compress(b"\xff"),
         zlib.compress(coordinator.Formed(idle=True).SerializeToString())[:-1],
-        zlib.compress(bytes(announcements.LARGEST_FORMED + 1)),
+        zlib.compress(bytes(group_codec.MAX_FORMED_BYTES + 1)),
     ],
     ids=["nothing", "not compressed", "no message", "cut off", "too large"],
 )
 def test_what_tells_of_no_group_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{len(data)} bytes that should tell of a group"):
-        announcements.formed_from_bytes(data)
+        group_codec.formed_from_bytes(data)
 
 
 def test_a_ruling_tells_what_is_new_about_members_that_are_known() -> None:
     known = members(5)
     now = moved(known)
     told = verdict(now, missing=(now[3], now[1]), differing=(now[4],))
-    message = announcements.ruling_to_proto(told)
+    message = group_codec.compact_verdict_to_proto(told)
     assert not message.members and not message.missing and not message.differing
-    assert announcements.ruling_from_proto(message, known) == told
+    assert group_codec.compact_verdict_from_proto(message, known) == told
 
 
 def test_what_was_known_before_is_replaced() -> None:
     told = verdict(members(2))
-    assert announcements.ruling_from_proto(announcements.ruling_to_proto(told), moved(members(2))) == told
+    assert group_codec.compact_verdict_from_proto(group_codec.compact_verdict_to_proto(told), moved(members(2))) == told
 
 
 def test_a_ruling_grows_by_a_few_bytes_per_rank() -> None:
     now = moved(members(1024))
-    assert announcements.ruling_to_proto(verdict(now, missing=now)).ByteSize() < 12 * 1024
+    assert group_codec.compact_verdict_to_proto(verdict(now, missing=now)).ByteSize() < 12 * 1024
 
 
 def _stranger(now: tuple[Member, ...]) -> Member:
@@ -99,9 +99,9 @@ def _stranger(now: tuple[Member, ...]) -> Member:
     ids=["no members", "only missing", "another's word", "unknown rank", "out of order"],
 )
 def test_members_that_a_rank_does_not_stand_for_are_told_in_full(told: Verdict) -> None:
-    message = announcements.ruling_to_proto(told)
+    message = group_codec.compact_verdict_to_proto(told)
     assert not message.HasField("progress")
-    assert announcements.ruling_from_proto(message, members(2)) == told
+    assert group_codec.compact_verdict_from_proto(message, members(2)) == told
 
 
 @pytest.mark.parametrize(
@@ -119,4 +119,4 @@ def test_members_that_a_rank_does_not_stand_for_are_told_in_full(told: Verdict) 
 def test_a_ruling_holds_even_where_its_members_cannot_be_named(progress: common.Progress) -> None:
     message = codec.verdict_to_proto(verdict(()))
     message.progress.CopyFrom(progress)
-    assert announcements.ruling_from_proto(message, members(2)) == verdict(())
+    assert group_codec.compact_verdict_from_proto(message, members(2)) == verdict(())

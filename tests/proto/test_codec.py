@@ -16,12 +16,12 @@ from collectived_proto.types import (
     GroupInfo,
     Layout,
     Leaf,
+    LeafPlacement,
     Member,
     Operation,
     Pack,
     Packing,
     Peer,
-    Place,
     RankPosition,
     Reduce,
     ReduceOp,
@@ -63,7 +63,7 @@ def test_every_hint(hint: CommunicationImplementation) -> None:
 
 
 def test_a_layout() -> None:
-    value = Layout((Pack(DType.INT8, DType.FLOAT32, 3, 64, 128),), (Place(0, 1), Place(0, 2)), 200, 300)
+    value = Layout((Pack(DType.INT8, DType.FLOAT32, 3, 64, 128),), (LeafPlacement(0, 1), LeafPlacement(0, 2)), 200, 300)
     assert codec.layout_from_proto(codec.layout_to_proto(value)) == value
 
 

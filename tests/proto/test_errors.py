@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from collectived_proto import errors, status
+from collectived_proto import error_status, errors
 from collectived_proto.errors import Code, CollectiveError, error_class, error_from_verdict
 from collectived_proto.types import Member, Verdict
 from collectived_proto.v1 import common_pb2
@@ -59,14 +59,14 @@ def test_every_class_of_the_tree_is_in_its_picture() -> None:
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_every_error_comes_out_of_a_status_as_it_went_in(kind: type[CollectiveError]) -> None:
-    received = status.from_rpc_error(Failed(status.to_status(kind("what happened"))), "the worker")
+    received = error_status.from_rpc_error(Failed(error_status.to_status(kind("what happened"))), "the worker")
     assert type(received) is kind and str(received) == "what happened" and received.verdict is None
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_a_verdict_rides_along(kind: type[CollectiveError]) -> None:
     sent = error_from_verdict(verdict(kind.code))
-    received = status.from_rpc_error(Failed(status.to_status(sent)), "the worker")
+    received = error_status.from_rpc_error(Failed(error_status.to_status(sent)), "the worker")
     assert type(received) is kind and received.verdict == sent.verdict
     assert (received.group, received.generation, received.instance, received.op) == ("train", 2, 6, "barrier()")
     assert received.missing == (MEMBER,) and received.decided_by == "worker 1"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from collectived_proto.hurts import Finding, Severity, Trouble, findings, size
+from collectived_proto.report.findings import FindingKind, Severity, StatusFinding, collect_findings, format_bytes
+from collectived_proto.report.phrases import format_duration
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
-from collectived_proto.wording import span
 
 HINT = "on CPU devices: the hint NCCL falls back to RING"
 
@@ -52,24 +52,24 @@ def job(*, missing: tuple[int, ...] = (), size: int = 4, seconds: float = 2.5) -
     )
 
 
-def only(reply: pb.StatusReply) -> Finding:
-    (finding,) = findings(reply)
+def only(reply: pb.StatusReply) -> StatusFinding:
+    (finding,) = collect_findings(reply)
     return finding
 
 
 def test_nothing_hurts_where_all_is_well() -> None:
-    assert findings(job()) == []
+    assert collect_findings(job()) == []
 
 
 def test_a_rank_that_is_missing_is_named_with_where_it_is_and_what_it_last_did() -> None:
-    assert only(job(missing=(3,))) == Finding(
-        Trouble.MISSING,
+    assert only(job(missing=(3,))) == StatusFinding(
+        FindingKind.MISSING,
         Severity.ERROR,
         "group world generation 5: barrier() #7 at train.py:90 has waited 2.5 s for rank 3 (pod-3, host h, pid 73, "
         "CPU:3), which last called all_reduce(mean) #6 at train.py:88, 2.5 s ago",
         "world",
         5,
-        since=2.5,
+        age_seconds=2.5,
         ranks=(3,),
     )
 
@@ -100,11 +100,11 @@ def test_the_number_of_a_call_is_said_only_where_it_is_known() -> None:
 
 
 def test_a_young_collective_does_not_hurt_nor_one_of_a_group_in_which_waiting_is_normal() -> None:
-    assert findings(job(missing=(3,), seconds=0.2)) == []
+    assert collect_findings(job(missing=(3,), seconds=0.2)) == []
     reply = job(missing=(3,))
     reply.groups[0].idle = True
     reply.groups[0].posts.add(rank=1, peer=0, op="recv(source=0)", seconds=75)
-    assert findings(reply) == []
+    assert collect_findings(reply) == []
 
 
 def test_ranks_of_a_worker_that_is_lost_or_silent_are_said_to_be_there() -> None:
@@ -113,9 +113,9 @@ def test_ranks_of_a_worker_that_is_lost_or_silent_are_said_to_be_there() -> None
     assert only(reply).sentence.endswith("(worker 1 does not answer: this is old)")
     reply.workers[1].connected = False
     reply.workers[1].last_heartbeat_seconds = 12
-    missing, lost = findings(reply)
+    missing, lost = collect_findings(reply)
     assert missing.sentence.endswith("(worker 1 is lost)")
-    assert (lost.kind, lost.worker, lost.since) == (Trouble.LOST, 1, 12)
+    assert (lost.kind, lost.worker, lost.age_seconds) == (FindingKind.LOST, 1, 12)
     assert lost.sentence == "worker 1 (host h, pid 62) was last heard 12.0 s ago"
 
 
@@ -123,7 +123,7 @@ def test_without_a_coordinator_a_worker_that_answers_is_not_lost() -> None:
     reply = job()
     reply.ClearField("coordinator")
     reply.workers[0].connected = False
-    assert findings(reply) == []
+    assert collect_findings(reply) == []
 
 
 def test_a_collective_for_which_all_have_come_and_that_does_not_end_is_stalled() -> None:
@@ -132,13 +132,13 @@ def test_a_collective_for_which_all_have_come_and_that_does_not_end_is_stalled()
         instance=7, op="all_reduce(sum)", seconds=9, state="running", algorithm="ring", packs=8, packs_done=2
     )
     finding = only(reply)
-    assert (finding.kind, finding.since) == (Trouble.STALLED, 9)
+    assert (finding.kind, finding.age_seconds) == (FindingKind.STALLED, 9)
     assert finding.sentence == (
         "group world generation 5: all_reduce(sum) #7 has run for 9.0 s: all ranks have come, "
         "2 of 8 packs are done (ring)"
     )
     flight.state = "queued"  # behind another one, which is to be blamed
-    assert findings(reply) == []
+    assert collect_findings(reply) == []
 
 
 def test_a_receive_that_waits_long_names_the_rank_at_its_other_end() -> None:
@@ -157,7 +157,7 @@ def test_a_group_that_forms_says_who_it_waits_for() -> None:
         pb.GroupStatus(state="forming", waiting_for="3 of 4 ranks here, waiting for 1 more", forming_seconds=12)
     )
     finding = only(reply)
-    assert (finding.kind, finding.severity) == (Trouble.MISSING, Severity.WARNING)
+    assert (finding.kind, finding.severity) == (FindingKind.MISSING, Severity.WARNING)
     assert finding.sentence == "group world has been forming for 12.0 s: 3 of 4 ranks here, waiting for 1 more"
 
 
@@ -170,7 +170,7 @@ def test_failures_come_latest_first_and_old_ones_not_at_all() -> None:
     reply = job()
     reply.groups[0].state = "failed"
     reply.failures.extend([failure(5, 940), failure(5, 990), failure(5, 300)])
-    assert [finding.sentence for finding in findings(reply)] == [
+    assert [finding.sentence for finding in collect_findings(reply)] == [
         "group world generation 5, 10.0 s ago: UNAVAILABLE: rank 0 lost in 5",
         "group world generation 5, 1 min 0 s ago: UNAVAILABLE: rank 0 lost in 5",
     ]
@@ -213,24 +213,24 @@ def test_one_release_that_is_everywhere_is_no_trouble_whoever_tells_its_protocol
     reply.workers[0].clients.append(common.Protocol(lowest=1, highest=1, release="0.1.0"))
     reply.workers[0].clients.append(common.Protocol(lowest=1, highest=1))  # in another language
     reply.workers[1].client_releases.append("0.1.0")
-    assert findings(reply) == []
+    assert collect_findings(reply) == []
 
 
 def test_daemons_that_admit_everybody_are_told() -> None:
     reply = job()
-    assert not findings(reply)
+    assert not collect_findings(reply)
     reply.workers[1].insecure = True
     assert only(reply).sentence == "worker 1 (host h): whoever reaches it may do everything (--insecure)"
     reply.coordinator.insecure = True
     assert only(reply).sentence.startswith("the coordinator, worker 1 (host h): whoever reaches them may")
-    assert only(reply).kind is Trouble.OPEN
+    assert only(reply).kind is FindingKind.INSECURE
 
 
 @pytest.mark.parametrize(("used", "told"), [(89, False), (90, True)])
 def test_memory_that_is_nearly_used_up_is_told(used: int, told: bool) -> None:
     reply = job()
     reply.workers[0].arena_bytes, reply.workers[0].arena_limit_bytes = used << 20, 100 << 20
-    assert [finding.kind for finding in findings(reply)] == [Trouble.MEMORY] * told
+    assert [finding.kind for finding in collect_findings(reply)] == [FindingKind.MEMORY] * told
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_limit_that_was_met_lately_is_told(limit: str, ago: float, told: bool)
     reply = job()
     reply.workers[1].limits_met.add(limit=limit, refused=17, last_seconds=ago)
     expected = "worker 1 (host h) has met its limit of sessions 17 times, the last 3.2 s ago: somebody was refused"
-    assert [(one.kind, one.sentence) for one in findings(reply)] == [(Trouble.LIMIT, expected)] * told
+    assert [(one.kind, one.sentence) for one in collect_findings(reply)] == [(FindingKind.LIMIT, expected)] * told
 
 
 def test_kinds_come_in_their_order_and_what_lasts_longest_first() -> None:
@@ -256,20 +256,20 @@ def test_kinds_come_in_their_order_and_what_lasts_longest_first() -> None:
     older.name, older.in_flight[0].seconds = "j/old", 30
     reply.groups[0].in_flight.add(instance=8, op="reduce(sum)", seconds=9, state="running")
     reply.groups.add(name="j/new", state="forming", waiting_for="1 of 2 ranks here, waiting for 1 more")
-    assert [(finding.kind, finding.group) for finding in findings(reply)] == [
-        (Trouble.ANSWER, ""),
-        (Trouble.MISSING, "old"),
-        (Trouble.MISSING, "world"),
-        (Trouble.MISSING, "new"),
-        (Trouble.STALLED, "world"),
-        (Trouble.LOST, ""),
-        (Trouble.FAILED, "world"),
-        (Trouble.VERSIONS, ""),
-        (Trouble.HINT, "world"),
-        (Trouble.HINT, "old"),
+    assert [(finding.kind, finding.group) for finding in collect_findings(reply)] == [
+        (FindingKind.INCOMPLETE, ""),
+        (FindingKind.MISSING, "old"),
+        (FindingKind.MISSING, "world"),
+        (FindingKind.MISSING, "new"),
+        (FindingKind.STALLED, "world"),
+        (FindingKind.LOST, ""),
+        (FindingKind.FAILED, "world"),
+        (FindingKind.VERSIONS, ""),
+        (FindingKind.HINT, "world"),
+        (FindingKind.HINT, "old"),
     ]
 
 
 def test_numbers_are_told_as_people_read_them() -> None:
-    assert [size(n) for n in (0, 1023, 1536, 5 << 30)] == ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
-    assert [span(s) for s in (0.44, 59.9, 200, 7500)] == ["0.4 s", "59.9 s", "3 min 20 s", "2 h 5 min"]
+    assert [format_bytes(n) for n in (0, 1023, 1536, 5 << 30)] == ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
+    assert [format_duration(s) for s in (0.44, 59.9, 200, 7500)] == ["0.4 s", "59.9 s", "3 min 20 s", "2 h 5 min"]

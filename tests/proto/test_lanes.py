@@ -1,13 +1,19 @@
-"""What lanes tell together: who has come, how far it is, and how fast it goes."""
+"""What group loops tell together: who has come, how far it is, and how fast it goes."""
 
 from __future__ import annotations
 
-from collectived_proto.lanes import UNHEARD, flights, rates, together, with_own
+from collectived_proto.report.merge import (
+    RESTARTED_WARNING,
+    merge_in_flight,
+    merge_own_reply,
+    merge_rates,
+    merge_replies,
+)
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
 
 
-def lane(task: int, *in_flight: pb.InFlight, **fields: object) -> pb.LaneStatus:
+def group_loop(task: int, *in_flight: pb.InFlight, **fields: object) -> pb.LaneStatus:
     """Of two ranks; the first of these is twice the task."""
     ranks = [2 * task, 2 * task + 1]
     members = [common.Member(rank=rank, last_instance=6, last_op="barrier()", worker=task) for rank in ranks]
@@ -28,35 +34,35 @@ def flight(arrived: list[int], **fields: object) -> pb.InFlight:
 
 def test_who_has_come_anywhere_has_come() -> None:
     first, second = flight([0, 1], seconds=2, site="a.py:1", bytes=8), flight([3], seconds=9, bytes=8)
-    (merged,) = flights([lane(0, first), lane(1, second)], range(4))
+    (merged,) = merge_in_flight([group_loop(0, first), group_loop(1, second)], range(4))
     assert (list(merged.arrived), list(merged.missing), merged.state) == ([0, 1, 3], [2], "arriving")
     assert (merged.seconds, merged.site, merged.bytes) == (9, "a.py:1", 8)
 
 
 def test_only_ranks_of_which_something_is_known_can_be_missing() -> None:
-    (merged,) = flights([lane(0, flight([0]))], [0, 1])
+    (merged,) = merge_in_flight([group_loop(0, flight([0]))], [0, 1])
     assert list(merged.missing) == [1]
 
 
 def test_a_rank_that_is_through_with_it_has_come() -> None:
-    through = lane(1)
+    through = group_loop(1)
     through.members[0].last_instance = 7
-    (merged,) = flights([lane(0, flight([0, 1])), through], range(4))
+    (merged,) = merge_in_flight([group_loop(0, flight([0, 1])), through], range(4))
     assert list(merged.missing) == [3]
 
 
 def test_of_packs_that_are_done_the_worker_counts_that_is_furthest_behind() -> None:
     behind = flight([0, 1], state="running", packs=8, packs_done=2, shards=2, algorithm="ring", why="the hint RING")
     ahead = flight([2, 3], state="running", packs=8, packs_done=5, shards=2, algorithm="ring", why="the hint RING")
-    for lanes in ([lane(0, behind), lane(1, ahead)], [lane(0, ahead), lane(1, behind)]):
-        (merged,) = flights(lanes, range(4))
+    for group_loops in ([group_loop(0, behind), group_loop(1, ahead)], [group_loop(0, ahead), group_loop(1, behind)]):
+        (merged,) = merge_in_flight(group_loops, range(4))
         assert (merged.packs, merged.packs_done, merged.shards, merged.state) == (8, 2, 2, "running")
         assert (merged.algorithm, merged.why) == ("ring", "the hint RING")
 
 
 def test_what_runs_on_one_worker_and_is_queued_on_another_runs() -> None:
     running, queued = flight([0, 1], state="running"), flight([2, 3], state="queued")
-    (merged,) = flights([lane(0, running), lane(1, queued)], range(4))
+    (merged,) = merge_in_flight([group_loop(0, running), group_loop(1, queued)], range(4))
     assert merged.state == "running"
 
 
@@ -65,7 +71,9 @@ def test_collectives_of_a_group_are_not_added_up_over_its_workers() -> None:
     late = pb.Rate(op="all_reduce", collectives=9, bytes=90, busy_seconds=2, waiting_seconds=4, bus_bandwidth=45)
     behind = pb.Rate(op="all_reduce", collectives=8, bytes=80, busy_seconds=1)
     barrier = pb.Rate(op="barrier", collectives=3)
-    merged = rates([lane(task, rates=told) for task, told in enumerate([[early, barrier], [late], [behind]])])
+    merged = merge_rates(
+        [group_loop(task, rates=told) for task, told in enumerate([[early, barrier], [late], [behind]])]
+    )
     assert [rate.op for rate in merged] == ["all_reduce", "barrier"]
     assert (merged[0].collectives, merged[0].bytes, merged[0].busy_seconds) == (9, 90, 2)
     assert (merged[0].bus_bandwidth, merged[0].waiting_seconds) == (45, 4)
@@ -84,9 +92,9 @@ def alone(task: int, told: pb.LaneStatus) -> pb.StatusReply:
 
 
 def test_workers_without_a_coordinator_tell_together_who_is_missing() -> None:
-    first = lane(0, flight([0, 1]), collectives_done=7, notes=["slow"], bytes_reduced=3)
-    second = lane(1, flight([3]), collectives_done=8, notes=["slow"], bytes_reduced=4)
-    whole = together([alone(0, first), alone(1, second)])
+    first = group_loop(0, flight([0, 1]), collectives_done=7, notes=["slow"], bytes_reduced=3)
+    second = group_loop(1, flight([3]), collectives_done=8, notes=["slow"], bytes_reduced=4)
+    whole = merge_replies([alone(0, first), alone(1, second)])
     (group,) = whole.groups
     (merged,) = group.in_flight
     assert (list(merged.arrived), list(merged.missing)) == ([0, 1, 3], [2])  # of 4 and 5 nobody knows
@@ -100,19 +108,19 @@ def test_workers_without_a_coordinator_tell_together_who_is_missing() -> None:
 def test_what_a_coordinator_that_was_started_again_has_not_heard_is_added_by_the_worker_that_is_asked() -> None:
     forming = [pb.GroupStatus(name=name, state="forming", size=2) for name in ("j/a", "j/b")]
     reply = pb.StatusReply(coordinator=pb.CoordinatorStatus(address="c"), groups=forming, answered_by="coordinator")
-    account = pb.WorkerStatus(task=0, incarnation="i", lanes=[lane(0, flight([0]))])
+    account = pb.WorkerStatus(task=0, incarnation="i", lanes=[group_loop(0, flight([0]))])
     group = pb.GroupStatus(name="j/world", generation=5, state="partial", size=2, members=account.lanes[0].members)
     own = pb.StatusReply(workers=[account], groups=[group], answered_by="/job:worker/task:0")
-    whole = with_own(reply, own)
+    whole = merge_own_reply(reply, own)
     assert [group.name for group in whole.groups] == ["j/a", "j/b", "j/world"]
     assert list(whole.groups[2].in_flight[0].missing) == [1] and [worker.task for worker in whole.workers] == [0]
-    assert list(whole.warnings) == [UNHEARD] and whole.coordinator.address == "c"
-    assert list(with_own(whole, own).warnings) == [UNHEARD]  # said once
+    assert list(whole.warnings) == [RESTARTED_WARNING] and whole.coordinator.address == "c"
+    assert list(merge_own_reply(whole, own).warnings) == [RESTARTED_WARNING]  # said once
 
 
 def test_a_worker_that_two_tell_of_is_there_once_by_its_own_account() -> None:
     heard = pb.WorkerStatus(task=0, incarnation="i", connected=True, last_heartbeat_seconds=3, silent=True)
-    whole = together(
+    whole = merge_replies(
         [pb.StatusReply(workers=[heard]), pb.StatusReply(workers=[pb.WorkerStatus(incarnation="i", pid=7)])]
     )
     (worker,) = whole.workers

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from collectived_proto.errors import Code
-from collectived_proto.hurts import code_name
-from collectived_proto.shown import finished, has_counts, has_told, is_late, rank_count, size_text, worker_state
+from collectived_proto.report.findings import code_name
+from collectived_proto.report.labels import (
+    finished_text,
+    has_counts,
+    has_reported,
+    is_late,
+    rank_count,
+    size_text,
+    worker_state,
+)
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
 
@@ -41,7 +49,7 @@ def test_a_collective_is_late_while_ranks_are_missing_and_later_though_all_came(
 def test_sizes_and_what_was_finished() -> None:
     assert size_text(pb.GroupStatus(state="forming", size=8, min_size=4)) == "0 of 4 to 8"
     assert size_text(pb.GroupStatus(state="ready", size=8)) == "8"
-    assert [finished(common.Member(last_instance=n)) for n in (-1, 0)] == ["nothing yet", "#0"]
+    assert [finished_text(common.Member(last_instance=n)) for n in (-1, 0)] == ["nothing yet", "#0"]
 
 
 def test_every_code_has_its_name() -> None:
@@ -52,7 +60,7 @@ def test_what_nobody_has_told_is_unknown_and_not_nothing() -> None:
     worker = pb.WorkerStatus(task=0, release="0.1.0")
     reply = pb.StatusReply(workers=[worker])
     members = [common.Member(rank=0, worker=0)]
-    assert has_told(worker) and not has_told(pb.WorkerStatus(silent=True))
+    assert has_reported(worker) and not has_reported(pb.WorkerStatus(silent=True))
     assert has_counts(reply, pb.GroupStatus(state="ready", members=members))
     assert not has_counts(reply, pb.GroupStatus(state="ended", members=members))
     assert has_counts(reply, pb.GroupStatus(state="ended", collectives_done=7))

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from collectived_proto.spec import ALGORITHMS, parse
-from collectived_proto.types import Tier, tier_of
+from collectived_proto.all_reduce_spec import ALGORITHMS, parse_all_reduce_spec
+from collectived_proto.types import Tier, select_tier
 
 
 class AllReduceSpecTuple(NamedTuple):
@@ -18,29 +18,29 @@ class AllReduceSpecTuple(NamedTuple):
 
 
 def test_a_string_is_one_shard_without_limit() -> None:
-    assert parse("nccl/xring") == (Tier("nccl/xring", 1, -1),)
+    assert parse_all_reduce_spec("nccl/xring") == (Tier("nccl/xring", 1, -1),)
 
 
 @pytest.mark.parametrize("spec", (("xring",), ("xring", 1), ("xring", 1, -1), AllReduceSpecTuple("xring", 1, -1)))
 def test_a_tuple_may_leave_out_shards_and_limit(spec: object) -> None:
-    assert parse(spec) == (Tier("xring", 1, -1),)
+    assert parse_all_reduce_spec(spec) == (Tier("xring", 1, -1),)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
     spec = [("xring", np.int64(2), np.uint16(10)), ("xring",)]
-    found = parse(spec)
+    found = parse_all_reduce_spec(spec)
     assert found == (Tier("xring", 2, 10), Tier("xring"))
     assert type(found[0].shards) is int and type(found[0].limit) is int
 
 
 def test_a_list_is_tiers_in_order_of_size() -> None:
     spec = [("pscpu", 2, 1024), AllReduceSpecTuple("nccl/rechd", 1, 4096), ("xring",)]
-    assert parse(spec) == (Tier("pscpu", 2, 1024), Tier("nccl/rechd", 1, 4096), Tier("xring"))
+    assert parse_all_reduce_spec(spec) == (Tier("pscpu", 2, 1024), Tier("nccl/rechd", 1, 4096), Tier("xring"))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_of_the_seeds_is_known(name: str) -> None:
-    assert parse(name)[0].algorithm == name
+    assert parse_all_reduce_spec(name)[0].algorithm == name
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_every_algorithm_of_the_seeds_is_known(name: str) -> None:
 )
 def test_what_is_wrong_is_an_error_that_names_the_entry(spec: object, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        parse(spec)
+        parse_all_reduce_spec(spec)
 
 
 def test_limits_are_bytes_and_inclusive() -> None:
-    tiers = parse([("pscpu", 1, 0), ("xring", 1, 100), ("nccl",)])
-    found = [tiers.index(tier_of(tiers, nbytes)) for nbytes in (0, 1, 100, 101, 1 << 40)]
+    tiers = parse_all_reduce_spec([("pscpu", 1, 0), ("xring", 1, 100), ("nccl",)])
+    found = [tiers.index(select_tier(tiers, nbytes)) for nbytes in (0, 1, 100, 101, 1 << 40)]
     assert found == [0, 1, 1, 2, 2]

@@ -14,7 +14,7 @@ from collectived_proto.deadline import Deadline
 from collectived_proto.devices import DeviceName
 from collectived_proto.numpy_types import from_numpy, to_numpy
 from collectived_proto.options import CollectiveHints, CommunicationOptions
-from collectived_proto.types import CommunicationImplementation, DType, ReduceOp, Tier, shown_name, tier_of
+from collectived_proto.types import CommunicationImplementation, DType, ReduceOp, Tier, select_tier, unscoped_name
 
 
 @pytest.mark.parametrize("name", ["sum", "SUM", "Mean", "avg", "AVERAGE", "prod", "product", "bxor"])
@@ -132,14 +132,14 @@ def test_every_element_type_is_known_to_numpy(kind: DType) -> None:
 
 def test_no_deadline_is_for_ever() -> None:
     for none in (None, 0, 0.0):
-        assert not Deadline.after(none).is_set and Deadline.after(none).wire() == 0.0
-    assert 0 < Deadline.after(5).wire() <= 5 and Deadline(0.0).remaining() == 0.0 and Deadline(0.0).wire() > 0
+        assert not Deadline.after(none).is_set and Deadline.after(none).to_wire() == 0.0
+    assert 0 < Deadline.after(5).to_wire() <= 5 and Deadline(0.0).remaining() == 0.0 and Deadline(0.0).to_wire() > 0
 
 
 def test_the_first_tier_that_fits_is_taken() -> None:
     tiers = (Tier("one_shot", limit=10), Tier("ring"))
-    assert [tier_of(tiers, size).algorithm for size in (0, 10, 11)] == ["one_shot", "one_shot", "ring"]
+    assert [select_tier(tiers, size).algorithm for size in (0, 10, 11)] == ["one_shot", "one_shot", "ring"]
 
 
 def test_names_are_shown_without_the_job() -> None:
-    assert [shown_name(name) for name in ("job/world", "/shared", "world")] == ["world", "/shared", "world"]
+    assert [unscoped_name(name) for name in ("job/world", "/shared", "world")] == ["world", "/shared", "world"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collectived_proto.report.phrases import MAX_NAMED, nccl_failure_text
 from collectived_proto.types import Member
-from collectived_proto.wording import NAMED, native_text
 
-MEMBERS = tuple(Member(rank, f"GPU:{rank}", rank, f"host{rank}", 70 + rank) for rank in range(NAMED + 3))
+MEMBERS = tuple(Member(rank, f"GPU:{rank}", rank, f"host{rank}", 70 + rank) for rank in range(MAX_NAMED + 3))
 WHAT = "all_reduce(sum) #17 of group 'train'"
 
 
@@ -15,15 +15,17 @@ def reports(count: int) -> list[tuple[str, list[Member], str]]:
 
 def test_a_failure_of_nccl_is_quoted_with_its_place_and_nobody_is_called_lost() -> None:
     place = "on worker 0, of rank 0 (host host0, pid 70, GPU:0), NCCL: no 0"
-    assert native_text(WHAT, reports(1), ()) == f"{WHAT} failed: {place}; no member of the group is known to be lost"
+    assert (
+        nccl_failure_text(WHAT, reports(1), ()) == f"{WHAT} failed: {place}; no member of the group is known to be lost"
+    )
 
 
 def test_who_is_known_to_be_lost_is_named_beside_it() -> None:
-    assert native_text(WHAT, reports(1), MEMBERS[1:2]).endswith("; rank 1 (host host1, pid 71, GPU:1) is lost")
-    assert native_text(WHAT, reports(1), MEMBERS[1:3]).endswith("rank 2 (host host2, pid 72, GPU:2) are lost")
+    assert nccl_failure_text(WHAT, reports(1), MEMBERS[1:2]).endswith("; rank 1 (host host1, pid 71, GPU:1) is lost")
+    assert nccl_failure_text(WHAT, reports(1), MEMBERS[1:3]).endswith("rank 2 (host host2, pid 72, GPU:2) are lost")
 
 
 def test_of_many_workers_on_which_nccl_failed_the_first_few_are_quoted() -> None:
-    text = native_text(WHAT, reports(NAMED + 3), ())
-    assert text.count("NCCL: no ") == NAMED and f"NCCL: no {NAMED - 1};" in text
+    text = nccl_failure_text(WHAT, reports(MAX_NAMED + 3), ())
+    assert text.count("NCCL: no ") == MAX_NAMED and f"NCCL: no {MAX_NAMED - 1};" in text
     assert "; NCCL failed on 3 more workers; no member" in text

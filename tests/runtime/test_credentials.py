@@ -9,23 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from collectived_proto.configuration.daemons import DaemonSettings
-from collectived_proto.viewing import viewing_token
-from collectived_runtime import credentials
-from collectived_runtime.cannot_start import CannotStart
-from collectived_runtime.credentials import Gate, Right, gate, read_client_tokens, read_token
+from collectived_proto.config.daemons import DaemonSettings
+from collectived_proto.viewing_token import viewing_token
+from collectived_runtime.auth import credentials
+from collectived_runtime.auth.credentials import (
+    AccessLevel,
+    TokenAuthenticator,
+    create_authenticator,
+    read_client_tokens,
+    read_viewing_token,
+)
+from collectived_runtime.startup_error import StartupError
 
 SECRET, TOKEN = "s3cret", "0123456789abcdef"
 
 
 @pytest.mark.parametrize("shown", ["Bearer s3cret", "bearer s3cret", "Bearer  s3cret "])
 def test_the_secret_is_good_for_everything(shown: str) -> None:
-    assert Gate(SECRET, token=TOKEN).right(shown) is Right.ALL
+    assert TokenAuthenticator(SECRET, token=TOKEN).get_access_level(shown) is AccessLevel.ALL
 
 
 @pytest.mark.parametrize("token", [viewing_token(SECRET), TOKEN])
 def test_viewing_tokens_are_good_for_looking(token: str) -> None:
-    assert Gate(SECRET, token=TOKEN).right(f"Bearer {token}") is Right.LOOK
+    assert TokenAuthenticator(SECRET, token=TOKEN).get_access_level(f"Bearer {token}") is AccessLevel.VIEW
 
 
 @pytest.mark.parametrize(
@@ -33,26 +39,35 @@ def test_viewing_tokens_are_good_for_looking(token: str) -> None:
     ["", "Bearer", "Bearer ", "Bearer wrong", "s3cret", "Basic s3cret", "Bearer s3cretx", "Bearer ä", "Bearer \ud800"],
 )
 def test_nothing_else_is_good_for_anything(shown: str) -> None:
-    for one in (Gate(SECRET), Gate(SECRET, token=TOKEN), Gate(token=TOKEN), Gate()):
-        assert one.right(shown) is Right.NOTHING
+    for one in (
+        TokenAuthenticator(SECRET),
+        TokenAuthenticator(SECRET, token=TOKEN),
+        TokenAuthenticator(token=TOKEN),
+        TokenAuthenticator(),
+    ):
+        assert one.get_access_level(shown) is AccessLevel.NONE
 
 
 def test_where_there_is_no_secret_its_token_is_nobodys() -> None:
-    assert Gate().right(f"Bearer {viewing_token('')}") is Right.NOTHING
-    assert not Gate().admits_somebody
-    assert Gate(token=TOKEN).admits_somebody and Gate(SECRET).admits_somebody and Gate(insecure=True).admits_somebody
+    assert TokenAuthenticator().get_access_level(f"Bearer {viewing_token('')}") is AccessLevel.NONE
+    assert not TokenAuthenticator().can_admit_anyone
+    assert (
+        TokenAuthenticator(token=TOKEN).can_admit_anyone
+        and TokenAuthenticator(SECRET).can_admit_anyone
+        and TokenAuthenticator(insecure=True).can_admit_anyone
+    )
 
 
 def test_insecure_asks_nobody() -> None:
-    assert Gate(SECRET, insecure=True).right("") is Right.ALL
+    assert TokenAuthenticator(SECRET, insecure=True).get_access_level("") is AccessLevel.ALL
 
 
 def test_who_is_turned_away_is_counted_by_what_was_shown() -> None:
-    one = Gate(SECRET)
-    one.turned_away("http", "")
-    one.turned_away("grpc", "Bearer wrong")
-    one.turned_away("grpc", f"Bearer {viewing_token(SECRET)}")
-    assert one.refused == {("http", "nothing"): 1, ("grpc", "wrong"): 1, ("grpc", "viewing"): 1}
+    one = TokenAuthenticator(SECRET)
+    one.count_rejection("http", "")
+    one.count_rejection("grpc", "Bearer wrong")
+    one.count_rejection("grpc", f"Bearer {viewing_token(SECRET)}")
+    assert one.reject_counts == {("http", "nothing"): 1, ("grpc", "wrong"): 1, ("grpc", "viewing"): 1}
 
 
 def test_the_token_does_not_tell_the_secret() -> None:
@@ -65,7 +80,10 @@ def test_a_token_is_read_from_a_file_that_others_cannot_read(tmp_path: Path, mod
     path = tmp_path / "token"
     path.write_text(f"{TOKEN}\n")
     path.chmod(mode)
-    assert gate(DaemonSettings(viewing_token_file=path)).right(f"Bearer {TOKEN}") is Right.LOOK
+    assert (
+        create_authenticator(DaemonSettings(viewing_token_file=path)).get_access_level(f"Bearer {TOKEN}")
+        is AccessLevel.VIEW
+    )
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o602, 0o601])
@@ -73,8 +91,8 @@ def test_one_that_others_get_at_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "token"
     path.write_text(TOKEN)
     path.chmod(mode)
-    with pytest.raises(CannotStart, match=rf"--viewing-token-file {path}: has mode 0{mode:o}, .*chmod 600"):
-        read_token(path)
+    with pytest.raises(StartupError, match=rf"--viewing-token-file {path}: has mode 0{mode:o}, .*chmod 600"):
+        read_viewing_token(path)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "short", "two words of some length", "ä" * 20, "0123456789abcdef\nanother"])
@@ -82,19 +100,19 @@ def test_one_without_a_token_is_refused_and_not_quoted(tmp_path: Path, text: str
     path = tmp_path / "token"
     path.write_text(text)
     path.chmod(0o600)
-    with pytest.raises(CannotStart, match="expected one line of at least 16 printable ASCII") as refused:
-        read_token(path)
+    with pytest.raises(StartupError, match="expected one line of at least 16 printable ASCII") as refused:
+        read_viewing_token(path)
     assert not text.strip() or text.strip() not in str(refused.value)
 
 
 def test_one_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CannotStart, match="cannot be read: No such file"):
-        read_token(tmp_path / "token")
+    with pytest.raises(StartupError, match="cannot be read: No such file"):
+        read_viewing_token(tmp_path / "token")
     path = tmp_path / "bytes"
     path.write_bytes(b"\xff" * 20)
     path.chmod(0o600)
-    with pytest.raises(CannotStart, match="cannot be read: it is no text"):
-        read_token(path)
+    with pytest.raises(StartupError, match="cannot be read: it is no text"):
+        read_viewing_token(path)
 
 
 CI, ANN = "c" * 16, "a" * 16
@@ -110,22 +128,27 @@ def private(path: Path, text: str) -> Path:
 
 
 def test_client_tokens_are_good_for_using_workers_and_have_a_name(tmp_path: Path) -> None:
-    one = gate(
+    one = create_authenticator(
         DaemonSettings(
             secret="s3cret",
             client_tokens_file=private(tmp_path / "tokens", f"# who\n\nci {CI}\nann {ANN} 2999-01-31\n"),
         )
     )
     for name, token in (("ci", CI), ("ann", ANN)):
-        found = one.known(f"Bearer {token}")
-        assert (found.right, found.name) == (Right.USE, name)
-    assert one.right("Bearer s3cret") is Right.ALL and one.right("Bearer ci") is Right.NOTHING
+        found = one.authenticate(f"Bearer {token}")
+        assert (found.access, found.name) == (AccessLevel.USE, name)
+    assert (
+        one.get_access_level("Bearer s3cret") is AccessLevel.ALL
+        and one.get_access_level("Bearer ci") is AccessLevel.NONE
+    )
 
 
 @pytest.mark.parametrize("until", ["2001-01-31", "2001-01-31T18:00+01:00"])
 def test_a_client_token_that_has_expired_is_good_for_nothing(tmp_path: Path, until: str) -> None:
-    one = gate(DaemonSettings(secret="s3cret", client_tokens_file=private(tmp_path / "tokens", f"ci {CI} {until}\n")))
-    assert one.right(f"Bearer {CI}") is Right.NOTHING
+    one = create_authenticator(
+        DaemonSettings(secret="s3cret", client_tokens_file=private(tmp_path / "tokens", f"ci {CI} {until}\n"))
+    )
+    assert one.get_access_level(f"Bearer {CI}") is AccessLevel.NONE
 
 
 @pytest.mark.parametrize(
@@ -134,30 +157,36 @@ def test_a_client_token_that_has_expired_is_good_for_nothing(tmp_path: Path, unt
 )
 def test_a_line_that_is_no_client_token_is_refused_by_its_number_and_not_quoted(tmp_path: Path, line: str) -> None:
     path = private(tmp_path / "tokens", f"# one\n{line}\n")
-    with pytest.raises(CannotStart, match="line 2.*expected") as refused:
+    with pytest.raises(StartupError, match="line 2.*expected") as refused:
         read_client_tokens(path)
     assert CI not in str(refused.value)
 
 
 def test_a_token_with_two_names_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CannotStart, match="line 2 gives a second name to a token"):
+    with pytest.raises(StartupError, match="line 2 gives a second name to a token"):
         read_client_tokens(private(tmp_path / "tokens", f"ci {CI}\nann {CI}\n"))
 
 
 def test_a_file_of_client_tokens_that_others_may_read_is_refused(tmp_path: Path) -> None:
     path = private(tmp_path / "tokens", f"ci {CI}\n")
     path.chmod(0o644)
-    with pytest.raises(CannotStart, match=f"--client-tokens-file {path}: has mode 0644"):
-        gate(DaemonSettings(client_tokens_file=path))
+    with pytest.raises(StartupError, match=f"--client-tokens-file {path}: has mode 0644"):
+        create_authenticator(DaemonSettings(client_tokens_file=path))
 
 
 def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     viewing, clients = private(tmp_path / "viewing", TOKEN), private(tmp_path / "tokens", f"ci {CI}\n")
-    one = gate(DaemonSettings(viewing_token_file=viewing, client_tokens_file=clients))
+    one = create_authenticator(DaemonSettings(viewing_token_file=viewing, client_tokens_file=clients))
     private(viewing, "f" * 16)
     private(clients, f"ann {ANN}\n")
-    assert one.right(f"Bearer {'f' * 16}") is Right.LOOK and one.known(f"Bearer {ANN}").name == "ann"
-    assert one.right(f"Bearer {TOKEN}") is Right.NOTHING and one.right(f"Bearer {CI}") is Right.NOTHING
+    assert (
+        one.get_access_level(f"Bearer {'f' * 16}") is AccessLevel.VIEW
+        and one.authenticate(f"Bearer {ANN}").name == "ann"
+    )
+    assert (
+        one.get_access_level(f"Bearer {TOKEN}") is AccessLevel.NONE
+        and one.get_access_level(f"Bearer {CI}") is AccessLevel.NONE
+    )
 
 
 @pytest.mark.parametrize("broken", ["short", "gone", "open"])
@@ -165,7 +194,7 @@ def test_a_file_that_is_broken_by_a_change_is_logged_once_and_the_old_token_stay
     tmp_path: Path, broken: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = private(tmp_path / "viewing", TOKEN)
-    one = gate(DaemonSettings(viewing_token_file=path))
+    one = create_authenticator(DaemonSettings(viewing_token_file=path))
     with caplog.at_level(logging.WARNING, "collectived.credentials"):
         if broken == "short":
             private(path, "short")
@@ -174,11 +203,14 @@ def test_a_file_that_is_broken_by_a_change_is_logged_once_and_the_old_token_stay
         else:
             private(path, "e" * 16).chmod(0o644)
         for _ in range(3):
-            assert one.right(f"Bearer {TOKEN}") is Right.LOOK
+            assert one.get_access_level(f"Bearer {TOKEN}") is AccessLevel.VIEW
         (record,) = caplog.records
         assert "what it held before is good until that is mended" in record.message
         private(path, "f" * 16)
-        assert one.right(f"Bearer {'f' * 16}") is Right.LOOK and one.right(f"Bearer {TOKEN}") is Right.NOTHING
+        assert (
+            one.get_access_level(f"Bearer {'f' * 16}") is AccessLevel.VIEW
+            and one.get_access_level(f"Bearer {TOKEN}") is AccessLevel.NONE
+        )
     assert TOKEN not in caplog.text and "f" * 16 not in caplog.text and "e" * 16 not in caplog.text
 
 
@@ -188,7 +220,7 @@ def test_a_file_that_is_broken_by_a_change_is_logged_once_and_the_old_token_stay
 def test_whatever_is_shown_is_compared_with_everything_known(
     tmp_path: Path, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = gate(
+    one = create_authenticator(
         DaemonSettings(
             secret="s3cret",
             viewing_token_file=private(tmp_path / "v", TOKEN),
@@ -204,6 +236,6 @@ def test_whatever_is_shown_is_compared_with_everything_known(
             return hmac.compare_digest(given, known)
 
     monkeypatch.setattr(credentials, "hmac", Watched)
-    one.right(shown)
+    one.get_access_level(shown)
     # The secret, its viewing token, that of the file, and both client tokens; always of one length.
     assert len(compared) == 5 and {len(part) for pair in compared for part in pair} == {32}

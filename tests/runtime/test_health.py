@@ -8,16 +8,16 @@ import sys
 import grpc.aio
 import pytest
 
-from collectived_runtime.cannot_start import CannotStart
-from collectived_runtime.health import Health, reflect
+from collectived_runtime.grpc_server.health import Health, add_reflection
+from collectived_runtime.startup_error import StartupError
 
 
 def test_without_its_package_reflection_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "grpc_reflection.v1alpha", None)
 
     async def start() -> None:
-        with pytest.raises(CannotStart, match=r"--reflection needs .*grpcio-reflection.*collectived\[reflection\]"):
-            reflect(grpc.aio.server(), "some.Service")
+        with pytest.raises(StartupError, match=r"--reflection needs .*grpcio-reflection.*collectived\[reflection\]"):
+            add_reflection(grpc.aio.server(), "some.Service")
 
     asyncio.run(start())
 
@@ -25,11 +25,11 @@ def test_without_its_package_reflection_says_what_to_install(monkeypatch: pytest
 def test_a_service_is_well_from_its_start_until_it_cannot_work() -> None:
     async def story() -> None:
         health = Health("some.Service", grpc.aio.server())
-        assert not health.well
+        assert not health.is_healthy
         await health.start()
-        assert health.well
-        health.change(False)
-        while health.well:
+        assert health.is_healthy
+        health.set_healthy(False)
+        while health.is_healthy:
             await asyncio.sleep(0)
         await health.stop()
 

@@ -12,7 +12,14 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]  # which its stubs
 
 from collectived_proto.errors import Code
 from collectived_proto.types import Member, Verdict
-from collectived_runtime.logs import JsonLines, TextLines, facts, facts_of, is_news, text_of
+from collectived_runtime.logs import (
+    JsonLines,
+    TextLines,
+    format_verdict,
+    is_worth_logging,
+    log_fields,
+    verdict_fields,
+)
 
 VERDICT = Verdict(
     "job/train",
@@ -48,14 +55,14 @@ def record() -> Callable[..., logging.LogRecord]:
 
 
 def test_a_failure_has_the_identifiers_of_status_and_trace() -> None:
-    assert facts_of(VERDICT)["facts"] == FACTS
+    assert verdict_fields(VERDICT)["facts"] == FACTS
     about = "[key 7, generation 100, instance 5, all_reduce(sum), DEADLINE_EXCEEDED]"
-    assert text_of(VERDICT) == f"rank 1 was missing {about}"
-    assert text_of(VERDICT, "group 'train' failed") == f"group 'train' failed {about}"
+    assert format_verdict(VERDICT) == f"rank 1 was missing {about}"
+    assert format_verdict(VERDICT, "group 'train' failed") == f"group 'train' failed {about}"
 
 
 def test_json_is_one_object_a_line(record: Callable[..., logging.LogRecord]) -> None:
-    line = JsonLines().format(record("group %s:\n%s", "train", "gone", **facts_of(VERDICT)))
+    line = JsonLines().format(record("group %s:\n%s", "train", "gone", **verdict_fields(VERDICT)))
     assert "\n" not in line
     told = json.loads(line)
     assert {key: told[key] for key in FACTS} == FACTS
@@ -79,12 +86,12 @@ def test_a_caller_that_went_before_its_answer_came_is_no_news(error: type[Except
         raise error("Failed grpc_call_start_batch")
     except error:
         raised = sys.exc_info()
-    assert is_news(logger.makeRecord(logger.name, logging.ERROR, __file__, 1, "raised", (), raised)) is told
-    assert is_news(logger.makeRecord(logger.name, logging.ERROR, __file__, 1, "something else", (), None))
+    assert is_worth_logging(logger.makeRecord(logger.name, logging.ERROR, __file__, 1, "raised", (), raised)) is told
+    assert is_worth_logging(logger.makeRecord(logger.name, logging.ERROR, __file__, 1, "something else", (), None))
 
 
 def test_text_is_one_line(record: Callable[..., logging.LogRecord]) -> None:
-    line = TextLines().format(record("two\nlines", **facts(event="x")))
+    line = TextLines().format(record("two\nlines", **log_fields(event="x")))
     assert line.endswith(" WARNING collectived.test: two\\nlines")
 
 

@@ -44,7 +44,7 @@ class Place:
     @cached_property
     def coordinator(self) -> str:
         """The address of a coordinator."""
-        return str(self.start("coordinator", "--listen", f"unix:{self.folder}/c.sock").ready(30)["address"])
+        return str(self.start("coordinator", "--listen", f"unix:{self.folder}/c.sock").wait_ready(30)["address"])
 
     def worker(
         self, *options: str, mode: int = 0o700, gid: int = -1, within: tuple[str, ...] = (), task: int = 0
@@ -55,7 +55,7 @@ class Place:
         os.chown(at, -1, gid)
         at.chmod(mode)
         words = ("worker", "--task", str(task), "--folder", str(at), "--coordinator", self.coordinator, *options)
-        return self.start(*words, within=within).ready(30)
+        return self.start(*words, within=within).wait_ready(30)
 
 
 @contextmanager

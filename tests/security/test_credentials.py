@@ -15,12 +15,12 @@ from tests.multi.raw import Raw, failure
 from tests.security.conftest import SECRET, Place
 from tests.waiting import settle
 
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.v1 import common_pb2, worker_pb2, worker_pb2_grpc
-from collectived_proto.viewing import viewing_token
+from collectived_proto.viewing_token import viewing_token
+from collectived_runtime.transport import connections
 from collectived_runtime.transport import hello as hello_
-from collectived_runtime.transport import reception as reception_
-from collectived_runtime.transport.reception import Reception
+from collectived_runtime.transport.connections import ConnectionServer
 
 pytestmark = pytest.mark.timeout(120)
 CI, OLD, DAY = "ci-token-of-these-tests", "old-token-of-these-tests", "day-token-of-these-tests"
@@ -146,22 +146,22 @@ def test_a_token_that_is_taken_out_of_its_file_opens_nothing_from_then_on(place:
     Raw(address, bearer("new-token-of-these-tests")).close()
 
 
-# At the reception: one-time tokens of clients, and proofs of workers.
+# At the connection server: one-time tokens of clients, and proofs of workers.
 
 
 @pytest.fixture
-def reception(folder: Path) -> Iterator[Reception]:
-    made = Reception(0, SECRET, str(folder / "door"), ("127.0.0.1", 0))
+def connection_server(folder: Path) -> Iterator[ConnectionServer]:
+    made = ConnectionServer(0, SECRET, str(folder / "door"), ("127.0.0.1", 0))
     yield made
     made.close()
 
 
-def knock(reception: Reception, token: bytes) -> bytes:
+def knock(connection_server: ConnectionServer, token: bytes) -> bytes:
     """What somebody hears who shows a token; b"" is nothing."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
         guest.settimeout(20)
-        guest.connect(reception._door_path)
-        guest.send(wire.hello(token))
+        guest.connect(connection_server._unix_path)
+        guest.send(messages.encode_hello(token))
         return guest.recv(100)
 
 
@@ -170,37 +170,43 @@ def welcome(connection: socket.socket) -> None:
     connection.close()
 
 
-def test_a_one_time_token_opens_once_and_one_bit_of_it_is_as_good_as_nothing(reception: Reception) -> None:
-    token = os.urandom(wire.TOKEN_BYTES)
-    reception.admit(token, welcome, os.getuid())
+def test_a_one_time_token_opens_once_and_one_bit_of_it_is_as_good_as_nothing(
+    connection_server: ConnectionServer,
+) -> None:
+    token = os.urandom(messages.TOKEN_BYTES)
+    connection_server.admit(token, welcome, os.getuid())
     for at in range(0, 128, 9):
         near = bytearray(token)
         near[at // 8] ^= 1 << at % 8
-        assert knock(reception, bytes(near)) == b""
-    assert knock(reception, token) == b"welcome"
-    assert knock(reception, token) == b""
+        assert knock(connection_server, bytes(near)) == b""
+    assert knock(connection_server, token) == b"welcome"
+    assert knock(connection_server, token) == b""
 
 
-def test_a_one_time_token_that_has_expired_opens_nothing(reception: Reception, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reception_.TOKEN_SECONDS == 10.0
-    monkeypatch.setattr(reception_, "TOKEN_SECONDS", 0.0)
-    token = os.urandom(wire.TOKEN_BYTES)
-    reception.admit(token, welcome)
-    assert knock(reception, token) == b""
-    settle(lambda: not reception._tokens)
+def test_a_one_time_token_that_has_expired_opens_nothing(
+    connection_server: ConnectionServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert connections.TOKEN_SECONDS == 10.0
+    monkeypatch.setattr(connections, "TOKEN_SECONDS", 0.0)
+    token = os.urandom(messages.TOKEN_BYTES)
+    connection_server.admit(token, welcome)
+    assert knock(connection_server, token) == b""
+    settle(lambda: not connection_server._tokens)
 
 
-def test_a_one_time_token_is_nothing_in_the_hands_of_another_user(reception: Reception) -> None:
-    token = os.urandom(wire.TOKEN_BYTES)
-    reception.admit(token, welcome, os.getuid() + 1)
-    assert knock(reception, token) == b""
+def test_a_one_time_token_is_nothing_in_the_hands_of_another_user(connection_server: ConnectionServer) -> None:
+    token = os.urandom(messages.TOKEN_BYTES)
+    connection_server.admit(token, welcome, os.getuid() + 1)
+    assert knock(connection_server, token) == b""
 
 
-def test_tokens_are_found_by_a_digest_so_that_no_comparison_follows_what_is_shown(reception: Reception) -> None:
-    token = os.urandom(wire.TOKEN_BYTES)
-    reception.admit(token, welcome)
-    settle(lambda: bool(reception._tokens))
-    assert token not in reception._tokens and {len(digest) for digest in reception._tokens} == {32}
+def test_tokens_are_found_by_a_digest_so_that_no_comparison_follows_what_is_shown(
+    connection_server: ConnectionServer,
+) -> None:
+    token = os.urandom(messages.TOKEN_BYTES)
+    connection_server.admit(token, welcome)
+    settle(lambda: bool(connection_server._tokens))
+    assert token not in connection_server._tokens and {len(digest) for digest in connection_server._tokens} == {32}
 
 
 @pytest.mark.parametrize("shown", [bytes(32), b"\xff" * 32, hello_.proof("wrong", "dial", b"h", b"n")])
@@ -216,18 +222,18 @@ def test_a_proof_is_compared_whole_whatever_it_is(shown: bytes, monkeypatch: pyt
         compare_digest = staticmethod(watched)
 
     monkeypatch.setattr(hello_, "hmac", Watching)
-    with pytest.raises(hello_.Refused, match="does not know this job's secret"):
-        hello_.check(SECRET, "dial", b"h", b"n", shown)
-    hello_.check(SECRET, "dial", b"h", b"n", hello_.proof(SECRET, "dial", b"h", b"n"))
+    with pytest.raises(hello_.HelloRefused, match="does not know this job's secret"):
+        hello_.verify_proof(SECRET, "dial", b"h", b"n", shown)
+    hello_.verify_proof(SECRET, "dial", b"h", b"n", hello_.proof(SECRET, "dial", b"h", b"n"))
     assert compared == [shown, hello_.proof(SECRET, "dial", b"h", b"n")]
 
 
-def test_a_proof_that_was_overheard_opens_no_second_link(reception: Reception) -> None:
+def test_a_proof_that_was_overheard_opens_no_second_link(connection_server: ConnectionServer) -> None:
     """All that a link's opening says is said again, word for word."""
-    said = hello_.Hello(1, 0, 7, 100, 3, bytes(hello_.NONCE_BYTES)).encode()
+    said = hello_.LinkHello(1, 0, 7, 100, 3, bytes(hello_.NONCE_BYTES)).encode()
 
     def dial(proof: Callable[[bytes], bytes]) -> tuple[bytes, bytes]:
-        with socket.create_connection(("127.0.0.1", reception.link_port), timeout=20) as guest:
+        with socket.create_connection(("127.0.0.1", connection_server.link_port), timeout=20) as guest:
             guest.sendall(said)
             answer = guest.recv(hello_.ANSWER_BYTES, socket.MSG_WAITALL)
             shown = proof(answer[: hello_.NONCE_BYTES])
@@ -236,32 +242,32 @@ def test_a_proof_that_was_overheard_opens_no_second_link(reception: Reception) -
             return shown, answer
 
     shown, first = dial(lambda nonce: hello_.proof(SECRET, "dial", said, nonce))
-    settle(lambda: len(reception._early) == 1)
-    for link in reception._early.values():
+    settle(lambda: len(connection_server._early_links) == 1)
+    for link in connection_server._early_links.values():
         link[1].close()
-    reception._early.clear()
+    connection_server._early_links.clear()
     _, second = dial(lambda nonce: shown)
     assert first[: hello_.NONCE_BYTES] != second[: hello_.NONCE_BYTES]
-    settle(lambda: not reception._guests)
-    assert not reception._early
+    settle(lambda: not connection_server._handshakes)
+    assert not connection_server._early_links
 
 
 @pytest.mark.parametrize("side", ["accept", "dial"])
 def test_where_there_is_no_secret_there_is_no_proof_of_it(side: str) -> None:
     nonce = os.urandom(hello_.NONCE_BYTES)
-    with pytest.raises(hello_.Refused, match="has no secret by which its peers are known: start all daemons"):
-        hello_.check("", side, b"h", nonce, hello_.proof("", side, b"h", nonce))
+    with pytest.raises(hello_.HelloRefused, match="has no secret by which its peers are known: start all daemons"):
+        hello_.verify_proof("", side, b"h", nonce, hello_.proof("", side, b"h", nonce))
 
 
 @pytest.mark.parametrize("other", [(9, 0, 7, 100, 3), (1, 9, 7, 100, 3), (1, 0, 9, 100, 3), (1, 0, 7, 9, 3)])
 def test_a_proof_for_one_group_and_generation_is_none_for_another(other: tuple[int, int, int, int, int]) -> None:
-    one = hello_.Hello(1, 0, 7, 100, 3, bytes(hello_.NONCE_BYTES))
+    one = hello_.LinkHello(1, 0, 7, 100, 3, bytes(hello_.NONCE_BYTES))
     nonce = os.urandom(hello_.NONCE_BYTES)
-    with pytest.raises(hello_.Refused):
-        hello_.check(
+    with pytest.raises(hello_.HelloRefused):
+        hello_.verify_proof(
             SECRET,
             "dial",
-            hello_.Hello(*other, one.nonce).encode(),
+            hello_.LinkHello(*other, one.nonce).encode(),
             nonce,
             hello_.proof(SECRET, "dial", one.encode(), nonce),
         )

@@ -18,12 +18,12 @@ from tests.security.conftest import SECRET, Place
 from tests.waiting import settle
 
 from collectived_proto.codec import versions_to_proto
-from collectived_proto.local import wire
-from collectived_proto.protocol import OURS
+from collectived_proto.ipc import messages
 from collectived_proto.v1 import worker_pb2
+from collectived_proto.version import OUR_VERSIONS
 
 pytestmark = pytest.mark.timeout(120)
-RANGE = versions_to_proto(OURS)
+RANGE = versions_to_proto(OUR_VERSIONS)
 TELLTALE = ("/tmp", "victim", SECRET, ".sock")
 
 
@@ -52,13 +52,13 @@ class Local:
         self.life = self.raw.stub.OpenSession(request)
         self.opened = next(self.life).opened
         self.socket = self.enter(self.opened.door, self.opened.token)
-        assert wire.kind_of(self.socket.recv(wire.MAX_MESSAGE)) is wire.Kind.PONG
+        assert messages.parse_type(self.socket.recv(messages.MAX_MESSAGE)) is messages.MessageType.PONG
 
     def enter(self, door: str, token: bytes) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.settimeout(20)
         sock.connect(door)
-        sock.send(wire.hello(token))
+        sock.send(messages.encode_hello(token))
         return sock
 
     def join(self, name: str, size: int = 1, rank: int = 0) -> None:
@@ -67,7 +67,7 @@ class Local:
         )
         *_, last = self.raw.stub.Join(request, timeout=20)
         self.joined, self.rank = last.joined, rank
-        self.bell = self.enter(last.joined.door, last.joined.token)
+        self.doorbell = self.enter(last.joined.door, last.joined.token)
 
     def prepare(self, *shapes: tuple[int, ...]) -> int:
         request = worker_pb2.PrepareRequest(
@@ -76,39 +76,39 @@ class Local:
         return int(self.raw.stub.Prepare(request, timeout=20).id)
 
     def arena(self, size: int) -> int:
-        self.socket.send(wire.arena(wire.Kind.ARENA_ASK, 0, size))
-        message, descriptors, _, _ = socket.recv_fds(self.socket, wire.MAX_MESSAGE, 1)
+        self.socket.send(messages.encode_arena(messages.MessageType.ARENA_REQUEST, 0, size))
+        message, descriptors, _, _ = socket.recv_fds(self.socket, messages.MAX_MESSAGE, 1)
         for descriptor in descriptors:
             os.close(descriptor)
-        assert wire.kind_of(message) is wire.Kind.ARENA
-        return wire.parse_arena(message)[0]
+        assert messages.parse_type(message) is messages.MessageType.ARENA
+        return messages.parse_arena(message)[0]
 
     def ring(self, prepared: int, *addresses: tuple[int, int], instance: int = 0) -> None:
         generation = self.joined.group.generation
-        self.bell.send(wire.Ring(generation, prepared, instance, 0.0, False, addresses).encode())
+        self.doorbell.send(messages.Submit(generation, prepared, instance, 0.0, False, addresses).encode())
 
-    def heard(self) -> wire.Kind | None:
+    def heard(self) -> messages.MessageType | None:
         """The kind of the first that is no arena; None: the worker has hung up."""
         message = self._heard()
-        return wire.kind_of(message) if message else None
+        return messages.parse_type(message) if message else None
 
     def done(self) -> bytes:
         """The next completion."""
         message = self._heard()
-        assert wire.kind_of(message) is wire.Kind.DONE
+        assert messages.parse_type(message) is messages.MessageType.DONE
         return message
 
     def _heard(self) -> bytes:
         while True:
             try:
-                message = self.bell.recv(wire.MAX_MESSAGE)
+                message = self.doorbell.recv(messages.MAX_MESSAGE)
             except ConnectionResetError:
                 return b""
-            if not message or wire.kind_of(message) is not wire.Kind.ARENA:
+            if not message or messages.parse_type(message) is not messages.MessageType.ARENA:
                 return message
 
     def close(self) -> None:
-        for one in (self.socket, getattr(self, "bell", None)):
+        for one in (self.socket, getattr(self, "doorbell", None)):
             if one is not None:
                 one.close()
         self.life.cancel()
@@ -205,7 +205,7 @@ def test_a_collective_that_another_session_has_prepared_is_not_known(local: Call
     other.ring(theirs, (other.arena(4096), 0))
     assert other.heard() is None  # shown out
     victim.ring(theirs, (victim.arena(4096), 0))
-    assert victim.heard() is wire.Kind.DONE
+    assert victim.heard() is messages.MessageType.DONE
 
 
 def test_memory_of_another_session_cannot_be_named(local: Callable[[str], Local]) -> None:
@@ -214,7 +214,7 @@ def test_memory_of_another_session_cannot_be_named(local: Callable[[str], Local]
     other.ring(prepared, (arena, 0))
     assert other.heard() is None
     victim.ring(victim.prepare((4,)), (arena, 0))
-    assert victim.heard() is wire.Kind.DONE
+    assert victim.heard() is messages.MessageType.DONE
 
 
 @pytest.mark.parametrize(
@@ -234,13 +234,13 @@ def test_an_offset_out_of_range_shows_its_sender_out_alone(
     other.ring(other.prepare((4,)), (other.arena(4096), offset))
     assert other.heard() is None, why
     victim.ring(victim.prepare((4,)), (victim.arena(4096), 4096 - 16))
-    assert victim.heard() is wire.Kind.DONE
+    assert victim.heard() is messages.MessageType.DONE
 
 
 def test_memory_that_was_given_back_cannot_be_named_again(local: Callable[[str], Local]) -> None:
     one = local("one")
     arena, prepared = one.arena(4096), one.prepare((4,))
-    one.socket.send(wire.arena(wire.Kind.ARENA_DROP, arena, 0))
+    one.socket.send(messages.encode_arena(messages.MessageType.ARENA_DROP, arena, 0))
     assert one.arena(4096) > arena  # by then the drop has been read; numbers are not given twice
     one.ring(prepared, (arena, 0))
     assert one.heard() is None
@@ -249,10 +249,10 @@ def test_memory_that_was_given_back_cannot_be_named_again(local: Callable[[str],
 @pytest.mark.parametrize("size", [0, (1 << 64) - 1, 1 << 63])
 def test_a_size_that_no_memory_has_is_refused_and_the_session_goes_on(local: Callable[[str], Local], size: int) -> None:
     one = local("one")
-    one.socket.send(wire.arena(wire.Kind.ARENA_ASK, 0, size))
-    answer = one.socket.recv(wire.MAX_MESSAGE)
-    assert wire.kind_of(answer) is wire.Kind.REFUSED
-    assert not any(word in wire.parse_refused(answer)[1] for word in TELLTALE)
+    one.socket.send(messages.encode_arena(messages.MessageType.ARENA_REQUEST, 0, size))
+    answer = one.socket.recv(messages.MAX_MESSAGE)
+    assert messages.parse_type(answer) is messages.MessageType.REFUSED
+    assert not any(word in messages.parse_refused(answer)[1] for word in TELLTALE)
     assert one.arena(4096)
 
 
@@ -282,13 +282,13 @@ def test_results_of_others_cannot_be_released_by_guessing_their_numbers(local: C
             one.ring(prepared[one], (arenas[one], 0), instance=instance)
         return victim.done(), other.done()
 
-    first = wire.parse_done(together(0)[0])
-    assert first.result
-    other.bell.send(wire.release(tuple(range(200))))
+    first = messages.parse_done(together(0)[0])
+    assert first.has_result
+    other.doorbell.send(messages.encode_release(tuple(range(200))))
     for instance in range(1, 12):
-        later = wire.parse_done(together(instance)[0])
+        later = messages.parse_done(together(instance)[0])
         assert (later.arena, later.offset, later.slot) != (first.arena, first.offset, first.slot)
-        victim.bell.send(wire.release((later.slot,)))
+        victim.doorbell.send(messages.encode_release((later.slot,)))
 
 
 def test_a_doorbell_that_is_used_once_is_used_up(local: Callable[[str], Local]) -> None:
@@ -297,7 +297,7 @@ def test_a_doorbell_that_is_used_once_is_used_up(local: Callable[[str], Local]) 
     with again:
         assert again.recv(100) == b""
     one.ring(one.prepare((4,)), (one.arena(4096), 0))
-    assert one.heard() is wire.Kind.DONE
+    assert one.heard() is messages.MessageType.DONE
 
 
 def test_the_hello_of_a_door_takes_a_token_of_one_length(local: Callable[[str], Local]) -> None:

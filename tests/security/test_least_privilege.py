@@ -56,9 +56,9 @@ def closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
 def test_daemons_and_clients_need_no_privilege_and_no_place_to_write(
     folder: Path, start: Start, closed: tuple[str, ...]
 ) -> None:
-    there = start("coordinator", "--listen", f"unix:{folder}/c.sock", within=closed).ready(30)
+    there = start("coordinator", "--listen", f"unix:{folder}/c.sock", within=closed).wait_ready(30)
     words = ("worker", "--task", "0", "--folder", str(folder / "w"), "--coordinator", there["address"])
-    said = start(*words, within=closed).ready(30)
+    said = start(*words, within=closed).wait_ready(30)
     for one in (there, said):
         status = dict(
             line.split(":\t", 1)

@@ -70,7 +70,7 @@ def test_a_worker_listens_where_it_says_and_nowhere_else(worker: Worker, options
 def test_a_coordinator_listens_where_it_says_and_nowhere_else(
     folder: Path, start: Start, options: tuple[str, ...]
 ) -> None:
-    said = start("coordinator", "--listen", f"unix:{folder}/c.sock", *options).ready(30)
+    said = start("coordinator", "--listen", f"unix:{folder}/c.sock", *options).wait_ready(30)
     there = listening(said["pid"])
     assert there == told(said["metrics"], (said["page"] or {}).get("url", ""), *said["addresses"])
     assert len(there) == len(options) // 2 and all(host.startswith("127.") for host, _ in there)
@@ -180,7 +180,7 @@ def test_a_token_is_required_by_default_of_every_call_in_plain_text_from_elsewhe
     """As Ray does since 2.52, but without being asked to."""
     there = own_address()
     said = worker("--listen", f"{there}:0")
-    other = start("coordinator", "--listen", f"{there}:0").ready(30)["address"]
+    other = start("coordinator", "--listen", f"{there}:0").wait_ready(30)["address"]
     opening = worker_pb2.OpenSessionRequest(protocol=common_pb2.Protocol(lowest=1, highest=1))
     how: dict[str, Any] = {"timeout": 10, "metadata": shown}
     with grpc.insecure_channel(said["addresses"][-1]) as one, grpc.insecure_channel(other) as two:
@@ -203,10 +203,10 @@ def test_a_token_is_required_by_default_of_every_call_in_plain_text_from_elsewhe
 
 def test_to_let_everybody_in_is_said_in_log_and_status(folder: Path, start: Start) -> None:
     mind = start("coordinator", "--listen", "0.0.0.0:0", "--insecure", secret="")
-    there = mind.ready(30)["address"].replace("0.0.0.0", "127.0.0.1")
+    there = mind.wait_ready(30)["address"].replace("0.0.0.0", "127.0.0.1")
     words = ("worker", "--task", "0", "--folder", str(folder / "w"), "--coordinator", there, "--listen", "0.0.0.0:0")
     worker = start(*words, "--insecure", secret="")
-    address = worker.ready(30)["addresses"][-1].replace("0.0.0.0", "127.0.0.1")
+    address = worker.wait_ready(30)["addresses"][-1].replace("0.0.0.0", "127.0.0.1")
     command = [sys.executable, "-m", "collectived_launcher", "status", "--worker", address]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     told = " ".join(shown.split())

@@ -108,8 +108,8 @@ def test_a_coordinator_serves_its_own_user_root_and_whom_it_is_told_to(folder: P
     closed, told = folder / "closed", folder / "told"
     closed.mkdir(mode=0o755)
     told.mkdir(mode=0o711)
-    first = start("coordinator", "--listen", f"unix:{closed}/c").ready(30)["address"]
-    second = start("coordinator", "--listen", f"unix:{told}/c", "--allow-users", str(ANN)).ready(30)["address"]
+    first = start("coordinator", "--listen", f"unix:{closed}/c").wait_ready(30)["address"]
+    second = start("coordinator", "--listen", f"unix:{told}/c", "--allow-users", str(ANN)).wait_ready(30)["address"]
     assert asked(first, ANN, "coordinator_status")["coordinator_status"][0] == "UNAVAILABLE"
     assert asked(second, ANN, "coordinator_status")["coordinator_status"] == ("ok", "coordinator")
     assert asked(second, BOB, "coordinator_status")["coordinator_status"][0] == "UNAUTHENTICATED"
@@ -131,7 +131,7 @@ def test_the_tokens_of_one_user_are_nothing_in_the_hands_of_another(of_ann: str)
 
     from tests.multi.raw import Raw
 
-    from collectived_proto.local import wire
+    from collectived_proto.ipc import messages
     from collectived_proto.v1 import common_pb2, worker_pb2
 
     ours = Raw(of_ann)
@@ -145,7 +145,7 @@ def test_the_tokens_of_one_user_are_nothing_in_the_hands_of_another(of_ann: str)
                 "import os, socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); os.setgroups([]);"
                 f"os.setgid({ANN}); os.setuid({ANN}); s.settimeout(20); s.connect(sys.argv[1]);"
                 "s.send(bytes.fromhex(sys.argv[2])); print(s.recv(100))",
-                *(opened.door, wire.hello(opened.token).hex()),
+                *(opened.door, messages.encode_hello(opened.token).hex()),
             ],
             capture_output=True,
             text=True,
@@ -156,7 +156,7 @@ def test_the_tokens_of_one_user_are_nothing_in_the_hands_of_another(of_ann: str)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as late:  # and it was used up by that
             late.settimeout(20)
             late.connect(opened.door)
-            late.send(wire.hello(opened.token))
+            late.send(messages.encode_hello(opened.token))
             assert late.recv(100) == b""
         stream.cancel()
     finally:

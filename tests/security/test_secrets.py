@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.security.conftest import ROOT, SECRET, Start
 
-from collectived_proto.viewing import viewing_token
+from collectived_proto.viewing_token import viewing_token
 
 pytestmark = pytest.mark.timeout(150)
 VIEWING, CLIENT = "viewing-token-of-these-tests", "client-token-of-these-tests"
@@ -62,10 +62,10 @@ def test_no_secret_or_token_is_in_a_log_an_argument_an_environment_status_trace_
         *("--log-level", "debug", "--metrics", "0"),
     )
     coordinator = start("coordinator", "--listen", f"unix:{folder}/c.sock", "--listen", "127.0.0.1:0", *files)
-    there = coordinator.ready(30)
+    there = coordinator.wait_ready(30)
     words = ("worker", "--task", "0", "--folder", str(folder / "w"), "--coordinator", there["addresses"][1])
     worker = start(*words, "--listen", ":0", *files)
-    said = worker.ready(30)
+    said = worker.wait_ready(30)
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, said["addresses"][at]],

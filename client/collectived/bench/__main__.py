@@ -1,8 +1,8 @@
 """`python -m collectived.bench ORDER`: one rank of a measurement, as `collectived bench` starts it.
 
-It joins the group that its environment names. ORDER is the JSON of `order.Order`; what is told on standard output is
-said in `report`. Exit status: 0 measured, whatever the results; 1 failed, 2 no order, 3 no worker answers, 130
-interrupted.
+It joins the group that its environment names. ORDER is the JSON of `config.BenchConfig`; what is told on standard
+output is said in `report`. Exit status: 0 measured, whatever the results; 1 failed, 2 no order, 3 no worker answers,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import sys
 
 import collectived as cd
 from collectived.bench import report
-from collectived.bench.kinds import Extent
-from collectived.bench.measure import measure, planned
-from collectived.bench.order import Order
+from collectived.bench.config import BenchConfig
+from collectived.bench.measure import measure, plan_extents
+from collectived.bench.operation_kinds import Extent
 
 FAILED, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 
@@ -24,24 +24,24 @@ def main(arguments: list[str]) -> int:
     """Runs one rank; returns its exit status."""
     try:
         (text,) = arguments
-        order = Order.read(text)
+        order = BenchConfig.from_json(text)
     except ValueError as error:
         print(f"collectived.bench: {error}; run `collectived bench`, which starts this program", file=sys.stderr)
         return USAGE
     try:
-        return _connected(order)
+        return _run_connected(order)
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        _say(report.failed(_rank(), error))
+        _print_event(report.failed_event(_rank(), error))
         return FAILED
 
 
-def _connected(order: Order) -> int:
+def _run_connected(order: BenchConfig) -> int:
     try:
         session = cd.connect()
     except cd.errors.UnavailableError as error:
-        _say(report.failed(_rank(), error))
+        _print_event(report.failed_event(_rank(), error))
         return UNREACHABLE
     options = cd.CommunicationOptions(timeout_seconds=order.timeout or None)
     with session, session.join(options=options) as group:
@@ -49,28 +49,28 @@ def _connected(order: Order) -> int:
     return 0
 
 
-def _run(order: Order, session: cd.Session, group: cd.Group) -> None:
+def _run(order: BenchConfig, session: cd.Session, group: cd.Group) -> None:
     tells = group.rank == 0
-    todo = planned(order, group.size)
+    todo = plan_extents(order, group.size)
     if tells:
-        _say(report.begin(order, group.members, session.transport, todo))
+        _print_event(report.begin_event(order, group.members, session.transport, todo))
     for extent in todo:
-        row = measure(order, group, session, extent, _tell_size if tells else _keep_quiet)
+        row = measure(order, group, session, extent, _report_size if tells else _ignore_size)
         if row is not None:
-            _say(report.row(row))
+            _print_event(report.row_event(row))
     if tells:
-        _say(report.end())
+        _print_event(report.end_event())
 
 
-def _tell_size(extent: Extent, iterations: int) -> None:
-    _say(report.size(extent, iterations))
+def _report_size(extent: Extent, iterations: int) -> None:
+    _print_event(report.size_event(extent, iterations))
 
 
-def _keep_quiet(extent: Extent, iterations: int) -> None:
+def _ignore_size(extent: Extent, iterations: int) -> None:
     pass
 
 
-def _say(event: report.Event) -> None:
+def _print_event(event: report.Event) -> None:
     print(json.dumps(event), flush=True)
 
 

@@ -14,17 +14,17 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived.bench.kinds import Extent
-from collectived.bench.order import Order
-from collectived.values.arithmetic import HALVES, mean_dtype
+from collectived.bench.config import BenchConfig
+from collectived.bench.operation_kinds import Extent
+from collectived.values.arithmetic import HALF_DTYPES, mean_dtype
 from collectived_proto.types import ReduceOp
 
 Array = NDArray[Any]
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)  # which NumPy's finfo does not know
 PERIOD = 61  # a prime: a piece that begins elsewhere, or comes from elsewhere, looks different
-_APART = 17  # how far the blocks of neighbours are shifted
-_AT_ONCE = 4096  # blocks that are filled in or compared in one go
+_RANK_SHIFT = 17  # how far the blocks of neighbours are shifted
+_BLOCKS_PER_TILE = 4096  # blocks that are filled in or compared in one go
 
 _REDUCTIONS = {
     ReduceOp.SUM: np.add,
@@ -46,21 +46,21 @@ class Segment(NamedTuple):
     length: int
 
 
-def block(order: Order, rank: int) -> Array:
+def block(order: BenchConfig, rank: int) -> Array:
     """What that rank's input repeats, of shape [PERIOD]."""
-    return _numbers(order, rank).astype(order.numpy_dtype)
+    return _exact_block(order, rank).astype(order.numpy_dtype)
 
 
-def answer(order: Order, extent: Extent, rank: int, ranks: int) -> list[Segment] | None:
+def answer(order: BenchConfig, extent: Extent, rank: int, ranks: int) -> list[Segment] | None:
     """What that rank must get; None: nothing."""
-    if not order.kind.moves or (order.operation in ("reduce", "gather") and rank != order.root):
+    if not order.kind.moves_data or (order.operation in ("reduce", "gather") and rank != order.root):
         return None
     piece = extent.count * rank  # where this rank's piece begins in a whole array
     match order.operation:
         case "all_reduce" | "reduce":
-            return [Segment(reduced(order, ranks), 0, extent.count)]
+            return [Segment(reduced_block(order, ranks), 0, extent.count)]
         case "reduce_scatter":
-            return [Segment(reduced(order, ranks), piece, extent.count)]
+            return [Segment(reduced_block(order, ranks), piece, extent.count)]
         case "broadcast":
             return [Segment(block(order, order.root), 0, extent.count)]
         case "scatter":
@@ -73,25 +73,25 @@ def answer(order: Order, extent: Extent, rank: int, ranks: int) -> list[Segment]
             return [Segment(block(order, sender), 0, extent.count) for sender in range(ranks)]
 
 
-def reduced(order: Order, ranks: int) -> Array:
+def reduced_block(order: BenchConfig, ranks: int) -> Array:
     """The blocks of all ranks, reduced, in the type of a result."""
     op, dtype = order.reduction, order.numpy_dtype
-    total = _REDUCTIONS[op].reduce(np.stack([_numbers(order, rank) for rank in range(ranks)]), axis=0)
+    total = _REDUCTIONS[op].reduce(np.stack([_exact_block(order, rank) for rank in range(ranks)]), axis=0)
     if op is ReduceOp.MEAN:
         return np.asarray(total / ranks).astype(mean_dtype(dtype))
     with np.errstate(over="ignore"):  # what is too large for a half is infinite there, too
-        return np.asarray(total).astype(np.float32 if dtype in HALVES else dtype).astype(dtype)
+        return np.asarray(total).astype(np.float32 if dtype in HALF_DTYPES else dtype).astype(dtype)
 
 
 def fill(array: Array, repeated: Array) -> None:
     """Fills a one-dimensional array with a block, again and again."""
-    tile = np.tile(repeated, _AT_ONCE)
+    tile = np.tile(repeated, _BLOCKS_PER_TILE)
     for begin in range(0, len(array), len(tile)):
         part = array[begin : begin + len(tile)]
         part[:] = tile[: len(part)]
 
 
-def wrong(result: object, expected: Sequence[Segment] | None, tolerant: bool = False) -> int:
+def count_wrong(result: object, expected: Sequence[Segment] | None, tolerant: bool = False) -> int:
     """How many elements of a result are not what they should be; all of them where its shape or type is another.
 
     Args:
@@ -105,30 +105,30 @@ def wrong(result: object, expected: Sequence[Segment] | None, tolerant: bool = F
         return max(1, length)
     count, begin = 0, 0
     for segment in expected:
-        count += _wrong_in(result[begin : begin + segment.length], segment, tolerant)
+        count += _count_wrong_in(result[begin : begin + segment.length], segment, tolerant)
         begin += segment.length
     return count
 
 
-def _wrong_in(part: Array, segment: Segment, tolerant: bool) -> int:
-    tile = np.tile(np.roll(segment.block, -(segment.start % PERIOD)), _AT_ONCE)
+def _count_wrong_in(part: Array, segment: Segment, tolerant: bool) -> int:
+    tile = np.tile(np.roll(segment.block, -(segment.start % PERIOD)), _BLOCKS_PER_TILE)
     count = 0
     for begin in range(0, len(part), len(tile)):
         found = part[begin : begin + len(tile)]
-        count += int(np.count_nonzero(_differ(found, tile[: len(found)], tolerant)))
+        count += int(np.count_nonzero(_find_differences(found, tile[: len(found)], tolerant)))
     return count
 
 
-def _differ(found: Array, expected: Array, tolerant: bool) -> Array:
+def _find_differences(found: Array, expected: Array, tolerant: bool) -> Array:
     if not tolerant:
         return np.asarray(found != expected)
     slack = 2**-7 if found.dtype == _BFLOAT16 else float(np.finfo(found.dtype).eps)
-    if found.dtype in HALVES:
+    if found.dtype in HALF_DTYPES:
         found, expected = found.astype(np.float32), expected.astype(np.float32)
     return np.asarray(~(np.abs(found - expected) <= slack * np.abs(expected)))  # NaN is wrong, too
 
 
-def _numbers(order: Order, rank: int) -> Array:
+def _exact_block(order: BenchConfig, rank: int) -> Array:
     """The block in a type in which every reduction of it is exact."""
     index = np.arange(PERIOD)
     dtype = order.numpy_dtype
@@ -136,5 +136,5 @@ def _numbers(order: Order, rank: int) -> Array:
     if order.kind.reduces and order.reduction is ReduceOp.PRODUCT:
         numbers = 1 + (index + rank) % 2
     else:
-        numbers = (index + _APART * rank) % PERIOD
+        numbers = (index + _RANK_SHIFT * rank) % PERIOD
     return np.asarray(numbers % 2 if dtype.kind == "b" else numbers).astype(wide)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived.bench.kinds import Extent, Kind
+from collectived.bench.operation_kinds import BenchOperation, Extent
 
-ENOUGH_SECONDS = 0.3
-LEAST, MOST = 20, 10_000
+TARGET_SECONDS = 0.3
+MIN_ITERATIONS, MAX_ITERATIONS = 20, 10_000
 """Iterations per size where nobody says how many."""
 
 
@@ -32,7 +32,7 @@ class Figures:
     bus_bandwidth: float | None
 
 
-def figures(kind: Kind, extent: Extent, nanoseconds: NDArray[np.int64]) -> Figures:
+def figures(kind: BenchOperation, extent: Extent, nanoseconds: NDArray[np.int64]) -> Figures:
     """What the times say.
 
     Args:
@@ -41,17 +41,19 @@ def figures(kind: Kind, extent: Extent, nanoseconds: NDArray[np.int64]) -> Figur
     ranks, iterations = nanoseconds.shape
     seconds = nanoseconds.max(axis=0) / 1e9
     p50, p99 = (float(np.percentile(seconds, percent)) for percent in (50, 99))
-    bandwidth = extent.size / p50 if kind.moves and p50 > 0 else None
+    bandwidth = extent.size / p50 if kind.moves_data and p50 > 0 else None
     return Figures(
         iterations=iterations,
         p50=p50,
         p99=p99,
         mean=float(seconds.mean()),
         algorithm_bandwidth=bandwidth,
-        bus_bandwidth=None if bandwidth is None else bandwidth * kind.factor.of(ranks),
+        bus_bandwidth=None if bandwidth is None else bandwidth * kind.factor.compute(ranks),
     )
 
 
-def enough(seconds: float) -> int:
-    """How many iterations of so many seconds take about `ENOUGH_SECONDS`; at least 20."""
-    return min(MOST, max(LEAST, math.ceil(ENOUGH_SECONDS / seconds) if seconds > 0 else MOST))
+def choose_iterations(seconds: float) -> int:
+    """How many iterations of so many seconds take about `TARGET_SECONDS`; at least 20."""
+    return min(
+        MAX_ITERATIONS, max(MIN_ITERATIONS, math.ceil(TARGET_SECONDS / seconds) if seconds > 0 else MAX_ITERATIONS)
+    )

@@ -16,7 +16,7 @@ Ticks = NDArray[np.int64]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def users_code(function: Function) -> Function:
+def as_user_code(function: Function) -> Function:
     """Lets a function pass for a user's program.
 
     The library notes who calls it: the first frame that is not its own. Here all are, down to the interpreter's, which
@@ -27,7 +27,7 @@ def users_code(function: Function) -> Function:
     return function
 
 
-def timed(call: Call, iterations: int, in_flight: int) -> tuple[Ticks, Any]:
+def time_calls(call: Call, iterations: int, in_flight: int) -> tuple[Ticks, Any]:
     """Nanoseconds of each iteration, of shape [iterations], and the result of the last one.
 
     Args:
@@ -39,7 +39,7 @@ def timed(call: Call, iterations: int, in_flight: int) -> tuple[Ticks, Any]:
     return np.diff(ticks), result
 
 
-@users_code
+@as_user_code
 def _blocking(call: Call, ticks: Ticks) -> Any:
     clock, result = time.perf_counter_ns, None
     ticks[0] = clock()
@@ -50,7 +50,7 @@ def _blocking(call: Call, ticks: Ticks) -> Any:
     return result
 
 
-@users_code
+@as_user_code
 def _pipelined(call: Call, ticks: Ticks, in_flight: int) -> Any:
     """The pipe is full when the clock starts, and is emptied when it has stopped."""
     clock, result = time.perf_counter_ns, None

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from collectived.bench.answers import answer, wrong
-from collectived.bench.figures import Figures, enough, figures
-from collectived.bench.kinds import Extent
-from collectived.bench.loops import timed, users_code
-from collectived.bench.operations import Memory, call, value
-from collectived.bench.order import Order
-from collectived.bench.sizes import extents, sizes
+from collectived.bench.answers import answer, count_wrong
+from collectived.bench.config import BenchConfig
+from collectived.bench.figures import Figures, choose_iterations, figures
+from collectived.bench.loops import as_user_code, time_calls
+from collectived.bench.operation_kinds import Extent
+from collectived.bench.operations import BenchMemory, make_call, make_input
+from collectived.bench.sizes import compute_extents, compute_sizes
 from collectived_proto.types import ReduceOp
 
 
@@ -31,34 +31,34 @@ class Row:
     errors: int | None
 
 
-def planned(order: Order, ranks: int) -> list[Extent]:
+def plan_extents(order: BenchConfig, ranks: int) -> list[Extent]:
     """All that will be measured."""
-    wished = sizes(order.min_bytes, order.max_bytes, order.factor, order.step_bytes)
-    return extents(order.kind, wished, order.numpy_dtype.itemsize, ranks)
+    wished = compute_sizes(order.min_bytes, order.max_bytes, order.factor, order.step_bytes)
+    return compute_extents(order.kind, wished, order.numpy_dtype.itemsize, ranks)
 
 
-@users_code
+@as_user_code
 def measure(
-    order: Order, group: Any, memory: Memory, extent: Extent, begins: Callable[[Extent, int], None]
+    order: BenchConfig, group: Any, memory: BenchMemory, extent: Extent, begins: Callable[[Extent, int], None]
 ) -> Row | None:
     """Measures one size on all ranks of a group; rank 0 gets the row.
 
     Args:
         begins: called with the number of iterations before they are timed.
     """
-    again = call(order, group, value(order, extent, memory, group.rank))
-    probe, _ = timed(again, max(1, order.warmup), order.in_flight)
-    iterations = order.iterations or enough(group.all_reduce("max", float(np.median(probe))) / 1e9)
+    again = make_call(order, group, make_input(order, extent, memory, group.rank))
+    probe, _ = time_calls(again, max(1, order.warmup), order.in_flight)
+    iterations = order.iterations or choose_iterations(group.all_reduce("max", float(np.median(probe))) / 1e9)
     begins(extent, iterations)
     group.barrier()
-    ticks, result = timed(again, iterations, order.in_flight)
-    errors = _errors(order, group, extent, result) if order.checks else None
+    ticks, result = time_calls(again, iterations, order.in_flight)
+    errors = _count_errors(order, group, extent, result) if order.should_check else None
     times = group.gather(ticks[np.newaxis])
     return None if times is None else Row(extent, figures(order.kind, extent, times), errors)
 
 
-def _errors(order: Order, group: Any, extent: Extent, result: object) -> int:
+def _count_errors(order: BenchConfig, group: Any, extent: Extent, result: object) -> int:
     """On all ranks together."""
     tolerant = order.kind.reduces and order.reduction is ReduceOp.MEAN
-    found = wrong(result, answer(order, extent, group.rank, group.size), tolerant)
+    found = count_wrong(result, answer(order, extent, group.rank, group.size), tolerant)
     return int(group.all_reduce("sum", found))

@@ -11,23 +11,23 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from collectived.bench.kinds import Extent
+from collectived.bench.config import BenchConfig
 from collectived.bench.measure import Row
-from collectived.bench.order import Order
+from collectived.bench.operation_kinds import Extent
 from collectived.errors import CollectiveError
 from collectived_proto.types import RELEASE, Member
 
 Event = dict[str, Any]
 
 
-def begin(order: Order, members: Sequence[Member], transport: str, extents: Sequence[Extent]) -> Event:
+def begin_event(order: BenchConfig, members: Sequence[Member], transport: str, extents: Sequence[Extent]) -> Event:
     """What is measured, and where."""
     kind = order.kind
     conditions = {
         "operation": order.operation,
-        "dtype": order.dtype if kind.moves else None,
+        "dtype": order.dtype if kind.moves_data else None,
         "reduce_op": order.reduction.value if kind.reduces else None,
-        "root": order.root if kind.rooted else None,
+        "root": order.root if kind.has_root else None,
         "ranks": len(members),
         "workers": len({member.worker for member in members}),
         "hosts": len({member.host for member in members}),
@@ -35,7 +35,7 @@ def begin(order: Order, members: Sequence[Member], transport: str, extents: Sequ
         "memory": order.memory,
         "in_flight": order.in_flight,
         "warmup": order.warmup,
-        "checked": order.checks,
+        "checked": order.should_check,
         "time": "slowest rank",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "version": RELEASE,
@@ -43,12 +43,12 @@ def begin(order: Order, members: Sequence[Member], transport: str, extents: Sequ
     return {"event": "begin", "conditions": conditions, "sizes": [extent.size for extent in extents]}
 
 
-def size(extent: Extent, iterations: int) -> Event:
+def size_event(extent: Extent, iterations: int) -> Event:
     """This one is measured next."""
     return {"event": "size", "size_bytes": extent.size, "iterations": iterations}
 
 
-def row(found: Row) -> Event:
+def row_event(found: Row) -> Event:
     """One size was measured."""
     shown = asdict(found.figures)
     return {
@@ -65,11 +65,11 @@ def row(found: Row) -> Event:
     }
 
 
-def end() -> Event:
+def end_event() -> Event:
     return {"event": "end"}
 
 
-def failed(rank: int | None, error: BaseException) -> Event:
+def failed_event(rank: int | None, error: BaseException) -> Event:
     """This rank has failed. What is no error of a collective comes with its traceback."""
     text = "".join(traceback.format_exception_only(error)).strip()
     trace = "" if isinstance(error, CollectiveError) else "".join(traceback.format_exception(error)).strip()

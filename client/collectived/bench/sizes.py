@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collectived.bench.kinds import Extent, Kind, extent
+from collectived.bench.operation_kinds import BenchOperation, Extent, compute_extent
 
 
-def sizes(min_bytes: int, max_bytes: int, factor: int, step_bytes: int = 0) -> list[int]:
+def compute_sizes(min_bytes: int, max_bytes: int, factor: int, step_bytes: int = 0) -> list[int]:
     """From `min_bytes` up to `max_bytes`, each `factor` times the one before, or `step_bytes` more where that is given.
 
     Raises:
@@ -21,6 +21,6 @@ def sizes(min_bytes: int, max_bytes: int, factor: int, step_bytes: int = 0) -> l
     return found
 
 
-def extents(kind: Kind, wished: list[int], itemsize: int, ranks: int) -> list[Extent]:
+def compute_extents(kind: BenchOperation, wished: list[int], itemsize: int, ranks: int) -> list[Extent]:
     """What is measured for these sizes, each once: small ones may round to the same number of elements."""
-    return list(dict.fromkeys(extent(kind, nbytes, itemsize, ranks) for nbytes in wished))
+    return list(dict.fromkeys(compute_extent(kind, nbytes, itemsize, ranks) for nbytes in wished))

@@ -19,83 +19,83 @@ class Callbacks:
     def __init__(self, mutex: threading.Lock, wait: Callable[[Call], None]) -> None:
         self._mutex = mutex
         self._wait = wait
-        self._due: deque[Callable[[], object]] = deque()
-        self._awaited: deque[Call] = deque()
+        self._due_callbacks: deque[Callable[[], object]] = deque()
+        self._watched_calls: deque[Call] = deque()
         self._waiter = 0  # ident of the thread that waits for calls
-        self._caller = 0  # ident of the thread that calls back; -1: it is about to start
+        self._dispatch_thread = 0  # ident of the thread that calls back; -1: it is about to start
 
     def add(self, call: Call, callback: Callable[[], object]) -> None:
         """Has `callback` called once the call has ended, or soon where it has already."""
         with self._mutex:
             ended = call.complete
             if ended:
-                self._due.append(callback)
+                self._due_callbacks.append(callback)
             else:
                 call.callbacks = [*(call.callbacks or ()), callback]
-                self._awaited.append(call)
+                self._watched_calls.append(call)
                 start, self._waiter = not self._waiter, self._waiter or -1
         if ended:
-            self.call_back()
+            self.dispatch()
         elif start:
-            _thread(self._await).start()
+            _thread(self._wait_loop).start()
 
-    def ended(self, call: Call) -> None:
+    def on_call_ended(self, call: Call) -> None:
         """The callbacks of `call` are due. Under the mutex."""
         if call.callbacks:
-            self._due.extend(call.callbacks)
+            self._due_callbacks.extend(call.callbacks)
             call.callbacks = None
-        verdict, uncollected = call.verdict, call.uncollected
-        if verdict is not None and uncollected is not None and uncollected.note(verdict):
-            self._due.append(partial(uncollected.log, verdict, call.prepared.site))
+        verdict, uncollected = call.verdict, call.error_sink
+        if verdict is not None and uncollected is not None and uncollected.record(verdict):
+            self._due_callbacks.append(partial(uncollected.log, verdict, call.prepared.site))
 
-    def call_back(self) -> None:
+    def dispatch(self) -> None:
         """Has called what is due. Not under the mutex: callbacks may submit."""
-        if not self._due:
+        if not self._due_callbacks:
             return
         me = threading.get_ident()
-        if me == self._caller:  # a callback waits for another call
-            self._call_all()
+        if me == self._dispatch_thread:  # a callback waits for another call
+            self._run_due()
             return
         with self._mutex:
-            if self._caller:
+            if self._dispatch_thread:
                 return
-            self._caller = me if me == self._waiter else -1
+            self._dispatch_thread = me if me == self._waiter else -1
         if me == self._waiter:
-            self._serve()
+            self._dispatch_loop()
             return
         try:
-            _thread(self._serve).start()
+            _thread(self._dispatch_loop).start()
         except RuntimeError:  # the interpreter is ending, and starts no more threads
-            self._serve()
+            self._dispatch_loop()
         except BaseException:
-            self._caller = 0
+            self._dispatch_thread = 0
             raise
 
-    def _serve(self) -> None:
-        self._caller = threading.get_ident()
+    def _dispatch_loop(self) -> None:
+        self._dispatch_thread = threading.get_ident()
         while True:
-            self._call_all()
+            self._run_due()
             with self._mutex:
-                if not self._due:
-                    self._caller = 0
+                if not self._due_callbacks:
+                    self._dispatch_thread = 0
                     return
 
-    def _call_all(self) -> None:
-        while self._due:
-            callback = self._due.popleft()
+    def _run_due(self) -> None:
+        while self._due_callbacks:
+            callback = self._due_callbacks.popleft()
             try:
                 callback()
             except (Exception, SystemExit):  # which would end the thread alone, and leave others uncalled
                 log.exception("a callback of a collective failed")
 
-    def _await(self) -> None:
+    def _wait_loop(self) -> None:
         self._waiter = threading.get_ident()
         while True:
             with self._mutex:
-                if not self._awaited:
+                if not self._watched_calls:
                     self._waiter = 0
                     return
-                call = self._awaited.popleft()
+                call = self._watched_calls.popleft()
             self._wait(call)
 
 

@@ -1,7 +1,7 @@
 """Prepared collectives: what a call looks like but for its data, described to the worker once and found again.
 
 The *signature* of a call is its operation, the spec of its value, kind, dtype and shape of every leaf, the options that
-are part of the contract, and the caller's line. Equal signatures share one `Prepared`.
+are part of the contract, and the caller's line. Equal signatures share one `PreparedCall`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,39 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectived.arguments import sendable
-from collectived.calls.parcel import Form
-from collectived.calls.places import Address, Describe, DeviceRoom, Place, Room, Slot
+from collectived.arguments import escape_surrogates
+from collectived.calls.buffers import (
+    ArenaAddress,
+    Describe,
+    DeviceStagingArea,
+    LeafLocation,
+    ResultBuffer,
+    StagingArea,
+)
+from collectived.calls.described_result import ResultSpec
 from collectived.errors import InternalError, InvalidArgumentError
-from collectived.gpu.array import fetched
+from collectived.gpu.array import fetch_to_host
 from collectived.values import axes, nest
 from collectived.values.indexed_slices import IndexedSlices
-from collectived.values.leaves import ARRAY, Array, Kind, UnknownLeaf, check_reducible, element_type, kind_of, shown
-from collectived.values.sparse import expanded
+from collectived.values.leaves import (
+    ARRAY,
+    Array,
+    ArrayKind,
+    UnknownLeaf,
+    check_reducible,
+    element_type,
+    format_path,
+    kind_of,
+)
+from collectived.values.sparse import expand_slices
 from collectived_proto.deadline import Deadline
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import (
     AllReduce,
+    AxisOperation,
     Broadcast,
     Collective,
-    Cutting,
     Gather,
     Layout,
     Leaf,
@@ -41,34 +57,34 @@ from collectived_proto.types import (
     Tier,
 )
 
-MOST = 2048  # signatures of a group; the worker keeps the latest 4096 of a rank
-_MOST_VIEWS = 64  # places in one memory of results whose views are kept; a group uses few, in turn
+MAX_SIGNATURES = 2048  # signatures of a group; the worker keeps the latest 4096 of a rank
+_MAX_CACHED_VIEWS = 64  # places in one memory of results whose views are kept; a group uses few, in turn
 _FEW = 8  # leaves that are read where they lie, however small
 _SMALL_BYTES = 16 << 10  # a leaf of this size is copied as quickly as its address is followed
-_MOST_DIRECT = 8191  # addresses that fit in one message, beside that of the result
-_ON_DEVICES = (AllReduce, Reduce, Broadcast)  # what is carried from and to GPUs
+_MAX_DIRECT_LEAVES = 8191  # addresses that fit in one message, beside that of the result
+_DEVICE_OPERATIONS = (AllReduce, Reduce, Broadcast)  # what is carried from and to GPUs
 
 
-class Value(NamedTuple):
-    """A caller's value taken apart; `sparse` are the leaves of each `IndexedSlices` in it."""
+class FlatValue(NamedTuple):
+    """A caller's value taken apart; `sparse_leaves` are the leaves of each `IndexedSlices` in it."""
 
     spec: nest.Spec
     arrays: list[Array]
-    metas: tuple[tuple[Kind, np.dtype[Any], tuple[int, ...]], ...]
-    sparse: tuple[range, ...] = ()
+    leaf_types: tuple[tuple[ArrayKind, np.dtype[Any], tuple[int, ...]], ...]
+    sparse_leaves: tuple[range, ...] = ()
 
 
-OPEN = Value(nest.OPEN, [], ())  # of a rank that takes what comes
+ANY_VALUE = FlatValue(nest.ANY, [], ())  # of a rank that takes what comes
 
 
-class Special(NamedTuple):
+class CrossDeviceTerms(NamedTuple):
     """Parts of the contract that only cross-device operations choose."""
 
     all_reduce_spec: tuple[Tier, ...] = ()
     packing: Packing | None = None
 
 
-def take_apart(value: object, flat: tuple[nest.Spec, list[Any]] | None = None) -> Value:
+def flatten_value(value: object, flat: tuple[nest.Spec, list[Any]] | None = None) -> FlatValue:
     """The spec, the leaves as host arrays, and what is known of each without its data.
 
     Args:
@@ -87,63 +103,64 @@ def take_apart(value: object, flat: tuple[nest.Spec, list[Any]] | None = None) -
             continue
         try:
             kind = kind_of(leaf)
-            array = kind.array(leaf)
+            array = kind.to_array(leaf)
         except (UnknownLeaf, ValueError) as error:
             if isinstance(leaf, IndexedSlices):
-                spec, leaves, sparse = expanded(spec, leaves)
-                return take_apart(None, (spec, leaves))._replace(sparse=sparse)
-            path = shown(nest.paths(spec)[len(arrays)])
+                spec, leaves, sparse = expand_slices(spec, leaves)
+                return flatten_value(None, (spec, leaves))._replace(sparse_leaves=sparse)
+            path = format_path(nest.paths(spec)[len(arrays)])
             raise (TypeError if isinstance(error, UnknownLeaf) else ValueError)(f"{path} is {error}") from None
         arrays.append(array)
         metas.append((kind, array.dtype, array.shape))
-    return Value(spec, arrays, tuple(metas))
+    return FlatValue(spec, arrays, tuple(metas))
 
 
-def cut(operation: Cutting, value: Value) -> tuple[Cutting, Value]:
+def move_value_axis_first(operation: AxisOperation, value: FlatValue) -> tuple[AxisOperation, FlatValue]:
     """An operation along an axis and its value as ranks compare them: arrays with that axis first.
 
     Raises:
         ValueError: an array has no such axis, or not as many rows as `sizes` hands out.
         TypeError: there are sparse values.
     """
-    if value.sparse:
-        path = shown(nest.paths(value.spec)[value.sparse[0][0]].removesuffix(".values"))
+    if value.sparse_leaves:
+        path = format_path(nest.paths(value.spec)[value.sparse_leaves[0][0]].removesuffix(".values"))
         raise TypeError(
             f"{path} is IndexedSlices, which {operation} does not take: all_reduce, reduce, broadcast and send do; "
             "give its values and indices as arrays"
         )
-    operation, arrays = axes.moved(operation, value.spec, on_host(value).arrays)
-    metas = [(kind, dtype, array.shape) for (kind, dtype, _), array in zip(value.metas, arrays, strict=True)]
-    return operation, Value(value.spec, arrays, tuple(metas))
+    operation, arrays = axes.move_axis_first(operation, value.spec, fetch_value_to_host(value).arrays)
+    metas = [(kind, dtype, array.shape) for (kind, dtype, _), array in zip(value.leaf_types, arrays, strict=True)]
+    return operation, FlatValue(value.spec, arrays, tuple(metas))
 
 
-def on_host(value: Value) -> Value:
+def fetch_value_to_host(value: FlatValue) -> FlatValue:
     """The same with copies of those arrays that lie on GPUs."""
-    if not any(kind.device for kind, _, _ in value.metas):
+    if not any(kind.is_device for kind, _, _ in value.leaf_types):
         return value
-    return value._replace(arrays=fetched(value.arrays))
+    return value._replace(arrays=fetch_to_host(value.arrays))
 
 
-class Prepared:
+class PreparedCall:
     """A collective as the worker knows it, and where its leaves lie in staging and result slots.
 
     Attributes:
         id: the worker's number for it.
-        native: whether leaves may be read where they lie (their byte order is the wire's).
-        direct: whether they should be, rather than copied side by side: not where they are many and small.
+        is_native_order: whether leaves may be read where they lie (their byte order is the wire's).
+        reads_in_place: whether they should be, rather than copied side by side: not where they are many and small.
         receives: whether this rank gets a result.
-        form: what comes, where the layout does not say it: results have an outline. Else None.
-        open: whether this rank takes what comes, all of it at once.
-        packs: how many completions are told apart.
-        post: whether it is numbered apart from the group's instances.
-        current: whether it is still found by its signature.
-        room: of the GPU from and to which it is carried; None: it is carried from and to the host.
-        fetches: whether its arrays must come from GPUs to the host first.
+        result_spec: what comes, where the layout does not say it: results have an outline. Else None.
+        accepts_any: whether this rank takes what comes, all of it at once.
+        pack_count: how many completions are told apart.
+        is_p2p: whether it is numbered apart from the group's instances.
+        is_cached: whether it is still found by its signature.
+        device_area: of the GPU from and to which it is carried; None: it is carried from and to the host.
+        needs_host_copy: whether its arrays must come from GPUs to the host first.
     """
 
     __slots__ = (
-        "current", "direct", "fetches", "form", "id", "kinds", "layout", "memory", "native", "op", "open", "packs",
-        "paths", "post", "receives", "result_places", "room", "site", "spec", "staging_places",
+        "is_cached", "reads_in_place", "needs_host_copy", "result_spec", "id", "kinds", "layout", "memory",
+        "is_native_order", "op", "accepts_any", "pack_count", "paths", "is_p2p", "receives", "result_locations",
+        "device_area", "site", "spec", "staging_locations",
     )  # fmt: skip
 
     def __init__(
@@ -151,68 +168,70 @@ class Prepared:
         id: int,
         layout: Layout,
         collective: Collective,
-        value: Value,
-        memory: Room,
+        value: FlatValue,
+        memory: StagingArea,
         rank: int,
-        room: DeviceRoom | None = None,
+        room: DeviceStagingArea | None = None,
     ) -> None:
-        carried = isinstance(collective.operation, _ON_DEVICES) and not collective.open and bool(collective.leaves)
-        self.room = room if carried else None
-        self.fetches = self.room is None and any(kind.device for kind, _, _ in value.metas)
+        carried = (
+            isinstance(collective.operation, _DEVICE_OPERATIONS) and not collective.open and bool(collective.leaves)
+        )
+        self.device_area = room if carried else None
+        self.needs_host_copy = self.device_area is None and any(kind.is_device for kind, _, _ in value.leaf_types)
         self.id = id
-        self.current = True
+        self.is_cached = True
         self.layout = layout
-        self.memory = self.room or memory
+        self.memory = self.device_area or memory
         self.op = str(collective.operation)
         self.site = collective.site
         self.spec = value.spec
         self.paths = tuple(leaf.path for leaf in collective.leaves)
-        self.kinds = tuple(kind for kind, _, _ in value.metas)
-        leaves = len(value.metas)
-        self.native = bool(leaves) and all(dtype.isnative for _, dtype, _ in value.metas)
+        self.kinds = tuple(kind for kind, _, _ in value.leaf_types)
+        leaves = len(value.leaf_types)
+        self.is_native_order = bool(leaves) and all(dtype.isnative for _, dtype, _ in value.leaf_types)
         large = leaves <= _FEW or layout.staging_bytes >= _SMALL_BYTES * leaves
-        self.direct = self.native and large and leaves <= _MOST_DIRECT
+        self.reads_in_place = self.is_native_order and large and leaves <= _MAX_DIRECT_LEAVES
         operation = collective.operation
-        self.post = isinstance(operation, (Send, Recv))
+        self.is_p2p = isinstance(operation, (Send, Recv))
         self.receives = _receives(operation, rank)
-        self.open = collective.open
-        self.packs = 1 if self.open else len(layout.packs)
-        self.staging_places: list[Place] = []
-        self.result_places: list[Place] = []
+        self.accepts_any = collective.open
+        self.pack_count = 1 if self.accepts_any else len(layout.packs)
+        self.staging_locations: list[LeafLocation] = []
+        self.result_locations: list[LeafLocation] = []
         for leaf, place in zip(collective.leaves, layout.places, strict=True):
             pack = layout.packs[place.pack]
             given, got = to_numpy(pack.dtype), to_numpy(pack.result_dtype)
-            self.staging_places.append((pack.staging_offset + place.offset * given.itemsize, given, leaf.shape))
-            self.result_places.append((pack.result_offset + place.offset * got.itemsize, got, leaf.shape))
-        self.form = self._form(operation)
+            self.staging_locations.append((pack.staging_offset + place.offset * given.itemsize, given, leaf.shape))
+            self.result_locations.append((pack.result_offset + place.offset * got.itemsize, got, leaf.shape))
+        self.result_spec = self._form(operation)
 
-    def _form(self, operation: Operation) -> Form | None:
-        joined = isinstance(operation, Cutting)
-        if not (joined or self.open):
+    def _form(self, operation: Operation) -> ResultSpec | None:
+        joined = isinstance(operation, AxisOperation)
+        if not (joined or self.accepts_any):
             return None
-        leaves = None if self.open else tuple((dtype, shape) for _, dtype, shape in self.result_places)
-        return Form(leaves, joined, operation.axis if isinstance(operation, Cutting) else 0)
+        leaves = None if self.accepts_any else tuple((dtype, shape) for _, dtype, shape in self.result_locations)
+        return ResultSpec(leaves, joined, operation.axis if isinstance(operation, AxisOperation) else 0)
 
-    def views(self, slot: Slot) -> list[Array]:
+    def views(self, slot: ResultBuffer) -> list[Array]:
         """All leaves in a result slot. They do not hold it: copy from them, do not hand them out."""
         known, here = slot.views, (self.id, slot.offset)
         views = known.get(here)
         if views is None:
-            if len(known) >= _MOST_VIEWS:
+            if len(known) >= _MAX_CACHED_VIEWS:
                 known.clear()
             memory, start = slot.memory, slot.offset
-            views = [np.ndarray(shape, dtype, memory, start + offset) for offset, dtype, shape in self.result_places]
+            views = [np.ndarray(shape, dtype, memory, start + offset) for offset, dtype, shape in self.result_locations]
             known[here] = views
         return views
 
-    def leaves_of(self, pack: int) -> list[int]:
+    def list_pack_leaves(self, pack: int) -> list[int]:
         """Numbers of the leaves that travel in a pack, last leaves first."""
         places = self.layout.places
         return [index for index in reversed(range(len(places))) if places[index].pack == pack]
 
-    def stand_ins(self) -> list[Any]:
+    def make_placeholders(self) -> list[Any]:
         """Leaves of the kinds that a result will have."""
-        places = zip(self.kinds, self.result_places, strict=True)
+        places = zip(self.kinds, self.result_locations, strict=True)
         return [kind.restore(np.zeros(shape, dtype)) for kind, (_, dtype, shape) in places]
 
 
@@ -222,28 +241,30 @@ def _receives(operation: Operation, rank: int) -> bool:
     return not isinstance(operation, Send)
 
 
-class Signatures:
+class PreparedCallCache:
     """The latest prepared collectives of one group. Calls in flight keep theirs beyond that."""
 
-    def __init__(self, describe: Describe, memory: Room, rank: int, room: DeviceRoom | None = None) -> None:
+    def __init__(
+        self, describe: Describe, memory: StagingArea, rank: int, room: DeviceStagingArea | None = None
+    ) -> None:
         """`room` is on the rank's own GPU, if it is on one."""
         self._describe = describe
         self._memory = memory
-        self._room = room
+        self._device_area = room
         self._rank = rank
         self._lock = threading.Lock()  # over changes of `_known`
-        self._known: dict[Hashable, Prepared] = {}
+        self._known: dict[Hashable, PreparedCall] = {}
 
-    def find(
+    def get_or_prepare(
         self,
         operation: Operation,
-        value: Value,
+        value: FlatValue,
         options: CommunicationOptions,
         site: str,
         deadline: Deadline | None,
-        special: Special | None = None,
+        special: CrossDeviceTerms | None = None,
         whole: bool = True,
-    ) -> Prepared:
+    ) -> PreparedCall:
         """The prepared collective of that signature; the first time, the worker is asked.
 
         Args:
@@ -254,21 +275,21 @@ class Signatures:
             ValueError: the worker says that it can mean nothing. The others are not told.
             CollectiveError: the worker refuses.
         """
-        key = (operation, value.spec, value.metas, options.bytes_per_pack, options.implementation, site, special)
+        key = (operation, value.spec, value.leaf_types, options.bytes_per_pack, options.implementation, site, special)
         prepared = self._known.get(key)
         if prepared is None:
             collective = _collective(operation, value, options, site, special)
-            number, layout = self._described(collective, deadline)
+            number, layout = self._describe_to_worker(collective, deadline)
             try:
-                prepared = Prepared(number, layout, collective, value, self._memory, self._rank, self._room)
+                prepared = PreparedCall(number, layout, collective, value, self._memory, self._rank, self._device_area)
             except (ValueError, IndexError) as error:
                 raise InternalError(f"the worker's layout does not fit {operation} from {site}: {error}") from error
-            if whole and nest.has_classes(value.spec) and not isinstance(operation, Send):
-                nest.check_rebuilds(value.spec, prepared.stand_ins())
-            self._keep(key, prepared)
+            if whole and nest.has_custom_classes(value.spec) and not isinstance(operation, Send):
+                nest.check_rebuildable(value.spec, prepared.make_placeholders())
+            self._add(key, prepared)
         return prepared
 
-    def _described(self, collective: Collective, deadline: Deadline | None) -> tuple[int, Layout]:
+    def _describe_to_worker(self, collective: Collective, deadline: Deadline | None) -> tuple[int, Layout]:
         try:
             return self._describe(collective, deadline)
         except InvalidArgumentError as error:
@@ -276,44 +297,44 @@ class Signatures:
                 raise
             raise ValueError(str(error)) from None  # that class is for what all ranks are told
 
-    def _keep(self, key: Hashable, prepared: Prepared) -> None:
+    def _add(self, key: Hashable, prepared: PreparedCall) -> None:
         with self._lock:
             replaced = self._known.pop(key, None)  # another thread was quicker
-            if replaced is None and len(self._known) >= MOST:
+            if replaced is None and len(self._known) >= MAX_SIGNATURES:
                 replaced = self._known.pop(next(iter(self._known)))
             if replaced is not None:
-                replaced.memory.outdated(replaced)
+                replaced.memory.evict(replaced)
             self._known[key] = prepared
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Lets go of all of them."""
         self._known.clear()
 
 
 def _collective(
-    operation: Operation, value: Value, options: CommunicationOptions, site: str, special: Special | None
+    operation: Operation, value: FlatValue, options: CommunicationOptions, site: str, special: CrossDeviceTerms | None
 ) -> Collective:
     leaves = []
-    for path, (_, dtype, shape) in zip(nest.paths(value.spec), value.metas, strict=True):
+    for path, (_, dtype, shape) in zip(nest.paths(value.spec), value.leaf_types, strict=True):
         element = element_type(dtype, path)
         if isinstance(operation, Reduction):
             check_reducible(Reduce(operation.reduce_op), element, path)
-        leaves.append(Leaf(sendable(path), element, shape))
+        leaves.append(Leaf(escape_surrogates(path), element, shape))
     return Collective(
         operation,
-        sendable(nest.structure(value.spec)),
+        escape_surrogates(nest.structure(value.spec)),
         tuple(leaves),
         options.bytes_per_pack,
         options.implementation,
         site,
-        *(special or Special()),
-        open=value.spec == nest.OPEN,
+        *(special or CrossDeviceTerms()),
+        open=value.spec == nest.ANY,
     )
 
 
-def locate(prepared: Prepared, arrays: Sequence[Array]) -> list[Address | None] | None:
+def locate(prepared: PreparedCall, arrays: Sequence[Array]) -> list[ArenaAddress | None] | None:
     """(arena, offset) of each leaf that lies in worker memory, None for others; None where no leaf does."""
-    if not prepared.native:
+    if not prepared.is_native_order:
         return None
     memory = prepared.memory
     found = [memory.locate(array) for array in arrays]

@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collectived.calls.limit import Limit
+from collectived.calls.timeout import Timeout
 from collectived.errors import InvalidArgumentError, UnavailableError
-from collectived_proto.local import jobs
-from collectived_proto.private_files import Exposed, Unusable, read_private
+from collectived_proto.ipc import job_files
+from collectived_proto.private_files import ExposedFileError, PrivateFileError, read_private
 
 if TYPE_CHECKING:
-    from collectived_proto.tls.files import Material
+    from collectived_proto.tls.files import TlsMaterial
 
 SECRET_FILE = "COLLECTIVED_SECRET_FILE"
 SECRET = "COLLECTIVED_SECRET"
 TLS = ("COLLECTIVED_TLS_CA", "COLLECTIVED_TLS_CERT", "COLLECTIVED_TLS_KEY")
-_AGAIN = 0.05  # seconds between knocks at a worker that may be on its way back
-START = "collectived launch --clients 2 -- python train.py"
+_RETRY_DELAY = 0.05  # seconds between knocks at a worker that may be on its way back
+START_HINT = "collectived launch --clients 2 -- python train.py"
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class WorkerAddress:
     """`unix:/path` or `host:port`, and who said so."""
 
     text: str
@@ -44,7 +44,7 @@ class Address:
         """Path of the Unix socket; '' for TCP."""
         return self.text.removeprefix("unix:").removeprefix("//") if self.text.startswith("unix:") else ""
 
-    def knock(self, limit: Limit) -> None:
+    def probe(self, limit: Timeout) -> None:
         """Connects and hangs up, which takes no time where gRPC would try again and again.
 
         A socket file that nobody listens at is what a killed worker leaves: it may be on its way back.
@@ -54,16 +54,16 @@ class Address:
         """
         while True:
             try:
-                self._touch(limit.remaining)
+                self._try_connect(limit.remaining)
                 return
             except ConnectionRefusedError as error:
                 if not self.path or not limit.deadline.remaining():
-                    raise self._nobody(error) from error
-                time.sleep(_AGAIN)
+                    raise self._unreachable_error(error) from error
+                time.sleep(_RETRY_DELAY)
             except (OSError, OverflowError) as error:
-                raise self._nobody(error) from error
+                raise self._unreachable_error(error) from error
 
-    def _touch(self, timeout: float) -> None:
+    def _try_connect(self, timeout: float) -> None:
         if not self.path:
             host, _, port = self.text.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), timeout).close()
@@ -72,13 +72,14 @@ class Address:
             sock.settimeout(timeout)
             sock.connect(self.path)
 
-    def _nobody(self, error: Exception) -> UnavailableError:
+    def _unreachable_error(self, error: Exception) -> UnavailableError:
         return UnavailableError(
-            f"no worker answers at {self.text} ({self.source}): {error}; correct the address, or start a job: {START}"
+            f"no worker answers at {self.text} ({self.source}): {error}; correct the address, or "
+            f"start a job: {START_HINT}"
         )
 
 
-def find(worker: str | None) -> Address:
+def find_worker(worker: str | None) -> WorkerAddress:
     """The worker to connect to: the argument, COLLECTIVED_WORKER, the one job that is running, or the system's worker.
 
     Raises:
@@ -89,24 +90,24 @@ def find(worker: str | None) -> Address:
     if worker is not None and not isinstance(worker, str):
         raise TypeError(f"worker must be unix:/path or host:port, or None to look for one, got {worker!r}")
     if worker is not None:
-        return Address(worker, "given to connect()")
+        return WorkerAddress(worker, "given to connect()")
     if named := os.environ.get("COLLECTIVED_WORKER"):
-        return Address(named, "from COLLECTIVED_WORKER")
-    found = [job for job in jobs.running() if job.workers]
+        return WorkerAddress(named, "from COLLECTIVED_WORKER")
+    found = [job for job in job_files.list_running_jobs() if job.workers]
     if not found:
-        if system := jobs.system_worker():
-            return Address(system, "the system's worker")
+        if system := job_files.find_system_worker():
+            return WorkerAddress(system, "the system's worker")
         raise UnavailableError(
-            f"no job of yours is running (looked at COLLECTIVED_WORKER, in {jobs.runtime_path()} and for "
-            f"{jobs.SYSTEM_FOLDER / jobs.SYSTEM_SOCKET}); start one: {START}"
+            f"no job of yours is running (looked at COLLECTIVED_WORKER, in {job_files.runtime_path()} and for "
+            f"{job_files.SYSTEM_FOLDER / job_files.SYSTEM_SOCKET}); start one: {START_HINT}"
         )
     if len(found) > 1:
         lines = "".join(f"\n  COLLECTIVED_WORKER={job.workers[0]}  # job {job.job}, {job.command}" for job in found)
         raise InvalidArgumentError(f"{len(found)} jobs of yours are running; say which one you mean:{lines}")
-    return Address(found[0].workers[0], f"of the running job {found[0].job}")
+    return WorkerAddress(found[0].workers[0], f"of the running job {found[0].job}")
 
 
-def tls(worker: Address) -> Material | None:
+def load_tls(worker: WorkerAddress) -> TlsMaterial | None:
     """What TLS is spoken with to an address, as the environment says it; None: it is not.
 
     Raises:
@@ -114,12 +115,12 @@ def tls(worker: Address) -> Material | None:
     """
     if worker.path or not any(os.environ.get(name) for name in TLS):
         return None
-    from collectived_proto.tls.files import Files, load  # late, for it imports ssl
+    from collectived_proto.tls.files import TlsFiles, load_material  # late, for it imports ssl
 
-    return load(Files.of_environment(os.environ))
+    return load_material(TlsFiles.from_environment(os.environ))
 
 
-def secret(worker: Address) -> str:
+def read_secret(worker: WorkerAddress) -> str:
     """The job's secret, or a client token; '' where nothing says it.
 
     At a Unix socket it is shown too: those need it whom the worker does not serve for who they are, as from another
@@ -133,8 +134,8 @@ def secret(worker: Address) -> str:
         return os.environ.get(SECRET, "").strip()
     try:
         found = read_private(Path(name)).strip()
-    except Unusable as error:
-        if worker.path and not isinstance(error, Exposed):
+    except PrivateFileError as error:
+        if worker.path and not isinstance(error, ExposedFileError):
             return ""
         raise InvalidArgumentError(f"{SECRET_FILE}={name!r} {error}") from None
     if not found.isascii() or not found.isprintable() or not found:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import getpass
 import os
 
-from collectived.arguments import sendable
-from collectived.connection.place import job as launcher_job
-from collectived.connection.place import place
-from collectived_proto.options import seconds
+from collectived.arguments import escape_surrogates
+from collectived.connection.launch_env import read_job as launcher_job
+from collectived.connection.launch_env import read_launch_env
+from collectived_proto.options import to_seconds
 
 WORLD = "world"  # the group of all processes that a launcher started
 
@@ -19,7 +19,7 @@ def group_name() -> str:
     Raises ValueError where nothing says it.
     """
     name = os.environ.get("COLLECTIVED_GROUP")
-    if not name and place(os.environ).size is not None:
+    if not name and read_launch_env(os.environ).size is not None:
         return WORLD
     if not name:
         raise ValueError("join() needs a name: give one, or set COLLECTIVED_GROUP (`collectived launch` does)")
@@ -28,7 +28,7 @@ def group_name() -> str:
 
 def group_size() -> int:
     """Number of ranks. Raises ValueError where nothing says it."""
-    size = place(os.environ).size
+    size = read_launch_env(os.environ).size
     if size is None:
         raise ValueError(
             "join() needs a size: give one, or set WORLD_SIZE (`collectived launch` and torchrun do); the variables "
@@ -39,7 +39,7 @@ def group_size() -> int:
 
 def rank(size: int) -> int | None:
     """This process's rank, where `size` is the size that its launcher counts in."""
-    here = place(os.environ)
+    here = read_launch_env(os.environ)
     return here.rank if here.size in (None, size) else None
 
 
@@ -49,7 +49,7 @@ def timeout() -> float | None:
     if not text:
         return None
     try:
-        return seconds(float(text), "COLLECTIVED_TIMEOUT")
+        return to_seconds(float(text), "COLLECTIVED_TIMEOUT")
     except ValueError:
         raise ValueError(f"COLLECTIVED_TIMEOUT must be seconds, not negative: it is {text!r}") from None
 
@@ -57,9 +57,9 @@ def timeout() -> float | None:
 def job() -> str:
     """The job whose group names this process shares."""
     if found := launcher_job(os.environ):
-        return sendable(found)
+        return escape_surrogates(found)
     try:
-        return sendable(getpass.getuser())
+        return escape_surrogates(getpass.getuser())
     except (KeyError, OSError):  # a uid without a name
         return f"uid-{os.getuid()}"
 
@@ -68,13 +68,13 @@ def label() -> str:
     """How people know this process; '' where nothing says it."""
     found = _first("COLLECTIVED_LABEL", "POD_NAME")
     step = os.environ.get("SLURM_STEP_ID")
-    return sendable(found or (f"slurm {os.environ.get('SLURM_JOB_ID')}.{step}" if step else ""))
+    return escape_surrogates(found or (f"slurm {os.environ.get('SLURM_JOB_ID')}.{step}" if step else ""))
 
 
 def visible_gpus() -> str | None:
     """Which GPUs this process was given, as CUDA reads it; None where nothing says it."""
     found = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return None if found is None else sendable(found)
+    return None if found is None else escape_surrogates(found)
 
 
 def _first(*names: str) -> str:

@@ -11,36 +11,38 @@ import os
 from typing import Protocol
 
 
-class Mortal(Protocol):
+class ProcessBound(Protocol):
     """What must not outlive the process that made it."""
 
     def close(self) -> None: ...
     def _after_fork(self) -> None: ...
 
 
-_open: list[Mortal] = []
-_abandoned: list[Mortal] = []  # a parent's: never collected here, for gRPC would act on threads that do not exist
+_open_sessions: list[ProcessBound] = []
+_inherited_sessions: list[
+    ProcessBound
+] = []  # a parent's: never collected here, for gRPC would act on threads that do not exist
 
 
-def opened(session: Mortal) -> None:
-    _open.append(session)
+def register(session: ProcessBound) -> None:
+    _open_sessions.append(session)
 
 
-def closed(session: Mortal) -> None:
+def unregister(session: ProcessBound) -> None:
     with contextlib.suppress(ValueError):
-        _open.remove(session)
+        _open_sessions.remove(session)
 
 
 def _at_exit() -> None:
-    for session in list(_open):
+    for session in list(_open_sessions):
         session.close()
 
 
 def _after_fork_in_child() -> None:
-    for session in _open:
+    for session in _open_sessions:
         session._after_fork()
-    _abandoned.extend(_open)
-    _open.clear()
+    _inherited_sessions.extend(_open_sessions)
+    _open_sessions.clear()
 
 
 atexit.register(_at_exit)

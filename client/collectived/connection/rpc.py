@@ -22,12 +22,12 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 import grpc
 from google.protobuf.message import DecodeError
 
-from collectived.arguments import sendable
-from collectived.calls.limit import Limit
+from collectived.arguments import escape_surrogates
+from collectived.calls.timeout import Timeout
 from collectived.connection import environment
-from collectived.connection.address import SECRET_FILE, Address
-from collectived.connection.exchange import Exchange, gate
-from collectived.connection.wish import Wish
+from collectived.connection.address import SECRET_FILE, WorkerAddress
+from collectived.connection.join_request import JoinRequest
+from collectived.connection.rpc_thread import RpcThread, fork_lock
 from collectived.errors import (
     CancelledError,
     CollectiveError,
@@ -38,16 +38,16 @@ from collectived.errors import (
 )
 from collectived_proto import codec
 from collectived_proto.deadline import Deadline
-from collectived_proto.protocol import OURS, agree
-from collectived_proto.status import from_rpc_error
+from collectived_proto.error_status import from_rpc_error
 from collectived_proto.types import Collective, GroupInfo, Layout
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
+from collectived_proto.version import OUR_VERSIONS, negotiate_version
 
 if TYPE_CHECKING:
-    from collectived_proto.tls.files import Material
+    from collectived_proto.tls.files import TlsMaterial
 
-PROGRESS_EVERY = 10.0  # seconds
-_ANSWER_WITHIN = 30.0  # seconds for what a worker answers by itself
+PROGRESS_INTERVAL = 10.0  # seconds
+_RPC_TIMEOUT = 30.0  # seconds for what a worker answers by itself
 _GRACE = 0.15  # seconds after a deadline in which the worker's own answer is still preferred; 0.25 are promised
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -62,56 +62,56 @@ _OPTIONS = (
 )
 
 
-def _why_not(address: str, tls: Material | None) -> str:
-    from collectived_proto.tls.dialling import why_not
+def _explain_dial_failure(address: str, tls: TlsMaterial | None) -> str:
+    from collectived_proto.tls.client import diagnose_connection
 
-    return why_not(address, tls)
+    return diagnose_connection(address, tls)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """What a worker says to a new session; `door` is '' where it offers no shared memory.
+class OpenedSession:
+    """What a worker says to a new session; `socket_path` is '' where it offers no shared memory.
 
-    `gpus` are the UUIDs of its GPUs, in order of their indices; `openings` is how many allocations of this process
-    it opens at a time on each of them.
+    `gpus` are the UUIDs of its GPUs, in order of their indices; `max_open_allocations` is how many allocations of this
+    process it opens at a time on each of them.
     """
 
     session: bytes
     worker: str
     devices: tuple[str, ...]
-    door: str
+    socket_path: str
     token: bytes
     gpus: tuple[str, ...] = ()
-    openings: int = 0
+    max_open_allocations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """A seat in a complete group."""
+class JoinedGroup:
+    """A local rank in a complete group."""
 
     group: GroupInfo
     rank: int
-    door: str
+    socket_path: str
     token: bytes
 
 
-class Worker:
+class WorkerClient:
     """A connection to a worker. Thread-safe."""
 
     def __init__(
         self,
-        address: Address,
+        address: WorkerAddress,
         credentials: grpc.ChannelCredentials | None,
         secret: str = "",
-        tls: Material | None = None,
+        tls: TlsMaterial | None = None,
     ) -> None:
         """`secret` is the job's, for addresses that ask for it. `tls` is spoken with where there are no credentials."""
         self.address = address
-        self._why_not: Callable[[], str] = lambda: ""
+        self._explain_dial_failure: Callable[[], str] = lambda: ""
         if credentials is None:
-            self._why_not = partial(_why_not, address.text, tls)
+            self._explain_dial_failure = partial(_explain_dial_failure, address.text, tls)
         if tls is not None and credentials is None:
-            from collectived_proto.tls.dialling import channel_credentials  # late, for it imports ssl
+            from collectived_proto.tls.client import channel_credentials  # late, for it imports ssl
 
             credentials = channel_credentials(tls)
         self._metadata = (("authorization", f"Bearer {secret}"),) if secret else ()
@@ -121,22 +121,22 @@ class Worker:
             if credentials is None
             else grpc.secure_channel(target, credentials, _OPTIONS)
         )
-        gate.guard()
+        fork_lock.register_at_fork()
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
-        self._life: Exchange | None = None
-        self._ended = False
-        self._called = ""
+        self._session_stream: RpcThread | None = None
+        self._stream_ended = False
+        self._worker_name = ""
         self._lock = threading.Lock()  # over the two below
-        self._asked: set[Exchange] = set()  # those that a thread of the caller's waits for
-        self._withdrawn = ""  # why it waits no more
+        self._pending_rpcs: set[RpcThread] = set()  # those that a thread of the caller's waits for
+        self._cancel_reason = ""  # why it waits no more
 
     @property
     def name(self) -> str:
         """For people; of a worker that has said its name, with that."""
         place = f"the worker at {self.address.text}"
-        return f"{self._called} ({place})" if self._called else place
+        return f"{self._worker_name} ({place})" if self._worker_name else place
 
-    def open_session(self, limit: Limit, local: bool = True) -> Opened:
+    def open_session(self, limit: Timeout, local: bool = True) -> OpenedSession:
         """Opens the session. It lasts as long as this stream or, once that is attached, the session socket.
 
         Args:
@@ -150,24 +150,26 @@ class Worker:
             CollectiveError: the worker refuses.
         """
         request = worker_pb2.OpenSessionRequest(
-            protocol=codec.versions_to_proto(OURS),
-            host=sendable(socket.gethostname()),
+            protocol=codec.versions_to_proto(OUR_VERSIONS),
+            host=escape_surrogates(socket.gethostname()),
             pid=os.getpid(),
             label=environment.label(),
             job=environment.job(),
             local=local,
             visible_gpus=environment.visible_gpus(),
         )
-        self._life = Exchange(lambda: self._stub.OpenSession(request, metadata=self._metadata), self.ours)
+        self._session_stream = RpcThread(
+            lambda: self._stub.OpenSession(request, metadata=self._metadata), self.map_error
+        )
         try:
-            event = self._life.next(limit.remaining)
+            event = self._session_stream.next(limit.remaining)
         except queue.Empty:
             raise UnavailableError(
-                f"{self.name} ({self.address.source}) has not answered within {limit.asked:g} s; "
-                f"{self._why_not() or 'is it a worker of collectived, and not stopped?'}"
+                f"{self.name} ({self.address.source}) has not answered within {limit.requested_seconds:g} s; "
+                f"{self._explain_dial_failure() or 'is it a worker of collectived, and not stopped?'}"
             ) from None
         except UnavailableError as error:
-            if reason := self._why_not():
+            if reason := self._explain_dial_failure():
                 raise UnavailableError(f"{self.name} ({self.address.source}) cannot be used: {reason}") from error
             raise
         except UnauthenticatedError as error:
@@ -175,23 +177,23 @@ class Worker:
         if event is None or not event.HasField("opened"):
             raise InternalError(f"{self.name} began a session with something else than its opening")
         opened = event.opened
-        self._called = opened.worker
-        agree(codec.versions_from_proto(opened.protocol), self.name, "this client")
+        self._worker_name = opened.worker
+        negotiate_version(codec.versions_from_proto(opened.protocol), self.name, "this client")
         devices, gpus = tuple(opened.devices), tuple(opened.gpus)
-        return Opened(opened.session, opened.worker, devices, opened.door, opened.token, gpus, opened.openings)
+        return OpenedSession(opened.session, opened.worker, devices, opened.door, opened.token, gpus, opened.openings)
 
     @property
-    def ended(self) -> bool:
+    def has_stream_ended(self) -> bool:
         """Whether the stream that opened the session is over, and with it the session, unless a socket is."""
-        if self._life is None or self._ended:
-            return self._ended
+        if self._session_stream is None or self._stream_ended:
+            return self._stream_ended
         try:
-            self._life.next(0.0)
+            self._session_stream.next(0.0)
         except queue.Empty:
             return False
         except CollectiveError:  # which is an end too
             pass
-        self._ended = True
+        self._stream_ended = True
         return True
 
     def status(self, request: status_pb2.StatusRequest, timeout: float) -> status_pb2.StatusReply:
@@ -200,18 +202,18 @@ class Worker:
         Raises:
             CollectiveError: no answer.
         """
-        reply: status_pb2.StatusReply = self._answer(
-            lambda: self._stub.Status.future(request, timeout=timeout, metadata=self._metadata), self.ours
+        reply: status_pb2.StatusReply = self._call_unary(
+            lambda: self._stub.Status.future(request, timeout=timeout, metadata=self._metadata), self.map_error
         )
         return reply
 
     def end_stream(self) -> None:
         """The session socket is attached, and the session is it: no RPC stays open, which would slow `os.fork` down."""
-        if self._life is not None:
-            self._life.end()
-            self._life = None
+        if self._session_stream is not None:
+            self._session_stream.cancel()
+            self._session_stream = None
 
-    def join(self, session: bytes, wish: Wish, say: Callable[[str], None]) -> Joined:
+    def join(self, session: bytes, wish: JoinRequest, say: Callable[[str], None]) -> JoinedGroup:
         """Waits until the group is complete; `say` hears every 10 s who is here and who is not.
 
         Raises:
@@ -226,16 +228,16 @@ class Worker:
             settle_seconds=wish.settle,
             rank=wish.rank,
             device=wish.device,
-            timeout_seconds=wish.deadline.wire(),
+            timeout_seconds=wish.deadline.to_wire(),
             last_instance=wish.last_instance,
             idle=wish.idle,
         )
-        with self._asking(lambda: self._stub.Join(request, metadata=self._metadata), self.ours) as exchange:
-            return self._await_seat(exchange, wish, say)
+        with self._track_rpc(lambda: self._stub.Join(request, metadata=self._metadata), self.map_error) as exchange:
+            return self._await_join(exchange, wish, say)
 
-    def _await_seat(self, exchange: Exchange, wish: Wish, say: Callable[[str], None]) -> Joined:
+    def _await_join(self, exchange: RpcThread, wish: JoinRequest, say: Callable[[str], None]) -> JoinedGroup:
         deadline = wish.deadline
-        due = Deadline.after(PROGRESS_EVERY)
+        due = Deadline.after(PROGRESS_INTERVAL)
         progress = "the worker has not said who is here"
         while True:
             try:
@@ -246,7 +248,7 @@ class Worker:
                         f"group {wish.name!r} was not complete within {wish.timeout:g} s: {progress}"
                     ) from None
                 say(f"joining group {wish.name!r}: {progress}")
-                due = Deadline.after(PROGRESS_EVERY)
+                due = Deadline.after(PROGRESS_INTERVAL)
                 continue
             if event is None:
                 raise UnavailableError(f"{self.name} has ended a join of group {wish.name!r} without a reason")
@@ -256,7 +258,7 @@ class Worker:
                 joined = event.joined
                 if joined.rank >= len(joined.group.members):
                     raise InternalError(f"{self.name} gave rank {joined.rank} of {len(joined.group.members)}")
-                return Joined(codec.group_from_proto(joined.group), joined.rank, joined.door, joined.token)
+                return JoinedGroup(codec.group_from_proto(joined.group), joined.rank, joined.door, joined.token)
 
     def prepare(
         self, session: bytes, key: int, rank: int, collective: Collective, deadline: Deadline | None
@@ -270,20 +272,20 @@ class Worker:
         request = worker_pb2.PrepareRequest(
             session=session, key=key, rank=rank, collective=codec.collective_to_proto(collective)
         )
-        limit = min(_ANSWER_WITHIN, deadline.remaining() + _GRACE) if deadline else _ANSWER_WITHIN
+        limit = min(_RPC_TIMEOUT, deadline.remaining() + _GRACE) if deadline else _RPC_TIMEOUT
 
         def late() -> CollectiveError:
-            if limit == _ANSWER_WITHIN:
+            if limit == _RPC_TIMEOUT:
                 return UnavailableError(f"{self.name} has not answered within {limit:g} s; it may be stopped")
             return DeadlineExceededError(f"{self.name} has not answered; it may be stopped or overloaded")
 
-        def ours(error: Exception) -> CollectiveError:
+        def map_error(error: Exception) -> CollectiveError:
             expired = isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            return late() if expired else self.ours(error)
+            return late() if expired else self.map_error(error)
 
         try:
-            reply = self._answer(
-                lambda: self._stub.Prepare.future(request, timeout=limit, metadata=self._metadata), ours, limit
+            reply = self._call_unary(
+                lambda: self._stub.Prepare.future(request, timeout=limit, metadata=self._metadata), map_error, limit
             )
         except queue.Empty:  # gRPC's own clock is the slower one
             raise late() from None
@@ -293,12 +295,12 @@ class Worker:
         """Begins a `Submit`; its replies. Only in threads of the library's."""
         return self._stub.Submit(requests, metadata=self._metadata)
 
-    def abort(self, session: bytes, key: int, rank: int, reason: str) -> Exchange:
+    def abort(self, session: bytes, key: int, rank: int, reason: str) -> RpcThread:
         """Ends a generation for all ranks; its answer comes when nothing of it runs on the worker any more."""
         request = worker_pb2.AbortRequest(session=session, key=key, rank=rank, reason=reason)
-        return Exchange(
-            lambda: self._stub.Abort.future(request, timeout=_ANSWER_WITHIN, metadata=self._metadata),
-            self.ours,
+        return RpcThread(
+            lambda: self._stub.Abort.future(request, timeout=_RPC_TIMEOUT, metadata=self._metadata),
+            self.map_error,
             lambda future: future.result(),
         )
 
@@ -309,9 +311,9 @@ class Worker:
             CollectiveError: the worker does not answer within so many seconds; it may still hear of it.
         """
         request = worker_pb2.LeaveRequest(session=session, key=key, rank=rank)
-        exchange = Exchange(
-            lambda: self._stub.Leave.future(request, timeout=_ANSWER_WITHIN, metadata=self._metadata),
-            self.ours,
+        exchange = RpcThread(
+            lambda: self._stub.Leave.future(request, timeout=_RPC_TIMEOUT, metadata=self._metadata),
+            self.map_error,
             lambda future: future.result(),
         )
         try:
@@ -320,10 +322,10 @@ class Worker:
             raise UnavailableError(f"{self.name} has not answered within {within:g} s; it may be stopped") from None
         return reply.unseen if reply.HasField("unseen") else None
 
-    def ours(self, error: Exception) -> CollectiveError:
+    def map_error(self, error: Exception) -> CollectiveError:
         """What an error of an RPC is raised as."""
-        if self._withdrawn:
-            return CancelledError(self._withdrawn)
+        if self._cancel_reason:
+            return CancelledError(self._cancel_reason)
         if isinstance(error, (ValueError, grpc.FutureCancelledError)):  # gRPC's words for a channel that was closed
             return CancelledError(f"the session with {self.name} was closed during a call ({error})")
         if not isinstance(error, grpc.RpcError):
@@ -333,7 +335,7 @@ class Worker:
         except (DecodeError, ValueError) as unreadable:  # the status, or the verdict in it
             return InternalError(f"{self.name} answered with a status that cannot be read ({unreadable}): {error}")
 
-    def _answer(
+    def _call_unary(
         self,
         start: Callable[[], Any],
         ours: Callable[[Exception], CollectiveError],
@@ -344,38 +346,38 @@ class Worker:
         Raises:
             queue.Empty: it has not come within so many seconds.
         """
-        with self._asking(start, ours, lambda future: future.result()) as exchange:
+        with self._track_rpc(start, ours, lambda future: future.result()) as exchange:
             return exchange.next(within)
 
     @contextlib.contextmanager
-    def _asking(
+    def _track_rpc(
         self,
         start: Callable[[], Any],
         ours: Callable[[Exception], CollectiveError],
         answer: Callable[[Any], Any] | None = None,
-    ) -> Iterator[Exchange]:
+    ) -> Iterator[RpcThread]:
         """An RPC that the caller waits for, until the session is closed; ended with the block."""
         with self._lock:
-            if self._withdrawn:
-                raise CancelledError(self._withdrawn)
-            exchange = Exchange(start, ours, answer)
-            self._asked.add(exchange)
+            if self._cancel_reason:
+                raise CancelledError(self._cancel_reason)
+            exchange = RpcThread(start, ours, answer)
+            self._pending_rpcs.add(exchange)
         try:
             yield exchange
         finally:
-            self._asked.discard(exchange)
-            exchange.end()
+            self._pending_rpcs.discard(exchange)
+            exchange.cancel()
 
-    def withdraw(self, why: str) -> None:
+    def cancel(self, why: str) -> None:
         """The session is being closed: who waits for an answer gets a CancelledError, and so does who asks."""
         with self._lock:
-            self._withdrawn = why
-            for exchange in list(self._asked):
-                exchange.withdraw(CancelledError(why))
+            self._cancel_reason = why
+            for exchange in list(self._pending_rpcs):
+                exchange.fail(CancelledError(why))
 
     def close(self) -> None:
         """Ends the session and the connection."""
         self.end_stream()
-        closing = Exchange(self._channel.close, self.ours, lambda closed: closed)
+        closing = RpcThread(self._channel.close, self.map_error, lambda closed: closed)
         with contextlib.suppress(queue.Empty):
-            closing.next(_ANSWER_WITHIN)
+            closing.next(_RPC_TIMEOUT)

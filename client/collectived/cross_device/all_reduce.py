@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from collectived.arguments import whole
-from collectived.cross_device import local
-from collectived.cross_device.destinations import match
-from collectived.cross_device.limits import remaining
-from collectived.cross_device.ops import CrossDeviceOps, Pair, Terms, mirrored
+from collectived.arguments import check_integer
+from collectived.cross_device import component_math
+from collectived.cross_device.destinations import same_devices
+from collectived.cross_device.ops import AllReduceTerms, CrossDeviceOps, ValueAndDestinations, make_mirrored
 from collectived.cross_device.reduction import ReductionToOneDevice
+from collectived.cross_device.timeouts import with_remaining_timeout
 from collectived.cross_device.values import PerReplica
 from collectived.session import Session
 from collectived_proto.deadline import Deadline
@@ -20,7 +20,7 @@ from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import CommunicationImplementation, Packing, ReduceOp
 
 _ALGORITHMS = ("nccl", "hierarchical_copy")
-_MOST = 1 << 62
+_MAX_COUNT = 1 << 62
 
 
 class AllReduceCrossDeviceOps(CrossDeviceOps):
@@ -55,11 +55,11 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             raise ValueError(f"all_reduce_alg must be one of {', '.join(_ALGORITHMS)}, got {all_reduce_alg!r}")
         self._algorithm = all_reduce_alg
         self._packing = Packing(
-            count(num_packs, "num_packs"),
-            count(agg_small_grads_max_bytes, "agg_small_grads_max_bytes"),
-            count(agg_small_grads_max_group, "agg_small_grads_max_group"),
+            check_count(num_packs, "num_packs"),
+            check_count(agg_small_grads_max_bytes, "agg_small_grads_max_bytes"),
+            check_count(agg_small_grads_max_group, "agg_small_grads_max_group"),
         )
-        self._otherwise = ReductionToOneDevice(session=session)
+        self._fallback = ReductionToOneDevice(session=session)
 
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: CommunicationOptions
@@ -68,39 +68,42 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
 
     def batch_reduce_implementation(
-        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[Pair], options: CommunicationOptions
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[ValueAndDestinations],
+        options: CommunicationOptions,
     ) -> list[Any]:
         """See `CrossDeviceOps`."""
         deadline = Deadline.after(options.timeout_seconds)
         results: list[Any] = [None] * len(value_destination_pairs)
         together: dict[tuple[str, ...], list[int]] = {}
         for number, (value, destinations) in enumerate(value_destination_pairs):
-            if self._goes_by_all_reduce(value, destinations, deadline):
+            if self._can_all_reduce(value, destinations, deadline):
                 together.setdefault(value.devices, []).append(number)
             else:
-                results[number] = self._otherwise.reduce_implementation(
-                    reduce_op, value, destinations, remaining(options, deadline)
+                results[number] = self._fallback.reduce_implementation(
+                    reduce_op, value, destinations, with_remaining_timeout(options, deadline)
                 )
         for devices, numbers in together.items():
             values = [value_destination_pairs[number][0] for number in numbers]
             reduced = self._all_reduce(reduce_op, values, devices, options, deadline)
             for number, components in zip(numbers, reduced, strict=True):
-                wanted = self._devices(value_destination_pairs[number][1], deadline)
-                results[number] = mirrored(components, wanted, devices)
+                wanted = self._resolve_devices(value_destination_pairs[number][1], deadline)
+                results[number] = make_mirrored(components, wanted, devices)
         return results
 
-    def _terms(self, options: CommunicationOptions, devices: Sequence[str]) -> Terms:
+    def _make_terms(self, options: CommunicationOptions, devices: Sequence[str]) -> AllReduceTerms:
         """See `CrossDeviceOps`."""
         if self._algorithm == "nccl" and options.implementation is CommunicationImplementation.AUTO:
             options = replace(options, implementation=CommunicationImplementation.NCCL)
-        return Terms(options, packing=None if options.bytes_per_pack else self._packing)
+        return AllReduceTerms(options, packing=None if options.bytes_per_pack else self._packing)
 
-    def _goes_by_all_reduce(self, value: PerReplica, destinations: Any, deadline: Deadline) -> bool:
-        wanted = self._devices(destinations, deadline)
-        if any(map(local.is_sparse, value.values)):
+    def _can_all_reduce(self, value: PerReplica, destinations: Any, deadline: Deadline) -> bool:
+        wanted = self._resolve_devices(destinations, deadline)
+        if any(map(component_math.is_sparse, value.values)):
             return False
-        if not match(value.devices, wanted):
-            self._say_once(
+        if not same_devices(value.devices, wanted):
+            self._log_once(
                 "elsewhere",
                 f"a value on {', '.join(value.devices)} is wanted on {', '.join(wanted)}: ReductionToOneDevice is used",
                 logging.INFO,
@@ -117,16 +120,16 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         deadline: Deadline,
     ) -> list[list[Any]]:
         """For each value the results of all ranks."""
-        terms = self._terms(options, devices)
+        terms = self._make_terms(options, devices)
 
         def contribution(rank: int) -> Any:
             parts = [value.values[rank] for value in values]
             return parts if len(parts) > 1 else parts[0]  # alone it has no path in errors
 
         by_rank = (
-            self._spread(deadline)
-            .ranks(devices, deadline=deadline)
-            .carry_out(
+            self._device_sessions(deadline)
+            .get_ranks(devices, deadline=deadline)
+            .run_collective(
                 lambda group, left: group._all_reduce_packed(
                     op,
                     contribution(group.rank),
@@ -173,6 +176,6 @@ class HierarchicalCopyAllReduce(AllReduceCrossDeviceOps):
         super().__init__("hierarchical_copy", num_packs, session=session)
 
 
-def count(number: int, name: str) -> int:
+def check_count(number: int, name: str) -> int:
     """Checks an argument that counts something."""
-    return whole(number, name, 0, _MOST, "a whole number, not negative")
+    return check_integer(number, name, 0, _MAX_COUNT, "a whole number, not negative")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from collectived.cross_device.devices import device_name, device_of
+from collectived.cross_device.devices import device_of, normalize_device_name
 from collectived.cross_device.values import DistributedValues
 from collectived.values.indexed_slices import IndexedSlices
 
@@ -25,7 +25,7 @@ def destination_devices(destinations: Any) -> tuple[str, ...]:
     if isinstance(destinations, str):
         if not destinations:
             raise ValueError("destinations must not be empty: give a device name such as 'CPU:0'")
-        return (device_name(destinations),)
+        return (normalize_device_name(destinations),)
     if isinstance(destinations, IndexedSlices) or (hasattr(destinations, "dtype") and hasattr(destinations, "shape")):
         return (device_of(destinations) or "CPU:0",)
     raise ValueError(
@@ -34,6 +34,6 @@ def destination_devices(destinations: Any) -> tuple[str, ...]:
     )
 
 
-def match(some: Iterable[str], others: Iterable[str]) -> bool:
+def same_devices(some: Iterable[str], others: Iterable[str]) -> bool:
     """Whether these are the same devices, whatever their order, and how often each is named."""
     return set(some) == set(others)

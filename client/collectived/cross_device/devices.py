@@ -8,11 +8,11 @@ from collectived.gpu.array import DeviceArray
 from collectived.values.indexed_slices import IndexedSlices
 from collectived_proto.devices import DeviceName
 
-_UNSAID = -1  # the task of a name that says none
+_NO_TASK = -1  # the task of a name that says none
 _GPUS = ("cuda", "gpu")
 
 
-def device_name(text: object) -> str:
+def normalize_device_name(text: object) -> str:
     """A device name in one form: in full where it says its worker, else `CPU:0`, a device of the session's worker.
 
     Raises:
@@ -20,11 +20,11 @@ def device_name(text: object) -> str:
     """
     if not isinstance(text, str):
         raise ValueError(f"{text!r} is not a device name: expected a text such as 'CPU:0' or '/task:1/device:GPU:0'")
-    found = DeviceName.parse(text, _UNSAID)
-    return found.short if found.task == _UNSAID else str(found)
+    found = DeviceName.parse(text, _NO_TASK)
+    return found.short if found.task == _NO_TASK else str(found)
 
 
-def full_name(text: str, task: int) -> str:
+def full_device_name(text: str, task: int) -> str:
     """The device in full; a name that says no worker is one of worker `task`."""
     return str(DeviceName.parse(text, task))
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from collectived.cross_device.all_reduce import AllReduceCrossDeviceOps, count
-from collectived.cross_device.ops import Terms
+from collectived.cross_device.all_reduce import AllReduceCrossDeviceOps, check_count
+from collectived.cross_device.ops import AllReduceTerms
 from collectived.session import Session
+from collectived_proto.all_reduce_spec import parse_all_reduce_spec
 from collectived_proto.devices import DeviceName
 from collectived_proto.options import CommunicationOptions
-from collectived_proto.spec import parse
 from collectived_proto.types import Tier
 
 
@@ -52,16 +52,16 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
             "hierarchical_copy", num_packs, agg_small_grads_max_bytes, agg_small_grads_max_group, session=session
         )
         self._workers = _tasks(worker_devices)
-        count(num_gpus_per_worker, "num_gpus_per_worker")
-        self._spec: tuple[Tier, ...] = parse(all_reduce_spec)
+        check_count(num_gpus_per_worker, "num_gpus_per_worker")
+        self._spec: tuple[Tier, ...] = parse_all_reduce_spec(all_reduce_spec)
 
-    def _terms(self, options: CommunicationOptions, devices: Sequence[str]) -> Terms:
+    def _make_terms(self, options: CommunicationOptions, devices: Sequence[str]) -> AllReduceTerms:
         """See `CrossDeviceOps`."""
         for device in devices:
             if DeviceName.parse(device).task not in self._workers:
                 known = ", ".join(f"task {task}" for task in sorted(self._workers))
                 raise ValueError(f"a component is on {device}, but worker_devices names {known} alone: add its worker")
-        return replace(super()._terms(options, devices), all_reduce_spec=self._spec)
+        return replace(super()._make_terms(options, devices), all_reduce_spec=self._spec)
 
 
 def _tasks(worker_devices: Sequence[str]) -> frozenset[int]:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from collectived.cross_device import local
-from collectived.cross_device.destinations import destination_devices, match
-from collectived.cross_device.limits import NEVER, begun, remaining
-from collectived.cross_device.spread import Spread, spread_from
+from collectived.cross_device import component_math
+from collectived.cross_device.destinations import destination_devices, same_devices
+from collectived.cross_device.device_sessions import DeviceSessions, get_device_sessions
+from collectived.cross_device.timeouts import NO_DEADLINE, start_deadline, with_remaining_timeout
 from collectived.cross_device.values import DistributedValues, Mirrored, PerReplica
 from collectived.session import Session
 from collectived_proto.deadline import Deadline
@@ -19,12 +19,14 @@ from collectived_proto.types import Packing, ReduceOp, Tier
 
 log = logging.getLogger("collectived")
 
-Pair = tuple[PerReplica, Any]  # a value whose devices are known in full, and a destination as the caller gave it
+ValueAndDestinations = tuple[
+    PerReplica, Any
+]  # a value whose devices are known in full, and a destination as the caller gave it
 _DEFAULT = CommunicationOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class AllReduceTerms:
     """What an operation asks of an all-reduce beside its value."""
 
     options: CommunicationOptions
@@ -51,7 +53,7 @@ class CrossDeviceOps:
         if session is not None and not isinstance(session, Session):
             raise TypeError(f"session must be what cd.connect() returned, or None, got {type(session).__name__}")
         self._session = session
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def reduce(
         self,
@@ -84,13 +86,13 @@ class CrossDeviceOps:
             NotFoundError: a worker has no such device.
             CollectiveError: the collective failed; the next call joins again where that is needed.
         """
-        op, chosen = reduction(reduce_op), call_options(options, experimental_hints)
-        given = _checked(op, per_replica_value, "the value", destinations)
-        chosen, deadline = begun(chosen)
-        value = self._located(given, deadline)
-        if self._stays(value, destinations, deadline):
-            return local.reduced(value.values, op)
-        return self.reduce_implementation(op, value, destinations, remaining(chosen, deadline))
+        op, chosen = parse_reduce_op(reduce_op), call_options(options, experimental_hints)
+        given = _check_value(op, per_replica_value, "the value", destinations)
+        chosen, deadline = start_deadline(chosen)
+        value = self._resolve_value(given, deadline)
+        if self._is_in_place(value, destinations, deadline):
+            return component_math.reduce_components(value.values, op)
+        return self.reduce_implementation(op, value, destinations, with_remaining_timeout(chosen, deadline))
 
     def batch_reduce(
         self,
@@ -114,15 +116,17 @@ class CrossDeviceOps:
         Raises:
             ValueError: a pair is no tuple of two; else as `reduce`.
         """
-        op, chosen = reduction(reduce_op), call_options(options, experimental_hints)
-        given = [_pair(op, pair, f"pair {number}") for number, pair in enumerate(value_destination_pairs)]
-        chosen, deadline = begun(chosen)
-        pairs = [(self._located(value, deadline), where) for value, where in given]
-        staying = [self._stays(*pair, deadline) for pair in pairs]
+        op, chosen = parse_reduce_op(reduce_op), call_options(options, experimental_hints)
+        given = [_check_pair(op, pair, f"pair {number}") for number, pair in enumerate(value_destination_pairs)]
+        chosen, deadline = start_deadline(chosen)
+        pairs = [(self._resolve_value(value, deadline), where) for value, where in given]
+        staying = [self._is_in_place(*pair, deadline) for pair in pairs]
         left = [pair for pair, stays in zip(pairs, staying, strict=True) if not stays]
-        reduced = iter(self.batch_reduce_implementation(op, left, remaining(chosen, deadline)) if left else ())
+        reduced = iter(
+            self.batch_reduce_implementation(op, left, with_remaining_timeout(chosen, deadline)) if left else ()
+        )
         return [
-            local.reduced(value.values, op) if stays else next(reduced)
+            component_math.reduce_components(value.values, op) if stays else next(reduced)
             for (value, _), stays in zip(pairs, staying, strict=True)
         ]
 
@@ -138,7 +142,7 @@ class CrossDeviceOps:
         destination_devices(destinations)
         if isinstance(tensor, DistributedValues):
             raise ValueError(f"a {type(tensor).__name__} cannot be broadcast: give one component of it, as .primary is")
-        local.element(tensor, "the value")
+        component_math.check_element_type(tensor, "the value")
         return self.broadcast_implementation(tensor, destinations)
 
     def reduce_implementation(
@@ -155,42 +159,45 @@ class CrossDeviceOps:
         raise NotImplementedError(f"{type(self).__name__} must override reduce_implementation")
 
     def batch_reduce_implementation(
-        self, reduce_op: ReduceOp, value_destination_pairs: Sequence[Pair], options: CommunicationOptions
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[ValueAndDestinations],
+        options: CommunicationOptions,
     ) -> list[Any]:
         """What `batch_reduce` does with pairs that are checked, one at least: here one after the other."""
         deadline = Deadline.after(options.timeout_seconds)
         return [
-            self.reduce_implementation(reduce_op, value, where, remaining(options, deadline))
+            self.reduce_implementation(reduce_op, value, where, with_remaining_timeout(options, deadline))
             for value, where in value_destination_pairs
         ]
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
         """What `broadcast` does when its arguments are checked."""
-        return mirrored([local.copied(tensor)], self._devices(destinations))
+        return make_mirrored([component_math.copy_component(tensor)], self._resolve_devices(destinations))
 
-    def _terms(self, options: CommunicationOptions, devices: Sequence[str]) -> Terms | None:
+    def _make_terms(self, options: CommunicationOptions, devices: Sequence[str]) -> AllReduceTerms | None:
         """How an all-reduce over these devices is asked for; None where this operation is more than an all-reduce."""
         return None
 
-    def _spread(self, deadline: Deadline = NEVER) -> Spread:
-        return spread_from(self._session, deadline)
+    def _device_sessions(self, deadline: Deadline = NO_DEADLINE) -> DeviceSessions:
+        return get_device_sessions(self._session, deadline)
 
-    def _devices(self, destinations: Any, deadline: Deadline = NEVER) -> tuple[str, ...]:
-        return self._spread(deadline).devices(destination_devices(destinations), deadline)
+    def _resolve_devices(self, destinations: Any, deadline: Deadline = NO_DEADLINE) -> tuple[str, ...]:
+        return self._device_sessions(deadline).resolve_devices(destination_devices(destinations), deadline)
 
-    def _stays(self, value: PerReplica, destinations: Any, deadline: Deadline) -> bool:
-        return len(value.values) == 1 and match(value.devices, self._devices(destinations, deadline))
+    def _is_in_place(self, value: PerReplica, destinations: Any, deadline: Deadline) -> bool:
+        return len(value.values) == 1 and same_devices(value.devices, self._resolve_devices(destinations, deadline))
 
-    def _located(self, value: DistributedValues, deadline: Deadline) -> PerReplica:
-        return PerReplica(value.values, self._spread(deadline).devices(value.devices, deadline))
+    def _resolve_value(self, value: DistributedValues, deadline: Deadline) -> PerReplica:
+        return PerReplica(value.values, self._device_sessions(deadline).resolve_devices(value.devices, deadline))
 
-    def _say_once(self, matter: str, text: str, level: int = logging.WARNING) -> None:
-        if matter not in self._said:
-            self._said.add(matter)
+    def _log_once(self, matter: str, text: str, level: int = logging.WARNING) -> None:
+        if matter not in self._logged:
+            self._logged.add(matter)
             log.log(level, "%s: %s", type(self).__name__, text)
 
 
-def reduction(reduce_op: ReduceOp | str) -> ReduceOp:
+def parse_reduce_op(reduce_op: ReduceOp | str) -> ReduceOp:
     """SUM or MEAN.
 
     Raises:
@@ -218,7 +225,7 @@ def call_options(
     return _DEFAULT if chosen is None else chosen
 
 
-def mirrored(
+def make_mirrored(
     results: Sequence[Any],
     devices: Sequence[str],
     held: Sequence[str] = (),
@@ -235,19 +242,19 @@ def mirrored(
     parts = []
     for device in devices:
         here = next((number for number, (where, _) in enumerate(unused) if where == device), None)
-        part = local.copied(results[0]) if here is None else unused.pop(here)[1]
-        parts.append(local.beside((examples or {}).get(device), part))
+        part = component_math.copy_component(results[0]) if here is None else unused.pop(here)[1]
+        parts.append(component_math.move_beside((examples or {}).get(device), part))
     return parts[0] if len(parts) == 1 else Mirrored(parts, devices)
 
 
-def _pair(op: ReduceOp, pair: object, name: str) -> tuple[DistributedValues, Any]:
+def _check_pair(op: ReduceOp, pair: object, name: str) -> tuple[DistributedValues, Any]:
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise ValueError(f"{name} must be a tuple (value, destinations), got {pair!r}")
     value, destinations = pair
-    return _checked(op, value, f"the value of {name}", destinations), destinations
+    return _check_value(op, value, f"the value of {name}", destinations), destinations
 
 
-def _checked(op: ReduceOp, given: Any, name: str, destinations: Any) -> DistributedValues:
+def _check_value(op: ReduceOp, given: Any, name: str, destinations: Any) -> DistributedValues:
     """The value with its components, if it can be reduced at all; nobody is asked."""
     if given is None or isinstance(given, (str, list, tuple, dict)):
         raise ValueError(
@@ -258,6 +265,6 @@ def _checked(op: ReduceOp, given: Any, name: str, destinations: Any) -> Distribu
     if not value.values:
         raise ValueError(f"{name} has no components: there is nothing to reduce")
     for replica, component in enumerate(value.values):
-        local.check(component, op, f"component {replica} of {name}")
+        component_math.check_component(component, op, f"component {replica} of {name}")
     destination_devices(destinations)
     return value

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collectived.cross_device import local
-from collectived.cross_device.devices import device_name
-from collectived.cross_device.ops import CrossDeviceOps, Terms, mirrored
+from collectived.cross_device import component_math
+from collectived.cross_device.devices import normalize_device_name
+from collectived.cross_device.ops import AllReduceTerms, CrossDeviceOps, make_mirrored
 from collectived.cross_device.values import PerReplica
 from collectived.session import Session
 from collectived_proto.deadline import Deadline
@@ -42,7 +42,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         super().__init__(session=session)
         if accumulation_fn is not None and not callable(accumulation_fn):
             raise TypeError(f"accumulation_fn must be a function of a list of components, got {accumulation_fn!r}")
-        self._device = None if reduce_to_device is None else device_name(reduce_to_device)
+        self._device = None if reduce_to_device is None else normalize_device_name(reduce_to_device)
         self._accumulate = accumulation_fn
 
     def reduce_implementation(
@@ -50,36 +50,44 @@ class ReductionToOneDevice(CrossDeviceOps):
     ) -> Any:
         """See `CrossDeviceOps`."""
         components, deadline = per_replica_value.values, Deadline.after(options.timeout_seconds)
-        devices = self._devices(destinations, deadline)
-        if any(map(local.is_sparse, components)) or (len(components) == 1 and self._accumulate is None):
-            result = local.reduced(components, reduce_op)
+        devices = self._resolve_devices(destinations, deadline)
+        if any(map(component_math.is_sparse, components)) or (len(components) == 1 and self._accumulate is None):
+            result = component_math.reduce_components(components, reduce_op)
         elif self._accumulate is not None:
-            result = self._accumulated(components, reduce_op)
+            result = self._apply_accumulation_fn(components, reduce_op)
         else:
-            at = devices[:1] if self._device is None else self._spread(deadline).devices([self._device], deadline)
-            result = self._reduced_at(at[0], reduce_op, per_replica_value, options, deadline)
+            at = (
+                devices[:1]
+                if self._device is None
+                else self._device_sessions(deadline).resolve_devices([self._device], deadline)
+            )
+            result = self._reduce_at(at[0], reduce_op, per_replica_value, options, deadline)
         there = dict(zip(per_replica_value.devices, components, strict=True))
-        return mirrored([result], devices, examples=there)
+        return make_mirrored([result], devices, examples=there)
 
-    def _terms(self, options: CommunicationOptions, devices: Sequence[str]) -> Terms | None:
+    def _make_terms(self, options: CommunicationOptions, devices: Sequence[str]) -> AllReduceTerms | None:
         """See `CrossDeviceOps`."""
-        return Terms(options) if self._accumulate is None else None
+        return AllReduceTerms(options) if self._accumulate is None else None
 
-    def _accumulated(self, components: tuple[Any, ...], op: ReduceOp) -> Any:
+    def _apply_accumulation_fn(self, components: tuple[Any, ...], op: ReduceOp) -> Any:
         """By the caller's function."""
         assert self._accumulate is not None
         total = self._accumulate(list(components))
-        local.check(total, op, "what accumulation_fn returned")
-        return local.mean(total, len(components)) if op is ReduceOp.MEAN else local.copied(total)  # it may be an input
+        component_math.check_component(total, op, "what accumulation_fn returned")
+        return (
+            component_math.sum_to_mean(total, len(components))
+            if op is ReduceOp.MEAN
+            else component_math.copy_component(total)
+        )  # it may be an input
 
-    def _reduced_at(
+    def _reduce_at(
         self, where: str, op: ReduceOp, value: PerReplica, options: CommunicationOptions, deadline: Deadline
     ) -> Any:
         """By the ranks of the components' devices where `where` is one of them; else all ranks are there."""
         devices = value.devices if where in value.devices else (where,) * len(value.devices)
         root = devices.index(where)
-        ranks = self._spread(deadline).ranks(devices, deadline=deadline)
-        return ranks.carry_out(
+        ranks = self._device_sessions(deadline).get_ranks(devices, deadline=deadline)
+        return ranks.run_collective(
             lambda group, left: group.reduce(op, value.values[group.rank], root, left, async_op=True),
             options,
             deadline,

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from collectived.cross_device.home import default_session
+from collectived.cross_device.default_session import default_session
 from collectived.errors import CollectiveError
 from collectived.group import Group
 from collectived_proto.options import CommunicationOptions
@@ -24,7 +24,7 @@ class ReplicaContext:
     def __init__(self, join: Callable[[], Group]) -> None:
         self._join = join
         self._lock = threading.Lock()
-        self._joined: Group | None = None
+        self._joined_group: Group | None = None
 
     @property
     def replica_id_in_sync_group(self) -> int:
@@ -73,25 +73,25 @@ class ReplicaContext:
     @property
     def _group(self) -> Group:
         with self._lock:
-            if self._joined is None:
-                self._joined = self._join()
-            return self._joined
+            if self._joined_group is None:
+                self._joined_group = self._join()
+            return self._joined_group
 
     @property
-    def _spent(self) -> bool:
+    def _is_spent(self) -> bool:
         """Whether nothing can come of it any more, and the caller has been told so."""
-        if self._joined is None:
+        if self._joined_group is None:
             return False
-        standing = self._joined._route.standing
-        return bool(self._joined._unusable) or (standing.over and standing.unseen is None)
+        standing = self._joined_group._channel.rank_state
+        return bool(self._joined_group._unusable_reason) or (standing.is_over and standing.unreported_verdict is None)
 
     def _leave(self) -> None:
-        if self._joined is not None:
+        if self._joined_group is not None:
             with contextlib.suppress(CollectiveError):
-                self._joined.leave()
+                self._joined_group.leave()
 
     def __repr__(self) -> str:
-        return f"<ReplicaContext: {'not joined yet' if self._joined is None else self._joined!r}>"
+        return f"<ReplicaContext: {'not joined yet' if self._joined_group is None else self._joined_group!r}>"
 
 
 _lock = threading.Lock()
@@ -110,7 +110,7 @@ def get_replica_context() -> ReplicaContext:
     if current is not None:
         return current
     with _lock:
-        if _process is not None and _process._spent:
+        if _process is not None and _process._is_spent:
             _process._leave()
             _process = None
         if _process is None:
@@ -118,7 +118,7 @@ def get_replica_context() -> ReplicaContext:
         return _process
 
 
-def in_replica() -> bool:
+def is_in_replica() -> bool:
     """Whether this thread is a replica of a strategy."""
     return getattr(_thread, "context", None) is not None
 

@@ -6,15 +6,15 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from collectived.cross_device import local
+from collectived.cross_device import component_math
 from collectived.cross_device.all_reduce import NcclAllReduce
 from collectived.cross_device.destinations import destination_devices
-from collectived.cross_device.devices import device_name
-from collectived.cross_device.merging import Board, StrategyReplica
-from collectived.cross_device.ops import CrossDeviceOps, reduction
+from collectived.cross_device.device_sessions import DeviceSessions, get_device_sessions
+from collectived.cross_device.devices import normalize_device_name
+from collectived.cross_device.ops import CrossDeviceOps, parse_reduce_op
 from collectived.cross_device.reduction import ReductionToOneDevice
-from collectived.cross_device.replica import as_replica, in_replica
-from collectived.cross_device.spread import Spread, spread_from
+from collectived.cross_device.replica import as_replica, is_in_replica
+from collectived.cross_device.replica_threads import ReplicaBarrier, StrategyReplica
 from collectived.cross_device.values import DistributedValues, Mirrored, PerReplica, regroup, select
 from collectived.group import Group
 from collectived.session import Session
@@ -52,7 +52,7 @@ class MirroredStrategy:
             raise TypeError(f"devices must be a list of device names, or None, got {devices!r}")
         if devices is not None and not devices:
             raise ValueError("devices is empty: give one device name per replica, or None for those of the worker")
-        self._names = None if devices is None else tuple(map(device_name, devices))
+        self._names = None if devices is None else tuple(map(normalize_device_name, devices))
         self._given_ops = cross_device_ops
         self._session = session if session is not None or cross_device_ops is None else cross_device_ops._session
         self._chosen_ops: CrossDeviceOps | None = None
@@ -79,10 +79,10 @@ class MirroredStrategy:
             RuntimeError: called in a replica. ValueError: the replicas returned different structures.
             Exception: what `fn` raised, first, in whichever replica.
         """
-        if in_replica():
+        if is_in_replica():
             raise RuntimeError("run() was called inside of run(): a replica cannot have replicas of its own")
         devices = self._devices
-        board = Board(self._ops, devices)
+        board = ReplicaBarrier(self._ops, devices)
         named = dict(kwargs or {})
         positional = tuple(args)
 
@@ -90,7 +90,7 @@ class MirroredStrategy:
             with as_replica(StrategyReplica(group, board)):
                 return fn(*select(positional, group.rank), **select(named, group.rank))
 
-        results = self._spread.ranks(devices, "replicas").run(body)
+        results = self._device_sessions.get_ranks(devices, "replicas").run(body)
         return regroup(results, devices)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
@@ -108,39 +108,39 @@ class MirroredStrategy:
         Raises:
             ValueError, TypeError, CollectiveError: as `CrossDeviceOps.reduce`.
         """
-        op = reduction(reduce_op)
+        op = parse_reduce_op(reduce_op)
         spec, leaves = nest.flatten(value)
         where = self._devices[0]
         if axis is None:
             return nest.unflatten(spec, [self.extended.reduce_to(op, leaf, where) for leaf in leaves])
-        return nest.unflatten(spec, [self._along(op, leaf, axis, where) for leaf in leaves])
+        return nest.unflatten(spec, [self._reduce_along(op, leaf, axis, where) for leaf in leaves])
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[MirroredStrategy]:
         """For programs that are written with it: arrays are ordinary ones, so there is nothing to place."""
         yield self
 
-    def _along(self, op: ReduceOp, value: Any, axis: int, where: str) -> Any:
+    def _reduce_along(self, op: ReduceOp, value: Any, axis: int, where: str) -> Any:
         distributed = value if isinstance(value, DistributedValues) else PerReplica([value])
         components, devices = distributed.values, distributed.devices
         if op is ReduceOp.SUM:
-            sums = [local.summed_along(component, axis) for component in components]
+            sums = [component_math.sum_along(component, axis) for component in components]
             return self.extended.reduce_to(op, PerReplica(sums, devices) if distributed is value else sums[0], where)
-        pairs = [(PerReplica(parts, devices), where) for parts in local.partial_sums(components, axis)]
+        pairs = [(PerReplica(parts, devices), where) for parts in component_math.partial_sums(components, axis)]
         totals = (
             self._ops.batch_reduce(ReduceOp.SUM, pairs) if distributed is value else [part.primary for part, _ in pairs]
         )
-        count = sum(local.length(component, axis) for component in components)
-        return local.mean_of(totals, count, distributed.primary)
+        count = sum(component_math.axis_length(component, axis) for component in components)
+        return component_math.finish_mean(totals, count, distributed.primary)
 
     @property
-    def _spread(self) -> Spread:
-        return spread_from(self._session)
+    def _device_sessions(self) -> DeviceSessions:
+        return get_device_sessions(self._session)
 
     @property
     def _devices(self) -> tuple[str, ...]:
-        spread = self._spread
-        return spread.devices(self._names or spread.gpus or ("CPU:0",))
+        spread = self._device_sessions
+        return spread.resolve_devices(self._names or spread.gpus or ("CPU:0",))
 
     @property
     def _ops(self) -> CrossDeviceOps:
@@ -176,10 +176,10 @@ class StrategyExtended:
         Raises:
             ValueError: the sum of a value that is the same on all replicas; else as `CrossDeviceOps.reduce`.
         """
-        op = reduction(reduce_op)
+        op = parse_reduce_op(reduce_op)
         if isinstance(value, Mirrored):
             if op is ReduceOp.MEAN:
-                return Mirrored([_copied(component) for component in value.values], value.devices)
+                return Mirrored([_copy_checked(component) for component in value.values], value.devices)
             raise ValueError(
                 "the sum of a Mirrored value was asked for, which is equal on all replicas: give PerReplica"
             )
@@ -212,7 +212,7 @@ class StrategyExtended:
         if isinstance(value, (int, float)) and value == 0:
             return value
         if op is ReduceOp.MEAN:
-            return _copied(value)
+            return _copy_checked(value)
         replicas = self._strategy.num_replicas_in_sync
         if replicas != 1:
             raise ValueError(
@@ -223,6 +223,6 @@ class StrategyExtended:
         return self._strategy._ops.broadcast(value, destinations)
 
 
-def _copied(component: Any) -> Any:
-    local.element(component, "the value")
-    return local.copied(component)
+def _copy_checked(component: Any) -> Any:
+    component_math.check_element_type(component, "the value")
+    return component_math.copy_component(component)

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from collectived.calls.turns import LOOK_UP
+from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
 
 
-def each(count: int, body: Callable[[int], Any], name: str) -> tuple[list[Any], list[BaseException]]:
+def run_in_threads(count: int, body: Callable[[int], Any], name: str) -> tuple[list[Any], list[BaseException]]:
     """Calls `body(0)` to `body(count - 1)`, each in a thread of its own, with the caller's context variables.
 
     Where the wait is interrupted the threads go on; they do not keep the interpreter from ending.
@@ -37,5 +37,5 @@ def each(count: int, body: Callable[[int], Any], name: str) -> tuple[list[Any], 
         thread.start()
     for thread in threads:
         while thread.is_alive():
-            thread.join(LOOK_UP)
+            thread.join(SIGNAL_CHECK_INTERVAL)
     return results, errors

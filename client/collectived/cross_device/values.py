@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from collectived.cross_device.devices import device_name, device_of
+from collectived.cross_device.devices import device_of, normalize_device_name
 from collectived.values import nest
 
 _NUMBERS = (bool, int, float, complex)  # equal ones may be one object, which says nothing about where they come from
@@ -32,7 +32,9 @@ class DistributedValues:
         if devices is None:
             names = [device_of(component) or f"CPU:{index}" for index, component in enumerate(self._values)]
         else:
-            names = [device_name(name) for name in _items(devices, "devices", "device names, one per component")]
+            names = [
+                normalize_device_name(name) for name in _items(devices, "devices", "device names, one per component")
+            ]
         if len(names) != len(self._values):
             raise ValueError(f"devices must be as many as components: {len(names)} for {len(self._values)} components")
         self._devices = tuple(names)
@@ -90,10 +92,10 @@ def regroup(values: Sequence[Any], devices: Sequence[str]) -> Any:
                 f"replica {replica} returned {nest.structure(spec)}, replica 0 {nest.structure(specs[0])} "
                 "(* is a leaf): all must return the same structure"
             )
-    return nest.unflatten(specs[0], [_joined(components, devices) for components in zip(*leaves, strict=True)])
+    return nest.unflatten(specs[0], [_join_components(components, devices) for components in zip(*leaves, strict=True)])
 
 
-def _joined(components: tuple[Any, ...], devices: Sequence[str]) -> Any:
+def _join_components(components: tuple[Any, ...], devices: Sequence[str]) -> Any:
     first = components[0]
     shared = not isinstance(first, _NUMBERS) and all(component is first for component in components)
     return first if shared or len(components) == 1 else PerReplica(components, devices)

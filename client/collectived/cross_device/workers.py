@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 from collectived.errors import DeadlineExceededError, UnavailableError
 
 if TYPE_CHECKING:
-    from collectived.connection.rpc import Worker
+    from collectived.connection.rpc import WorkerClient
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class WorkerLocation:
     """A worker: the address at which it is connected to, and its devices in full."""
 
     address: str
     devices: tuple[str, ...]
 
 
-def ask(rpc: Worker, timeout: float) -> dict[int, Whereabouts]:
+def fetch_workers(rpc: WorkerClient, timeout: float) -> dict[int, WorkerLocation]:
     """All workers of the job by their task; `timeout` is in seconds.
 
     Raises:
@@ -33,4 +33,4 @@ def ask(rpc: Worker, timeout: float) -> dict[int, Whereabouts]:
         raise UnavailableError(
             f"{rpc.name} has not answered within {timeout:.3g} s where the job's other workers are; one may be stopped"
         ) from None
-    return {row.task: Whereabouts(row.address, tuple(row.devices)) for row in reply.workers if row.address}
+    return {row.task: WorkerLocation(row.address, tuple(row.devices)) for row in reply.workers if row.address}

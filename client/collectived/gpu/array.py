@@ -23,7 +23,7 @@ class DeviceArray:
         origin: the memory of a worker in which it lies; None: it is the caller's own.
     """
 
-    __slots__ = ("_cuda", "_keep", "address", "device", "dtype", "origin", "shape", "stream")
+    __slots__ = ("_cuda", "_owner", "address", "device", "dtype", "origin", "shape", "stream")
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class DeviceArray:
         self.address = address
         self.shape = shape
         self.dtype = dtype
-        self._keep = keep
+        self._owner = keep
         self.stream = stream
         self.origin = origin
 
@@ -71,7 +71,7 @@ class DeviceArray:
         """A copy on the host."""
         if copy is False:
             raise ValueError("an array on a GPU cannot be seen from the host without a copy")
-        (made,) = fetched([self])
+        (made,) = fetch_to_host([self])
         return made if dtype is None else made.astype(dtype)
 
     def assign(self, source: NDArray[Any] | DeviceArray) -> None:
@@ -81,9 +81,9 @@ class DeviceArray:
         else:
             host = np.ascontiguousarray(source)
             self._cuda.copy(self.device, self.address, host.ctypes.data, self.nbytes, self.stream)
-            self.settle()  # before the source goes
+            self.synchronize()  # before the source goes
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Returns when what is on its stream is done."""
         self._cuda.synchronize(self.device, self.stream)
 
@@ -91,7 +91,7 @@ class DeviceArray:
         return f"<DeviceArray {self.dtype}{list(self.shape)} on GPU {self.device}>"
 
 
-def fetched(arrays: Sequence[NDArray[Any] | DeviceArray]) -> list[NDArray[Any]]:
+def fetch_to_host(arrays: Sequence[NDArray[Any] | DeviceArray]) -> list[NDArray[Any]]:
     """Copies on the host of those that lie on a GPU, all waited for together; the others as they are."""
     found: list[NDArray[Any]] = []
     copied: list[DeviceArray] = []
@@ -103,14 +103,14 @@ def fetched(arrays: Sequence[NDArray[Any] | DeviceArray]) -> list[NDArray[Any]]:
             array = made
         found.append(array)
     for one in {(array.device, array.stream): array for array in copied}.values():
-        one.settle()
+        one.synchronize()
     return found
 
 
-def brought(arrays: list[Any], device: int) -> list[Any]:
+def fetch_foreign_to_host(arrays: list[Any], device: int) -> list[Any]:
     """The same with copies on the host of those that lie on another GPU than this one."""
     away = [isinstance(array, DeviceArray) and array.device != device for array in arrays]
     if not any(away):
         return arrays
-    copies = iter(fetched([array for array, other in zip(arrays, away, strict=True) if other]))
+    copies = iter(fetch_to_host([array for array, other in zip(arrays, away, strict=True) if other]))
     return [next(copies) if other else array for array, other in zip(arrays, away, strict=True)]

@@ -56,7 +56,7 @@ _is_valid = _python(ctypes.c_int, "PyCapsule_IsValid", ctypes.py_object, ctypes.
 _pointer = _python(ctypes.c_void_p, "PyCapsule_GetPointer", ctypes.py_object, ctypes.c_char_p)
 
 
-class Seen(NamedTuple):
+class TensorInfo(NamedTuple):
     """What a capsule says: address of the first element, (kind, number) of the device, shape, dtype.
 
     contiguous: whether the elements lie side by side, in row-major order.
@@ -69,7 +69,7 @@ class Seen(NamedTuple):
     contiguous: bool
 
 
-def read(capsule: object) -> Seen:
+def read(capsule: object) -> TensorInfo:
     """What lies where; it stays there as long as the capsule is held, which is not taken over.
 
     Raises:
@@ -79,18 +79,18 @@ def read(capsule: object) -> Seen:
         raise TypeError(f"{type(capsule).__name__} is no capsule of DLPack, or has been taken over")
     tensor = _Managed.from_address(_pointer(capsule, _NAME)).tensor
     shape = tuple(tensor.shape[: tensor.ndim])
-    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else side_by_side(shape)
+    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else row_major_strides(shape)
     address = (tensor.data or 0) + tensor.byte_offset
-    return Seen(
+    return TensorInfo(
         address,
         (tensor.device_type, tensor.device_id),
         shape,
         _dtype(tensor.type),
-        0 in shape or all(a == b or n == 1 for a, b, n in zip(strides, side_by_side(shape), shape, strict=True)),
+        0 in shape or all(a == b or n == 1 for a, b, n in zip(strides, row_major_strides(shape), shape, strict=True)),
     )
 
 
-def side_by_side(shape: tuple[int, ...]) -> tuple[int, ...]:
+def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides, in elements."""
     following = itertools.accumulate(reversed(shape[1:]), lambda a, b: a * b, initial=1)
     return tuple(reversed(list(following)))[: len(shape)]
@@ -108,14 +108,14 @@ def _dtype(found: _Type) -> np.dtype[Any]:
     return dtype
 
 
-_living: dict[int, tuple[_Managed, object]] = {}  # what was handed out, by address: the structure, and what it keeps
+_exported: dict[int, tuple[_Managed, object]] = {}  # what was handed out, by address: the structure, and what it keeps
 
 
-def _let_go(address: int) -> None:
-    _living.pop(address, None)
+def _discard(address: int) -> None:
+    _exported.pop(address, None)
 
 
-_release = _Deleter(_let_go)  # as C calls it, from any thread
+_release = _Deleter(_discard)  # as C calls it, from any thread
 
 
 class Export:
@@ -136,18 +136,18 @@ class Export:
     def __dlpack__(self, *, stream: object = None, **_: object) -> object:
         array, ndim = self._array, self._array.ndim
         lengths = ctypes.c_int64 * max(1, ndim)
-        shape, strides = lengths(*array.shape), lengths(*side_by_side(array.shape))
+        shape, strides = lengths(*array.shape), lengths(*row_major_strides(array.shape))
         tensor = _Tensor(array.address, *self._device, ndim, _type(array.dtype), shape, strides, 0)
         managed = _Managed(tensor, None, _release)
         address = ctypes.addressof(managed)
-        _living[address] = managed, (array, shape, strides)
+        _exported[address] = managed, (array, shape, strides)
         self._capsule = _new(address, _NAME, None)
         return self._capsule
 
     def close(self) -> None:
         capsule, self._capsule = self._capsule, None
         if capsule is not None and _is_valid(capsule, _NAME):
-            _let_go(_pointer(capsule, _NAME))
+            _discard(_pointer(capsule, _NAME))
 
 
 def _type(dtype: np.dtype[Any]) -> _Type:
@@ -158,7 +158,7 @@ def _type(dtype: np.dtype[Any]) -> _Type:
     return _Type(_CODES[dtype.kind], 8 * dtype.itemsize, 1)
 
 
-def handed_over(array: DeviceArray, take: Callable[[Any], Any]) -> Any:
+def hand_over(array: DeviceArray, take: Callable[[Any], Any]) -> Any:
     """What a library's `from_dlpack` makes of an array, whose memory it then keeps."""
     export = Export(array)
     try:

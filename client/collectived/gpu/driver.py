@@ -10,16 +10,16 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-from collectived_proto.local.gpu import Allocation as Allocation
-from collectived_proto.local.gpu import CudaError as CudaError
+from collectived_proto.ipc.gpu import Allocation as Allocation
+from collectived_proto.ipc.gpu import CudaError as CudaError
 
-INSTALL = "pip install 'collectived[cuda12]', or [cuda13] for CUDA 13"
+INSTALL_HINT = "pip install 'collectived[cuda12]', or [cuda13] for CUDA 13"
 
 
 class Cuda(Protocol):
     """Devices are numbered as in this process, streams are the driver's handles. Every method may raise CudaError."""
 
-    def devices(self) -> Sequence[str]:
+    def device_uuids(self) -> Sequence[str]:
         """UUIDs of the GPUs that this process may use."""
 
     def map(self, device: int, descriptor: int, size: int) -> int:
@@ -28,10 +28,10 @@ class Cuda(Protocol):
     def unmap(self, device: int, address: int, size: int) -> None:
         """Lets go of it, after what this process has under way on the device."""
 
-    def allocation(self, address: int) -> Allocation:
+    def find_allocation(self, address: int) -> Allocation:
         """The allocation of this process in which an address lies."""
 
-    def handle(self, device: int, address: int) -> bytes:
+    def get_ipc_handle(self, device: int, address: int) -> bytes:
         """The handle of 64 bytes by which another process can open an exportable allocation, which begins there."""
 
     def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
@@ -40,27 +40,27 @@ class Cuda(Protocol):
         Ordinary memory of the host has been read when this returns; what is pinned has not.
         """
 
-    def stream(self, device: int) -> int:
+    def create_stream(self, device: int) -> int:
         """A new stream, whose work waits for that of no other one."""
 
-    def end_stream(self, stream: int) -> None:
+    def destroy_stream(self, stream: int) -> None:
         """After what is on it."""
 
-    def event(self, device: int) -> tuple[int, bytes]:
+    def create_event(self, device: int) -> tuple[int, bytes]:
         """A new event, and the handle of 64 bytes by which another process may wait for it."""
 
     def open_event(self, device: int, handle: bytes) -> int:
         """The event of the worker that this handle of 64 bytes names. The first time it may wait for the device."""
 
-    def end_event(self, event: int) -> None: ...
+    def destroy_event(self, event: int) -> None: ...
 
-    def record(self, device: int, event: int, stream: int) -> None:
+    def record_event(self, device: int, event: int, stream: int) -> None:
         """The event is over when all work that is on the stream now is done."""
 
-    def wait(self, device: int, event: int, stream: int) -> None:
+    def wait_event(self, device: int, event: int, stream: int) -> None:
         """What is put on the stream from here on begins when the event is over, as it was recorded last until now."""
 
-    def over(self, event: int) -> bool:
+    def is_event_done(self, event: int) -> bool:
         """Whether it is, without waiting."""
 
     def synchronize(self, device: int, stream: int) -> None:
@@ -68,27 +68,27 @@ class Cuda(Protocol):
 
 
 _lock = threading.Lock()
-_chosen: Cuda | None = None
+_cuda: Cuda | None = None
 
 
-def binding() -> Cuda:
+def get_cuda() -> Cuda:
     """What this process speaks to GPUs by.
 
     Raises:
         CudaError: there is no driver, or the bindings are not installed.
     """
-    global _chosen
+    global _cuda
     with _lock:
-        if _chosen is None:
+        if _cuda is None:
             try:
-                from collectived.gpu.real import RealCuda
+                from collectived.gpu.driver_cuda import ClientDriverCuda
             except ImportError as error:
-                raise CudaError("import cuda.bindings", -1, f"{error}: {INSTALL}") from None
-            _chosen = RealCuda()
-        return _chosen
+                raise CudaError("import cuda.bindings", -1, f"{error}: {INSTALL_HINT}") from None
+            _cuda = ClientDriverCuda()
+        return _cuda
 
 
-def use(cuda: Cuda | None) -> None:
+def set_cuda(cuda: Cuda | None) -> None:
     """From here on this process speaks to GPUs by `cuda`; None: by the driver, as it would have."""
-    global _chosen
-    _chosen = cuda
+    global _cuda
+    _cuda = cuda

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from collectived.gpu import dlpack
 from collectived.gpu.array import LEGACY_STREAM, DeviceArray
-from collectived.gpu.driver import binding
+from collectived.gpu.driver import get_cuda
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -33,7 +33,7 @@ def from_cupy(value: Any) -> DeviceArray:
     value = cupy.ascontiguousarray(value)
     device = value.device.id
     stream = stream_of_cupy(device)
-    return DeviceArray(binding(), device, value.data.ptr, tuple(value.shape), np.dtype(value.dtype), value, stream)
+    return DeviceArray(get_cuda(), device, value.data.ptr, tuple(value.shape), np.dtype(value.dtype), value, stream)
 
 
 def to_cupy(array: DeviceArray | NDArray[Any], device: int) -> Any:
@@ -50,7 +50,7 @@ def stream_of_torch(device: int) -> int:
 
 def from_torch(tensor: Any) -> DeviceArray:
     """One that looks into a tensor on a GPU, or into a contiguous copy of it, without its gradient."""
-    torch, cuda = sys.modules["torch"], binding()
+    torch, cuda = sys.modules["torch"], get_cuda()
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     dtype = _BFLOAT16 if tensor.dtype is torch.bfloat16 else np.dtype(str(tensor.dtype).removeprefix("torch."))
     device = tensor.device.index
@@ -58,7 +58,7 @@ def from_torch(tensor: Any) -> DeviceArray:
     return DeviceArray(cuda, device, tensor.data_ptr(), tuple(tensor.shape), dtype, tensor, stream)
 
 
-class _Look:
+class _CudaInterfaceView:
     """A `DeviceArray` as PyTorch is to see it."""
 
     def __init__(self, array: DeviceArray, dtype: np.dtype[Any]) -> None:
@@ -72,7 +72,7 @@ def to_torch(array: DeviceArray | NDArray[Any], device: int) -> Any:
     bits = np.dtype(np.int16) if array.dtype == _BFLOAT16 else array.dtype
     where = torch.device("cuda", device)
     if isinstance(array, DeviceArray):
-        made = torch.as_tensor(_Look(array, bits), device=where)
+        made = torch.as_tensor(_CudaInterfaceView(array, bits), device=where)
     else:
         made = torch.from_numpy(np.ascontiguousarray(array).view(bits)).to(where)
     return made.view(torch.bfloat16) if array.dtype == _BFLOAT16 else made
@@ -90,7 +90,7 @@ def from_dlpack(value: Any) -> DeviceArray:
         raise TypeError(f"it lies on a device of DLPack's kind {kind}")
     if not seen.contiguous:
         raise TypeError("they do not lie side by side in row-major order, send a contiguous copy")
-    return DeviceArray(binding(), device, seen.address, seen.shape, seen.dtype, (value, capsule))
+    return DeviceArray(get_cuda(), device, seen.address, seen.shape, seen.dtype, (value, capsule))
 
 
 def to_jax(array: DeviceArray | NDArray[Any], device: int) -> Any:
@@ -101,7 +101,7 @@ def to_jax(array: DeviceArray | NDArray[Any], device: int) -> Any:
     """
     jax = sys.modules["jax"]
     if isinstance(array, DeviceArray):
-        shared = dlpack.handed_over(array, jax.numpy.from_dlpack)
+        shared = dlpack.hand_over(array, jax.numpy.from_dlpack)
         return jax.numpy.array(shared, copy=True).block_until_ready()
     there = next(one for one in jax.local_devices(backend="gpu") if one.local_hardware_id == device)
     return jax.device_put(array, there)
@@ -116,7 +116,7 @@ def to_dlpack(take: Callable[[Any], Any] | None) -> Callable[[DeviceArray | NDAr
     def made(array: DeviceArray | NDArray[Any], _: int) -> Any:
         if take is None:
             return array
-        return dlpack.handed_over(array, take) if isinstance(array, DeviceArray) else take(array)
+        return dlpack.hand_over(array, take) if isinstance(array, DeviceArray) else take(array)
 
     return made
 
@@ -125,11 +125,11 @@ def from_interface(value: Any) -> DeviceArray:
     """One that looks into an array that has `__cuda_array_interface__`, of version 3 or before."""
     told = value.__cuda_array_interface__
     shape, dtype, address = tuple(told["shape"]), np.dtype(told["typestr"]), told["data"][0]
-    side_by_side = tuple(step * dtype.itemsize for step in dlpack.side_by_side(shape))
+    side_by_side = tuple(step * dtype.itemsize for step in dlpack.row_major_strides(shape))
     if told.get("mask") is not None:
         raise TypeError("some of them are masked")
     if 0 not in shape and told.get("strides") not in (None, side_by_side):
         raise TypeError("they do not lie side by side in row-major order, send a contiguous copy")
-    cuda, stream = binding(), told.get("stream") or LEGACY_STREAM
-    device = cuda.allocation(address).device if address else 0
+    cuda, stream = get_cuda(), told.get("stream") or LEGACY_STREAM
+    device = cuda.find_allocation(address).device if address else 0
     return DeviceArray(cuda, device, address, shape, dtype, value, stream)

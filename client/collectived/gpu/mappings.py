@@ -16,8 +16,8 @@ from collections import deque
 
 from collectived.gpu.driver import Cuda, CudaError
 
-_PATIENCE = 0.05  # seconds; who follows holds up whoever listens to its worker
-_PER_THREAD = 2  # the driver's handle of a stream that is another one in every thread
+_LOCK_TIMEOUT = 0.05  # seconds; who follows holds up whoever listens to its worker
+_PER_THREAD_STREAM = 2  # the driver's handle of a stream that is another one in every thread
 
 
 class Mapping:
@@ -38,18 +38,18 @@ class Mappings:
         self._process = os.getpid()  # in a forked child, which knows nothing of the device, nothing is unmapped
         self._lock = threading.Lock()
         self._sessions = 0
-        self._behind: dict[tuple[int, int], int] = {}  # by stream, an event behind its last wait for a worker
-        self._unwanted: deque[tuple[int, int]] = deque()  # address and size
+        self._wait_events: dict[tuple[int, int], int] = {}  # by stream, an event behind its last wait for a worker
+        self._pending_unmaps: deque[tuple[int, int]] = deque()  # address and size
 
-    def opened(self) -> None:
+    def add_session(self) -> None:
         """A session uses this GPU."""
         with self._lock:
             self._sessions += 1
 
-    def closed(self) -> None:
+    def remove_session(self) -> None:
         with self._lock:
             self._sessions -= 1
-        self.sweep()
+        self.unmap_unused()
 
     def map(self, descriptor: int, size: int) -> Mapping:
         """Maps what a worker has handed over; the descriptor is taken over.
@@ -57,75 +57,77 @@ class Mappings:
         Raises:
             CudaError: the driver refuses.
         """
-        self.sweep()
+        self.unmap_unused()
         mapping = Mapping(self._cuda.map(self._device, descriptor, size))
-        weakref.finalize(mapping, self._let_go, mapping.address, size).atexit = False
+        weakref.finalize(mapping, self._discard, mapping.address, size).atexit = False
         return mapping
 
-    def follow(self, event: int, stream: int) -> bool:
+    def wait_event(self, event: int, stream: int) -> bool:
         """Makes a stream wait for an event of a worker. False: not now, for whoever unmaps memory waits for the device.
 
         Raises:
             CudaError: the driver refuses.
         """
-        named = stream, threading.get_ident() if stream == _PER_THREAD else 0
-        if not self._lock.acquire(timeout=_PATIENCE):
+        named = stream, threading.get_ident() if stream == _PER_THREAD_STREAM else 0
+        if not self._lock.acquire(timeout=_LOCK_TIMEOUT):
             return False
         try:
-            self._cuda.wait(self._device, event, stream)
-            behind = self._behind.get(named)
+            self._cuda.wait_event(self._device, event, stream)
+            behind = self._wait_events.get(named)
             if behind is None:
-                behind = self._behind[named] = self._event()
-            self._cuda.record(self._device, behind, stream)  # what it stood behind before comes earlier on the stream
+                behind = self._wait_events[named] = self._acquire_event()
+            self._cuda.record_event(
+                self._device, behind, stream
+            )  # what it stood behind before comes earlier on the stream
             return True
         finally:
             self._lock.release()
 
-    def _event(self) -> int:
+    def _acquire_event(self) -> int:
         """One that stands behind nothing any more, or a new one."""
-        for named, event in list(self._behind.items()):
-            if self._over(event):
-                del self._behind[named]
+        for named, event in list(self._wait_events.items()):
+            if self._is_event_done(event):
+                del self._wait_events[named]
                 return event
-        return self._cuda.event(self._device)[0]
+        return self._cuda.create_event(self._device)[0]
 
-    def _let_go(self, address: int, size: int) -> None:
+    def _discard(self, address: int, size: int) -> None:
         """Called by the collector, in any thread and at any time: the next who maps memory unmaps it.
 
         Nobody will where all sessions are closed.
         """
-        self._unwanted.append((address, size))
+        self._pending_unmaps.append((address, size))
         if not self._sessions:
-            self.sweep()
+            self.unmap_unused()
 
-    def sweep(self) -> None:
+    def unmap_unused(self) -> None:
         """Unmaps what nobody holds any more, if that can be now. Never waits for a worker."""
         if os.getpid() != self._process or not self._lock.acquire(blocking=False):
             return
         try:
             with contextlib.suppress(CudaError):  # which matters to nobody any more
-                for named, event in list(self._behind.items()):
-                    if self._over(event):
-                        del self._behind[named]
-                        self._cuda.end_event(event)
-                while self._unwanted and not self._behind:
-                    self._cuda.unmap(self._device, *self._unwanted.popleft())
+                for named, event in list(self._wait_events.items()):
+                    if self._is_event_done(event):
+                        del self._wait_events[named]
+                        self._cuda.destroy_event(event)
+                while self._pending_unmaps and not self._wait_events:
+                    self._cuda.unmap(self._device, *self._pending_unmaps.popleft())
         finally:
             self._lock.release()
 
-    def _over(self, event: int) -> bool:
+    def _is_event_done(self, event: int) -> bool:
         """Not where the device has failed: then nobody knows what it still reads."""
         try:
-            return self._cuda.over(event)
+            return self._cuda.is_event_done(event)
         except CudaError:
             return False
 
 
 _lock = threading.Lock()
-_of: dict[tuple[Cuda, int], Mappings] = {}
+_mappings_by_device: dict[tuple[Cuda, int], Mappings] = {}
 
 
-def mappings(cuda: Cuda, device: int) -> Mappings:
+def get_mappings(cuda: Cuda, device: int) -> Mappings:
     """Those of a GPU of this process, as long as it lives."""
     with _lock:
-        return _of.setdefault((cuda, device), Mappings(cuda, device))
+        return _mappings_by_device.setdefault((cuda, device), Mappings(cuda, device))

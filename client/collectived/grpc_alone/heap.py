@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived.calls.places import Address, Backing, Stageable
+from collectived.calls.buffers import ArenaAddress, Backing, Stageable
 from collectived.values.leaves import Array
 
-SPARE_BYTES = 256 << 20  # the most staging that is kept for later calls
-_MOST_FREE = 4  # blocks of results that are kept for later ones
+MAX_SPARE_BYTES = 256 << 20  # the most staging that is kept for later calls
+_MAX_FREE_BLOCKS = 4  # blocks of results that are kept for later ones
 _RATIO = 4  # a result takes no block that is larger than this many times what it needs
 _SMALL = 4096
 
@@ -22,22 +22,22 @@ Bytes = NDArray[np.uint8]
 
 
 class HeapStaging:
-    """Room for the leaves of one call, laid out as Prepare said; a `places.Staged`.
+    """Room for the leaves of one call, laid out as Prepare said; a `buffers.StagedInputs`.
 
     Attributes:
-        parts: the bytes of each leaf, in the order of the leaves.
+        leaf_bytes: the bytes of each leaf, in the order of the leaves.
     """
 
-    __slots__ = ("address", "parts", "size", "views")
+    __slots__ = ("address", "leaf_bytes", "size", "views")
 
     def __init__(self, prepared: Stageable) -> None:
         self.size = prepared.layout.staging_bytes
-        self.address: tuple[Address, ...] = ((0, 0),)
+        self.address: tuple[ArenaAddress, ...] = ((0, 0),)
         memory = np.empty(max(1, self.size), np.uint8)
         self.views: list[Array] = [
-            np.ndarray(shape, dtype, memory, offset) for offset, dtype, shape in prepared.staging_places
+            np.ndarray(shape, dtype, memory, offset) for offset, dtype, shape in prepared.staging_locations
         ]
-        self.parts: list[Bytes] = [view.reshape(-1).view(np.uint8) for view in self.views]
+        self.leaf_bytes: list[Bytes] = [view.reshape(-1).view(np.uint8) for view in self.views]
 
     def fill(self, arrays: Sequence[Array]) -> None:
         """Copies the leaves there."""
@@ -46,52 +46,52 @@ class HeapStaging:
 
 
 class Heap:
-    """A `places.Room` that no worker can read: every value is staged, and sent from there."""
+    """A `buffers.StagingArea` that no worker can read: every value is staged, and sent from there."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._spares: dict[Stageable, HeapStaging] = {}
+        self._spare_staging: dict[Stageable, HeapStaging] = {}
         self._spare_bytes = 0
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array, row-major."""
         return np.empty(shape, dtype)
 
-    def locate(self, array: Array) -> Address | None:
+    def locate(self, array: Array) -> ArenaAddress | None:
         return None
 
-    def stage(self, prepared: Stageable, patience: float = 0.0) -> HeapStaging:
+    def acquire_staging(self, prepared: Stageable, patience: float = 0.0) -> HeapStaging:
         with self._lock:
-            return self._take(prepared) or HeapStaging(prepared)
+            return self._pop_spare(prepared) or HeapStaging(prepared)
 
-    def keep(self, prepared: Stageable, staging: HeapStaging) -> None:
-        if not prepared.current or staging.size > SPARE_BYTES:
+    def release_staging(self, prepared: Stageable, staging: HeapStaging) -> None:
+        if not prepared.is_cached or staging.size > MAX_SPARE_BYTES:
             return
         with self._lock:
-            self._take(prepared)
-            self._spares[prepared] = staging
+            self._pop_spare(prepared)
+            self._spare_staging[prepared] = staging
             self._spare_bytes += staging.size
-            while self._spare_bytes > SPARE_BYTES:
-                self._take(next(iter(self._spares)))
+            while self._spare_bytes > MAX_SPARE_BYTES:
+                self._pop_spare(next(iter(self._spare_staging)))
 
     def retire(self, staging: HeapStaging | None, arrays: Sequence[Array]) -> None:
         """What is still being sent is held by who sends it."""
 
-    def restore(self, retired: object) -> None:
+    def release_retired(self, retired: object) -> None:
         """See `retire`."""
 
-    def outdated(self, prepared: Stageable) -> None:
-        prepared.current = False
+    def evict(self, prepared: Stageable) -> None:
+        prepared.is_cached = False
         with self._lock:
-            self._take(prepared)
+            self._pop_spare(prepared)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Lets go of all that is kept."""
-        self._spares.clear()
+        self._spare_staging.clear()
         self._spare_bytes = 0
 
-    def _take(self, prepared: Stageable) -> HeapStaging | None:
-        staging = self._spares.pop(prepared, None)
+    def _pop_spare(self, prepared: Stageable) -> HeapStaging | None:
+        staging = self._spare_staging.pop(prepared, None)
         if staging is not None:
             self._spare_bytes -= staging.size
         return staging
@@ -100,42 +100,42 @@ class Heap:
 class Block:
     """Memory for a result, a `places.Slot`; given back when collected."""
 
-    __slots__ = ("_returned", "memory", "offset", "views")
+    __slots__ = ("_free_queue", "memory", "offset", "views")
 
     def __init__(self, memory: Bytes, returned: deque[Bytes]) -> None:
         self.memory = memory
         self.offset = 0
         self.views: dict[tuple[int, int], list[Array]] = {}
-        self._returned = returned
+        self._free_queue = returned
 
     def __del__(self) -> None:
-        self._returned.append(self.memory)
+        self._free_queue.append(self.memory)
 
-    def share(self, nbytes: int) -> Backing | None:
+    def acquire_backing(self, nbytes: int) -> Backing | None:
         """Nothing is shared here: results are copied from it."""
         return None
 
 
-class Blocks:
+class BlockPool:
     """Memory for results, used again and again; its owner has a lock."""
 
     def __init__(self) -> None:
         self._free: list[Bytes] = []
-        self._returned: deque[Bytes] = deque()
+        self._free_queue: deque[Bytes] = deque()
 
-    def take(self, nbytes: int) -> Block:
+    def acquire(self, nbytes: int) -> Block:
         """A block of at least that size."""
-        while self._returned:
-            self._free.append(self._returned.popleft())
-        del self._free[:-_MOST_FREE]
+        while self._free_queue:
+            self._free.append(self._free_queue.popleft())
+        del self._free[:-_MAX_FREE_BLOCKS]
         fitting = [free for free in self._free if nbytes <= free.nbytes <= max(_RATIO * nbytes, _SMALL)]
         if not fitting:
-            return Block(np.empty(max(nbytes, _SMALL), np.uint8), self._returned)
+            return Block(np.empty(max(nbytes, _SMALL), np.uint8), self._free_queue)
         memory = min(fitting, key=lambda free: free.nbytes)
         self._free = [free for free in self._free if free is not memory]
-        return Block(memory, self._returned)
+        return Block(memory, self._free_queue)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Lets go of all that is kept."""
         self._free.clear()
-        self._returned.clear()
+        self._free_queue.clear()

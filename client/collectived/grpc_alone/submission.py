@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived.connection.exchange import gate
+from collectived.connection.rpc_thread import fork_lock
 from collectived_proto.v1 import worker_pb2
 
-CHUNK = 1 << 20  # bytes of a data message
-_AT_ONCE = 1024  # leaves joined in one
+CHUNK_BYTES = 1 << 20  # bytes of a data message
+_MAX_JOINED_LEAVES = 1024  # leaves joined in one
 
 Bytes = NDArray[np.uint8]
 
@@ -37,30 +37,30 @@ class Submission:
     ) -> None:
         self._start = start
         self._requests = requests(header, parts)
-        self._heard = heard
-        self._ended = ended
+        self._on_reply = heard
+        self._on_end = ended
 
     def begin(self) -> None:
         """Returns at once."""
         try:
             threading.Thread(target=self._run, name="collectived-submit", daemon=True).start()
         except RuntimeError as error:  # the interpreter is ending, and starts no more threads
-            self._ended(error)
+            self._on_end(error)
 
     def _run(self) -> None:
         last: Exception | None = None
         try:
-            with gate:
+            with fork_lock:
                 call = self._start(self._requests)
             try:
                 for reply in call:
-                    self._heard(reply)
+                    self._on_reply(reply)
             finally:
                 call.cancel()  # which changes nothing where it is over
         except Exception as error:
             last = error
             error.__traceback__ = None  # it is the RPC itself, and is to end in this thread: no cycle, no cause
-        self._ended(last)
+        self._on_end(last)
 
 
 def requests(header: worker_pb2.SubmitHeader, parts: Sequence[Bytes]) -> Iterator[worker_pb2.SubmitRequest]:
@@ -71,11 +71,11 @@ def requests(header: worker_pb2.SubmitHeader, parts: Sequence[Bytes]) -> Iterato
     for part in parts:
         data = part.data
         while data:
-            piece = data[: CHUNK - size]
+            piece = data[: CHUNK_BYTES - size]
             waiting.append(piece)
             size += len(piece)
             data = data[len(piece) :]
-            if size == CHUNK or len(waiting) == _AT_ONCE:
+            if size == CHUNK_BYTES or len(waiting) == _MAX_JOINED_LEAVES:
                 yield worker_pb2.SubmitRequest(data=b"".join(waiting))
                 waiting, size = [], 0
     if waiting:

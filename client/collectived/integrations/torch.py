@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from collectived import site
+from collectived import call_site
 from collectived.group import Group
 from collectived.values.leaves import writable_view
 from collectived.work import Work
@@ -22,7 +22,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{__name__} needs PyTorch: pip install 'collectived[torch]'", name="torch") from error
 
-site.pass_over(os.path.dirname(torch.__file__))
+call_site.skip_frames_under(os.path.dirname(torch.__file__))
 
 Future = Any  # torch.futures.Future of a tensor
 Hook = Callable[[object, Any], Future]
@@ -56,10 +56,10 @@ def allreduce_hook(group: Group, options: CommunicationOptions | None = None) ->
             work = group.all_reduce("mean", array, options, async_op=True, out=array)
         except Exception as error:
             _fail(future, gradients, error)
-            _at_the_end_of_backward(future, None)
+            _queue_after_backward(future, None)
         else:
             work.add_done_callback(lambda work: _settle(future, gradients, work))
-            _at_the_end_of_backward(future, work)
+            _queue_after_backward(future, work)
         return future
 
     hook.__annotations__.clear()  # DDP compares them with its classes, and takes texts for wrong ones
@@ -89,7 +89,7 @@ def _fail(future: Future, gradients: Any, error: Exception) -> None:
     future.set_result(gradients)
 
 
-def _at_the_end_of_backward(future: Future, work: Work | None) -> None:
+def _queue_after_backward(future: Future, work: Work | None) -> None:
     """Waits for `work` where Ctrl-C is heard, before the reducer would, and raises what is wrong, after it is through.
 
     Callbacks run at the end of a backward pass in the order in which they were queued; the reducer queues its own after

@@ -13,21 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from collectived.calls.limit import Limit
-from collectived.calls.places import Address, Place, Stageable
+from collectived.calls.buffers import ArenaAddress, LeafLocation, Stageable
+from collectived.calls.timeout import Timeout
 from collectived.errors import ResourceExhaustedError, UnavailableError
 from collectived.gpu.array import LEGACY_STREAM, DeviceArray
 from collectived.gpu.driver import Cuda, CudaError
-from collectived.gpu.mappings import mappings
-from collectived.shared.lending import Lending
-from collectived.shared.memory import InputArena, Memory, Slot
-from collectived_proto.local.slots import Slots
+from collectived.gpu.mappings import get_mappings
+from collectived.shared.ipc_export import IpcExports
+from collectived.shared.memory import InputArena, InputSlot, SharedMemory
+from collectived_proto.ipc.free_list import FreeList
 
 
-def _over(cuda: Cuda, event: int) -> bool:
+def _is_event_done(cuda: Cuda, event: int) -> bool:
     """Not where the device has failed: then nobody knows what it still reads."""
     try:
-        return cuda.over(event)
+        return cuda.is_event_done(event)
     except CudaError:
         return False
 
@@ -37,7 +37,7 @@ class DeviceStaging:
 
     __slots__ = ("_memory", "address", "slot", "views")
 
-    def __init__(self, memory: DeviceMemory, slot: Slot, places: Sequence[Place]) -> None:
+    def __init__(self, memory: DeviceMemory, slot: InputSlot, places: Sequence[LeafLocation]) -> None:
         self._memory = memory
         self.slot = slot
         self.address = (slot.address,)
@@ -67,7 +67,7 @@ class DeviceStaging:
                 self._memory.cuda.copy(self._memory.device, view.address, host.ctypes.data, host.nbytes, view.stream)
 
 
-class DeviceMemory(Memory):
+class DeviceMemory(SharedMemory):
     """All of a session's memory on one GPU of its worker. Thread-safe.
 
     Args:
@@ -79,31 +79,31 @@ class DeviceMemory(Memory):
         kind: of arrays that lie here, as `values.leaves` keeps it.
     """
 
-    def __init__(self, host: Memory, index: int, cuda: Cuda, device: int, openings: int = 0) -> None:
-        super().__init__(host.source)
+    def __init__(self, host: SharedMemory, index: int, cuda: Cuda, device: int, openings: int = 0) -> None:
+        super().__init__(host.session_socket)
         self._lock = host._lock  # questions over the socket are answered in their order
-        self._lending = Lending(host.source, self._lock, index, cuda, device, openings)
+        self._ipc_exports = IpcExports(host.session_socket, self._lock, index, cuda, device, openings)
         self._index = index
         self.cuda = cuda
         self.device = device
-        self._mappings = mappings(cuda, device)
-        self._mappings.opened()
+        self._mappings = get_mappings(cuda, device)
+        self._mappings.add_session()
         self.kind: Any = None
-        self._recording = threading.Lock()  # over all that follow
-        self._stream = 0
-        self._events: list[int] = []  # that serve again
-        self._busy: list[tuple[int, Slot, int]] = []  # slots that a stream reads, and the event behind that
+        self._stream_lock = threading.Lock()  # over all that follow
+        self._copy_stream = 0
+        self._free_events: list[int] = []  # that serve again
+        self._busy_slots: list[tuple[int, InputSlot, int]] = []  # slots that a stream reads, and the event behind that
 
-    def _ask(self, size: int, limit: Limit) -> InputArena:
-        number, size, descriptor = self.source.ask_device(self._index, size, limit)
+    def _request_arena(self, size: int, limit: Timeout) -> InputArena:
+        number, size, descriptor = self.session_socket.request_device_arena(self._index, size, limit)
         try:
             mapping = self._mappings.map(descriptor, size)
         except CudaError as error:
-            self.source.drop(number)
+            self.session_socket.release_arena(number)
             raise ResourceExhaustedError(f"memory of GPU:{self._index} cannot be mapped here: {error}") from error
-        return InputArena(number, mapping, mapping.address, Slots(size))
+        return InputArena(number, mapping, mapping.address, FreeList(size))
 
-    def array(self, slot: Slot, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
+    def array(self, slot: InputSlot, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
         """What lies at an offset of a slot, which it keeps."""
         address = slot.arena.base + slot.offset + offset
         return DeviceArray(self.cuda, self.device, address, shape, dtype, slot, LEGACY_STREAM, self)
@@ -111,80 +111,80 @@ class DeviceMemory(Memory):
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:  # type: ignore[override]
         """An uninitialised array there, row-major."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        return self.array(self._take(size), 0, shape, dtype)
+        return self.array(self._allocate(size), 0, shape, dtype)
 
-    def locate(self, array: Any) -> Address | None:
+    def locate(self, array: Any) -> ArenaAddress | None:
         """(arena, byte offset) of an array that lies there, whoever made it of one of ours; else None."""
         if not isinstance(array, DeviceArray) or array.address % array.dtype.itemsize:
             return None
         return self._find(array.address, array.nbytes)
 
-    def lend(self, array: DeviceArray, patience: float) -> tuple[Address, object] | None:
+    def export_array(self, array: DeviceArray, patience: float) -> tuple[ArenaAddress, object] | None:
         """Where an array of the caller's own lies for the worker, as long as what is returned with it is held.
 
-        None: it has to be copied. See `Lending.loan`.
+        None: it has to be copied. See `IpcExports.acquire`.
         """
-        loan = self._lending.loan(array, patience)
+        loan = self._ipc_exports.acquire(array, patience)
         return None if loan is None else ((loan.number, array.address - loan.allocation.address), loan)
 
-    def stage(self, prepared: Stageable, patience: float = 30.0) -> Any:
-        staging = self._spares.pop(prepared, None)
+    def acquire_staging(self, prepared: Stageable, patience: float = 30.0) -> Any:
+        staging = self._spare_staging.pop(prepared, None)
         if staging is None:
-            slot = self._take(prepared.layout.staging_bytes, patience)
-            staging = DeviceStaging(self, slot, prepared.staging_places)
+            slot = self._allocate(prepared.layout.staging_bytes, patience)
+            staging = DeviceStaging(self, slot, prepared.staging_locations)
         return staging
 
-    def output(self, nbytes: int, patience: float) -> Slot:
+    def acquire_output(self, nbytes: int, patience: float) -> InputSlot:
         """Where the worker is to write a result, had within so many seconds."""
-        return self._take(nbytes, patience)
+        return self._allocate(nbytes, patience)
 
     @property
-    def stream(self) -> int:
-        """See `DeviceRoom`."""
-        with self._recording:
-            if not self._stream:
-                self._stream = self.cuda.stream(self.device)
-            return self._stream
+    def copy_stream(self) -> int:
+        """See `DeviceStagingArea`."""
+        with self._stream_lock:
+            if not self._copy_stream:
+                self._copy_stream = self.cuda.create_stream(self.device)
+            return self._copy_stream
 
-    def join(self, stream: int, other: int) -> None:
-        """See `DeviceRoom`."""
-        with self._recording:
-            event = self._event()
-            self.cuda.record(self.device, event, other)
-            self.cuda.wait(self.device, event, stream)
-            self._events.append(event)
+    def wait_stream(self, stream: int, other: int) -> None:
+        """See `DeviceStagingArea`."""
+        with self._stream_lock:
+            event = self._acquire_event()
+            self.cuda.record_event(self.device, event, other)
+            self.cuda.wait_event(self.device, event, stream)
+            self._free_events.append(event)
 
-    def busy(self, slot: Slot, stream: int) -> None:
-        """See `DeviceRoom`."""
-        with self._recording:
-            again = bool(self._busy) and self._busy[-1][1:] == (slot, stream)
-            event = self._busy.pop()[0] if again else self._event()
-            self.cuda.record(self.device, event, stream)
-            self._busy.append((event, slot, stream))
+    def record_stream(self, slot: InputSlot, stream: int) -> None:
+        """See `DeviceStagingArea`."""
+        with self._stream_lock:
+            again = bool(self._busy_slots) and self._busy_slots[-1][1:] == (slot, stream)
+            event = self._busy_slots.pop()[0] if again else self._acquire_event()
+            self.cuda.record_event(self.device, event, stream)
+            self._busy_slots.append((event, slot, stream))
 
-    def follow(self, event: int, stream: int) -> bool:
-        """See `DeviceRoom`."""
-        return self._mappings.follow(event, stream)
+    def wait_event(self, event: int, stream: int) -> bool:
+        """See `DeviceStagingArea`."""
+        return self._mappings.wait_event(event, stream)
 
-    def forget(self) -> None:
-        super().forget()
-        self._lending.forget()
-        with self._recording:
-            events = self._events + [event for event, _, _ in self._busy]
-            stream, self._busy, self._events, self._stream = self._stream, [], [], 0
+    def clear(self) -> None:
+        super().clear()
+        self._ipc_exports.clear()
+        with self._stream_lock:
+            events = self._free_events + [event for event, _, _ in self._busy_slots]
+            stream, self._busy_slots, self._free_events, self._copy_stream = self._copy_stream, [], [], 0
         with contextlib.suppress(CudaError):  # which matters to nobody any more
             for event in events:
-                self.cuda.end_event(event)
+                self.cuda.destroy_event(event)
             if stream:
-                self.cuda.end_stream(stream)
-        self._mappings.closed()
+                self.cuda.destroy_stream(stream)
+        self._mappings.remove_session()
 
-    def _event(self) -> int:
-        return self._events.pop() if self._events else self.cuda.event(self.device)[0]
+    def _acquire_event(self) -> int:
+        return self._free_events.pop() if self._free_events else self.cuda.create_event(self.device)[0]
 
-    def _fit(self, nbytes: int) -> Slot | None:
-        with self._recording:
-            still = [one for one in self._busy if not _over(self.cuda, one[0])]
-            self._events += [one[0] for one in self._busy if one not in still]
-            self._busy = still
-        return super()._fit(nbytes)
+    def _try_allocate(self, nbytes: int) -> InputSlot | None:
+        with self._stream_lock:
+            still = [one for one in self._busy_slots if not _is_event_done(self.cuda, one[0])]
+            self._free_events += [one[0] for one in self._busy_slots if one not in still]
+            self._busy_slots = still
+        return super()._try_allocate(nbytes)

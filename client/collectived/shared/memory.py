@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from collectived.calls.limit import Limit
-from collectived.calls.places import Backing, Place, Stageable
-from collectived.calls.turns import LOOK_UP
+from collectived.calls.buffers import Backing, LeafLocation, Stageable
+from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
+from collectived.calls.timeout import Timeout
 from collectived.errors import (
     CancelledError,
     CollectiveError,
@@ -30,19 +30,19 @@ from collectived.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from collectived.shared import door
+from collectived.shared import seqpacket
 from collectived.values.leaves import Array
 from collectived_proto.errors import error_class
-from collectived_proto.local import wire
-from collectived_proto.local.slots import Slots
+from collectived_proto.ipc import messages
+from collectived_proto.ipc.free_list import FreeList
 
 if sys.platform == "linux":
-    from collectived_proto.local import arena as shared
+    from collectived_proto.ipc import arena as shared
 
-FIRST = 2 << 20  # bytes of the first arena; later ones are as large as all before together,
-LARGEST = 256 << 20  # but not larger than this, unless one slot needs it
-_PAGES = 2 << 20
-_PATIENCE = 30.0  # seconds in which a worker hands over an arena: it must fill its pages first
+FIRST_ARENA_BYTES = 2 << 20  # bytes of the first arena; later ones are as large as all before together,
+MAX_ARENA_BYTES = 256 << 20  # but not larger than this, unless one slot needs it
+_PAGE_BYTES = 2 << 20
+_ARENA_TIMEOUT = 30.0  # seconds in which a worker hands over an arena: it must fill its pages first
 
 
 @dataclass(slots=True, eq=False)
@@ -50,34 +50,34 @@ class InputArena:
     number: int
     memory: Any  # its mapping
     base: int  # address
-    slots: Slots
+    free_list: FreeList
 
     @property
     def size(self) -> int:
-        return self.slots.size
+        return self.free_list.size
 
 
-class Slot:
+class InputSlot:
     """A range of an input arena, given back when collected."""
 
-    __slots__ = ("address", "arena", "offset", "returned")
+    __slots__ = ("address", "arena", "offset", "free_queue")
 
     def __init__(self, arena: InputArena, offset: int, returned: deque[tuple[InputArena, int]]) -> None:
         self.arena = arena
         self.offset = offset
         self.address = (arena.number, offset)
-        self.returned = returned
+        self.free_queue = returned
 
     def __del__(self) -> None:
-        self.returned.append((self.arena, self.offset))
+        self.free_queue.append((self.arena, self.offset))
 
 
-class Staging:
+class SharedStaging:
     """A slot for the leaves of one collective, laid out as Prepare said."""
 
     __slots__ = ("address", "slot", "views")
 
-    def __init__(self, slot: Slot, places: Sequence[Place]) -> None:
+    def __init__(self, slot: InputSlot, places: Sequence[LeafLocation]) -> None:
         self.slot = slot
         self.address = (slot.address,)
         memory = slot.arena.memory
@@ -91,7 +91,9 @@ class Staging:
             view[...] = array  # a sixth of the time of np.copyto
 
 
-_Granted = tuple[wire.Kind, int, int, int]  # which kind of arena, its number and size, and a descriptor of it
+_ArenaGrant = tuple[
+    messages.MessageType, int, int, int
+]  # which kind of arena, its number and size, and a descriptor of it
 
 
 class SessionSocket:
@@ -100,65 +102,74 @@ class SessionSocket:
     def __init__(self, sock: socket.socket, worker: str) -> None:
         self.socket = sock
         self._worker = worker
-        self._buffer = bytearray(wire.MAX_MESSAGE)
-        self._withdrawn = ""  # why nobody waits any more
+        self._buffer = bytearray(messages.MAX_MESSAGE)
+        self._cancel_reason = ""  # why nobody waits any more
 
-    def ask(self, size: int, limit: Limit) -> shared.Arena:
+    def request_arena(self, size: int, limit: Timeout) -> shared.Arena:
         """An arena of at least `size` bytes, mapped.
 
         Raises:
             UnavailableError: no answer within the limit; one that comes later serves the next who asks.
             CollectiveError: as the worker refused it, or because it is lost.
         """
-        number, size, descriptor = self._ask(wire.arena(wire.Kind.ARENA_ASK, 0, size), wire.Kind.ARENA, size, limit)
+        number, size, descriptor = self._request_arena(
+            messages.encode_arena(messages.MessageType.ARENA_REQUEST, 0, size), messages.MessageType.ARENA, size, limit
+        )
         try:
             return shared.attach(number, size, descriptor, writable=True)
         except ValueError as error:
-            raise self._nonsense(error) from error
+            raise self._protocol_error(error) from error
 
-    def ask_device(self, index: int, size: int, limit: Limit) -> tuple[int, int, int]:
+    def request_device_arena(self, index: int, size: int, limit: Timeout) -> tuple[int, int, int]:
         """Memory of one of the worker's GPUs: number and size of the arena, and a descriptor.
 
         Raises:
             UnavailableError, CollectiveError: as `ask`.
         """
-        return self._ask(wire.arena(wire.Kind.DEVICE_ASK, index, size), wire.Kind.DEVICE_ARENA, size, limit)
+        return self._request_arena(
+            messages.encode_arena(messages.MessageType.DEVICE_REQUEST, index, size),
+            messages.MessageType.DEVICE_ARENA,
+            size,
+            limit,
+        )
 
-    def lend(self, lent: wire.Lent, limit: Limit) -> wire.Lending:
+    def export_allocation(self, lent: messages.IpcOpen, limit: Timeout) -> messages.IpcOpenResult:
         """Has the worker open memory of this process's own; what has become of it.
 
         Raises:
             UnavailableError, CollectiveError: as `ask`.
         """
-        self._say(lent.encode(), limit)
+        self._send(lent.encode(), limit)
         while True:
-            answer = self._answer(limit)
-            if isinstance(answer, wire.Lending) and answer.identity == lent.identity:
+            answer = self._receive_reply(limit)
+            if isinstance(answer, messages.IpcOpenResult) and answer.buffer_id == lent.buffer_id:
                 return answer
-            self._unwanted(answer)
+            self._release_stale_reply(answer)
 
-    def _ask(self, message: bytes, kind: wire.Kind, size: int, limit: Limit) -> tuple[int, int, int]:
-        self._say(message, limit)
+    def _request_arena(
+        self, message: bytes, kind: messages.MessageType, size: int, limit: Timeout
+    ) -> tuple[int, int, int]:
+        self._send(message, limit)
         while True:
-            answer = self._answer(limit)
-            if not isinstance(answer, wire.Lending) and answer[0] is kind and answer[2] >= size:
+            answer = self._receive_reply(limit)
+            if not isinstance(answer, messages.IpcOpenResult) and answer[0] is kind and answer[2] >= size:
                 return answer[1:]
-            self._unwanted(answer)
+            self._release_stale_reply(answer)
 
-    def _say(self, message: bytes, limit: Limit) -> None:
-        if not door.send(self.socket, message, limit.remaining):
+    def _send(self, message: bytes, limit: Timeout) -> None:
+        if not seqpacket.send(self.socket, message, limit.remaining):
             raise UnavailableError(f"{self._worker} is lost: it does not take messages any more; connect again")
 
-    def _unwanted(self, answer: _Granted | wire.Lending) -> None:
+    def _release_stale_reply(self, answer: _ArenaGrant | messages.IpcOpenResult) -> None:
         """What somebody had asked for who has given up."""
-        if isinstance(answer, wire.Lending):
+        if isinstance(answer, messages.IpcOpenResult):
             if answer.number:
-                self.drop(answer.number)
+                self.release_arena(answer.number)
             return
         os.close(answer[3])
-        self.drop(answer[1])
+        self.release_arena(answer[1])
 
-    def greet(self, limit: Limit) -> None:
+    def await_attached(self, limit: Timeout) -> None:
         """Waits for the worker's word that this socket is the session now.
 
         Raises:
@@ -168,82 +179,85 @@ class SessionSocket:
         kind, message, descriptor = self._receive(limit, "its session socket")
         if descriptor >= 0:
             os.close(descriptor)
-        if kind is wire.Kind.REFUSED:
-            raise self._refusal(message)
-        if kind is not wire.Kind.PONG:
+        if kind is messages.MessageType.REFUSED:
+            raise self._refusal_error(message)
+        if kind is not messages.MessageType.PONG:
             raise InternalError(f"{self._worker} began a session socket with {kind.name}")
 
-    def _answer(self, limit: Limit) -> _Granted | wire.Lending:
+    def _receive_reply(self, limit: Timeout) -> _ArenaGrant | messages.IpcOpenResult:
         kind, message, descriptor = self._receive(limit, "a request for memory")
         try:
-            if kind in (wire.Kind.DEVICE_OPENED, wire.Kind.NOT_OPENED) and descriptor < 0:
-                return wire.parse_lending(message)
-            if kind is wire.Kind.REFUSED:
-                raise self._refusal(message)
-            if kind not in (wire.Kind.ARENA, wire.Kind.DEVICE_ARENA) or descriptor < 0:
+            if kind in (messages.MessageType.DEVICE_OPENED, messages.MessageType.NOT_OPENED) and descriptor < 0:
+                return messages.parse_ipc_open_result(message)
+            if kind is messages.MessageType.REFUSED:
+                raise self._refusal_error(message)
+            if kind not in (messages.MessageType.ARENA, messages.MessageType.DEVICE_ARENA) or descriptor < 0:
                 raise InternalError(f"{self._worker} answered a request for memory with {kind.name}")
-            return kind, *wire.parse_arena(message), descriptor
-        except wire.Malformed as error:
-            raise self._nonsense(error) from error
+            return kind, *messages.parse_arena(message), descriptor
+        except messages.MalformedMessage as error:
+            raise self._protocol_error(error) from error
 
-    def _refusal(self, message: bytes) -> CollectiveError:
+    def _refusal_error(self, message: bytes) -> CollectiveError:
         try:
-            code, text = wire.parse_refused(message)
-        except wire.Malformed as error:
-            return self._nonsense(error)
+            code, text = messages.parse_refused(message)
+        except messages.MalformedMessage as error:
+            return self._protocol_error(error)
         return error_class(code)(text)
 
-    def _receive(self, limit: Limit, question: str) -> tuple[wire.Kind, bytes, int]:
+    def _receive(self, limit: Timeout, question: str) -> tuple[messages.MessageType, bytes, int]:
         waiting = select.poll()
         try:
             waiting.register(self.socket, select.POLLIN)
         except ValueError:  # closed already
-            raise CancelledError(self._withdrawn) from None
-        while not waiting.poll(min(LOOK_UP, limit.deadline.remaining()) * 1000):
-            if self._withdrawn:
-                raise CancelledError(self._withdrawn)
+            raise CancelledError(self._cancel_reason) from None
+        while not waiting.poll(min(SIGNAL_CHECK_INTERVAL, limit.deadline.remaining()) * 1000):
+            if self._cancel_reason:
+                raise CancelledError(self._cancel_reason)
             if not limit.deadline.remaining():
                 raise UnavailableError(
-                    f"{self._worker} has not answered {question} within {limit.asked:g} s; is it stopped?"
+                    f"{self._worker} has not answered {question} within {limit.requested_seconds:g} s; is it stopped?"
                 )
-        message, descriptor = door.receive(self.socket, self._buffer)
+        message, descriptor = seqpacket.receive(self.socket, self._buffer)
         if not message:
             raise UnavailableError(f"{self._worker} is lost: it has closed the session; connect again")
         try:
-            return wire.kind_of(message), message, descriptor
-        except wire.Malformed as error:
-            raise self._nonsense(error) from error
+            return messages.parse_type(message), message, descriptor
+        except messages.MalformedMessage as error:
+            raise self._protocol_error(error) from error
 
-    def _nonsense(self, error: Exception) -> InternalError:
+    def _protocol_error(self, error: Exception) -> InternalError:
         return InternalError(f"{self._worker} sent something unexpected ({error}); connect again")
 
-    def drop(self, number: int) -> None:
+    def release_arena(self, number: int) -> None:
         """Gives an arena back, unless the worker is too far behind to be told: then with the session."""
-        door.send(self.socket, wire.arena(wire.Kind.ARENA_DROP, number, 0), 0.0)
+        seqpacket.send(self.socket, messages.encode_arena(messages.MessageType.ARENA_DROP, number, 0), 0.0)
 
-    def withdraw(self, why: str) -> None:
+    def cancel(self, why: str) -> None:
         """The session is being closed: who waits for an answer gets a CancelledError."""
-        self._withdrawn = why
+        self._cancel_reason = why
 
     def close(self) -> None:
         self.socket.close()
 
 
-class Memory:
+class SharedMemory:
     """All input arenas of a session. Thread-safe."""
 
     def __init__(self, source: SessionSocket) -> None:
-        self.source = source
+        self.session_socket = source
         self._lock = threading.Lock()
-        self._map: tuple[tuple[int, ...], tuple[InputArena, ...]] = ((), ())  # by address; replaced, never changed
-        self._returned: deque[tuple[InputArena, int]] = deque()
-        self._spares: dict[Stageable, Any] = {}
+        self._arenas_by_address: tuple[tuple[int, ...], tuple[InputArena, ...]] = (
+            (),
+            (),
+        )  # by address; replaced, never changed
+        self._free_queue: deque[tuple[InputArena, int]] = deque()
+        self._spare_staging: dict[Stageable, Any] = {}
         self._retired: dict[int, object] = {}
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array in worker memory, row-major."""
         nbytes = math.prod(shape) * dtype.itemsize
-        slot = self._take(nbytes)
+        slot = self._allocate(nbytes)
         backing = Backing((max(1, nbytes),), np.uint8, slot.arena.memory, slot.offset)
         backing.slot = slot
         return np.ndarray(shape, dtype, backing)
@@ -253,7 +267,7 @@ class Memory:
         base = array.base
         if type(base) is Backing and array.nbytes == base.nbytes:  # it is the whole of an array that `empty` made
             slot = base.slot
-            if type(slot) is Slot and slot.returned is self._returned:
+            if type(slot) is InputSlot and slot.free_queue is self._free_queue:
                 return slot.address
         flags = array.flags
         if flags.owndata or not (flags.c_contiguous and flags.aligned):
@@ -262,7 +276,7 @@ class Memory:
 
     def _find(self, address: int, nbytes: int) -> tuple[int, int] | None:
         """(arena, byte offset) of those bytes."""
-        bases, arenas = self._map
+        bases, arenas = self._arenas_by_address
         index = bisect_right(bases, address) - 1
         if index < 0:
             return None
@@ -270,17 +284,17 @@ class Memory:
         offset = address - arena.base
         return (arena.number, offset) if offset + nbytes <= arena.size else None
 
-    def stage(self, prepared: Stageable, patience: float = _PATIENCE) -> Any:
+    def acquire_staging(self, prepared: Stageable, patience: float = _ARENA_TIMEOUT) -> Any:
         """A staging slot for a collective: the one that it used last, or a new one within so many seconds."""
-        staging = self._spares.pop(prepared, None)
+        staging = self._spare_staging.pop(prepared, None)
         if staging is None:
-            staging = Staging(self._take(prepared.layout.staging_bytes, patience), prepared.staging_places)
+            staging = SharedStaging(self._allocate(prepared.layout.staging_bytes, patience), prepared.staging_locations)
         return staging
 
-    def keep(self, prepared: Stageable, staging: Staging) -> None:
+    def release_staging(self, prepared: Stageable, staging: SharedStaging) -> None:
         """The worker has read this slot; it waits for the next collective of its kind, or until memory is short."""
-        if prepared.current:
-            self._spares[prepared] = staging
+        if prepared.is_cached:
+            self._spare_staging[prepared] = staging
 
     def retire(self, staging: object, arrays: Sequence[Array]) -> object:
         """The worker may still be reading these: their slots are used again only if what is returned is restored."""
@@ -288,75 +302,77 @@ class Memory:
         self._retired[id(retired)] = retired
         return retired
 
-    def restore(self, retired: object) -> None:
+    def release_retired(self, retired: object) -> None:
         """The worker does not: their slots are free when nobody else holds them."""
         self._retired.pop(id(retired), None)
 
-    def outdated(self, prepared: Stageable) -> None:
+    def evict(self, prepared: Stageable) -> None:
         """No more calls of it will come."""
-        prepared.current = False
-        self._spares.pop(prepared, None)
+        prepared.is_cached = False
+        self._spare_staging.pop(prepared, None)
 
-    def _take(self, nbytes: int, patience: float = _PATIENCE) -> Slot:
-        limit = Limit.of(min(patience, _PATIENCE))
+    def _allocate(self, nbytes: int, patience: float = _ARENA_TIMEOUT) -> InputSlot:
+        limit = Timeout.of(min(patience, _ARENA_TIMEOUT))
         if not self._lock.acquire(timeout=limit.remaining):
-            raise UnavailableError(f"another thread has waited for memory of the worker for {limit.asked:g} s")
+            raise UnavailableError(
+                f"another thread has waited for memory of the worker for {limit.requested_seconds:g} s"
+            )
         try:
-            slot = self._fit(nbytes)
-            if slot is None and self._spares:
-                self._spares.clear()
-                slot = self._fit(nbytes)
+            slot = self._try_allocate(nbytes)
+            if slot is None and self._spare_staging:
+                self._spare_staging.clear()
+                slot = self._try_allocate(nbytes)
             if slot is None:
                 self._grow(nbytes, limit)
-                slot = self._fit(nbytes)
+                slot = self._try_allocate(nbytes)
             if slot is None:
                 raise InternalError(f"{nbytes} bytes do not fit into an arena made for them")
             return slot
         finally:
             self._lock.release()
 
-    def _fit(self, nbytes: int) -> Slot | None:
-        while self._returned:
-            arena, offset = self._returned.popleft()
-            arena.slots.give(offset)
-        for arena in self._map[1]:
-            taken = arena.slots.take(nbytes)
+    def _try_allocate(self, nbytes: int) -> InputSlot | None:
+        while self._free_queue:
+            arena, offset = self._free_queue.popleft()
+            arena.free_list.free(offset)
+        for arena in self._arenas_by_address[1]:
+            taken = arena.free_list.allocate(nbytes)
             if taken is not None:
-                return Slot(arena, taken, self._returned)
+                return InputSlot(arena, taken, self._free_queue)
         return None
 
-    def _grow(self, nbytes: int, limit: Limit) -> None:
-        least = max(1, -(-nbytes // _PAGES)) * _PAGES
-        total = sum(arena.size for arena in self._map[1])
+    def _grow(self, nbytes: int, limit: Timeout) -> None:
+        least = max(1, -(-nbytes // _PAGE_BYTES)) * _PAGE_BYTES
+        total = sum(arena.size for arena in self._arenas_by_address[1])
         try:
-            self._add(self._ask(max(least, FIRST, min(total, LARGEST)), limit))
+            self._add(self._request_arena(max(least, FIRST_ARENA_BYTES, min(total, MAX_ARENA_BYTES)), limit))
         except ResourceExhaustedError:
             self._drop_unused()
-            self._add(self._ask(least, limit))
+            self._add(self._request_arena(least, limit))
 
-    def _ask(self, size: int, limit: Limit) -> InputArena:
-        mapped = self.source.ask(size, limit)
+    def _request_arena(self, size: int, limit: Timeout) -> InputArena:
+        mapped = self.session_socket.request_arena(size, limit)
         if mapped.memory is None:
             raise InternalError(f"arena {mapped.number} came without memory")
         base = np.ndarray((mapped.size,), np.uint8, mapped.memory).__array_interface__["data"][0]
-        return InputArena(mapped.number, mapped.memory, base, Slots(mapped.size))
+        return InputArena(mapped.number, mapped.memory, base, FreeList(mapped.size))
 
     def _add(self, arena: InputArena) -> None:
-        self._arrange([*self._map[1], arena])
+        self._set_arenas([*self._arenas_by_address[1], arena])
 
     def _drop_unused(self) -> None:
-        for arena in self._map[1]:
-            if not arena.slots.used:
-                self.source.drop(arena.number)
-        self._arrange([arena for arena in self._map[1] if arena.slots.used])
+        for arena in self._arenas_by_address[1]:
+            if not arena.free_list.used:
+                self.session_socket.release_arena(arena.number)
+        self._set_arenas([arena for arena in self._arenas_by_address[1] if arena.free_list.used])
 
-    def _arrange(self, arenas: list[InputArena]) -> None:
+    def _set_arenas(self, arenas: list[InputArena]) -> None:
         arenas.sort(key=lambda arena: arena.base)
-        self._map = (tuple(arena.base for arena in arenas), tuple(arenas))
+        self._arenas_by_address = (tuple(arena.base for arena in arenas), tuple(arenas))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Lets go of every arena; a mapping ends with the last array that looks into it."""
-        self._map = ((), ())
-        self._spares.clear()
+        self._arenas_by_address = ((), ())
+        self._spare_staging.clear()
         self._retired.clear()
-        self._returned.clear()
+        self._free_queue.clear()

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collectived.calls.places import Backing
+from collectived.calls.buffers import Backing
 from collectived.values.leaves import Array
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 
 if sys.platform == "linux":
-    from collectived_proto.local import arena as shared
+    from collectived_proto.ipc import arena as shared
 
-_SHARE = 4  # one part in so many of an arena may be held as views
-_MOST_RELEASES = 1024  # in one message
+_VIEW_SHARE_DIVISOR = 4  # one part in so many of an arena may be held as views
+_MAX_RELEASES = 1024  # in one message
 
 
 @dataclass(slots=True, eq=False)
@@ -30,15 +30,15 @@ class ResultArena:
     number: int
     memory: mmap.mmap
     size: int
-    held: int = 0  # bytes that views of ours keep
+    view_bytes: int = 0  # bytes that views of ours keep
     views: dict[tuple[int, int], list[Array]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)  # over `held`
 
 
-class ResultSlot:
+class MappedResult:
     """The results of one instance; released when collected."""
 
-    __slots__ = ("_released", "arena", "held", "number", "offset")
+    __slots__ = ("_released", "arena", "view_bytes", "number", "offset")
 
     def __init__(
         self, number: int, arena: ResultArena, offset: int, released: deque[tuple[int, ResultArena | None, int]]
@@ -46,7 +46,7 @@ class ResultSlot:
         self.number = number
         self.arena = arena
         self.offset = offset
-        self.held = 0
+        self.view_bytes = 0
         self._released = released
 
     @property
@@ -58,70 +58,70 @@ class ResultSlot:
         return self.arena.views
 
     def __del__(self) -> None:
-        self._released.append((self.number, self.arena, self.held))
+        self._released.append((self.number, self.arena, self.view_bytes))
 
-    def share(self, nbytes: int) -> Backing | None:
+    def acquire_backing(self, nbytes: int) -> Backing | None:
         """The slot as a base of views that hold it, asked for once; None where this rank holds too much already."""
         arena = self.arena
         with arena.lock:
-            if arena.held + nbytes > arena.size // _SHARE:
+            if arena.view_bytes + nbytes > arena.size // _VIEW_SHARE_DIVISOR:
                 return None
-            self.held = nbytes
-            arena.held += nbytes
+            self.view_bytes = nbytes
+            arena.view_bytes += nbytes
         backing = Backing((nbytes,), np.uint8, arena.memory, self.offset)
         backing.slot = self
         return backing
 
 
-class Results:
+class MappedResults:
     """The result arenas of one group and the slots that are to be released; its owner has a lock."""
 
     def __init__(self) -> None:
         self._arenas: dict[int, ResultArena] = {}
         self._released: deque[tuple[int, ResultArena | None, int]] = deque()
 
-    def add(self, message: bytes, descriptor: int) -> None:
+    def add_arena(self, message: bytes, descriptor: int) -> None:
         """Maps an arena that the worker handed over."""
-        number, size = wire.parse_arena(message)
+        number, size = messages.parse_arena(message)
         mapped = shared.attach(number, size, descriptor, writable=False)
         if mapped.memory is not None:
             self._arenas[number] = ResultArena(number, mapped.memory, size)
 
-    def drop(self, message: bytes) -> None:
+    def drop_arena(self, message: bytes) -> None:
         """Lets go of an arena in which no result will lie any more; its mapping ends with the last view of it."""
-        arena = self._arenas.pop(wire.parse_arena(message)[0], None)
+        arena = self._arenas.pop(messages.parse_arena(message)[0], None)
         if arena is not None:
             arena.views.clear()
 
-    def slot(self, done: wire.Done) -> ResultSlot:
+    def open_slot(self, done: messages.Completion) -> MappedResult:
         """The slot that a completion speaks of.
 
         Raises:
-            wire.Malformed: it lies in an arena that was never handed over.
+            MalformedMessage: it lies in an arena that was never handed over.
         """
         arena = self._arenas.get(done.arena)
         if arena is None or done.offset >= arena.size:
-            raise wire.Malformed(f"a result at {done.offset} of arena {done.arena}, which is not known")
-        return ResultSlot(done.slot, arena, done.offset, self._released)
+            raise messages.MalformedMessage(f"a result at {done.offset} of arena {done.arena}, which is not known")
+        return MappedResult(done.slot, arena, done.offset, self._released)
 
-    def released(self) -> tuple[int, ...]:
+    def pop_released(self) -> tuple[int, ...]:
         """Slots and events that have become free since this was asked last; the worker must be told."""
         if not self._released:
             return ()
         numbers: list[int] = []
-        while self._released and len(numbers) < _MOST_RELEASES:
+        while self._released and len(numbers) < _MAX_RELEASES:
             number, arena, held = self._released.popleft()
             if held and arena is not None:
                 with arena.lock:
-                    arena.held -= held
+                    arena.view_bytes -= held
             numbers.append(number)
         return tuple(numbers)
 
-    def give_back(self, event: int) -> None:
+    def release_event(self, event: int) -> None:
         """Nobody will wait for this event of the worker any more; released with the slots."""
         self._released.append((event, None, 0))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Lets go of every arena; a mapping ends with the last view of it."""
         for arena in self._arenas.values():
             arena.views.clear()

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectived.errors import UnavailableError
-from collectived_proto.configuration.flags import NO_CERTIFICATES
+from collectived_proto.config.flags import NO_TLS_FLAGS
 
 # -P: a file random.py in the user's folder must not be taken for Python's own.
 COMMAND = (sys.executable, "-P", "-m", "collectived_runtime")
 _READY = "ready "
-_ENDED_WITHIN = 10.0  # seconds
+_EXIT_TIMEOUT = 10.0  # seconds
 
 
 class Daemon:
@@ -36,26 +36,26 @@ class Daemon:
 
     def __init__(self, arguments: Sequence[str], secret: str, within: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [*within, *self.COMMAND, arguments[0], *NO_CERTIFICATES, *arguments[1:], "--attached"],
+            [*within, *self.COMMAND, arguments[0], *NO_TLS_FLAGS, *arguments[1:], "--attached"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
         self._name = arguments[0]
-        self._said: list[str] = []
+        self._log_lines: list[str] = []
         self._reader = threading.Thread(target=self._read, name="collectived-testing", daemon=True)
         self._reader.start()
         assert self.process.stdin
-        with contextlib.suppress(BrokenPipeError):  # it has ended already: ready() says why
+        with contextlib.suppress(BrokenPipeError):  # it has ended already: wait_ready() says why
             self.process.stdin.write(f"{secret}\n".encode())
             self.process.stdin.flush()
 
     @property
     def log(self) -> str:
         """What it has said so far."""
-        return "".join(self._said)
+        return "".join(self._log_lines)
 
-    def ready(self, timeout: float) -> dict[str, Any]:
+    def wait_ready(self, timeout: float) -> dict[str, Any]:
         """Waits until it serves; what it announces: its `address`, and more.
 
         Raises:
@@ -83,7 +83,7 @@ class Daemon:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
-            self.process.wait(_ENDED_WITHIN)
+            self.process.wait(_EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -108,4 +108,4 @@ class Daemon:
     def _read(self) -> None:
         assert self.process.stderr
         for line in self.process.stderr:
-            self._said.append(line.decode(errors="replace"))
+            self._log_lines.append(line.decode(errors="replace"))

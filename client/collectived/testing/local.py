@@ -15,14 +15,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from collectived.arguments import whole
+from collectived.arguments import check_integer
 from collectived.group import Group
 from collectived.session import Session, connect
 from collectived.testing.daemon import Daemon
 from collectived_proto.options import CommunicationOptions
 
 Result = TypeVar("Result")
-_SERVES_WITHIN = 30.0  # seconds
+_START_TIMEOUT = 30.0  # seconds
 _JOB = "test"
 
 
@@ -62,7 +62,7 @@ class LocalJob:
 
         What the first rank to fail raised is raised here, with a note that says which ranks failed how.
         """
-        size = whole(len(self.workers) if ranks is None else ranks, "ranks", 1, 4096, "a whole number from 1")
+        size = check_integer(len(self.workers) if ranks is None else ranks, "ranks", 1, 4096, "a whole number from 1")
         name, failed = next(self._groups), dict[int, BaseException]()
         options = CommunicationOptions(timeout_seconds=timeout)
 
@@ -88,7 +88,7 @@ class LocalJob:
             results = list(pool.map(one, range(size)))
         if failed:
             first = next(iter(failed.values()))
-            first.add_note(_failures(failed, size))
+            first.add_note(_format_failures(failed, size))
             raise first
         return results  # type: ignore[return-value]
 
@@ -129,11 +129,11 @@ class LocalJob:
         Raises:
             TimeoutError: one did not end in time; all have been killed.
         """
-        size = whole(len(self.workers) if ranks is None else ranks, "ranks", 1, 4096, "a whole number from 1")
+        size = check_integer(len(self.workers) if ranks is None else ranks, "ranks", 1, 4096, "a whole number from 1")
         group, end = next(self._groups), time.monotonic() + timeout
         with ExitStack() as stack:
             processes = [
-                stack.enter_context(_started(command, self.environment(rank, size, group))) for rank in range(size)
+                stack.enter_context(_run_process(command, self.environment(rank, size, group))) for rank in range(size)
             ]
             with ThreadPoolExecutor(size, "rank") as pool:  # all pipes are read side by side, so that none is full
                 heard = [pool.submit(process.communicate, None, end - time.monotonic()) for process in processes]
@@ -180,24 +180,24 @@ def local(workers: int = 1) -> Iterator[LocalJob]:
         ValueError: `workers` is no whole number from 1 to 64.
         UnavailableError: a daemon did not serve within 30 s; the text has its last words.
     """
-    count = whole(workers, "workers", 1, 64, "a whole number from 1 to 64")
+    count = check_integer(workers, "workers", 1, 64, "a whole number from 1 to 64")
     secret = secrets.token_hex(32)
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))  # short: a socket's path has 107 bytes at most
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         coordinator = Daemon(["coordinator", "--job", _JOB, "--listen", f"unix:{folder}/c.sock"], secret)
         stack.callback(coordinator.close)
-        address = str(coordinator.ready(_SERVES_WITHIN)["address"])
+        address = str(coordinator.wait_ready(_START_TIMEOUT)["address"])
         options = ["--job", _JOB, "--coordinator", address, "--folder", str(folder), "--link-listen", "127.0.0.1:0"]
         daemons = []
         for task in range(count):
             daemons.append(Daemon(["worker", "--task", str(task), "--host-name", f"host{task}", *options], secret))
             stack.callback(daemons[-1].close)
-        yield LocalJob([str(daemon.ready(_SERVES_WITHIN)["address"]) for daemon in daemons], coordinator, daemons)
+        yield LocalJob([str(daemon.wait_ready(_START_TIMEOUT)["address"]) for daemon in daemons], coordinator, daemons)
 
 
 @contextmanager
-def _started(command: Sequence[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+def _run_process(command: Sequence[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         list(command),
         env={**os.environ, **environment},
@@ -212,6 +212,6 @@ def _started(command: Sequence[str], environment: dict[str, str]) -> Iterator[su
             process.kill()  # nothing where it has ended
 
 
-def _failures(failed: Mapping[int, BaseException], size: int) -> str:
+def _format_failures(failed: Mapping[int, BaseException], size: int) -> str:
     lines = "".join(f"\n  rank {rank}: {type(error).__name__}: {error}" for rank, error in failed.items())
     return f"{len(failed)} of {size} ranks failed, the first one first:{lines}"

@@ -8,22 +8,22 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from collectived.arguments import whole
+from collectived.arguments import check_integer
 from collectived.values import nest
-from collectived.values.leaves import Array, shown
+from collectived.values.leaves import Array, format_path
 from collectived.values.nest import Spec
-from collectived_proto.types import AllGather, Cutting, Gather, Scatter
+from collectived_proto.types import AllGather, AxisOperation, Gather, Scatter
 
-_MOST_AXES = 64  # of a NumPy array
-_MOST_ROWS = (1 << 63) - 1
+_MAX_AXES = 64  # of a NumPy array
+_MAX_ROWS = (1 << 63) - 1
 
 
-def axis_of(axis: SupportsIndex) -> int:
+def check_axis(axis: SupportsIndex) -> int:
     """The caller's axis as a number; which arrays have it is seen later."""
-    return whole(axis, "axis", -_MOST_AXES, _MOST_AXES - 1, "an axis of the arrays, such as 0 or -1")
+    return check_integer(axis, "axis", -_MAX_AXES, _MAX_AXES - 1, "an axis of the arrays, such as 0 or -1")
 
 
-def rows_of(sizes: Iterable[SupportsIndex] | None, size: int) -> tuple[int, ...]:
+def check_sizes(sizes: Iterable[SupportsIndex] | None, size: int) -> tuple[int, ...]:
     """Rows by rank; () for an even split.
 
     Raises:
@@ -34,13 +34,13 @@ def rows_of(sizes: Iterable[SupportsIndex] | None, size: int) -> tuple[int, ...]
     expected = f"rows for each of the {size} ranks, none of them negative"
     if not isinstance(sizes, Iterable):
         raise TypeError(f"sizes must be {expected}, or None, got {sizes!r}")
-    rows = tuple([whole(number, "sizes", 0, _MOST_ROWS, expected) for number in sizes])
+    rows = tuple([check_integer(number, "sizes", 0, _MAX_ROWS, expected) for number in sizes])
     if len(rows) != size:
         raise ValueError(f"sizes must be {expected}: got {len(rows)}, {list(rows)}")
     return rows
 
 
-def moved(operation: Cutting, spec: Spec, arrays: Sequence[Array]) -> tuple[Cutting, list[Array]]:
+def move_axis_first(operation: AxisOperation, spec: Spec, arrays: Sequence[Array]) -> tuple[AxisOperation, list[Array]]:
     """The arrays with the operation's axis first, and the operation as ranks compare it.
 
     A negative axis is counted from the front where all arrays agree on what it means, but not of a scatter, for only
@@ -53,10 +53,10 @@ def moved(operation: Cutting, spec: Spec, arrays: Sequence[Array]) -> tuple[Cutt
     axis, sizes = operation.axis, () if isinstance(operation, (AllGather, Gather)) else operation.sizes
     for number, array in enumerate(arrays):
         if not -array.ndim <= axis < array.ndim:
-            raise _wrong(operation, spec, number, array, _no_axis(array, axis))
+            raise _axis_error(operation, spec, number, array, _explain_missing_axis(array, axis))
         if sizes and sum(sizes) != array.shape[axis]:
             why = f"has {array.shape[axis]} rows along axis {axis}, but sizes {list(sizes)} add up to {sum(sizes)}"
-            raise _wrong(operation, spec, number, array, why)
+            raise _axis_error(operation, spec, number, array, why)
     if axis < 0 and not isinstance(operation, Scatter) and len({array.ndim for array in arrays}) == 1:
         axis += arrays[0].ndim
         operation = replace(operation, axis=axis)
@@ -65,22 +65,22 @@ def moved(operation: Cutting, spec: Spec, arrays: Sequence[Array]) -> tuple[Cutt
     return operation, [np.moveaxis(array, axis, 0) for array in arrays]
 
 
-def _no_axis(array: Array, axis: int) -> str:
+def _explain_missing_axis(array: Array, axis: int) -> str:
     if array.ndim == 0:
         return "is 0-d, and has no axis to go by; give it one, for example with numpy.reshape(value, 1)"
     return f"has the shape {list(array.shape)}, and no axis {axis}"
 
 
-def _wrong(operation: Cutting, spec: Spec, number: int, array: Array, why: str) -> ValueError:
-    return ValueError(f"{operation}: {shown(nest.paths(spec)[number])} {why}")
+def _axis_error(operation: AxisOperation, spec: Spec, number: int, array: Array, why: str) -> ValueError:
+    return ValueError(f"{operation}: {format_path(nest.paths(spec)[number])} {why}")
 
 
-def back(array: Array, axis: int) -> Array:
+def restore_axis(array: Array, axis: int) -> Array:
     """A view of an array whose rows come first, with them along `axis`."""
     return np.moveaxis(array, 0, axis) if axis else array
 
 
-def shape_back(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+def restore_shape(shape: Sequence[int], axis: int) -> tuple[int, ...]:
     """The shape of such a view."""
     rows, *tail = shape
     at = axis % len(shape)
@@ -89,4 +89,4 @@ def shape_back(shape: Sequence[int], axis: int) -> tuple[int, ...]:
 
 def empty(shape: Sequence[int], dtype: np.dtype[Any], axis: int) -> Array:
     """An array for rows of that shape, in the caller's order of axes."""
-    return np.empty(shape_back(shape, axis) if axis else tuple(shape), dtype)
+    return np.empty(restore_shape(shape, axis) if axis else tuple(shape), dtype)

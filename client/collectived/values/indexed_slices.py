@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from collectived.values.arithmetic import Array, Partial, averaged, mean_dtype, native, partial_dtypes, rounded, widened
+from collectived.values.arithmetic import (
+    Array,
+    Partial,
+    average,
+    mean_dtype,
+    partial_dtypes,
+    round_sum,
+    to_native,
+    widen,
+)
 from collectived.values.leaves import UnknownLeaf, kind_of
 
 
@@ -35,20 +44,22 @@ class IndexedSlices:
     dense_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        values, indices = self.values, _indices(self.indices)
+        values, indices = self.values, _check_indices(self.indices)
         if isinstance(values, IndexedSlices):
-            values, indices = values.values, _host(indices, "indices")[_host(values.indices, "indices")]
+            values, indices = values.values, _to_host(indices, "indices")[_to_host(values.indices, "indices")]
         values = _array(values)
         shape = tuple(values.shape)
         if not shape:
             raise ValueError("values must have rows, so at least one axis: they are 0-dimensional")
         if len(indices.shape) != 1:
-            raise ValueError(f"indices must be 1-dimensional, one per row of values: their shape is {_list(indices)}")
+            raise ValueError(
+                f"indices must be 1-dimensional, one per row of values: their shape is {_shape_list(indices)}"
+            )
         if indices.shape[0] != shape[0]:
             raise ValueError(f"indices must be as many as rows of values: {indices.shape[0]} for {shape[0]} rows")
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "indices", indices)
-        object.__setattr__(self, "dense_shape", _dense_shape(self.dense_shape, shape))
+        object.__setattr__(self, "dense_shape", _check_dense_shape(self.dense_shape, shape))
 
     @property
     def dtype(self) -> Any:
@@ -62,8 +73,8 @@ class IndexedSlices:
             ValueError: `dense_shape` is not known, or an index lies outside it.
             TypeError: `values` are no array that collectives carry.
         """
-        values = _host(self.values, "values")
-        return rounded(self._dense(values, mean=False), values.dtype)
+        values = _to_host(self.values, "values")
+        return round_sum(self._sum_to_dense(values, mean=False), values.dtype)
 
     def coalesced(self) -> IndexedSlices:
         """The same with every index once, ascending; rows of equal number are added up in their order.
@@ -71,29 +82,31 @@ class IndexedSlices:
         Raises:
             TypeError: `values` or `indices` are no arrays that collectives carry.
         """
-        values = _host(self.values, "values")
-        indices, rows = np.unique(_host(self.indices, "indices"), return_inverse=True)
-        sums = _added(values, rows.reshape(-1), (len(indices), *values.shape[1:]), mean=False)
-        restored = kind_of(self.values).restore(rounded(sums, values.dtype))
+        values = _to_host(self.values, "values")
+        indices, rows = np.unique(_to_host(self.indices, "indices"), return_inverse=True)
+        sums = _scatter_add(values, rows.reshape(-1), (len(indices), *values.shape[1:]), mean=False)
+        restored = kind_of(self.values).restore(round_sum(sums, values.dtype))
         return IndexedSlices(restored, kind_of(self.indices).restore(indices), self.dense_shape)
 
-    def _dense(self, values: Array, mean: bool) -> Partial:
+    def _sum_to_dense(self, values: Array, mean: bool) -> Partial:
         """The whole array as partial sums; `values` are those of this object."""
-        shape = self._known_shape()
-        rows = _host(self.indices, "indices")
+        shape = self._require_dense_shape()
+        rows = _to_host(self.indices, "indices")
         outside = rows[(rows < 0) | (rows >= shape[0])]
         if outside.size:
             raise ValueError(f"index {outside[0]} lies outside dense_shape {list(shape)}, which has {shape[0]} rows")
-        return _added(values, rows, shape, mean)
+        return _scatter_add(values, rows, shape, mean)
 
-    def _known_shape(self) -> tuple[int, ...]:
+    def _require_dense_shape(self) -> tuple[int, ...]:
         if self.dense_shape is None:
             raise ValueError("dense_shape is not known: give IndexedSlices(values, indices, dense_shape) to densify")
         return self.dense_shape
 
     def __repr__(self) -> str:
         shape = "unknown shape" if self.dense_shape is None else list(self.dense_shape)
-        return f"IndexedSlices({self.dtype}{_list(self.values)} at {_list(self.indices)} indices, of {shape})"
+        return (
+            f"IndexedSlices({self.dtype}{_shape_list(self.values)} at {_shape_list(self.indices)} indices, of {shape})"
+        )
 
 
 def aggregate(components: Sequence[Any], mean: bool = False) -> Any:
@@ -114,8 +127,8 @@ def aggregate(components: Sequence[Any], mean: bool = False) -> Any:
     if not given:
         raise ValueError("nothing to add up: expected at least one component")
     if len(given) == 1 or all(isinstance(component, IndexedSlices) for component in given):
-        total = given[0] if len(given) == 1 else _concatenated(given)
-        return divided(total, len(given)) if mean else total
+        total = given[0] if len(given) == 1 else _concatenate(given)
+        return divide(total, len(given)) if mean else total
     return _total(given, mean)
 
 
@@ -128,15 +141,15 @@ def add_n(arrays: Sequence[Any]) -> Array:
     return _total(arrays, mean=False)
 
 
-def divided(value: Any, count: int) -> Any:
+def divide(value: Any, count: int) -> Any:
     """A sum as the mean of `count` contributions: an array, or `IndexedSlices` of which only `values` are divided.
 
     Raises:
         TypeError: the element type has no mean.
     """
     if isinstance(value, IndexedSlices):
-        return IndexedSlices(divided(value.values, count), value.indices, value.dense_shape)
-    array = _host(value, "the value")
+        return IndexedSlices(divide(value.values, count), value.indices, value.dense_shape)
+    array = _to_host(value, "the value")
     dtype = mean_dtype(array.dtype)
     (quotient_dtype,) = partial_dtypes(dtype, mean=True)
     return np.asarray(np.true_divide(array, count, dtype=quotient_dtype)).astype(dtype, copy=False)
@@ -144,44 +157,44 @@ def divided(value: Any, count: int) -> Any:
 
 def _total(parts: Sequence[Any], mean: bool) -> Array:
     """The sum or mean of dense and sparse values, as a dense array of its own that is rounded once."""
-    values = [_host(part.values if isinstance(part, IndexedSlices) else part, "values") for part in parts]
-    _must_agree(values, list(map(_whole_shape, parts, values)))
-    total = _widened(parts[0], values[0], mean, copy=True)
+    values = [_to_host(part.values if isinstance(part, IndexedSlices) else part, "values") for part in parts]
+    _check_agree(values, list(map(_full_shape, parts, values)))
+    total = _widen_part(parts[0], values[0], mean, copy=True)
     for part, array in zip(parts[1:], values[1:], strict=True):
-        for into, term in zip(total, _widened(part, array, mean), strict=True):
+        for into, term in zip(total, _widen_part(part, array, mean), strict=True):
             np.add(into, term, out=into)
     dtype = values[0].dtype
-    return averaged(total, dtype, len(parts)) if mean else rounded(total, dtype)
+    return average(total, dtype, len(parts)) if mean else round_sum(total, dtype)
 
 
-def _whole_shape(part: Any, values: Array) -> list[int]:
-    return list(part._known_shape() if isinstance(part, IndexedSlices) else values.shape)
+def _full_shape(part: Any, values: Array) -> list[int]:
+    return list(part._require_dense_shape() if isinstance(part, IndexedSlices) else values.shape)
 
 
-def _widened(part: Any, values: Array, mean: bool, copy: bool = False) -> Partial:
+def _widen_part(part: Any, values: Array, mean: bool, copy: bool = False) -> Partial:
     """Partial sums of a dense value, or of a sparse one made dense; `values` are its own, on the host."""
-    return part._dense(values, mean) if isinstance(part, IndexedSlices) else widened(values, mean, copy)
+    return part._sum_to_dense(values, mean) if isinstance(part, IndexedSlices) else widen(values, mean, copy)
 
 
-def _added(values: Array, rows: Array, shape: tuple[int, ...], mean: bool) -> Partial:
+def _scatter_add(values: Array, rows: Array, shape: tuple[int, ...], mean: bool) -> Partial:
     """Partial sums of rows, each at its number, in an array of that shape; zero where there is none."""
-    terms = widened(values, mean)
+    terms = widen(values, mean)
     sums = tuple(np.zeros(shape, term.dtype) for term in terms)
     for into, term in zip(sums, terms, strict=True):
         np.add.at(into, rows, term)
     return sums
 
 
-def _concatenated(slices: Sequence[IndexedSlices]) -> IndexedSlices:
-    values = [_host(part.values, "values") for part in slices]
-    indices = [_host(part.indices, "indices") for part in slices]
-    _must_agree(values, [list(part.shape[1:]) for part in values])
+def _concatenate(slices: Sequence[IndexedSlices]) -> IndexedSlices:
+    values = [_to_host(part.values, "values") for part in slices]
+    indices = [_to_host(part.indices, "indices") for part in slices]
+    _check_agree(values, [list(part.shape[1:]) for part in values])
     wide = np.result_type(*indices)
     wide = wide if wide.kind in "iu" else np.dtype(np.int64)  # NumPy joins int64 and uint64 to float64
     return IndexedSlices(np.concatenate(values), np.concatenate(indices, dtype=wide), slices[0].dense_shape)
 
 
-def _must_agree(parts: Sequence[Array], shapes: Sequence[list[int]]) -> None:
+def _check_agree(parts: Sequence[Array], shapes: Sequence[list[int]]) -> None:
     for number, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
         if part.dtype != parts[0].dtype:
             raise ValueError(
@@ -191,10 +204,10 @@ def _must_agree(parts: Sequence[Array], shapes: Sequence[list[int]]) -> None:
             raise ValueError(f"component {number} has shape {shape}, component 0 has {shapes[0]}: make them equal")
 
 
-def _host(array: Any, name: str) -> Array:
+def _to_host(array: Any, name: str) -> Array:
     """An array of any kind as one of NumPy in native byte order, which shares its memory where that is possible."""
     try:
-        return native(kind_of(array).array(array))
+        return to_native(kind_of(array).to_array(array))
     except UnknownLeaf as error:
         raise TypeError(f"{name} cannot be read here: {error}") from None
 
@@ -203,7 +216,7 @@ def _array(value: Any) -> Any:
     return value if hasattr(value, "shape") and hasattr(value, "dtype") else np.asarray(value)
 
 
-def _indices(given: Any) -> Any:
+def _check_indices(given: Any) -> Any:
     indices = _array(given)
     dtype = indices.dtype
     if isinstance(indices, np.ndarray) and indices is not given and not indices.size:
@@ -213,7 +226,7 @@ def _indices(given: Any) -> Any:
     return indices
 
 
-def _dense_shape(given: Any, values: tuple[int, ...]) -> tuple[int, ...] | None:
+def _check_dense_shape(given: Any, values: tuple[int, ...]) -> tuple[int, ...] | None:
     if given is None:
         return None
     try:
@@ -229,5 +242,5 @@ def _dense_shape(given: Any, values: tuple[int, ...]) -> tuple[int, ...] | None:
     return shape
 
 
-def _list(array: Any) -> list[int]:
+def _shape_list(array: Any) -> list[int]:
     return list(array.shape)

@@ -36,18 +36,18 @@ def from_torch(tensor: Any) -> Array:
     torch = sys.modules["torch"]
     found: Array
     if not tensor.is_cpu or tensor.layout is not torch.strided:
-        raise UnknownLeaf(_why_not(tensor))
+        raise UnknownLeaf(_explain_refusal(tensor))
     try:
         if tensor.dtype is torch.bfloat16:
             found = tensor.detach().view(torch.int16).numpy().view(_BFLOAT16)
         else:
             found = tensor.numpy(force=True)  # detached; a pending conjugation or negation is carried out in a copy
     except (RuntimeError, TypeError) as error:  # so it refuses subclasses without memory, and dtypes of its own
-        raise UnknownLeaf(_why_not(tensor, str(error))) from None
+        raise UnknownLeaf(_explain_refusal(tensor, str(error))) from None
     return found
 
 
-def on_gpu(see: Callable[[Any], DeviceArray], value: Any) -> DeviceArray:
+def import_gpu_array(see: Callable[[Any], DeviceArray], value: Any) -> DeviceArray:
     """An array on a GPU as collectives see it.
 
     Raises:
@@ -73,7 +73,7 @@ def check_in_place(value: Any, view: DeviceArray) -> None:
         raise ValueError("an array on a GPU that is not contiguous: it cannot be written; give a contiguous one")
 
 
-def _why_not(tensor: Any, error: str = "") -> str:
+def _explain_refusal(tensor: Any, error: str = "") -> str:
     what = f"a {type(tensor).__name__} of PyTorch"
     if tensor.is_meta:
         return f"{what} without data, on the device meta: send one that has data"
@@ -192,7 +192,7 @@ def from_dlpack(value: Any) -> Array:
         raise UnknownLeaf(f"{what}, which numpy.from_dlpack refuses: {error}; send it as a NumPy array") from None
 
 
-def way_back(value: Any) -> Callable[[Any], Any] | None:
+def find_from_dlpack(value: Any) -> Callable[[Any], Any] | None:
     """How arrays become what `value` is: by the `from_dlpack` of its library; None where it has none."""
     library = sys.modules.get(type(value).__module__.partition(".")[0])
     if hasattr(value, "__array_namespace__"):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 LEAF = "*"
 NONE = "None"
 _PLAIN = (list, tuple, dict)
-OPEN = ""  # the spec of a value that this rank does not have: it takes what comes
+ANY = ""  # the spec of a value that this rank does not have: it takes what comes
 
 
 class Factory:
@@ -69,7 +69,7 @@ def _flatten(value: object, leaves: list[Any]) -> Spec:
     if isinstance(value, dict):
         kind = type(value)
         keys = tuple(value)
-        order = _sorted(keys)
+        order = _sort_keys(keys)
         children = _flatten_all([value[key] for key in order], leaves)
         factory = Factory(value.default_factory) if kind is not dict and isinstance(value, defaultdict) else None
         return Node(kind, children, keys, keys if keys == order else order, tuple(map(type, order)), factory)
@@ -88,7 +88,7 @@ def _flatten_all(children: Sequence[Any], leaves: list[Any]) -> tuple[Spec, ...]
     return tuple([_flatten(child, leaves) for child in children])
 
 
-def _sorted(keys: tuple[Any, ...]) -> tuple[Any, ...]:
+def _sort_keys(keys: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
         return tuple(sorted(keys))
     except TypeError:
@@ -109,10 +109,10 @@ def _unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
         return next(leaves) if spec == LEAF else None
     kind = spec.kind
     children = [next(leaves) if child == LEAF else _unflatten(child, leaves) for child in spec.children]
-    return children if kind is list else _built(spec, children)
+    return children if kind is list else _build(spec, children)
 
 
-def _built(spec: Node, children: list[Any]) -> Any:
+def _build(spec: Node, children: list[Any]) -> Any:
     kind = spec.kind
     if not issubclass(kind, dict):
         return kind._make(children) if hasattr(kind, "_make") else kind(children)
@@ -125,28 +125,28 @@ def _built(spec: Node, children: list[Any]) -> Any:
     return made(items)
 
 
-def has_classes(spec: Spec) -> bool:
+def has_custom_classes(spec: Spec) -> bool:
     """Whether there are containers of other classes than list, tuple and dict, which may refuse to be rebuilt."""
-    return isinstance(spec, Node) and (spec.kind not in _PLAIN or any(map(has_classes, spec.children)))
+    return isinstance(spec, Node) and (spec.kind not in _PLAIN or any(map(has_custom_classes, spec.children)))
 
 
-def check_rebuilds(spec: Spec, leaves: Sequence[Any]) -> None:
+def check_rebuildable(spec: Spec, leaves: Sequence[Any]) -> None:
     """Tries to make the containers of a spec of results like `leaves`.
 
     Raises:
         TypeError: the class of one of them does not; the message names its path.
     """
-    _try(spec, iter(leaves), "")
+    _try_build(spec, iter(leaves), "")
 
 
-def _try(spec: Spec, leaves: Iterator[Any], path: str) -> Any:
+def _try_build(spec: Spec, leaves: Iterator[Any], path: str) -> Any:
     if not isinstance(spec, Node):
         return next(leaves) if spec == LEAF else None
-    children = [_try(child, leaves, path + step) for step, child in zip(_steps(spec), spec.children, strict=True)]
+    children = [_try_build(child, leaves, path + step) for step, child in zip(_steps(spec), spec.children, strict=True)]
     if not issubclass(spec.kind, _PLAIN):
         return None  # a leaf of several parts
     try:
-        return _built(spec, children)
+        return _build(spec, children)
     except Exception as error:
         raise TypeError(
             f"{path or 'the value'} is a {spec.kind.__qualname__}, which cannot be made of the results in it: "

@@ -28,7 +28,7 @@ class SLICES:
 SLICES.__name__ = IndexedSlices.__name__  # what ranks compare, and people read
 
 
-def expanded(spec: Spec, leaves: Sequence[Any]) -> tuple[Spec, list[Any], tuple[range, ...]]:
+def expand_slices(spec: Spec, leaves: Sequence[Any]) -> tuple[Spec, list[Any], tuple[range, ...]]:
     """The same nest with every `IndexedSlices` as a node; its leaves, and which of them belong to each, in order."""
     given = iter(leaves)
     found: list[Any] = []
@@ -55,7 +55,7 @@ def expanded(spec: Spec, leaves: Sequence[Any]) -> tuple[Spec, list[Any], tuple[
     return walk(spec), found, tuple(ranges)
 
 
-def only(spec: Spec, wanted: set[int]) -> Spec:
+def select_leaves(spec: Spec, wanted: set[int]) -> Spec:
     """The spec with None for every leaf but those of these numbers, and for every `dense_shape`, which may differ."""
     numbers = count()
 

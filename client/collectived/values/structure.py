@@ -16,7 +16,7 @@ from typing import Any
 from collectived.values.nest import LEAF, NONE, Node, Spec
 from collectived.values.sparse import SLICES
 
-_DEEPEST = 100  # containers in containers; a limit, for each costs stack
+_MAX_DEPTH = 100  # containers in containers; a limit, for each costs stack
 _TOKEN = re.compile(
     r"""\s*(?:
         (?P<mark>[*{}\[\](),:=])
@@ -40,7 +40,7 @@ def parse(text: str) -> Spec:
         spec = reader.value(0)
     except RecursionError:
         raise ValueError("a structure that is nested too deeply for the stack that is left") from None
-    reader.end()
+    reader.expect_end()
     return spec
 
 
@@ -62,9 +62,9 @@ class _Reader:
         self._advance()
 
     def value(self, depth: int) -> Spec:
-        if depth > _DEEPEST:
-            raise ValueError(f"a structure nested more than {_DEEPEST} deep")
-        kind, token = self._take()
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"a structure nested more than {_MAX_DEPTH} deep")
+        kind, token = self._next_token()
         if kind == "mark":
             if token == LEAF:
                 return LEAF
@@ -78,36 +78,36 @@ class _Reader:
             return NONE
         elif kind == "name" and self._token == "(":
             return self._namedtuple(token, depth)
-        raise self._wrong(f"{token!r}")
+        raise self._error(f"{token!r}")
 
-    def end(self) -> None:
+    def expect_end(self) -> None:
         if self._kind:
-            raise self._wrong(f"{self._token!r} after its end")
+            raise self._error(f"{self._token!r} after its end")
 
     def _dict(self, depth: int) -> Node:
-        items = self._several("}", lambda: (self._key(depth), self._after(":", depth)))
+        items = self._several("}", lambda: (self._key(depth), self._read_after(":", depth)))
         keys = tuple(key for key, _ in items)
         return Node(dict, tuple(child for _, child in items), keys, keys, tuple(map(type, keys)))
 
     def _namedtuple(self, name: str, depth: int) -> Node:
         self._expect("(")
-        items = self._several(")", lambda: (self._take()[1], self._after("=", depth)))
+        items = self._several(")", lambda: (self._next_token()[1], self._read_after("=", depth)))
         return Node(_named(name, tuple(field for field, _ in items)), tuple(child for _, child in items))
 
-    def _after(self, mark: str, depth: int) -> Spec:
+    def _read_after(self, mark: str, depth: int) -> Spec:
         self._expect(mark)
         return self.value(depth + 1)
 
     def _key(self, depth: int) -> Any:
-        kind, token = self._take()
+        kind, token = self._next_token()
         if kind == "literal":
             try:
                 return ast.literal_eval(token)
             except (ValueError, SyntaxError):  # an escape that is none
-                raise self._wrong(f"the key {token}") from None
-        if token == "(" and depth < _DEEPEST:
+                raise self._error(f"the key {token}") from None
+        if token == "(" and depth < _MAX_DEPTH:
             return tuple(self._several(")", lambda: self._key(depth + 1)))
-        raise self._wrong(f"the key {token!r}, which is no literal of Python")
+        raise self._error(f"the key {token!r}, which is no literal of Python")
 
     def _several(self, closing: str, one: Callable[[], Any]) -> list[Any]:
         found = []
@@ -119,11 +119,11 @@ class _Reader:
         return found
 
     def _expect(self, mark: str) -> None:
-        kind, token = self._take()
+        kind, token = self._next_token()
         if kind != "mark" or token != mark:
-            raise self._wrong(f"{token!r} where {mark!r} was expected")
+            raise self._error(f"{token!r} where {mark!r} was expected")
 
-    def _take(self) -> tuple[str, str]:
+    def _next_token(self) -> tuple[str, str]:
         taken = self._kind, self._token
         self._advance()
         return taken
@@ -133,10 +133,10 @@ class _Reader:
         if found is not None:
             self._kind, self._token, self._at = str(found.lastgroup), found[found.lastgroup or 0], found.end()
         elif self._text[self._at :].strip():
-            raise self._wrong(f"{self._text[self._at : self._at + 20]!r}")
+            raise self._error(f"{self._text[self._at : self._at + 20]!r}")
         else:
             self._kind = self._token = ""
 
-    def _wrong(self, what: str) -> ValueError:
+    def _error(self, what: str) -> ValueError:
         shown = self._text if len(self._text) <= 200 else f"{self._text[:200]}…"
         return ValueError(f"the structure {shown} cannot be rebuilt: it has {what}")

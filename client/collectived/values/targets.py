@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectived.arguments import sendable
+from collectived.arguments import escape_surrogates
 from collectived.values import nest
 from collectived.values.leaves import Array, UnknownLeaf, writable_view
 
@@ -21,7 +21,7 @@ class Targets(NamedTuple):
     views: list[Array]
 
 
-def take_targets(out: object) -> Targets:
+def flatten_out(out: object) -> Targets:
     """`out` taken apart.
 
     Raises:
@@ -46,7 +46,7 @@ def check_fits(targets: Targets, structure: str, types: Sequence[tuple[np.dtype[
     Raises:
         ValueError: the targets are others; of any byte order.
     """
-    given = sendable(nest.structure(targets.spec))
+    given = escape_surrogates(nest.structure(targets.spec))
     if given != structure:
         raise ValueError(f"out has the structure {given}, expected {structure}")
     for number, (view, (dtype, shape)) in enumerate(zip(targets.views, types, strict=True)):

@@ -12,36 +12,36 @@ from dataclasses import dataclass
 import click
 
 from collectived_launcher.bench.screen import Screen
-from collectived_launcher.launch.account import Account
+from collectived_launcher.hosts.local import LocalHost
+from collectived_launcher.hosts.loop import Loop
 from collectived_launcher.launch.child import Client
-from collectived_launcher.launch.command import choose_folder
+from collectived_launcher.launch.cli import choose_folder
 from collectived_launcher.launch.daemons import await_end
-from collectived_launcher.launch.here import Here
-from collectived_launcher.launch.job import Addresses, client_environment, new_name, on_this_host
-from collectived_launcher.launch.loop import Loop
-from collectived_launcher.launch.run import Run
-from collectived_launcher.launch.supervise import (
+from collectived_launcher.launch.job import Addresses, client_environment, make_job_name, make_local_job
+from collectived_launcher.launch.job_state import (
     Action,
     ClientEnded,
-    Elapsed,
     Event,
     Finish,
     Policy,
-    Send,
-    Signalled,
-    begin,
+    SignalRanks,
+    SignalReceived,
+    TimerFired,
     decide,
     exit_status,
+    make_initial_state,
 )
-from collectived_proto.local import jobs
+from collectived_launcher.launch.messages import JobMessages
+from collectived_launcher.launch.run import Run
+from collectived_proto.ipc import job_files
 
-UNREACHABLE = 3
-_KNOCK = 2.0  # seconds for a worker's socket to answer
+EXIT_UNREACHABLE = 3
+_PROBE_SECONDS = 2.0  # seconds for a worker's socket to answer
 Program = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BenchTarget:
     """Where to measure. Without `environments` in a new job; else a client for each of them, by rank."""
 
     workers: int
@@ -55,13 +55,15 @@ class Place:
     def run(self, program: Program, screen: Screen) -> int:
         """Runs the program as all ranks; the exit status of the command, if no result is wrong."""
         if self.environments is not None:
-            return Guests(program, self.environments, screen).run()
-        name = new_name()
-        job = on_this_host(name, self.workers, self.clients, program)
+            return AttachedClients(program, self.environments, screen).run()
+        name = make_job_name()
+        job = make_local_job(name, self.workers, self.clients, program)
         return Run(job, Policy(daemon_restarts=0), choose_folder(name, self.workers), terminal=screen).run()
 
 
-def choose(workers: int | None, clients: int | None, worker: str | None, environment: Mapping[str, str]) -> Place:
+def choose_target(
+    workers: int | None, clients: int | None, worker: str | None, environment: Mapping[str, str]
+) -> BenchTarget:
     """The place that is meant: a new job where `workers` are told or nothing runs, else what runs.
 
     Raises:
@@ -71,26 +73,26 @@ def choose(workers: int | None, clients: int | None, worker: str | None, environ
     if worker and workers:
         raise click.UsageError("--worker names a worker that runs, --workers starts new ones: expected one of the two")
     if all(environment.get(name) for name in ("COLLECTIVED_WORKER", "RANK", "WORLD_SIZE")):
-        return _rank(workers or clients or worker, environment)
+        return _own_rank_target(workers or clients or worker, environment)
     if workers:
-        return Place(workers, clients or 2)
+        return BenchTarget(workers, clients or 2)
     named = worker or environment.get("COLLECTIVED_WORKER")
-    running = [job for job in jobs.running() if job.workers]
+    running = [job for job in job_files.list_running_jobs() if job.workers]
     if named:
         found = next((job for job in running if named in job.workers), None)
         name, coordinator = (found.job, found.coordinator) if found else ("", "")
-        return _guests(Addresses(coordinator, (named,), 0), name, clients or 2)
+        return _running_job_target(Addresses(coordinator, (named,), 0), name, clients or 2)
     if not running:
-        return Place(1, clients or 2)
+        return BenchTarget(1, clients or 2)
     if len(running) > 1:
         lines = "\n".join(f"    --worker {job.workers[0]}  ({job.job}: {job.command})" for job in running)
         raise click.UsageError(
             f"{len(running)} jobs of yours run on this host; say which, or --workers N for a new one:\n{lines}"
         )
-    return _guests(Addresses(running[0].coordinator, running[0].workers, 0), running[0].job, clients or 2)
+    return _running_job_target(Addresses(running[0].coordinator, running[0].workers, 0), running[0].job, clients or 2)
 
 
-def _rank(told: object, environment: Mapping[str, str]) -> Place:
+def _own_rank_target(told: object, environment: Mapping[str, str]) -> BenchTarget:
     """We are a rank ourselves, started as such by `collectived launch` or another launcher."""
     if told:
         raise click.UsageError(
@@ -98,114 +100,116 @@ def _rank(told: object, environment: Mapping[str, str]) -> Place:
             "expected no --workers, --clients or --worker"
         )
     try:
-        return Place(1, int(environment["WORLD_SIZE"]), {int(environment["RANK"]): {}})
+        return BenchTarget(1, int(environment["WORLD_SIZE"]), {int(environment["RANK"]): {}})
     except ValueError:
         raise click.UsageError(
             f"RANK={environment['RANK']!r} and WORLD_SIZE={environment['WORLD_SIZE']!r}: expected whole numbers"
         ) from None
 
 
-def _guests(addresses: Addresses, job: str, clients: int) -> Place:
+def _running_job_target(addresses: Addresses, job: str, clients: int) -> BenchTarget:
     """Clients of a job that runs, in a group of their own."""
     for address in addresses.workers:
-        _knock(address)
+        _probe(address)
     group = f"bench-{secrets.token_hex(4)}"
-    place = on_this_host(job, len(addresses.workers), clients, ())
+    place = make_local_job(job, len(addresses.workers), clients, ())
     environments = {}
     for rank in range(place.size):
         variables = {**client_environment(place, addresses, rank, restart=0), "COLLECTIVED_GROUP": group}
         unknown = () if job else ("COLLECTIVED_JOB", "COLLECTIVED_COORDINATOR")
         environments[rank] = {name: value for name, value in variables.items() if name not in unknown}
-    return Place(len(addresses.workers), clients, environments)
+    return BenchTarget(len(addresses.workers), clients, environments)
 
 
-def _knock(address: str) -> None:
+def _probe(address: str) -> None:
     """Connects and hangs up, so that nothing is started in vain."""
     path = address.removeprefix("unix:")
     host, _, port = address.rpartition(":")
     try:
         if path != address:
             with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(_KNOCK)
+                sock.settimeout(_PROBE_SECONDS)
                 sock.connect(path)
         elif host and port.isdigit():
-            socket.create_connection((host.strip("[]"), int(port)), _KNOCK).close()
+            socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS).close()
         else:
             raise click.UsageError(f"--worker {address!r} is not an address: expected unix:/path or host:port")
     except (OSError, OverflowError) as error:
-        from collectived_launcher.status.find import Unreachable  # imports gRPC
+        from collectived_launcher.status.discovery import Unreachable  # imports gRPC
 
         raise Unreachable(f"no worker answers at {address}: {error}") from error
 
 
-class Guests:
+class AttachedClients:
     """Clients of daemons that others run: started, watched and ended as those of a job."""
 
     def __init__(self, program: Program, environments: Mapping[int, Mapping[str, str]], screen: Screen) -> None:
         policy = Policy()
         self._program, self._environments, self._screen = program, environments, screen
-        self._account = Account(policy, screen)
-        self._state = begin(policy, dict.fromkeys(environments, "their worker"))
+        self._messages = JobMessages(policy, screen)
+        self._state = make_initial_state(policy, dict.fromkeys(environments, "their worker"))
         self._clients: dict[int, Client] = {}
-        self._sent: dict[int, int] = {}
-        self._ended: list[int] = []
+        self._sent_signals: dict[int, int] = {}
+        self._ended_ranks: list[int] = []
 
     def run(self) -> int:
         """Runs them to their end; returns the exit status of the command."""
         with Loop() as loop:
-            here = Here(loop, jobs.runtime_folder() / f"bench-{new_name()}")
+            here = LocalHost(loop, job_files.ensure_runtime_folder() / f"bench-{make_job_name()}")
             try:
                 here.open(lambda: None)
                 for rank, variables in self._environments.items():
                     self._clients[rank] = client = Client(rank, self._screen, None)
-                    client.when_ended = lambda rank=rank: self._ended.append(rank)  # type: ignore[misc]
+                    client.exit_callback = lambda rank=rank: self._ended_ranks.append(rank)  # type: ignore[misc]
                     client.start(here, self._program, variables)
-                self._attend(loop)
+                self._run_loop(loop)
             finally:
                 for client in self._clients.values():
                     client.send(signal.SIGKILL)
                 await_end(loop, list(self._clients.values()))
                 here.close()
-        if any(client.status == UNREACHABLE for client in self._clients.values()):
-            return UNREACHABLE
-        self._account.close()
+        if any(client.status == EXIT_UNREACHABLE for client in self._clients.values()):
+            return EXIT_UNREACHABLE
+        self._messages.print_summary()
         return exit_status(self._state)
 
-    def _attend(self, loop: Loop) -> None:
+    def _run_loop(self, loop: Loop) -> None:
         finished = False
         while not finished:
-            if not self._ended and not loop.signals:
-                wakeup = self._state.wakeup
-                loop.turn(None if wakeup is None else max(0.0, wakeup - time.monotonic()))
-            for event in self._gather(loop):
+            if not self._ended_ranks and not loop.signals:
+                wakeup = self._state.next_deadline
+                loop.run_once(None if wakeup is None else max(0.0, wakeup - time.monotonic()))
+            for event in self._collect_events(loop):
                 self._state, actions = decide(self._state, event, time.monotonic())
-                self._tell(event, actions)
+                self._report(event, actions)
                 for action in actions:
-                    if isinstance(action, Send):
-                        self._send(action)
+                    if isinstance(action, SignalRanks):
+                        self._send_signals(action)
                     finished = finished or isinstance(action, Finish)
 
-    def _gather(self, loop: Loop) -> list[Event]:
+    def _collect_events(self, loop: Loop) -> list[Event]:
         """As in a job: who was killed goes before those that ended by themselves, for these may have failed by it."""
-        ended = [ClientEnded(rank, self._clients[rank].status or 0) for rank in self._ended]
+        ended = [ClientEnded(rank, self._clients[rank].status or 0) for rank in self._ended_ranks]
         events: list[Event] = [*sorted(ended, key=lambda event: event.status >= 0)]
-        self._ended = []
+        self._ended_ranks = []
         while loop.signals:
-            events.append(Signalled(loop.signals.popleft()))
-        if self._screen.broken and self._state.interrupted_by is None:
-            events.append(Signalled(signal.SIGPIPE))
-        return [*events, Elapsed()]
+            events.append(SignalReceived(loop.signals.popleft()))
+        if self._screen.is_broken and self._state.interrupted_by is None:
+            events.append(SignalReceived(signal.SIGPIPE))
+        return [*events, TimerFired()]
 
-    def _send(self, action: Send) -> None:
+    def _send_signals(self, action: SignalRanks) -> None:
         for rank in action.ranks:
-            self._sent[rank] = action.signum
+            self._sent_signals[rank] = action.signum
             self._clients[rank].send(action.signum)
 
-    def _tell(self, event: Event, actions: tuple[Action, ...]) -> None:
+    def _report(self, event: Event, actions: tuple[Action, ...]) -> None:
         match event:
-            case ClientEnded(rank, status) if status not in (0, UNREACHABLE) and self._state.interrupted_by is None:
-                self._account.client_failed(self._clients[rank], self._state, self._sent.get(rank))
-            case Signalled(signum):
-                self._account.signalled(signum, actions)
-            case Elapsed():
-                self._account.sends(actions)
+            case ClientEnded(rank, status) if (
+                status not in (0, EXIT_UNREACHABLE) and self._state.interrupted_by is None
+            ):
+                self._messages.report_client_failure(self._clients[rank], self._state, self._sent_signals.get(rank))
+            case SignalReceived(signum):
+                self._messages.report_signal(signum, actions)
+            case TimerFired():
+                self._messages.report_deadline(actions)

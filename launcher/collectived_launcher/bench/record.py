@@ -29,12 +29,12 @@ class Record:
     complete: bool = False
 
     @property
-    def errors(self) -> int:
+    def wrong_elements(self) -> int:
         """Wrong elements of all sizes together."""
         return sum(row["errors"] or 0 for row in self.rows)
 
 
-def event(line: bytes) -> dict[str, Any] | None:
+def parse_event(line: bytes) -> dict[str, Any] | None:
     """A line of a client as an event; None where it is something else that it printed."""
     try:
         found = json.loads(line)
@@ -43,7 +43,7 @@ def event(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and found.get("event") in _EVENTS else None
 
 
-def hear(record: Record, told: dict[str, Any]) -> None:
+def apply_event(record: Record, told: dict[str, Any]) -> None:
     """Enters an event."""
     match told["event"]:
         case "begin":
@@ -59,7 +59,7 @@ def hear(record: Record, told: dict[str, Any]) -> None:
             record.failures.append((told["rank"], told["error"], told["trace"]))
 
 
-def distinct(failures: Sequence[tuple[int | None, str, str]]) -> list[tuple[list[int], str, str]]:
+def group_failures(failures: Sequence[tuple[int | None, str, str]]) -> list[tuple[list[int], str, str]]:
     """(ranks, error, traceback) of failures, each once: those that quote another one, which began it, are left out."""
     grouped: dict[str, tuple[list[int], str]] = {}
     for rank, error, trace in failures:
@@ -78,9 +78,9 @@ def as_json(record: Record) -> dict[str, Any]:
     return {
         "conditions": record.conditions,
         "complete": record.complete,
-        "errors": record.errors,
+        "errors": record.wrong_elements,
         "rows": record.rows,
         "failures": [
-            {"ranks": ranks, "error": error, "trace": trace} for ranks, error, trace in distinct(record.failures)
+            {"ranks": ranks, "error": error, "trace": trace} for ranks, error, trace in group_failures(record.failures)
         ],
     }

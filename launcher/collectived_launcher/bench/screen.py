@@ -14,11 +14,11 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from collectived_launcher.bench.record import Record, event, hear
-from collectived_launcher.bench.tables import digits, size
-from collectived_launcher.launch.output import Terminal
+from collectived_launcher.bench.record import Record, apply_event, parse_event
+from collectived_launcher.bench.tables import format_number, format_size
+from collectived_launcher.hosts.output import Terminal
 
-_BEAT = 10.0  # seconds
+_REFRESH_SECONDS = 10.0  # seconds
 
 
 class Screen(Terminal):
@@ -30,8 +30,8 @@ class Screen(Terminal):
         self._progress: Progress | None = None
         self._task = TaskID(0)
         self._began = time.monotonic()
-        self._over = threading.Event()
-        self._pulse: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._refresh_thread: threading.Thread | None = None
 
     def __enter__(self) -> Screen:
         if sys.stderr.isatty():
@@ -54,29 +54,32 @@ class Screen(Terminal):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
-        if self._pulse is not None:
-            self._pulse.join()
+        self._stop.set()
+        if self._refresh_thread is not None:
+            self._refresh_thread.join()
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
-    def _beat(self) -> None:
+    def _refresh_periodically(self) -> None:
         """Shows that it goes on: one size may take minutes."""
-        while not self._over.wait(_BEAT):
+        while not self._stop.wait(_REFRESH_SECONDS):
             if self._progress is not None:
                 self._progress.refresh()
             else:
-                super().say(f"collectived bench: {stand(self.record)}, {time.monotonic() - self._began:.0f} s so far")
+                super().say(
+                    f"collectived bench: {describe_progress(self.record)}, "
+                    f"{time.monotonic() - self._began:.0f} s so far"
+                )
 
     def show(self, stream: int, who: str, line: bytes, colour: int | None = None) -> None:
-        told = event(line) if stream == 1 else None
+        told = parse_event(line) if stream == 1 else None
         if told is not None:
-            hear(self.record, told)
-            self._advance()
-            if self._pulse is None:  # not before: processes are started by one thread alone
-                self._pulse = threading.Thread(target=self._beat, daemon=True)
-                self._pulse.start()
+            apply_event(self.record, told)
+            self._update_progress()
+            if self._refresh_thread is None:  # not before: processes are started by one thread alone
+                self._refresh_thread = threading.Thread(target=self._refresh_periodically, daemon=True)
+                self._refresh_thread.start()
         elif self._progress is not None:
             self._print(f"[{who}] {line.decode(errors='replace')}")
         else:
@@ -95,20 +98,20 @@ class Screen(Terminal):
         assert self._progress is not None
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _advance(self) -> None:
+    def _update_progress(self) -> None:
         if self._progress is None or self.record.conditions is None:
             return
-        description = now(self.record)
+        description = describe_current(self.record)
         last = ""
         if self.record.rows:
             row = self.record.rows[-1]
-            last = f"{size(row['size_bytes'])}: {digits(row['p50_seconds'] * 1e6)} µs"
+            last = f"{format_size(row['size_bytes'])}: {format_number(row['p50_seconds'] * 1e6)} µs"
         rows, total = len(self.record.rows), len(self.record.sizes)
         self._progress.update(self._task, description=description, total=total, completed=rows, last=last)
         self._progress.refresh()
 
 
-def now(record: Record) -> str:
+def describe_current(record: Record) -> str:
     """What is being measured: `all_reduce 64 MiB × 130`."""
     if record.conditions is None:
         return "starting"
@@ -116,10 +119,10 @@ def now(record: Record) -> str:
     if record.current is None:
         return operation
     nbytes, iterations = record.current
-    return f"{operation} {size(nbytes)} × {iterations}"
+    return f"{operation} {format_size(nbytes)} × {iterations}"
 
 
-def stand(record: Record) -> str:
+def describe_progress(record: Record) -> str:
     """The same, and how far it is, in words."""
     done = f", {len(record.rows)} of {len(record.sizes)} sizes done" if record.sizes else ""
-    return f"{now(record)}{done}"
+    return f"{describe_current(record)}{done}"

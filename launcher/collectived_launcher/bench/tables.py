@@ -10,11 +10,11 @@ from rich.table import Table
 from collectived_launcher.bench.record import Record, Row
 
 _COLUMNS = ("size B", "count", "type", "op", "root", "iter", "p50 µs", "p99 µs", "algbw GB/s", "busbw GB/s", "errors")
-_LEFT = ("type", "op")
-_NOTHING = "-"
+_LEFT_ALIGNED = ("type", "op")
+_EMPTY_CELL = "-"
 
 
-def table(record: Record) -> Table:
+def build_table(record: Record) -> Table:
     """All rows that there are."""
     conditions = record.conditions or {}
     shown = Table(
@@ -28,33 +28,33 @@ def table(record: Record) -> Table:
         show_edge=False,
     )
     for name in _COLUMNS:
-        shown.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+        shown.add_column(name, justify="left" if name in _LEFT_ALIGNED else "right", no_wrap=True)
     for row in record.rows:
-        shown.add_row(*cells(conditions, row), style="bold red" if row["errors"] else "")
+        shown.add_row(*format_cells(conditions, row), style="bold red" if row["errors"] else "")
     return shown
 
 
-def cells(conditions: dict[str, Any], row: Row) -> list[str]:
+def format_cells(conditions: dict[str, Any], row: Row) -> list[str]:
     """One size, column by column."""
     root, errors = conditions["root"], row["errors"]
     return [
         str(row["size_bytes"]),
         str(row["count"]),
-        conditions["dtype"] or _NOTHING,
-        conditions["reduce_op"] or _NOTHING,
-        _NOTHING if root is None else str(root),
+        conditions["dtype"] or _EMPTY_CELL,
+        conditions["reduce_op"] or _EMPTY_CELL,
+        _EMPTY_CELL if root is None else str(root),
         str(row["iterations"]),
-        digits(row["p50_seconds"] * 1e6),
-        digits(row["p99_seconds"] * 1e6),
+        format_number(row["p50_seconds"] * 1e6),
+        format_number(row["p99_seconds"] * 1e6),
         _bandwidth(row["algorithm_bandwidth"]),
         _bandwidth(row["bus_bandwidth"]),
-        _NOTHING if errors is None else str(errors),
+        _EMPTY_CELL if errors is None else str(errors),
     ]
 
 
 def heading(conditions: dict[str, Any]) -> str:
     """`all_reduce: 4 ranks on 2 workers, shared memory, worker memory`."""
-    ranks, workers = _counted(conditions["ranks"], "rank"), _counted(conditions["workers"], "worker")
+    ranks, workers = _pluralize(conditions["ranks"], "rank"), _pluralize(conditions["workers"], "worker")
     memory = "arrays of the worker" if conditions["memory"] == "worker" else "ordinary arrays"
     words = [f"{conditions['operation']}: {ranks} on {workers}", conditions["transport"], memory]
     if conditions["in_flight"]:
@@ -62,12 +62,12 @@ def heading(conditions: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def digits(value: float) -> str:
+def format_number(value: float) -> str:
     """Two digits after the point, and fewer where there are three before it."""
     return f"{value:.0f}" if value >= 999.5 else f"{value:.1f}" if value >= 99.95 else f"{value:.2f}"
 
 
-def size(nbytes: int) -> str:
+def format_size(nbytes: int) -> str:
     """65536 as `64 KiB`."""
     for unit, worth in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= worth:
@@ -76,7 +76,7 @@ def size(nbytes: int) -> str:
 
 
 def _bandwidth(bytes_per_second: float | None) -> str:
-    return _NOTHING if bytes_per_second is None else f"{bytes_per_second / 1e9:.3f}"
+    return _EMPTY_CELL if bytes_per_second is None else f"{bytes_per_second / 1e9:.3f}"
 
 
 def _caption(record: Record) -> str:
@@ -89,5 +89,5 @@ def _caption(record: Record) -> str:
     return "\n".join(words)
 
 
-def _counted(number: int, noun: str) -> str:
+def _pluralize(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"

@@ -15,14 +15,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-BEFORE = timedelta(minutes=5)  # that a certificate is good for before it was made: clocks differ
-Key = ec.EllipticCurvePrivateKey
+CLOCK_SKEW = timedelta(minutes=5)  # that a certificate is good for before it was made: clocks differ
+PrivateKey = ec.EllipticCurvePrivateKey
 Certificate = x509.Certificate
-_SERVES, _CALLS = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+_SERVER_AUTH, _CLIENT_AUTH = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedCertificate:
     """A certificate and the key that proves it. Both as the files have them: PEM."""
 
     certificate: bytes
@@ -34,55 +34,59 @@ class Authority:
     """Who signs."""
 
     certificate: Certificate
-    key: Key
+    key: PrivateKey
 
 
-def new_authority(name: str, days: int, now: datetime) -> Issued:
+def create_authority(name: str, days: int, now: datetime) -> IssuedCertificate:
     """An authority that signs itself, and whose certificates sign nothing."""
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = _called(name)
+    subject = _make_subject(name)
     made = (
-        _begun(subject, subject, key.public_key(), now, now + timedelta(days=days))
+        _start_builder(subject, subject, key.public_key(), now, now + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return Issued(_pem(made), _key_pem(key))
+    return IssuedCertificate(_pem(made), _key_pem(key))
 
 
-def issue(authority: Authority, name: str, names: Sequence[str], days: int, now: datetime) -> Issued:
+def issue(authority: Authority, name: str, names: Sequence[str], days: int, now: datetime) -> IssuedCertificate:
     """A certificate of one host, or of one person.
 
     Args:
         names: host names and IP addresses under which it serves; () for who only calls.
     """
     key = ec.generate_private_key(ec.SECP256R1())
-    until = _until(authority, now + timedelta(days=days))
-    builder = _begun(_called(name), authority.certificate.subject, key.public_key(), now, until)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([_SERVES, _CALLS] if names else [_CALLS]), critical=False)
+    until = _clamp_expiry(authority, now + timedelta(days=days))
+    builder = _start_builder(_make_subject(name), authority.certificate.subject, key.public_key(), now, until)
+    builder = builder.add_extension(
+        x509.ExtendedKeyUsage([_SERVER_AUTH, _CLIENT_AUTH] if names else [_CLIENT_AUTH]), critical=False
+    )
     if names:
-        alternative = x509.SubjectAlternativeName([_alternative(one) for one in dict.fromkeys(names)])
+        alternative = x509.SubjectAlternativeName([_make_alternative_name(one) for one in dict.fromkeys(names)])
         builder = builder.add_extension(alternative, critical=False)
-    return Issued(_pem(_signed(builder, authority)), _key_pem(key))
+    return IssuedCertificate(_pem(_sign(builder, authority)), _key_pem(key))
 
 
-def renewed(authority: Authority, former: Certificate, now: datetime) -> bytes:
+def renew_certificate(authority: Authority, former: Certificate, now: datetime) -> bytes:
     """The same certificate for as long again: its key, its names and what it is good for stay."""
-    lasting = former.not_valid_after_utc - former.not_valid_before_utc - BEFORE
+    lasting = former.not_valid_after_utc - former.not_valid_before_utc - CLOCK_SKEW
     key = former.public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)
-    builder = _begun(former.subject, authority.certificate.subject, key, now, _until(authority, now + lasting))
+    builder = _start_builder(
+        former.subject, authority.certificate.subject, key, now, _clamp_expiry(authority, now + lasting)
+    )
     for kind in (x509.ExtendedKeyUsage, x509.SubjectAlternativeName):
         try:
             kept = former.extensions.get_extension_for_class(kind)
         except x509.ExtensionNotFound:
             continue
         builder = builder.add_extension(kept.value, critical=kept.critical)
-    return _pem(_signed(builder, authority))
+    return _pem(_sign(builder, authority))
 
 
-def names_of(certificate: Certificate) -> list[str]:
+def get_names(certificate: Certificate) -> list[str]:
     """The host names and addresses that it is good for."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -92,7 +96,7 @@ def names_of(certificate: Certificate) -> list[str]:
     return [*found.get_values_for_type(x509.DNSName), *(str(address) for address in addresses)]
 
 
-def is_of(certificate: Certificate, authority: Certificate) -> bool:
+def is_issued_by(certificate: Certificate, authority: Certificate) -> bool:
     """Whether that authority has signed it."""
     try:
         certificate.verify_directly_issued_by(authority)
@@ -101,11 +105,11 @@ def is_of(certificate: Certificate, authority: Certificate) -> bool:
     return True
 
 
-def _called(name: str) -> x509.Name:
+def _make_subject(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _begun(
+def _start_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, until: datetime
 ) -> x509.CertificateBuilder:
     return (
@@ -114,13 +118,13 @@ def _begun(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - BEFORE)
+        .not_valid_before(now - CLOCK_SKEW)
         .not_valid_after(until)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
 
-def _signed(builder: x509.CertificateBuilder, authority: Authority) -> Certificate:
+def _sign(builder: x509.CertificateBuilder, authority: Authority) -> Certificate:
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
     return (
         builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -130,7 +134,7 @@ def _signed(builder: x509.CertificateBuilder, authority: Authority) -> Certifica
     )
 
 
-def _until(authority: Authority, wished: datetime) -> datetime:
+def _clamp_expiry(authority: Authority, wished: datetime) -> datetime:
     """Nothing outlives whoever has signed it."""
     return min(wished, authority.certificate.not_valid_after_utc)
 
@@ -149,7 +153,7 @@ def _usage(signs: bool) -> x509.KeyUsage:
     )
 
 
-def _alternative(name: str) -> x509.GeneralName:
+def _make_alternative_name(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
@@ -160,7 +164,7 @@ def _pem(certificate: Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def _key_pem(key: Key) -> bytes:
+def _key_pem(key: PrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

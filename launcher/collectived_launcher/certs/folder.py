@@ -18,29 +18,36 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from collectived_launcher.certs.authority import Authority, Certificate, Issued, Key, is_of, names_of
-from collectived_proto.private_files import Unusable, read_private
+from collectived_launcher.certs.authority import (
+    Authority,
+    Certificate,
+    IssuedCertificate,
+    PrivateKey,
+    get_names,
+    is_issued_by,
+)
+from collectived_proto.private_files import PrivateFileError, read_private
 
 AUTHORITY, CA, CA_KEY = "authority", "ca.crt", "ca.key"
 CERT, KEY = "tls.crt", "tls.key"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-class Refused(Exception):
+class CertificateFolderError(Exception):
     """What was asked for cannot be done to this folder; the text says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CertificateEntry:
     """A certificate of the folder. `name`: of its subfolder, '' for the authority's own."""
 
     name: str
     certificate: Certificate
-    ours: bool = True
+    is_ours: bool = True
 
     @property
     def names(self) -> list[str]:
-        return names_of(self.certificate)
+        return get_names(self.certificate)
 
     @property
     def expires(self) -> datetime:
@@ -50,66 +57,72 @@ class Entry:
         """Whole days; negative after its end."""
         return (self.expires - now).days
 
-    def due(self, now: datetime) -> bool:
+    def is_due(self, now: datetime) -> bool:
         """Whether less than a third of its time is left."""
         return self.expires - now < (self.expires - self.certificate.not_valid_before_utc) / 3
 
 
-def begin(folder: Path, authority: Issued) -> None:
+def create_authority_folder(folder: Path, authority: IssuedCertificate) -> None:
     """Makes a folder for a new authority.
 
     Raises:
-        Refused: there is one already.
+        CertificateFolderError: there is one already.
     """
     for path in (folder / CA, folder / AUTHORITY / CA_KEY):
         if path.exists():
-            raise Refused(
+            raise CertificateFolderError(
                 f"{path} is there already: what it has signed would be worthless under a new one; choose another "
                 "folder, or remove it first if that is what you want"
             )
-    with _as_written(folder):
+    with _translate_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / AUTHORITY).mkdir(mode=0o700, exist_ok=True)
         _write(folder / AUTHORITY / CA_KEY, authority.key, 0o600)
         _write(folder / CA, authority.certificate, 0o644)
 
 
-def authority(folder: Path) -> Authority:
+def load_authority(folder: Path) -> Authority:
     """Who signs here.
 
     Raises:
-        Refused: nobody does, or its key can be read by everybody.
+        CertificateFolderError: nobody does, or its key can be read by everybody.
     """
     path = folder / AUTHORITY / CA_KEY
     if not (folder / CA).exists():
-        raise Refused(f"{folder} has no authority ({CA}): make one with `collectived certs init --folder {folder}`")
+        raise CertificateFolderError(
+            f"{folder} has no authority ({CA}): make one with `collectived certs init --folder {folder}`"
+        )
     try:
         key = serialization.load_pem_private_key(read_private(path).encode(), None)
-    except Unusable as error:
-        raise Refused(f"{path}: {error}") from None
+    except PrivateFileError as error:
+        raise CertificateFolderError(f"{path}: {error}") from None
     except (ValueError, TypeError):
-        raise Refused(f"{path} is no private key in PEM") from None
-    if not isinstance(key, Key):
-        raise Refused(f"{path} is no ECDSA key: expected the one that `collectived certs init` made")
-    return Authority(_certificate(folder / CA), key)
+        raise CertificateFolderError(f"{path} is no private key in PEM") from None
+    if not isinstance(key, PrivateKey):
+        raise CertificateFolderError(f"{path} is no ECDSA key: expected the one that `collectived certs init` made")
+    return Authority(_load_certificate(folder / CA), key)
 
 
 def check_free(folder: Path, name: str) -> None:
     """
     Raises:
-        Refused: no folder can have this name, or one has; or nobody signs here.
+        CertificateFolderError: no folder can have this name, or one has; or nobody signs here.
     """
-    authority(folder)
+    load_authority(folder)
     if not _NAME.fullmatch(name) or name in (AUTHORITY, CA):
-        raise Refused(f"{name!r} is no name for a folder: expected at most 64 letters, digits, dots, - and _")
+        raise CertificateFolderError(
+            f"{name!r} is no name for a folder: expected at most 64 letters, digits, dots, - and _"
+        )
     if (folder / name).exists():
-        raise Refused(f"{folder / name} is there already: `collectived certs renew {name}`, or remove it first")
+        raise CertificateFolderError(
+            f"{folder / name} is there already: `collectived certs renew {name}`, or remove it first"
+        )
 
 
-def put(folder: Path, name: str, issued: Issued) -> Path:
+def write_issued(folder: Path, name: str, issued: IssuedCertificate) -> Path:
     """Writes what a host or a person needs; where."""
     place = folder / name
-    with _as_written(place):
+    with _translate_write_errors(place):
         place.mkdir(mode=0o700)
         _write(place / KEY, issued.key, 0o600)
         _write(place / CERT, issued.certificate, 0o644)
@@ -117,32 +130,37 @@ def put(folder: Path, name: str, issued: Issued) -> Path:
     return place
 
 
-def put_again(folder: Path, name: str, certificate: bytes) -> None:
+def replace_certificate(folder: Path, name: str, certificate: bytes) -> None:
     """A new certificate for a key that is there: one file changes, so that nobody ever sees two that do not fit."""
-    with _as_written(folder / name):
+    with _translate_write_errors(folder / name):
         _write(folder / name / CERT, certificate, 0o644)
 
 
-def entries(folder: Path) -> list[Entry]:
+def list_entries(folder: Path) -> list[CertificateEntry]:
     """What the folder has: the authority's first, then the others by name.
 
     Raises:
-        Refused: there is no authority, or a file is no certificate.
+        CertificateFolderError: there is no authority, or a file is no certificate.
     """
     if not (folder / CA).exists():
-        raise Refused(f"{folder} has no authority ({CA}): make one with `collectived certs init --folder {folder}`")
-    own = _certificate(folder / CA)
-    issued = ((path.parent.name, _certificate(path)) for path in sorted(folder.glob(f"*/{CERT}")))
-    return [Entry("", own), *(Entry(name, found, is_of(found, own)) for name, found in issued)]
+        raise CertificateFolderError(
+            f"{folder} has no authority ({CA}): make one with `collectived certs init --folder {folder}`"
+        )
+    own = _load_certificate(folder / CA)
+    issued = ((path.parent.name, _load_certificate(path)) for path in sorted(folder.glob(f"*/{CERT}")))
+    return [
+        CertificateEntry("", own),
+        *(CertificateEntry(name, found, is_issued_by(found, own)) for name, found in issued),
+    ]
 
 
-def _certificate(path: Path) -> Certificate:
+def _load_certificate(path: Path) -> Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
-        raise Refused(f"{path} cannot be read: {error.strerror}") from None
+        raise CertificateFolderError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
-        raise Refused(f"{path} is no certificate in PEM") from None
+        raise CertificateFolderError(f"{path} is no certificate in PEM") from None
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
@@ -157,8 +175,8 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 
 
 @contextlib.contextmanager
-def _as_written(place: Path) -> Iterator[None]:
+def _translate_write_errors(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Refused(f"{place} cannot be written: {error.strerror}") from None
+        raise CertificateFolderError(f"{place} cannot be written: {error.strerror}") from None

@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from collectived_launcher.launch.job import LOCALHOST
-from collectived_proto.configuration.daemons import DAEMONS
-from collectived_proto.configuration.files import lines_of, meant
-from collectived_proto.configuration.keys import keys_of
+from collectived_launcher.hosts.host import LOCALHOST
+from collectived_proto.config.daemons import DAEMONS
+from collectived_proto.config.settings import list_settings
+from collectived_proto.config.sources import find_line_numbers, suggest_nearest
 
 COORDINATOR_PORT = 7450
-LONGEST_DRAIN = 300.0  # seconds for which `down` lets workers drain
+MAX_DRAIN_SECONDS = 300.0  # seconds for which `down` lets workers drain
 _TLS = ("tls_cert", "tls_key", "tls_ca")  # of all daemons
 _KEYS = ("name", "hosts", "coordinator_host", "coordinator_port", "interface", "restarts", *_TLS)
 _HOST_KEYS = ("name", "user", "address", "workers", "slots", "python")
 # What `up` says itself.
-_OURS = {"job", "secret", "secret_file", "task", "coordinator", "folder", "host", "journal"}
+_RESERVED_KEYS = {"job", "secret", "secret_file", "task", "coordinator", "folder", "host", "journal"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
 
-class BadCluster(Exception):
+class ClusterFileError(Exception):
     """The file cannot be used; the text says where and why."""
 
 
@@ -52,50 +52,50 @@ class ClusterHost:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster, as its file describes it. `coordinator` and `worker` are flags of those daemons."""
+    """A cluster, as its file describes it. `coordinator_flags` and `worker_flags` are flags of those daemons."""
 
     name: str
     hosts: tuple[ClusterHost, ...]
     coordinator_host: str
     coordinator_port: int
-    coordinator: tuple[str, ...]
-    worker: tuple[str, ...]
+    coordinator_flags: tuple[str, ...]
+    worker_flags: tuple[str, ...]
     interface: str
     restarts: int
     source: str
 
     @property
-    def spread(self) -> bool:
+    def has_remote_hosts(self) -> bool:
         return any(host.name != LOCALHOST for host in self.hosts)
 
-    def tasks_of(self, host: ClusterHost) -> range:
+    def get_tasks(self, host: ClusterHost) -> range:
         """The numbers of its workers."""
         first = sum(other.workers for other in self.hosts[: self.hosts.index(host)])
         return range(first, first + host.workers)
 
 
-def read(path: Path) -> Cluster:
+def read_cluster(path: Path) -> Cluster:
     """
     Raises:
-        BadCluster: it cannot be read, or says what a cluster cannot be.
+        ClusterFileError: it cannot be read, or says what a cluster cannot be.
     """
     try:
         text = path.read_text()
         found = tomllib.loads(text)
     except OSError as error:
-        raise BadCluster(f"{path} cannot be read: {error.strerror}") from None
+        raise ClusterFileError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadCluster(f"{path} is no TOML: {error}") from None
-    return _Reader(path, found, lines_of(text)).cluster()
+        raise ClusterFileError(f"{path} is no TOML: {error}") from None
+    return _ClusterParser(path, found, find_line_numbers(text)).parse()
 
 
-class _Reader:
+class _ClusterParser:
     def __init__(self, path: Path, found: Mapping[str, Any], lines: Mapping[tuple[str, str], int]) -> None:
         self._path, self._found, self._lines = path, found, lines
 
-    def cluster(self) -> Cluster:
+    def parse(self) -> Cluster:
         self._check_known("", self._found, (*_KEYS, *DAEMONS))
-        hosts = tuple(self._hosts())
+        hosts = tuple(self._parse_hosts())
         names = [host.name for host in hosts]
         for name in names:
             if names.count(name) > 1:
@@ -105,41 +105,41 @@ class _Reader:
             self._fail("name", f"{name!r} is no name: expected at most 32 letters, digits, - and _")
         first = self._text("coordinator_host", names[0])
         if first not in names:
-            self._fail("coordinator_host", f"{first!r} is none of the hosts{meant(first, names)}")
+            self._fail("coordinator_host", f"{first!r} is none of the hosts{suggest_nearest(first, names)}")
         port = self._number("coordinator_port", COORDINATOR_PORT)
         return Cluster(
             name,
             hosts,
             first,
             port,
-            (*self._certificates(), *self._flags("coordinator")),
-            (*self._certificates(), *self._flags("worker")),
+            (*self._parse_certificates(), *self._flags("coordinator")),
+            (*self._parse_certificates(), *self._flags("worker")),
             self._text("interface", ""),
             self._number("restarts", 5),
             str(self._path),
         )
 
-    def _hosts(self) -> Iterator[ClusterHost]:
+    def _parse_hosts(self) -> Iterator[ClusterHost]:
         listed = self._found.get("hosts")
         if not isinstance(listed, list) or not listed:
             self._fail("hosts", 'the hosts are needed: hosts = ["a", "b:2"], or a table [[hosts]] for each')
         for one in listed:
             if isinstance(one, str):
-                yield self._host_of(one)
+                yield self._parse_host(one)
             elif isinstance(one, dict):
                 self._check_known("hosts", one, _HOST_KEYS)
-                yield self._host_of_table(one)
+                yield self._parse_host_table(one)
             else:
                 self._fail("hosts", f"{one!r} is no host: expected a name, or a table")
 
-    def _host_of(self, text: str) -> ClusterHost:
+    def _parse_host(self, text: str) -> ClusterHost:
         place, _, slots = text.partition(":")
         user, _, name = place.rpartition("@")
         if not name or (slots and not (slots.isdecimal() and int(slots))):
             self._fail("hosts", f"{text!r} is no host: expected NAME, USER@NAME or NAME:CLIENTS")
         return ClusterHost(name, user, slots=int(slots or 1))
 
-    def _host_of_table(self, table: Mapping[str, Any]) -> ClusterHost:
+    def _parse_host_table(self, table: Mapping[str, Any]) -> ClusterHost:
         for key in ("name", "user", "address", "python"):
             if not isinstance(table.get(key, ""), str):
                 self._fail("hosts", f"{key} = {table[key]!r} of a host is no text")
@@ -151,7 +151,7 @@ class _Reader:
             self._fail("hosts", "a host needs a name")
         return ClusterHost(**table)
 
-    def _certificates(self) -> tuple[str, ...]:
+    def _parse_certificates(self) -> tuple[str, ...]:
         """Of every daemon: files at the same paths on all hosts."""
         words = []
         for name in _TLS:
@@ -165,19 +165,19 @@ class _Reader:
         table = self._found.get(daemon, {})
         if not isinstance(table, dict):
             self._fail(daemon, f"expected a table [{daemon}]")
-        known = {key.name: key for key in keys_of(DAEMONS[daemon]) if key.name not in _OURS}
+        known = {key.name: key for key in list_settings(DAEMONS[daemon]) if key.name not in _RESERVED_KEYS}
         self._check_known(daemon, table, tuple(known))
         words = []
         for name, value in table.items():
             key = known[name]
             try:
-                read = key.kind.read(value)
+                read = key.value_type.parse(value)
             except (ValueError, TypeError):
-                self._fail(name, f"{daemon}.{name}: {value!r} is not {key.kind.expected}", daemon)
-            if name == "drain_seconds" and read > LONGEST_DRAIN:
-                longest = f"{LONGEST_DRAIN:g} s (5min)"
+                self._fail(name, f"{daemon}.{name}: {value!r} is not {key.value_type.expected}", daemon)
+            if name == "drain_seconds" and read > MAX_DRAIN_SECONDS:
+                longest = f"{MAX_DRAIN_SECONDS:g} s (5min)"
                 self._fail(name, f"{daemon}.{name}: {value!r} is longer than {longest}, which `down` waits for", daemon)
-            if key.kind.yes_or_no:
+            if key.value_type.is_boolean:
                 words.append(key.flags[0] if read else f"--no-{key.flags[0].removeprefix('--')}")
             else:
                 many = read if isinstance(read, tuple) else (value if isinstance(value, str) else str(value),)
@@ -200,11 +200,11 @@ class _Reader:
         for name in entries:
             if name in known:
                 continue
-            if table in DAEMONS and name in _OURS:
+            if table in DAEMONS and name in _RESERVED_KEYS:
                 self._fail(name, f"{table}.{name} is not yours to say: `collectived up` does", table)
             where = f" in [{table}]" if table else ""
-            self._fail(name, f"there is no key {name!r}{where}{meant(name, known)}", table)
+            self._fail(name, f"there is no key {name!r}{where}{suggest_nearest(name, known)}", table)
 
     def _fail(self, key: str, text: str, table: str = "") -> NoReturn:
         line = self._lines.get((table, key)) or self._lines.get((key, ""))
-        raise BadCluster(f"{self._path}:{line}: {text}" if line else f"{self._path}: {text}")
+        raise ClusterFileError(f"{self._path}:{line}: {text}" if line else f"{self._path}: {text}")

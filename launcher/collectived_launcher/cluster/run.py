@@ -12,23 +12,24 @@ from typing import Any
 import click
 
 from collectived_launcher.cluster import state
-from collectived_launcher.cluster.command import INTERRUPTED, UNREACHABLE, chosen
-from collectived_launcher.cluster.file import BadCluster, Cluster, ClusterHost, read
-from collectived_launcher.cluster.reach import SILENCE, Interrupted, carrier_of, reach
+from collectived_launcher.cluster.cli import INTERRUPTED, UNREACHABLE, select_hosts
+from collectived_launcher.cluster.file import Cluster, ClusterFileError, ClusterHost, read_cluster
+from collectived_launcher.cluster.hosts import SILENCE_TIMEOUT, Interrupted, make_host_plan, open_hosts
 from collectived_launcher.cluster.spec import Spec
-from collectived_launcher.launch.command import check_program, make_log_dir
-from collectived_launcher.launch.ground import Unreachable
-from collectived_launcher.launch.job import COORDINATOR, LOCALHOST, Addresses, Job, new_name
-from collectived_launcher.launch.output import Terminal
-from collectived_launcher.launch.places import forwarded, wished_variables
+from collectived_launcher.hosts.host import LOCALHOST
+from collectived_launcher.hosts.output import Terminal
+from collectived_launcher.hosts.preflight import HostUnreachable
+from collectived_launcher.hosts.selection import collect_forwarded_variables, parse_env_options
+from collectived_launcher.launch.cli import check_program, make_log_dir
+from collectived_launcher.launch.job import COORDINATOR, Addresses, Job, make_job_name
+from collectived_launcher.launch.job_state import Policy
 from collectived_launcher.launch.run import Run
-from collectived_launcher.launch.supervise import Policy
-from collectived_launcher.quantities import time
-from collectived_proto.local import jobs
+from collectived_launcher.quantities import parse_time
+from collectived_proto.ipc import job_files
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RunningWorkers:
     """Workers that run, each with its host and with how many clients it is to get."""
 
     coordinator: str
@@ -53,10 +54,10 @@ class Found:
     help="Clients (processes of your program) per worker; default: the host's slots.",
 )
 @click.option("--ssh", "ssh_command", default="ssh", show_default=True, help="OpenSSH's client, with options.")
-@click.option("--timeout", callback=time, metavar="TIME", help="Default for collectives; none if 0.")
+@click.option("--timeout", callback=parse_time, metavar="TIME", help="Default for collectives; none if 0.")
 @click.option(
     "--grace",
-    callback=time,
+    callback=parse_time,
     metavar="TIME",
     default="10s",
     show_default=True,
@@ -89,15 +90,15 @@ def run(
         raise click.UsageError("--hosts chooses among the hosts of a cluster: name its file with --cluster")
     terminal = Terminal()
     if file is None:
-        cluster, found = None, running_here(clients)
+        cluster, found = None, find_local_workers(clients)
     else:
         try:
-            cluster = read(file)
-            among = chosen(cluster, [name for name in hosts.split(",") if name])
-            found = running_there(cluster, among, clients, ssh_command, terminal)
-        except BadCluster as error:
+            cluster = read_cluster(file)
+            among = select_hosts(cluster, [name for name in hosts.split(",") if name])
+            found = find_cluster_workers(cluster, among, clients, ssh_command, terminal)
+        except ClusterFileError as error:
             raise click.UsageError(str(error)) from None
-        except Unreachable as error:
+        except HostUnreachable as error:
             click.echo(f"collectived: {error}", err=True)
             return UNREACHABLE
         except Interrupted:
@@ -106,16 +107,21 @@ def run(
     if LOCALHOST in found.hosts:
         check_program(program[0])
     make_log_dir(log_dir)
-    name = new_name()
-    told = forwarded(os.environ, variables) if spread else wished_variables(os.environ, variables)
+    name = make_job_name()
+    told = collect_forwarded_variables(os.environ, variables) if spread else parse_env_options(os.environ, variables)
     job = Job(name, found.clients, program, timeout, found.hosts, told, chdir or (os.getcwd() if spread else ""))
     others = None
     if cluster is not None and spread:
-        others = partial(carrier_of(cluster, ssh_command).open, name=name, silence=SILENCE, terminal=terminal)
+        others = partial(
+            make_host_plan(cluster, ssh_command).create_remote_hosts,
+            name=name,
+            silence=SILENCE_TIMEOUT,
+            terminal=terminal,
+        )
     return Run(
         job,
         Policy(grace, max_restarts),
-        jobs.runtime_folder() / name,
+        job_files.ensure_runtime_folder() / name,
         others=others,
         coordinator=found.hosts[0],
         log_dir=log_dir,
@@ -124,48 +130,52 @@ def run(
     ).run()
 
 
-def running_here(clients: int | None) -> Found:
+def find_local_workers(clients: int | None) -> RunningWorkers:
     """The workers of the one job of this user that runs on this host.
 
     Raises:
         click.ClickException: none does, or several do, or a worker of it does not serve.
     """
-    running = [job for job in jobs.running() if job.workers or job.away]
+    running = [job for job in job_files.list_running_jobs() if job.workers or job.away]
     if not running:
-        raise _Nothing(
-            f"no daemons of yours run on this host (none in {jobs.runtime_folder()}); start some with\n"
+        raise _NoDaemonsError(
+            f"no daemons of yours run on this host (none in {job_files.ensure_runtime_folder()}); start some with\n"
             "    collectived up CLUSTER.toml\nor start them with your program: collectived launch -- python train.py"
         )
     if len(running) > 1:
         lines = "\n".join(f"    {job.job}: {job.command}" for job in running)
         raise click.UsageError(f"daemons of {len(running)} jobs of yours run here; name one with --cluster:\n{lines}")
     job = running[0]
-    slots, known = 1, state.read(jobs.runtime_folder() / job.job)
+    slots, known = 1, state.read(job_files.ensure_runtime_folder() / job.job)
     if known is not None:  # of a cluster, not of `launch`
         spec = Spec.from_json(known["spec"])
         slots = spec.slots
-        _all_serve({LOCALHOST: known["daemons"]}, f"collectived up {spec.source}")
+        _check_all_serve({LOCALHOST: known["daemons"]}, f"collectived up {spec.source}")
     if not job.workers:
-        raise _Nothing(f"no worker of {job.job} serves: {', '.join(job.away)}; {job.command}")
+        raise _NoDaemonsError(f"no worker of {job.job} serves: {', '.join(job.away)}; {job.command}")
     count = len(job.workers)
-    return Found(job.coordinator, job.workers, (LOCALHOST,) * count, (clients or slots,) * count)
+    return RunningWorkers(job.coordinator, job.workers, (LOCALHOST,) * count, (clients or slots,) * count)
 
 
-def running_there(
+def find_cluster_workers(
     cluster: Cluster, hosts: Sequence[ClusterHost], clients: int | None, ssh_command: str, terminal: Terminal
-) -> Found:
+) -> RunningWorkers:
     """The workers of a cluster.
 
     Raises:
-        click.ClickException: they do not run, or one does not serve. Unreachable, Interrupted: as `reach`.
+        click.ClickException: they do not run, or one does not serve. HostUnreachable, Interrupted: as `open_hosts`.
     """
-    with reach(cluster, hosts, ssh_command, terminal) as open_hosts:
-        answers = open_hosts.ask("state", cluster.name, {host.name: "" for host in hosts})
-    missing = [f"    {name}: {_why_not(answer)}" for name, answer in answers.items() if not answer.get("running")]
+    with open_hosts(cluster, hosts, ssh_command, terminal) as opened:
+        answers = opened.run_command("state", cluster.name, {host.name: "" for host in hosts})
+    missing = [
+        f"    {name}: {_explain_not_running(answer)}" for name, answer in answers.items() if not answer.get("running")
+    ]
     if missing:
-        raise _Nothing("\n".join([f"cluster {cluster.name!r} does not run; collectived up {cluster.source}", *missing]))
+        raise _NoDaemonsError(
+            "\n".join([f"cluster {cluster.name!r} does not run; collectived up {cluster.source}", *missing])
+        )
     daemons = {host.name: answers[host.name]["daemons"] for host in hosts}
-    _all_serve(daemons, f"collectived up {cluster.source}")
+    _check_all_serve(daemons, f"collectived up {cluster.source}")
     workers = [
         (one["address"], host.name, clients or host.slots)
         for host in hosts
@@ -173,12 +183,12 @@ def running_there(
         if name != COORDINATOR
     ]
     if not workers:
-        raise _Nothing(f"cluster {cluster.name!r} has no worker on {', '.join(daemons)}")
+        raise _NoDaemonsError(f"cluster {cluster.name!r} has no worker on {', '.join(daemons)}")
     addresses, names, counts = zip(*workers, strict=True)
-    return Found("", addresses, names, counts)
+    return RunningWorkers("", addresses, names, counts)
 
 
-def _all_serve(hosts: Mapping[str, Mapping[str, Mapping[str, Any]]], remedy: str) -> None:
+def _check_all_serve(hosts: Mapping[str, Mapping[str, Mapping[str, Any]]], remedy: str) -> None:
     """A job is never smaller than its user takes it to be.
 
     Raises:
@@ -191,14 +201,14 @@ def _all_serve(hosts: Mapping[str, Mapping[str, Mapping[str, Any]]], remedy: str
         if one["state"] != "serving"
     ]
     if lines:
-        raise _Nothing("\n    ".join([*lines, f"{remedy} starts again what is drained or failed"]))
+        raise _NoDaemonsError("\n    ".join([*lines, f"{remedy} starts again what is drained or failed"]))
 
 
-def _why_not(answer: Mapping[str, Any]) -> str:
+def _explain_not_running(answer: Mapping[str, Any]) -> str:
     return str(answer.get("trouble") or "no daemons run there")
 
 
-class _Nothing(click.ClickException):
+class _NoDaemonsError(click.ClickException):
     """Nobody to talk to."""
 
     exit_code = UNREACHABLE

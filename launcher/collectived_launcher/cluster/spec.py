@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from collectived_launcher.launch.daemons import with_port
+from collectived_launcher.launch.daemons import join_host_port
 from collectived_launcher.launch.job import COORDINATOR
-from collectived_proto.configuration.flags import NO_CERTIFICATES
+from collectived_proto.config.flags import NO_TLS_FLAGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Spec:
         }
         return cls(**found)
 
-    def daemons(self, folder: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    def build_daemon_commands(self, folder: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
         """(name, words after the interpreter's) of each daemon, in the order in which they start."""
-        both = ("--attached", "--config", "none", *NO_CERTIFICATES, "--job", self.name)
+        both = ("--attached", "--config", "none", *NO_TLS_FLAGS, "--job", self.name)
         here = f"unix:{folder}/coordinator.sock"
         if self.leads:
             listen = [here, *([self.coordinator_at] if self.coordinator_at else [])]
@@ -56,5 +56,5 @@ class Spec:
         for task in self.tasks:
             coordinator = here if self.leads else self.coordinator_at
             place = ("--task", str(task), "--folder", str(folder), "--coordinator", coordinator)
-            links = ("--link-listen", with_port(self.address, 0), "--host", self.host) if self.address else ()
+            links = ("--link-listen", join_host_port(self.address, 0), "--host", self.host) if self.address else ()
             yield f"worker {task}", ("worker", *both, *place, *links, *self.worker)

@@ -17,28 +17,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from collectived_proto.local import jobs
+from collectived_proto.ipc import job_files
 
-FILE, SECRET, LOGS, CUT = "supervisor.json", "secret", "logs", "cut"
+STATE_FILE, SECRET, LOGS, CUT_FILE = "supervisor.json", "secret", "logs", "cut"
 
 
-def folder_of(cluster: str) -> Path:
+def resolve_folder(cluster: str) -> Path:
     """
     Raises:
         OSError, ValueError: sockets cannot lie there.
     """
-    folder = jobs.runtime_folder() / cluster
-    jobs.check_socket_path(folder / "worker-9999.sock")
+    folder = job_files.ensure_runtime_folder() / cluster
+    job_files.check_socket_path(folder / "worker-9999.sock")
     return folder
 
 
 def write(folder: Path, known: Mapping[str, Any]) -> None:
     """Whole or not at all."""
-    private(folder / f"{FILE}.new", json.dumps(known))
-    os.replace(folder / f"{FILE}.new", folder / FILE)
+    write_private(folder / f"{STATE_FILE}.new", json.dumps(known))
+    os.replace(folder / f"{STATE_FILE}.new", folder / STATE_FILE)
 
 
-def private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
@@ -47,31 +47,31 @@ def private(path: Path, text: str) -> None:
 def read(folder: Path) -> dict[str, Any] | None:
     """What the supervisor has written; None where none has."""
     try:
-        found: dict[str, Any] = json.loads((folder / FILE).read_text())
+        found: dict[str, Any] = json.loads((folder / STATE_FILE).read_text())
     except (OSError, ValueError):
         return None
     return found
 
 
-def add_cut(folder: Path, lines: Sequence[str]) -> None:
-    """What draining has cut, for whoever looks on with `awaiting_cut`."""
-    with (folder / CUT).open("a") as file:
+def append_cut(folder: Path, lines: Sequence[str]) -> None:
+    """What draining has cut, for whoever looks on with `open_cut`."""
+    with (folder / CUT_FILE).open("a") as file:
         file.writelines(f"{line}\n" for line in lines)
 
 
 @contextlib.contextmanager
-def awaiting_cut(folder: Path) -> Iterator[IO[str]]:
+def open_cut(folder: Path) -> Iterator[IO[str]]:
     """A file that tells what draining has cut, even when the folder is gone: open it before anything is ended."""
-    with (folder / CUT).open("a+") as file:
+    with (folder / CUT_FILE).open("a+") as file:
         yield file
 
 
-def living(known: Mapping[str, Any] | None) -> bool:
+def is_alive(known: Mapping[str, Any] | None) -> bool:
     """Whether that supervisor lives: a process of that number which began at that time."""
-    return known is not None and began(int(known["pid"])) == known["began"]
+    return known is not None and get_start_time(int(known["pid"])) == known["began"]
 
 
-def began(pid: int) -> int:
+def get_start_time(pid: int) -> int:
     """When a process began, in ticks since the machine did; 0 where there is none (any more)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -80,16 +80,18 @@ def began(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
-def running() -> list[tuple[Path, dict[str, Any]]]:
+def list_running() -> list[tuple[Path, dict[str, Any]]]:
     """Clusters of this user of which a part runs here."""
-    found = [(path.parent, read(path.parent)) for path in sorted(jobs.runtime_folder().glob(f"*/{FILE}"))]
-    return [(folder, known) for folder, known in found if known is not None and living(known)]
+    found = [
+        (path.parent, read(path.parent)) for path in sorted(job_files.ensure_runtime_folder().glob(f"*/{STATE_FILE}"))
+    ]
+    return [(folder, known) for folder, known in found if known is not None and is_alive(known)]
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def lock_host() -> Iterator[None]:
     """One at a time starts or ends what stays on this host."""
-    descriptor = os.open(jobs.runtime_folder(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(job_files.ensure_runtime_folder(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -20,24 +20,24 @@ from types import FrameType
 from typing import Any
 
 from collectived_launcher.cluster import state
-from collectived_launcher.cluster.file import LONGEST_DRAIN
+from collectived_launcher.cluster.file import MAX_DRAIN_SECONDS
 from collectived_launcher.cluster.spec import Spec
+from collectived_launcher.hosts.local import LocalHost
+from collectived_launcher.hosts.loop import Loop
+from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.launch import restarts
 from collectived_launcher.launch.child import Daemon
-from collectived_launcher.launch.daemons import DAEMON, await_end
-from collectived_launcher.launch.here import Here
+from collectived_launcher.launch.daemons import DAEMON_COMMAND, await_end
 from collectived_launcher.launch.job import COORDINATOR
-from collectived_launcher.launch.loop import Loop
-from collectived_launcher.launch.output import Terminal
-from collectived_launcher.launch.restarts import Watched
-from collectived_proto.local import jobs
+from collectived_launcher.launch.restarts import DaemonRestartState
+from collectived_proto.ipc import job_files
 
-READY_WITHIN = 30.0  # seconds from a daemon's start until it serves
-ENDED_WITHIN = 5.0  # from the end of its standard input to its own
-DRAINED_WITHIN = LONGEST_DRAIN + 30.0  # with what a worker takes beside its `drain_seconds`
+READY_TIMEOUT = 30.0  # seconds from a daemon's start until it serves
+END_TIMEOUT = 5.0  # from the end of its standard input to its own
+DRAIN_TIMEOUT = MAX_DRAIN_SECONDS + 30.0  # with what a worker takes beside its `drain_seconds`
 
 
-AWAY = ("drained", "failed")
+STOPPED_STATES = ("drained", "failed")
 
 
 class Supervisor:
@@ -45,60 +45,60 @@ class Supervisor:
 
     def __init__(self, loop: Loop, folder: Path, spec: Spec, secret: str) -> None:
         self._loop, self._folder, self._spec, self._secret = loop, folder, spec, secret
-        self._here = Here(loop, folder)
+        self._local_host = LocalHost(loop, folder)
         self._terminal = Terminal()
-        self._words = dict(spec.daemons(folder))
+        self._commands = dict(spec.build_daemon_commands(folder))
         self._daemons: dict[str, Daemon] = {}
-        self._watched = {name: Watched() for name in self._words}
-        self._states = dict.fromkeys(self._words, "starting")
-        self._counts = dict.fromkeys(self._words, 0)
-        self._failures = dict.fromkeys(self._words, 0)  # since it served last
+        self._restart_states = {name: DaemonRestartState() for name in self._commands}
+        self._states = dict.fromkeys(self._commands, "starting")
+        self._restart_counts = dict.fromkeys(self._commands, 0)
+        self._failures = dict.fromkeys(self._commands, 0)  # since it served last
         self._published = False
-        self._revive = False
-        signal.signal(signal.SIGUSR1, self._revived)  # wakes the loop
+        self._restart_requested = False
+        signal.signal(signal.SIGUSR1, self._on_restart_signal)  # wakes the loop
 
     def run(self) -> None:
         """Until it is told to end."""
-        self._here.open(lambda: None)
+        self._local_host.open(lambda: None)
         try:
-            for name in self._words:
+            for name in self._commands:
                 self._start(name)
-            self._tell()
+            self._write_state()
             while not self._loop.signals:
-                due = min(watched.wakeup for watched in self._watched.values())
-                self._loop.turn(None if due == float("inf") else max(0.0, due - time.monotonic()))
-                if self._revive:
-                    self._start_what_stays_away()
-                self._tend(time.monotonic())
-            self._end(drain=self._loop.signals[0] == signal.SIGTERM)
+                due = min(watched.next_deadline for watched in self._restart_states.values())
+                self._loop.run_once(None if due == float("inf") else max(0.0, due - time.monotonic()))
+                if self._restart_requested:
+                    self._restart_stopped()
+                self._check_daemons(time.monotonic())
+            self._stop_daemons(drain=self._loop.signals[0] == signal.SIGTERM)
         finally:
-            self._here.close()
+            self._local_host.close()
 
     def _start(self, name: str) -> None:
         log = self._folder / state.LOGS / f"{name.replace(' ', '-')}.log"
         daemon = self._daemons[name] = Daemon(name, self._terminal, log)
-        daemon.became_ready = partial(self._ready, name)
-        daemon.when_ended = partial(self._ended, name)
-        daemon.start(self._here, (*DAEMON, *self._words[name]), self._secret, {})
+        daemon.ready_callback = partial(self._on_daemon_ready, name)
+        daemon.exit_callback = partial(self._on_daemon_exit, name)
+        daemon.start(self._local_host, (*DAEMON_COMMAND, *self._commands[name]), self._secret, {})
 
-    def _revived(self, signum: int, frame: FrameType | None) -> None:
-        self._revive = True
+    def _on_restart_signal(self, signum: int, frame: FrameType | None) -> None:
+        self._restart_requested = True
 
-    def _start_what_stays_away(self) -> None:
-        self._revive = False
-        for name in [name for name, how in self._states.items() if how in AWAY]:
-            self._watched[name] = restarts.started(Watched(), READY_WITHIN, time.monotonic())
+    def _restart_stopped(self) -> None:
+        self._restart_requested = False
+        for name in [name for name, how in self._states.items() if how in STOPPED_STATES]:
+            self._restart_states[name] = restarts.record_restart(DaemonRestartState(), READY_TIMEOUT, time.monotonic())
             self._failures[name] = 0
             self._states[name] = "starting"
             self._start(name)
-        self._tell()
+        self._write_state()
 
-    def _ready(self, name: str) -> None:
-        self._watched[name] = restarts.ready(self._watched[name])
+    def _on_daemon_ready(self, name: str) -> None:
+        self._restart_states[name] = restarts.record_ready(self._restart_states[name])
         self._failures[name] = 0
-        self._change(name, "serving")
+        self._set_state(name, "serving")
         workers = [daemon for name, daemon in self._daemons.items() if name != COORDINATOR]
-        if workers and all(daemon.ready for daemon in workers) and not self._published:
+        if workers and all(daemon.ready_info for daemon in workers) and not self._published:
             self._published = True
             self._publish()
 
@@ -110,98 +110,97 @@ class Supervisor:
         away = tuple(f"{name} ({how})" for name, how in workers.items() if how != "serving")
         coordinator = f"unix:{self._folder}/coordinator.sock" if spec.leads else spec.coordinator_at
         command = f"collectived up {spec.source}"
-        found = jobs.JobFile(spec.name, os.getpid(), coordinator, addresses, command, away=away)
-        jobs.publish(found, self._folder.name)
+        found = job_files.JobFile(spec.name, os.getpid(), coordinator, addresses, command, away=away)
+        job_files.write_job_file(found, self._folder.name)
 
-    def _ended(self, name: str) -> None:
+    def _on_daemon_exit(self, name: str) -> None:
         daemon = self._daemons[name]
         how = daemon.describe_end()
-        if daemon.status == 0 and daemon.ready and name != COORDINATOR:
-            self._watched[name] = Watched()
+        if daemon.status == 0 and daemon.ready_info and name != COORDINATOR:
+            self._restart_states[name] = DaemonRestartState()
             self._say(f"{daemon.describe()} was drained, and has ended")
-            self._change(name, "drained")
+            self._set_state(name, "drained")
             return
         self._failures[name] += 1
-        again = restarts.ended(self._watched[name], self._spec.restarts, random.random(), time.monotonic())
+        again = restarts.record_exit(self._restart_states[name], self._spec.restarts, random.random(), time.monotonic())
         if again is None:
-            self._watched[name] = Watched()
+            self._restart_states[name] = DaemonRestartState()
             self._say(f"{daemon.describe()} died: {how}; that is all that it is started again")
-            self._change(name, "failed")
+            self._set_state(name, "failed")
             return
-        self._watched[name] = again
-        self._counts[name] += 1
-        self._say(f"{daemon.describe()} died: {how}; starting it again ({self._counts[name]})")
-        self._change(name, "restarting")
+        self._restart_states[name] = again
+        self._restart_counts[name] += 1
+        self._say(f"{daemon.describe()} died: {how}; starting it again ({self._restart_counts[name]})")
+        self._set_state(name, "restarting")
 
-    def _tend(self, now: float) -> None:
+    def _check_daemons(self, now: float) -> None:
         """Daemons whose pause is over, and those that do not come to serve."""
-        for name, watched in list(self._watched.items()):
-            if watched.due is not None and watched.due <= now:
-                self._watched[name] = restarts.started(watched, READY_WITHIN, now)
+        for name, watched in list(self._restart_states.items()):
+            if watched.restart_at is not None and watched.restart_at <= now:
+                self._restart_states[name] = restarts.record_restart(watched, READY_TIMEOUT, now)
                 self._start(name)
-                self._tell()
-            elif watched.ready_by is not None and watched.ready_by <= now:
-                self._watched[name] = restarts.late(watched)
+                self._write_state()
+            elif watched.ready_deadline is not None and watched.ready_deadline <= now:
+                self._restart_states[name] = restarts.record_ready_timeout(watched)
                 self._daemons[name].send(signal.SIGKILL)
 
-    def _end(self, drain: bool) -> None:
+    def _stop_daemons(self, drain: bool) -> None:
         """Workers first; the coordinator is there as long as they drain."""
         for name in self._states:
             self._states[name] = "ending"
-        self._tell()
+        self._write_state()
         workers = [daemon for name, daemon in self._daemons.items() if name != COORDINATOR]
         for daemon in self._daemons.values():
-            daemon.when_ended = lambda: None
+            daemon.exit_callback = lambda: None
         if drain:
             for daemon in workers:
                 daemon.send(signal.SIGTERM)
-            await_end(self._loop, workers, DRAINED_WITHIN)
-            self._tell_cut(workers)
+            await_end(self._loop, workers, DRAIN_TIMEOUT)
+            self._report_cut(workers)
         for group in (workers, [daemon for name, daemon in self._daemons.items() if name == COORDINATOR]):
             for daemon in group:
-                daemon.end_in_order()
-            if not await_end(self._loop, group, ENDED_WITHIN):
+                daemon.close_stdin()
+            if not await_end(self._loop, group, END_TIMEOUT):
                 for daemon in group:
                     daemon.send(signal.SIGKILL)
                 await_end(self._loop, group)
 
-    def _tell_cut(self, workers: Sequence[Daemon]) -> None:
+    def _report_cut(self, workers: Sequence[Daemon]) -> None:
         """What draining has cut, for whoever ends us, and for our log."""
         from google.protobuf.json_format import Parse  # only at the end
 
-        from collectived_launcher.drain.show import losses
-        from collectived_launcher.drain.together import together
+        from collectived_launcher.drain import format_losses, merge_replies
         from collectived_proto.v1.status_pb2 import DrainReply
 
-        replies = [Parse(worker.drained, DrainReply()) for worker in workers if worker.drained]
+        replies = [Parse(worker.drain_reply_json, DrainReply()) for worker in workers if worker.drain_reply_json]
         late = [
-            f"{worker.describe()} has not drained within {DRAINED_WITHIN:g} s" for worker in workers if worker.alive
+            f"{worker.describe()} has not drained within {DRAIN_TIMEOUT:g} s" for worker in workers if worker.is_alive
         ]
-        cut = [*losses(together(replies)), *late]
+        cut = [*format_losses(merge_replies(replies)), *late]
         for line in cut:
             self._say(line)
-        state.add_cut(self._folder, cut)
+        state.append_cut(self._folder, cut)
 
-    def _change(self, name: str, to: str) -> None:
+    def _set_state(self, name: str, to: str) -> None:
         self._states[name] = to
-        self._tell()
+        self._write_state()
         if self._published:
             self._publish()
 
-    def _tell(self) -> None:
+    def _write_state(self) -> None:
         daemons: dict[str, Any] = {
             name: {
                 "state": self._states[name],
-                "pid": daemon.pid if daemon.alive else 0,
-                "address": daemon.address if daemon.ready else "",
-                "restarts": self._counts[name],
+                "pid": daemon.pid if daemon.is_alive else 0,
+                "address": daemon.address if daemon.ready_info else "",
+                "restarts": self._restart_counts[name],
                 "failures": self._failures[name],
-                "said": daemon.last_words[-1] if daemon.last_words else "",
+                "said": daemon.stderr_tail[-1] if daemon.stderr_tail else "",
             }
             for name, daemon in self._daemons.items()
         }
         pid = os.getpid()
-        known = {"pid": pid, "began": state.began(pid), "spec": self._spec.to_json(), "daemons": daemons}
+        known = {"pid": pid, "began": state.get_start_time(pid), "spec": self._spec.to_json(), "daemons": daemons}
         state.write(self._folder, known)
 
     def _say(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """What doctor knows before it judges: plain values, gathered by `probes`, or made up by a test.
 
-A part that could not be looked at is `Unknown`. None stands for "no limit", "not there" or "cannot be known", as its
-field says.
+A part that could not be looked at is `UnknownFact`. None stands for "no limit", "not there" or "cannot be known", as
+its field says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class UnknownFact:
     """Why a part could not be looked at."""
 
     why: str
@@ -53,7 +53,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LimitFacts:
     """In pieces and bytes; None is no limit. `tasks_left`: processes and threads that may still be started."""
 
     descriptors: int | None
@@ -63,7 +63,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryFacts:
     """Bytes. `limit`: of the narrowest control group around us; `seen_limit`: of those that a worker looks at."""
 
     total: int
@@ -97,7 +97,7 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuFacts:
     index: int
     name: str
     uuid: str
@@ -112,14 +112,14 @@ class Gpus:
     cards: int = 0
     driver: str = ""
     cuda: str = ""
-    devices: tuple[Gpu, ...] = ()
+    devices: tuple[GpuFacts, ...] = ()
     trouble: str = ""
     chosen: str | None = None
     rdma: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Nccl:
+class NcclFacts:
     """`wanted`: the value of COLLECTIVED_NCCL. `bindings`: version of each that is installed. `version`: of libnccl."""
 
     wanted: str = ""
@@ -128,7 +128,7 @@ class Nccl:
 
 
 @dataclass(frozen=True, slots=True)
-class Interface:
+class InterfaceFacts:
     """One address of an interface that is up. `speed` in megabits per second, None where it is not known."""
 
     name: str
@@ -137,11 +137,11 @@ class Interface:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkFacts:
     """`outward`: the address from which packets leave for other networks; '' where there is no way."""
 
     hostname: str
-    interfaces: tuple[Interface, ...]
+    interfaces: tuple[InterfaceFacts, ...]
     outward: str = ""
     reached_at: str = ""
 
@@ -190,23 +190,23 @@ class Environment:
 class Facts:
     """All that is known about this host and what runs on it."""
 
-    software: Software | Unknown
-    kernel: Kernel | Unknown
-    limits: Limits | Unknown
-    memory: Memory | Unknown
-    folder: Folder | Unknown
-    environment: Environment | Unknown
-    certificates: tuple[Certificate, ...] | Unknown
-    gpus: Gpus | Unknown
-    nccl: Nccl | Unknown
-    network: Network | Unknown
-    ports: tuple[Port, ...] | Unknown
-    clock: Clock | Unknown
-    jobs: tuple[RunningJob, ...] | Unknown
+    software: Software | UnknownFact
+    kernel: Kernel | UnknownFact
+    limits: LimitFacts | UnknownFact
+    memory: MemoryFacts | UnknownFact
+    folder: Folder | UnknownFact
+    environment: Environment | UnknownFact
+    certificates: tuple[Certificate, ...] | UnknownFact
+    gpus: Gpus | UnknownFact
+    nccl: NcclFacts | UnknownFact
+    network: NetworkFacts | UnknownFact
+    ports: tuple[Port, ...] | UnknownFact
+    clock: Clock | UnknownFact
+    jobs: tuple[RunningJob, ...] | UnknownFact
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class PeerFacts:
     """What another host says of itself when it is measured."""
 
     hostname: str
@@ -216,16 +216,16 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PathMeasurement:
     """What one measuring session found. Bytes and seconds; `ahead`: of the peer's clock. `interface`: by which we
     reached it. `trouble`: why there was none; `refused`: because who listens there has another token."""
 
     address: str
-    peer: Peer | None = None
+    peer: PeerFacts | None = None
     round_trip: float = 0.0
     ahead: float = 0.0
     sent_per_second: float = 0.0
     received_per_second: float = 0.0
-    interface: Interface | None = None
+    interface: InterfaceFacts | None = None
     trouble: str = ""
     refused: bool = False

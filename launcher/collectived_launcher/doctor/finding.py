@@ -42,5 +42,5 @@ def failure(check: str, text: str, remedy: str) -> Finding:
     return Finding(check, Grade.FAILURE, text, remedy)
 
 
-def worst(findings: Iterable[Finding]) -> Grade:
+def worst_grade(findings: Iterable[Finding]) -> Grade:
     return max((finding.grade for finding in findings), default=Grade.OK)

@@ -21,59 +21,61 @@ import click
 from collectived_launcher.doctor import report
 from collectived_launcher.doctor.finding import Finding, failure
 
-_LOOK_WITHIN = 60.0  # seconds for a host to be reached and to look at itself
-_START_WITHIN = 30.0  # seconds until a server waits there
-_MEASURE_WITHIN = 60.0  # seconds for a session, and for reaching who dials
-_AT_ONCE = 16  # hosts that are asked side by side
-_ALL_PAIRS = 4  # up to so many hosts each is measured with each; beyond that, along a ring
+_EXAMINE_TIMEOUT = 60.0  # seconds for a host to be reached and to look at itself
+_START_TIMEOUT = 30.0  # seconds until a server waits there
+_MEASURE_TIMEOUT = 60.0  # seconds for a session, and for reaching who dials
+_MAX_PARALLEL_HOSTS = 16  # hosts that are asked side by side
+_MAX_ALL_PAIRS = 4  # up to so many hosts each is measured with each; beyond that, along a ring
 _SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-_HERE = ("localhost", "127.0.0.1")
+_LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class HostAccess:
     """How a command is run on a host: the words before it. None of them on this host."""
 
     host: str
-    carrier: tuple[str, ...]
+    remote_command: tuple[str, ...]
     python: str
 
-    def command(self, *options: str) -> list[str]:
+    def build_command(self, *options: str) -> list[str]:
         line = [self.python, "-P", "-m", "collectived_launcher", "doctor", "--json", *options]
-        return [*self.carrier, self.host, shlex.join(line)] if self.carrier else [sys.executable, *line[1:]]
+        return (
+            [*self.remote_command, self.host, shlex.join(line)] if self.remote_command else [sys.executable, *line[1:]]
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ReachedHost:
     """A host that has answered. `address`: by which others are to reach it."""
 
-    way: Way
+    access: HostAccess
     address: str
     findings: tuple[Finding, ...]
 
 
-def look_at(hosts: Sequence[str], carrier: str, python: str) -> list[Finding]:
+def examine_hosts(hosts: Sequence[str], carrier: str, python: str) -> list[Finding]:
     """
     Args:
         hosts: as `names` gives them.
         carrier: the command that reaches a host.
         python: the interpreter that has collectived there.
     """
-    ways = [Way(name, _words(carrier, name), python) for name in hosts]
-    if far := [way.host for way in ways if way.carrier]:
-        click.echo(f"asking {', '.join(far)}, for {_LOOK_WITHIN:g} s at most", err=True)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        asked = list(pool.map(_ask, ways))
-    findings = [finding for one in asked for finding in (one.findings if isinstance(one, Reached) else (one,))]
-    chosen = pairs([one for one in asked if isinstance(one, Reached)])
+    ways = [HostAccess(name, _remote_command_words(carrier, name), python) for name in hosts]
+    if far := [way.host for way in ways if way.remote_command]:
+        click.echo(f"asking {', '.join(far)}, for {_EXAMINE_TIMEOUT:g} s at most", err=True)
+    with ThreadPoolExecutor(_MAX_PARALLEL_HOSTS) as pool:
+        asked = list(pool.map(_examine_host, ways))
+    findings = [finding for one in asked for finding in (one.findings if isinstance(one, ReachedHost) else (one,))]
+    chosen = choose_pairs([one for one in asked if isinstance(one, ReachedHost)])
     for number, (dialler, server) in enumerate(chosen, 1):
-        between = f"{dialler.way.host} → {server.way.host}"
+        between = f"{dialler.access.host} → {server.access.host}"
         click.echo(f"measuring {between} ({number} of {len(chosen)})", err=True)
-        findings += _measure(dialler, server, between)
+        findings += _measure_pair(dialler, server, between)
     return findings
 
 
-def names(text: str) -> list[str]:
+def parse_hosts(text: str) -> list[str]:
     """`a:2,b:2`, as `launch` has them too, as [a, b], each once.
 
     Raises:
@@ -86,67 +88,73 @@ def names(text: str) -> list[str]:
     return found
 
 
-def pairs(hosts: Sequence[Reached]) -> list[tuple[Reached, Reached]]:
+def choose_pairs(hosts: Sequence[ReachedHost]) -> list[tuple[ReachedHost, ReachedHost]]:
     """Who dials whom. This host always dials: the others can be reached from it, perhaps not the other way round."""
-    if len(hosts) <= _ALL_PAIRS:
+    if len(hosts) <= _MAX_ALL_PAIRS:
         chosen = list(itertools.combinations(hosts, 2))
     else:
         chosen = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
-    return [(one, other) if other.way.carrier else (other, one) for one, other in chosen]
+    return [(one, other) if other.access.remote_command else (other, one) for one, other in chosen]
 
 
-def _words(carrier: str, name: str) -> tuple[str, ...]:
-    if name in (*_HERE, socket.gethostname()):
+def _remote_command_words(carrier: str, name: str) -> tuple[str, ...]:
+    if name in (*_LOCAL_NAMES, socket.gethostname()):
         return ()
     words = shlex.split(carrier)
     return (*words, *_SSH_OPTIONS) if os.path.basename(words[0]) == "ssh" else tuple(words)
 
 
-def _ask(way: Way) -> Reached | Finding:
+def _examine_host(way: HostAccess) -> ReachedHost | Finding:
     """Has a host look at itself; this one has been looked at already."""
-    if not way.carrier:
-        return Reached(way, "127.0.0.1", ())
+    if not way.remote_command:
+        return ReachedHost(way, "127.0.0.1", ())
     try:
-        done = _run(way.command(), "", _LOOK_WITHIN)
+        done = _run_command(way.build_command(), "", _EXAMINE_TIMEOUT)
         said = json.loads(done.stdout)
         network = said["facts"]["network"]
         # By the address at which we came in; where the carrier does not say, by the one from which packets leave.
         address = str(network.get("reached_at") or network.get("outward") or "127.0.0.1")
-        return Reached(way, address, tuple(report.read(said, way.host)))
+        return ReachedHost(way, address, tuple(report.parse_document(said, way.host)))
     except subprocess.TimeoutExpired:
-        return _unreached(way, f"no answer within {_LOOK_WITHIN:g} s")
+        return _unreachable_finding(way, f"no answer within {_EXAMINE_TIMEOUT:g} s")
     except OSError as error:
-        return _unreached(way, f"{way.command()[0]!r} cannot be run: {error.strerror}")
+        return _unreachable_finding(way, f"{way.build_command()[0]!r} cannot be run: {error.strerror}")
     except (ValueError, KeyError, TypeError, AttributeError):
-        return _unreached(way, _last_line(done.stderr) or f"exit status {done.returncode}")
+        return _unreachable_finding(way, _last_line(done.stderr) or f"exit status {done.returncode}")
 
 
-def _unreached(way: Way, why: str) -> Finding:
-    line = shlex.join(way.command())
+def _unreachable_finding(way: HostAccess, why: str) -> Finding:
+    line = shlex.join(way.build_command())
     text = f"{way.host} cannot be asked: {why}"
     remedy = f"make this work without a password, and with collectived installed there: {line}"
     return replace(failure("reach", text, remedy), host=way.host)
 
 
-def _measure(dialler: Reached, server: Reached, between: str) -> Iterator[Finding]:
+def _measure_pair(dialler: ReachedHost, server: ReachedHost, between: str) -> Iterator[Finding]:
     """Starts a server on one host, lets the other dial it, and takes over what that has found."""
     address = f"[{server.address}]:0" if ":" in server.address else f"{server.address}:0"
-    line = server.way.command("--serve", address, "--within", f"{_MEASURE_WITHIN:g}")
+    line = server.access.build_command("--serve", address, "--within", f"{_MEASURE_TIMEOUT:g}")
     pipe = subprocess.PIPE
-    with _ended(subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)) as waiting:
+    with _kill_on_exit(
+        subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+    ) as waiting:
         try:
-            serving = json.loads(_first_line(waiting))
-            done = _run(dialler.way.command("--to", serving["address"]), f"{serving['token']}\n", _MEASURE_WITHIN)
+            serving = json.loads(_read_first_line(waiting))
+            done = _run_command(
+                dialler.access.build_command("--to", serving["address"]), f"{serving['token']}\n", _MEASURE_TIMEOUT
+            )
             said = json.loads(done.stdout)
-            yield from (replace(finding, host=between) for finding in report.read(said, between))
+            yield from (replace(finding, host=between) for finding in report.parse_document(said, between))
         except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
             text = f"the measurement did not come about: {error}"
-            remedy = f"try it by hand: `collectived doctor --serve {address}` on {server.way.host}, --to on the other"
+            remedy = (
+                f"try it by hand: `collectived doctor --serve {address}` on {server.access.host}, --to on the other"
+            )
             yield replace(failure("reach", text, remedy), host=between)
 
 
 @contextlib.contextmanager
-def _ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+def _kill_on_exit(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
     """The process, which ends with the block; a server elsewhere that is left waiting ends by its own limit."""
     with process:
         try:
@@ -157,16 +165,16 @@ def _ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def _first_line(process: subprocess.Popen[str]) -> str:
+def _read_first_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        if not selector.select(_START_WITHIN):
-            raise TimeoutError(f"no server came up within {_START_WITHIN:g} s")
+        if not selector.select(_START_TIMEOUT):
+            raise TimeoutError(f"no server came up within {_START_TIMEOUT:g} s")
     return process.stdout.readline()
 
 
-def _run(line: list[str], said: str, within: float) -> subprocess.CompletedProcess[str]:
+def _run_command(line: list[str], said: str, within: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, input=said, capture_output=True, text=True, timeout=within)
 
 

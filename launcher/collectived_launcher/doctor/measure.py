@@ -27,23 +27,23 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from collectived_launcher.doctor.facts import Measured, Peer
-from collectived_launcher.doctor.probes.network import interface_of
+from collectived_launcher.doctor.facts import PathMeasurement, PeerFacts
+from collectived_launcher.doctor.probes.network import find_interface
 from collectived_proto.deadline import Deadline
 
 _MAGIC = b"CDM\x01"
 _NONCE, _PROOF = 16, 32
 _CHUNK = 1 << 20
-_FOR = 0.5  # seconds of chunks in each direction
+_TRANSFER_SECONDS = 0.5  # seconds of chunks in each direction
 _ROUNDS = 20
-_STEP = 5.0  # seconds for one answer
-_WHOLE = 20.0  # seconds for a session
-_MOST_SAID = 1 << 16  # bytes that a peer may say of itself
-_LENGTH, _TIME, _TAKEN = struct.Struct(">I"), struct.Struct(">d"), struct.Struct(">Qd")
-_MORE, _END = b"\1" + bytes(_CHUNK), b"\0"
+_STEP_TIMEOUT = 5.0  # seconds for one answer
+_SESSION_TIMEOUT = 20.0  # seconds for a session
+_MAX_PEER_BYTES = 1 << 16  # bytes that a peer may say of itself
+_LENGTH, _TIME, _RECEIVED = struct.Struct(">I"), struct.Struct(">d"), struct.Struct(">Qd")
+_CHUNK_FRAME, _END_FRAME = b"\1" + bytes(_CHUNK), b"\0"
 
 
-class Refused(Exception):
+class MeasurementRefused(Exception):
     """The other side is not who it should be, or does not do what was agreed."""
 
 
@@ -51,31 +51,31 @@ def new_token() -> str:
     return secrets.token_urlsafe(16)
 
 
-class Server:
+class MeasurementServer:
     """Waits at an address for the one who has the token. A context manager.
 
     Raises:
         OSError: the address cannot be listened at.
     """
 
-    def __init__(self, host: str, port: int, token: str, me: Peer) -> None:
+    def __init__(self, host: str, port: int, token: str, me: PeerFacts) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family)
-        self._token, self._me = token, me
+        self._token, self._own_facts = token, me
         self.port = int(self._listener.getsockname()[1])
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> MeasurementServer:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._listener.close()
 
-    def serve(self, within: float) -> Peer:
+    def serve(self, within: float) -> PeerFacts:
         """One session; returns with whom.
 
         Raises:
             TimeoutError: nobody with the token has come.
-            Refused: who came did something else than was agreed.
+            MeasurementRefused: who came did something else than was agreed.
             OSError: the session broke.
         """
         deadline = Deadline.after(within)
@@ -84,64 +84,67 @@ class Server:
             connection, _ = self._listener.accept()
             with connection:
                 try:
-                    pipe = _Pipe(connection)
-                    _prove_as_server(pipe, self._token)
-                except (Refused, OSError):  # a port scanner, or a slip of the hand; the token cannot be guessed
+                    pipe = _Connection(connection)
+                    _authenticate_as_server(pipe, self._token)
+                except (
+                    MeasurementRefused,
+                    OSError,
+                ):  # a port scanner, or a slip of the hand; the token cannot be guessed
                     continue
                 try:
-                    return _answer(pipe, self._me)
+                    return _serve_requests(pipe, self._own_facts)
                 except TimeoutError:
-                    raise Refused("the other side has stopped answering") from None
+                    raise MeasurementRefused("the other side has stopped answering") from None
         raise TimeoutError
 
 
-def measure(host: str, port: int, token: str, me: Peer) -> Measured:
+def measure_path(host: str, port: int, token: str, me: PeerFacts) -> PathMeasurement:
     """Dials a server, and measures; a failure is told in the result."""
     address = f"{host}:{port}"
     try:
-        with socket.create_connection((host, port), timeout=_STEP) as connection:
-            pipe = _Pipe(connection)
-            _prove_as_dialler(pipe, token)
-            return _ask(pipe, address, me)
+        with socket.create_connection((host, port), timeout=_STEP_TIMEOUT) as connection:
+            pipe = _Connection(connection)
+            _authenticate_as_dialler(pipe, token)
+            return _measure(pipe, address, me)
     except TimeoutError:
-        return Measured(address, trouble=f"no answer within {_STEP:g} s")
+        return PathMeasurement(address, trouble=f"no answer within {_STEP_TIMEOUT:g} s")
     except OSError as error:
-        return Measured(address, trouble=error.strerror or str(error))
-    except Refused as error:
-        return Measured(address, trouble=str(error), refused=True)
+        return PathMeasurement(address, trouble=error.strerror or str(error))
+    except MeasurementRefused as error:
+        return PathMeasurement(address, trouble=str(error), refused=True)
     except ValueError as error:
-        return Measured(address, trouble=f"it says something else of itself than doctors do: {error}")
+        return PathMeasurement(address, trouble=f"it says something else of itself than doctors do: {error}")
 
 
-class _Pipe:
+class _Connection:
     """A connection whose every wait is bounded."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self._deadline = Deadline.after(_WHOLE)
+        self._deadline = Deadline.after(_SESSION_TIMEOUT)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._room = bytearray(_CHUNK)
+        self._buffer = bytearray(_CHUNK)
 
     def send(self, data: bytes) -> None:
-        self._bound()
+        self._set_timeout()
         self.connection.sendall(data)
 
     def read(self, size: int) -> bytes:
-        self.fill(size)
-        return bytes(self._room[:size])
+        self.receive_into_buffer(size)
+        return bytes(self._buffer[:size])
 
-    def fill(self, size: int) -> None:
+    def receive_into_buffer(self, size: int) -> None:
         """Reads so many bytes, at most a chunk, for `read` or to be forgotten."""
-        view, have = memoryview(self._room), 0
+        view, have = memoryview(self._buffer), 0
         while have < size:
-            self._bound()
+            self._set_timeout()
             got = self.connection.recv_into(view[have:size])
             if not got:
-                raise Refused("it hung up: the token is another, or the session is over")
+                raise MeasurementRefused("it hung up: the token is another, or the session is over")
             have += got
 
-    def _bound(self) -> None:
-        left = min(_STEP, self._deadline.remaining())
+    def _set_timeout(self) -> None:
+        left = min(_STEP_TIMEOUT, self._deadline.remaining())
         if left <= 0:
             raise TimeoutError
         self.connection.settimeout(left)
@@ -151,83 +154,83 @@ def _proof(token: str, side: bytes, nonces: bytes) -> bytes:
     return hmac.new(token.encode(), side + nonces, hashlib.sha256).digest()
 
 
-def _prove_as_server(pipe: _Pipe, token: str) -> None:
+def _authenticate_as_server(pipe: _Connection, token: str) -> None:
     hello = pipe.read(len(_MAGIC) + _NONCE)
     if not hello.startswith(_MAGIC):
-        raise Refused("the caller is no doctor")
+        raise MeasurementRefused("the caller is no doctor")
     mine = secrets.token_bytes(_NONCE)
     nonces = hello[len(_MAGIC) :] + mine
     pipe.send(mine + _proof(token, b"serve", nonces))
     if not hmac.compare_digest(pipe.read(_PROOF), _proof(token, b"dial", nonces)):
-        raise Refused("the caller has another token")
+        raise MeasurementRefused("the caller has another token")
 
 
-def _prove_as_dialler(pipe: _Pipe, token: str) -> None:
+def _authenticate_as_dialler(pipe: _Connection, token: str) -> None:
     mine = secrets.token_bytes(_NONCE)
     pipe.send(_MAGIC + mine)
     nonces = mine + pipe.read(_NONCE)
     if not hmac.compare_digest(pipe.read(_PROOF), _proof(token, b"serve", nonces)):
-        raise Refused("who listens there has another token, or is no doctor")
+        raise MeasurementRefused("who listens there has another token, or is no doctor")
     pipe.send(_proof(token, b"dial", nonces))
 
 
-def _introduce(pipe: _Pipe, me: Peer) -> Peer:
+def _exchange_peer_facts(pipe: _Connection, me: PeerFacts) -> PeerFacts:
     said = json.dumps(asdict(me)).encode()
     pipe.send(_LENGTH.pack(len(said)) + said)
     (length,) = _LENGTH.unpack(pipe.read(_LENGTH.size))
-    if length > _MOST_SAID:
-        raise Refused(f"it wants to say {length} bytes of itself")
-    return _peer(json.loads(pipe.read(length)))
+    if length > _MAX_PEER_BYTES:
+        raise MeasurementRefused(f"it wants to say {length} bytes of itself")
+    return _parse_peer(json.loads(pipe.read(length)))
 
 
-def _peer(said: Any) -> Peer:
+def _parse_peer(said: Any) -> PeerFacts:
     texts = {"hostname", "release", "python"}
     if not isinstance(said, dict) or set(said) != {*texts, "libraries"} or not isinstance(said["libraries"], dict):
-        raise Refused("it says something else of itself than doctors do")
+        raise MeasurementRefused("it says something else of itself than doctors do")
     libraries = {str(name): str(version) for name, version in said["libraries"].items()}
-    return Peer(libraries=libraries, **{name: str(said[name])[:200] for name in texts})
+    return PeerFacts(libraries=libraries, **{name: str(said[name])[:200] for name in texts})
 
 
-def _answer(pipe: _Pipe, me: Peer) -> Peer:
+def _serve_requests(pipe: _Connection, me: PeerFacts) -> PeerFacts:
     """The server's part, until the dialler hangs up."""
-    peer = _introduce(pipe, me)
+    peer = _exchange_peer_facts(pipe, me)
     while True:
         try:
             asked = pipe.read(1)
-        except Refused:  # hung up: it has all it wanted
+        except MeasurementRefused:  # hung up: it has all it wanted
             return peer
         match asked:
             case b"T":
                 pipe.send(_TIME.pack(time.time()))
             case b"U":
-                pipe.send(_TAKEN.pack(*_take(pipe)))
+                pipe.send(_RECEIVED.pack(*_receive_chunks(pipe)))
             case b"D":
-                _give(pipe)
+                _send_chunks(pipe)
             case _:
-                raise Refused(f"the dialler asks {asked!r}")
+                raise MeasurementRefused(f"the dialler asks {asked!r}")
 
 
-def _ask(pipe: _Pipe, address: str, me: Peer) -> Measured:
-    peer = _introduce(pipe, me)
-    rounds = list(_times(pipe))
+def _measure(pipe: _Connection, address: str, me: PeerFacts) -> PathMeasurement:
+    peer = _exchange_peer_facts(pipe, me)
+    rounds = list(_measure_round_trips(pipe))
     round_trip, ahead = min(rounds)
     pipe.send(b"U")
-    _give(pipe)
-    sent, sending = _TAKEN.unpack(pipe.read(_TAKEN.size))
+    _send_chunks(pipe)
+    sent, sending = _RECEIVED.unpack(pipe.read(_RECEIVED.size))
     pipe.send(b"D")
-    received, receiving = _take(pipe)
-    return Measured(
+    received, receiving = _receive_chunks(pipe)
+    return PathMeasurement(
         address,
         peer,
         sorted(rounds)[len(rounds) // 2][0],
         ahead,
         sent / max(sending, 1e-9),
         received / max(receiving, 1e-9),
-        interface_of(str(pipe.connection.getsockname()[0])),
+        find_interface(str(pipe.connection.getsockname()[0])),
     )
 
 
-def _times(pipe: _Pipe) -> Iterator[tuple[float, float]]:
+def _measure_round_trips(pipe: _Connection) -> Iterator[tuple[float, float]]:
     """(seconds of a round, seconds that the other clock is ahead): the quickest round knows the latter best."""
     for _ in range(_ROUNDS):
         asked, since = time.time(), time.monotonic()
@@ -237,17 +240,17 @@ def _times(pipe: _Pipe) -> Iterator[tuple[float, float]]:
         yield seconds, there - (asked + seconds / 2)
 
 
-def _give(pipe: _Pipe) -> None:
-    until = time.monotonic() + _FOR
+def _send_chunks(pipe: _Connection) -> None:
+    until = time.monotonic() + _TRANSFER_SECONDS
     while time.monotonic() < until:
-        pipe.send(_MORE)
-    pipe.send(_END)
+        pipe.send(_CHUNK_FRAME)
+    pipe.send(_END_FRAME)
 
 
-def _take(pipe: _Pipe) -> tuple[int, float]:
+def _receive_chunks(pipe: _Connection) -> tuple[int, float]:
     """Bytes, and the seconds from the first of them."""
     taken, since = 0, time.monotonic()
-    while pipe.read(1) != _END:
-        pipe.fill(_CHUNK)
+    while pipe.read(1) != _END_FRAME:
+        pipe.receive_into_buffer(_CHUNK)
         taken += _CHUNK
     return taken, time.monotonic() - since

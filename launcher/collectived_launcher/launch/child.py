@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from collectived_launcher.launch.host import NOT_RUN, Host, Process, Program
-from collectived_launcher.launch.output import Terminal
-from collectived_launcher.launch.summary import describe
-from collectived_proto.wording import clean
+from collectived_launcher.hosts.host import NOT_RUN, Host, HostProcess, ProgramSpec
+from collectived_launcher.hosts.output import Terminal
+from collectived_launcher.launch.summary import describe_status
+from collectived_proto.report.phrases import sanitize_text
 
-_LAST_WORDS = 12  # lines of standard error that are kept for the summary
+_STDERR_TAIL_LINES = 12  # lines of standard error that are kept for the summary
 
 
 class Child:
-    """A process on a host. `ended` is called once, after its last words.
+    """A process on a host. `on_exit` is called once, after its last words.
 
     Args:
         place: the host's name where there are several, for people; else ''.
@@ -27,13 +27,13 @@ class Child:
         self, name: str, terminal: Terminal, log: Path | None, colour: int | None = None, place: str = ""
     ) -> None:
         self.name = name
-        self.last_words: deque[str] = deque(maxlen=_LAST_WORDS)
-        self.when_ended: Callable[[], None] = lambda: None
-        self._terminal, self._place = terminal, place
+        self.stderr_tail: deque[str] = deque(maxlen=_STDERR_TAIL_LINES)
+        self.exit_callback: Callable[[], None] = lambda: None
+        self._terminal, self._host_name = terminal, place
         self._log: IO[bytes] | None = log.open("ab") if log else None
         self._colour = colour
-        self._process: Process | None = None
-        self._refused = ""
+        self._process: HostProcess | None = None
+        self._not_run_reason = ""
 
     @property
     def pid(self) -> int:
@@ -43,58 +43,58 @@ class Child:
     @property
     def status(self) -> int | None:
         """None while it runs, then as in `Popen.returncode`."""
-        if self._refused:
+        if self._not_run_reason:
             return NOT_RUN
         return self._process.status if self._process else None
 
     @property
     def trouble(self) -> str:
         """Why it could not be run, or that its host is lost; else ''."""
-        return self._refused or (self._process.trouble if self._process else "")
+        return self._not_run_reason or (self._process.trouble if self._process else "")
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._process is not None and self.status is None
 
-    def run(self, host: Host, program: Program) -> None:
+    def start_program(self, host: Host, program: ProgramSpec) -> None:
         """Starts it there."""
         self._process = host.start(program, self)
 
-    def refuse(self, why: str) -> None:
+    def mark_not_run(self, why: str) -> None:
         """It cannot even be tried."""
-        self._refused = why
-        self.ended()
+        self._not_run_reason = why
+        self.on_exit()
 
     def send(self, signum: int) -> None:
         """To the process and its children."""
-        if self._process is not None and self.alive:
+        if self._process is not None and self.is_alive:
             self._process.send(signum)
 
-    def heard(self, stream: int, line: bytes) -> None:
+    def on_output(self, stream: int, line: bytes) -> None:
         if stream == 2:
-            self.last_words.append(line.decode(errors="replace"))
+            self.stderr_tail.append(line.decode(errors="replace"))
         if self._log:
             self._log.write(line + b"\n")
             self._log.flush()
-        self._terminal.show(stream, self.name, self._shown(line), self._colour)
+        self._terminal.show(stream, self.name, self._format_line(line), self._colour)
 
-    def _shown(self, line: bytes) -> bytes:
+    def _format_line(self, line: bytes) -> bytes:
         """As it goes to our terminal."""
         return line
 
-    def ended(self) -> None:
+    def on_exit(self) -> None:
         if self._log:
             self._log.close()
-        self.when_ended()
+        self.exit_callback()
 
     def describe(self) -> str:
         """Who it is: `rank 3 on b (pid 12)`."""
         pid = f" (pid {self.pid})" if self.pid else ""
-        return f"{self.name} on {self._place}{pid}" if self._place else f"{self.name}{pid}"
+        return f"{self.name} on {self._host_name}{pid}" if self._host_name else f"{self.name}{pid}"
 
     def describe_end(self) -> str:
         """How it ended, in words."""
-        return self.trouble or describe(self.status or 0)
+        return self.trouble or describe_status(self.status or 0)
 
 
 class Client(Child):
@@ -105,7 +105,7 @@ class Client(Child):
         self.rank = rank
 
     def start(self, host: Host, program: Sequence[str], variables: Mapping[str, str], folder: str = "") -> None:
-        self.run(host, Program(tuple(program), variables, folder))
+        self.start_program(host, ProgramSpec(tuple(program), variables, folder))
 
 
 class Daemon(Child):
@@ -113,41 +113,41 @@ class Daemon(Child):
 
     def __init__(self, name: str, terminal: Terminal, log: Path | None, place: str = "") -> None:
         super().__init__(name, terminal, log, place=place)
-        self.ready: dict[str, Any] | None = None
-        self.drained = ""
+        self.ready_info: dict[str, Any] | None = None
+        self.drain_reply_json = ""
         """What came of its drain, a DrainReply as JSON; '' where it has not said."""
-        self.became_ready: Callable[[], None] = lambda: None
+        self.ready_callback: Callable[[], None] = lambda: None
 
     @property
     def address(self) -> str:
         """Where it serves."""
-        assert self.ready is not None
-        return str(self.ready["address"])
+        assert self.ready_info is not None
+        return str(self.ready_info["address"])
 
     @property
-    def metrics(self) -> str:
+    def metrics_line(self) -> str:
         """Where its metrics are, for people; "" where they are not served."""
-        where = self.ready.get("metrics", "") if self.ready else ""
-        who = f"{self.name} on {self._place}" if self._place else self.name
-        scheme = "https" if self.ready and self.ready.get("tls") else "http"
+        where = self.ready_info.get("metrics", "") if self.ready_info else ""
+        who = f"{self.name} on {self._host_name}" if self._host_name else self.name
+        scheme = "https" if self.ready_info and self.ready_info.get("tls") else "http"
         return f"metrics of {who}: {scheme}://{where}/metrics" if where else ""
 
     def start(self, host: Host, command: Sequence[str], secret: str, variables: Mapping[str, str]) -> None:
-        self.run(host, Program(tuple(command), variables, secret=secret))
+        self.start_program(host, ProgramSpec(tuple(command), variables, secret=secret))
 
-    def _shown(self, line: bytes) -> bytes:
+    def _format_line(self, line: bytes) -> bytes:
         """Daemons tell what others have named; ranks may colour what they say."""
-        return clean(line.decode(errors="replace")).encode()
+        return sanitize_text(line.decode(errors="replace")).encode()
 
-    def end_in_order(self) -> None:
-        if self._process is not None and self.alive:
-            self._process.end_in_order()
+    def close_stdin(self) -> None:
+        if self._process is not None and self.is_alive:
+            self._process.close_stdin()
 
-    def heard(self, stream: int, line: bytes) -> None:
-        if stream == 1 and self.ready is None and line.startswith(b"ready "):
-            self.ready = json.loads(line.removeprefix(b"ready "))
-            self.became_ready()
+    def on_output(self, stream: int, line: bytes) -> None:
+        if stream == 1 and self.ready_info is None and line.startswith(b"ready "):
+            self.ready_info = json.loads(line.removeprefix(b"ready "))
+            self.ready_callback()
         elif stream == 1 and line.startswith(b"drained "):
-            self.drained = line.removeprefix(b"drained ").decode()
+            self.drain_reply_json = line.removeprefix(b"drained ").decode()
         else:
-            super().heard(2, line)
+            super().on_output(2, line)

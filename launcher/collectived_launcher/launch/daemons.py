@@ -1,4 +1,7 @@
-"""The coordinator and the workers of one job: start them (again), wait until they serve, end them."""
+"""The coordinator and the workers of one job: start them (again), wait until they serve, end them.
+
+The web page that the coordinator of a job serves, and how people are told of it.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
-from collectived_launcher.launch import patience
+from collectived_launcher.hosts.host import NOT_RUN, Host
+from collectived_launcher.hosts.loop import Loop, run_until_with_progress
+from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.launch.child import Child, Daemon
-from collectived_launcher.launch.host import NOT_RUN, Host
 from collectived_launcher.launch.job import COORDINATOR, Job
-from collectived_launcher.launch.loop import Loop
-from collectived_launcher.launch.output import Terminal
-from collectived_launcher.launch.page import Page
-from collectived_proto.configuration.flags import NO_CERTIFICATES
-from collectived_proto.viewing import viewing_token
+from collectived_proto.config.flags import NO_TLS_FLAGS
+from collectived_proto.viewing_token import viewing_token
 
 # -P: a file random.py in the user's folder must not be taken for Python's own.
-DAEMON = (sys.executable, "-P", "-m", "collectived_runtime")
+DAEMON_COMMAND = (sys.executable, "-P", "-m", "collectived_runtime")
 
 
 class StartError(Exception):
@@ -32,16 +34,16 @@ class StartError(Exception):
 class DaemonCommand:
     """How daemons are started (`line`, `coordinator …` or `worker …`, `options`), and how long they may take to end.
 
-    `coordinator` are options of the coordinator alone, `worker` of every worker; `http` is where the coordinator serves
-    the web page, if it is to; `variables` come on top of the environment of their host.
+    `coordinator_options` are options of the coordinator alone, `worker_options` of every worker; `http_address` is
+    where the coordinator serves the web page, if it is to; `variables` come on top of the environment of their host.
     """
 
-    line: tuple[str, ...] = DAEMON
+    line: tuple[str, ...] = DAEMON_COMMAND
     options: tuple[str, ...] = ()
-    ended_within: float = 5.0
-    coordinator: tuple[str, ...] = ()
-    worker: tuple[str, ...] = ()
-    http: str = ""
+    end_timeout: float = 5.0
+    coordinator_options: tuple[str, ...] = ()
+    worker_options: tuple[str, ...] = ()
+    http_address: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -68,15 +70,15 @@ class Daemons:
     ) -> None:
         self._job, self._command, self._loop, self._terminal = job, command, loop, terminal
         self._hosts, self._addresses = hosts, addresses
-        self._make, self._ready_within = make, ready_within
+        self._create_daemon, self._ready_timeout = make, ready_within
         self._secret = secrets.token_hex(32)
-        self._http = command.http
+        self._http = command.http_address
         self._daemons = {name: make(name) for name in (COORDINATOR, *job.worker_names)}
         first = hosts[COORDINATOR].facts
         folder = first.folder if first else ""
         # The coordinator's address; with a port that is chosen at its first start, and then kept.
-        self._serves_at = "" if addresses else f"unix:{folder}/coordinator.sock"
-        self._waiting: dict[str, list[Daemon]] = {}  # host -> those that start when it is back
+        self._coordinator_address = "" if addresses else f"unix:{folder}/coordinator.sock"
+        self._waiting_for_host: dict[str, list[Daemon]] = {}  # host -> those that start when it is back
 
     def __getitem__(self, name: str) -> Daemon:
         return self._daemons[name]
@@ -90,14 +92,14 @@ class Daemons:
         return [self._daemons[name] for name in self._job.worker_names]
 
     @property
-    def all(self) -> list[Daemon]:
+    def all_daemons(self) -> list[Daemon]:
         return list(self._daemons.values())
 
     @property
-    def page(self) -> Page | None:
+    def page(self) -> WebPageLink | None:
         """Where the coordinator serves its web page, if it does."""
-        told = (self.coordinator.ready or {}).get("page")
-        return Page.of(told, self._secret) if told else None
+        told = (self.coordinator.ready_info or {}).get("page")
+        return WebPageLink.from_ready_info(told, self._secret) if told else None
 
     @property
     def viewing_token(self) -> str:
@@ -110,68 +112,68 @@ class Daemons:
         Raises:
             StartError: one ended or was not ready in time.
         """
-        self._run(self.coordinator)
+        self._start_daemon(self.coordinator)
         if not self._await_ready([self.coordinator]):
             return False
         if self._addresses:
-            self._serves_at = self.coordinator.address
+            self._coordinator_address = self.coordinator.address
         if self.page:  # a coordinator that is started again is to be found where browsers look for it
             host, colon, _ = self._http.rpartition(":")
             self._http = f"{host}{colon}{self.page.port}"
         for worker in self.workers:
-            self._run(worker)
-        return self._await_ready(self.all)
+            self._start_daemon(worker)
+        return self._await_ready(self.all_daemons)
 
-    def start_again(self, name: str) -> Daemon:
+    def restart(self, name: str) -> Daemon:
         """Starts a daemon that has ended as it was started before, without waiting until it serves. A host that was
         lost is opened again for it.
         """
-        former, daemon = self._daemons[name], self._make(name)
-        daemon.last_words.extend(former.last_words)
+        former, daemon = self._daemons[name], self._create_daemon(name)
+        daemon.stderr_tail.extend(former.stderr_tail)
         self._daemons[name] = daemon
         host = self._hosts[name]
         if host.facts is not None:
-            self._run(daemon)
+            self._start_daemon(daemon)
         else:
-            self._waiting.setdefault(host.name, []).append(daemon)
-            if host.gone:
-                self._open_again(host)
+            self._waiting_for_host.setdefault(host.name, []).append(daemon)
+            if host.closed:
+                self._reopen_host(host)
         return daemon
 
-    def _open_again(self, host: Host) -> None:
+    def _reopen_host(self, host: Host) -> None:
         try:
-            host.open(partial(self._host_changed, host))
+            host.open(partial(self._on_host_change, host))
         except OSError as error:  # no more processes here, for instance
             host.trouble = f"cannot be opened again: {error}"
-            self._loop.later(0.0, partial(self._host_changed, host))
+            self._loop.call_later(0.0, partial(self._on_host_change, host))
 
     def kill(self, name: str) -> None:
         """One that was started again and does not come to serve."""
         daemon, host = self._daemons[name], self._hosts[name]
-        if daemon in self._waiting.get(host.name, []):
-            self._waiting[host.name].remove(daemon)
-            daemon.refuse(f"its host {host.name} did not come back")
+        if daemon in self._waiting_for_host.get(host.name, []):
+            self._waiting_for_host[host.name].remove(daemon)
+            daemon.mark_not_run(f"its host {host.name} did not come back")
         else:
             daemon.send(signal.SIGKILL)
 
-    def _host_changed(self, host: Host) -> None:
-        for daemon in self._waiting.pop(host.name, []):
+    def _on_host_change(self, host: Host) -> None:
+        for daemon in self._waiting_for_host.pop(host.name, []):
             if host.facts is not None:
-                self._run(daemon)
+                self._start_daemon(daemon)
             else:
-                daemon.refuse(f"its host {host.name} {host.trouble}")
+                daemon.mark_not_run(f"its host {host.name} {host.trouble}")
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Workers first, then the coordinator; those who do not end in time are killed, which is said."""
         for daemons in (self.workers, [self.coordinator]):
-            living = [daemon for daemon in daemons if daemon.alive]
+            living = [daemon for daemon in daemons if daemon.is_alive]
             for daemon in living:
-                daemon.when_ended = lambda: None
-                if daemon.ready:
-                    daemon.end_in_order()
+                daemon.exit_callback = lambda: None
+                if daemon.ready_info:
+                    daemon.close_stdin()
                 else:  # it may not listen yet, and nobody knows it
                     daemon.send(signal.SIGKILL)
-            if not await_end(self._loop, living, self._command.ended_within):
+            if not await_end(self._loop, living, self._command.end_timeout):
                 self._kill(living)
             for daemon in living:
                 if daemon.status not in (0, -signal.SIGKILL) or daemon.trouble:
@@ -181,13 +183,13 @@ class Daemons:
 
     def _kill(self, daemons: Sequence[Daemon]) -> None:
         for daemon in daemons:
-            if daemon.alive:
-                within = f"within {self._command.ended_within:g} s"
+            if daemon.is_alive:
+                within = f"within {self._command.end_timeout:g} s"
                 self._terminal.say(f"collectived: {daemon.describe()} did not end in order {within}: killed")
                 daemon.send(signal.SIGKILL)
         await_end(self._loop, daemons)
 
-    def _run(self, daemon: Daemon) -> None:
+    def _start_daemon(self, daemon: Daemon) -> None:
         host, command = self._hosts[daemon.name], self._command
         kind, *place = self._arguments(daemon.name, host)
         assert host.facts is not None
@@ -195,7 +197,7 @@ class Daemons:
         if python == sys.executable:  # over there it is another
             python = host.facts.python
         # What a file says about addresses is meant for daemons that stay, of which a host has one.
-        start = ("--config", "none", *NO_CERTIFICATES, "--job", self._job.name)
+        start = ("--config", "none", *NO_TLS_FLAGS, "--job", self._job.name)
         words = (python, *line, kind, *start, *place, "--attached", *command.options)
         daemon.start(host, words, self._secret, command.variables)
 
@@ -204,44 +206,51 @@ class Daemons:
         assert host.facts is not None
         folder, address = host.facts.folder, self._addresses.get(host.name, "")
         if name == COORDINATOR:
-            listen = ("--listen", self._serves_at or with_port(address, 0), "--journal", f"{folder}/epoch")
+            listen = (
+                "--listen",
+                self._coordinator_address or join_host_port(address, 0),
+                "--journal",
+                f"{folder}/epoch",
+            )
             page = ("--http", self._http) if self._http else ()
-            return ("coordinator", *listen, *page, *self._command.coordinator)
+            return ("coordinator", *listen, *page, *self._command.coordinator_options)
         task = self._job.worker_names.index(name)
         # The coordinator may be on its way back too. Whoever looks for it in vain is to say so before we lose patience.
-        patience = f"{self._ready_within * 0.8:g}"
-        links = ("--link-listen", with_port(address, 0), "--host-name", host.name) if address else ()
-        place = ("--coordinator", self._serves_at, "--patience", patience, "--folder", folder)
-        return ("worker", "--task", str(task), *place, *links, *self._command.worker)
+        patience = f"{self._ready_timeout * 0.8:g}"
+        links = ("--link-listen", join_host_port(address, 0), "--host-name", host.name) if address else ()
+        place = ("--coordinator", self._coordinator_address, "--patience", patience, "--folder", folder)
+        return ("worker", "--task", str(task), *place, *links, *self._command.worker_options)
 
     def _await_ready(self, daemons: Sequence[Daemon]) -> bool:
         def settled() -> bool:
-            return all(daemon.ready for daemon in daemons) or not all(daemon.alive for daemon in daemons)
+            return all(daemon.ready_info for daemon in daemons) or not all(daemon.is_alive for daemon in daemons)
 
         def say(passed: str) -> None:
-            late = ", ".join(daemon.describe() for daemon in daemons if not daemon.ready)
+            late = ", ".join(daemon.describe() for daemon in daemons if not daemon.ready_info)
             self._terminal.say(f"collectived: waiting until {late} can serve, {passed}")
 
-        patience.until(self._loop, settled, self._ready_within, say)
+        run_until_with_progress(self._loop, settled, self._ready_timeout, say)
         if self._loop.signals:
             return False
-        for daemon in sorted(daemons, key=lambda daemon: daemon.alive):  # whoever ended is why the others are not ready
-            if not daemon.alive or not daemon.ready:
-                raise StartError(self._why_not_ready(daemon))
+        for daemon in sorted(
+            daemons, key=lambda daemon: daemon.is_alive
+        ):  # whoever ended is why the others are not ready
+            if not daemon.is_alive or not daemon.ready_info:
+                raise StartError(self._explain_not_ready(daemon))
         return True
 
-    def _why_not_ready(self, daemon: Daemon) -> str:
+    def _explain_not_ready(self, daemon: Daemon) -> str:
         if daemon.status == NOT_RUN and daemon.trouble:
             return f"{daemon.describe()} cannot be started: {daemon.trouble}"
         if daemon.status is None:
-            what = f"was not ready within {self._ready_within:g} s"
+            what = f"was not ready within {self._ready_timeout:g} s"
         else:
             what = f"ended before it was ready: {daemon.describe_end()}"
-        said = f"its last line: {daemon.last_words[-1]}" if daemon.last_words else "it said nothing on standard error"
+        said = f"its last line: {daemon.stderr_tail[-1]}" if daemon.stderr_tail else "it said nothing on standard error"
         return f"{daemon.describe()} {what}; {said}"
 
 
-def with_port(address: str, port: int) -> str:
+def join_host_port(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
@@ -249,9 +258,42 @@ def await_end(loop: Loop, children: Sequence[Child], seconds: float = float("inf
     """Whether all of them ended in that time, whatever signals come meanwhile."""
 
     def gone() -> bool:
-        return not any(child.alive for child in children)
+        return not any(child.is_alive for child in children)
 
     deadline = time.monotonic() + seconds
     while not gone() and time.monotonic() < deadline:
-        loop.turn(None if seconds == float("inf") else deadline - time.monotonic())
+        loop.run_once(None if seconds == float("inf") else deadline - time.monotonic())
     return gone()
+
+
+@dataclass(frozen=True, slots=True)
+class WebPageLink:
+    """The coordinator's web page; `token` is to be shown by whoever looks."""
+
+    url: str
+    token: str = ""
+
+    @classmethod
+    def from_ready_info(cls, told: Mapping[str, Any], secret: str) -> WebPageLink:
+        """The page of which the coordinator of a job with this secret told when it was ready."""
+        return cls(told["url"], viewing_token(secret) if told["needs_token"] else "")
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rstrip("/").rpartition(":")[2])
+
+    @property
+    def link(self) -> str:
+        """What a browser opens. What follows the # never leaves it, so no server logs it."""
+        return f"{self.url}#token={self.token}" if self.token else self.url
+
+    def format_line(self, job_file: str, terminal: bool, place: str = "") -> str:
+        """What is said of it. A token is shown to people only: what is no terminal may be a log that others read.
+
+        Args:
+            place: the host of the coordinator, where it has to be said.
+        """
+        page = f"page on {place}" if place else "page"
+        if self.token and not terminal:
+            return f"{page}: {self.url} (the link with its token is in {job_file})"
+        return f"{page}: {self.link}"

@@ -14,9 +14,10 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from collectived_launcher.hosts.host import LOCALHOST
+
 DEFAULT_GROUP = "world"
 COORDINATOR = "coordinator"  # its name among the daemons of a job
-LOCALHOST = "localhost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Job:
     folder: str = ""
 
     @property
-    def workers(self) -> int:
+    def worker_count(self) -> int:
         return len(self.clients)
 
     @property
@@ -46,49 +47,51 @@ class Job:
         return sum(self.clients)
 
     @property
-    def spread(self) -> bool:
+    def has_remote_hosts(self) -> bool:
         """Whether anything of it runs on another host than this."""
         return any(host != LOCALHOST for host in self.hosts)
 
-    def worker_of(self, rank: int) -> int:
+    def find_worker(self, rank: int) -> int:
         return bisect_right(list(itertools.accumulate(self.clients)), rank)
 
-    def ranks_of(self, worker: int) -> range:
+    def get_ranks(self, worker: int) -> range:
         first = sum(self.clients[:worker])
         return range(first, first + self.clients[worker])
 
     @property
     def worker_names(self) -> list[str]:
         """What people know the workers by, in order of their tasks."""
-        return [f"worker {task}" for task in range(self.workers)]
+        return [f"worker {task}" for task in range(self.worker_count)]
 
-    def place_of(self, worker: int) -> str:
+    def get_host_label(self, worker: int) -> str:
         """The host of a worker, where that needs to be said."""
-        return self.hosts[worker] if self.spread else ""
+        return self.hosts[worker] if self.has_remote_hosts else ""
 
-    def opening(self) -> str:
+    def format_banner(self) -> str:
         """The line that every launch begins with."""
         if len(set(self.clients)) == 1:
-            what = f"{_counted(self.workers, 'worker')} × {_counted(self.clients[0], 'client')}"
+            what = f"{_counted(self.worker_count, 'worker')} × {_counted(self.clients[0], 'client')}"
         else:
-            what = f"{_counted(self.workers, 'worker')} with {' + '.join(map(str, self.clients))} clients"
+            what = f"{_counted(self.worker_count, 'worker')} with {' + '.join(map(str, self.clients))} clients"
         ranks = _counted(self.size, "rank")
-        return f"{what} = {ranks} on {self._where()} (worker = daemon of a host, client = your process)"
+        return f"{what} = {ranks} on {self._format_hosts()} (worker = daemon of a host, client = your process)"
 
-    def _where(self) -> str:
-        return _shortened(self.hosts) if self.spread else LOCALHOST
+    def _format_hosts(self) -> str:
+        return _shortened(self.hosts) if self.has_remote_hosts else LOCALHOST
 
 
-def on_this_host(name: str, workers: int, clients: int, program: tuple[str, ...], timeout: float | None = None) -> Job:
+def make_local_job(
+    name: str, workers: int, clients: int, program: tuple[str, ...], timeout: float | None = None
+) -> Job:
     """A job of so many workers here, with so many clients each."""
     return Job(name, (clients,) * workers, program, timeout, (LOCALHOST,) * workers)
 
 
-_MOST_NAMED = 8  # hosts in one line
+_MAX_LISTED_HOSTS = 8  # hosts in one line
 
 
 def _shortened(names: Iterable[str]) -> str:
-    first, more = (found := list(names))[:_MOST_NAMED], found[_MOST_NAMED:]
+    first, more = (found := list(names))[:_MAX_LISTED_HOSTS], found[_MAX_LISTED_HOSTS:]
     return ", ".join(first) + (f" and {len(more)} more" if more else "")
 
 
@@ -96,7 +99,7 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def new_name() -> str:
+def make_job_name() -> str:
     """A name that no other job of this host has: `<user>-<pid>-<random>`, fit for a file name."""
     try:
         user = getpass.getuser()
@@ -107,18 +110,18 @@ def new_name() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the daemons of a job serve; `rendezvous` is a free port of the first host, whose address is `master`, for
-    programs that bring their own (MASTER_ADDR, MASTER_PORT)."""
+    """Where the daemons of a job serve; `master_port` is a free port of the first host, whose address is
+    `master_address`, for programs that bring their own (MASTER_ADDR, MASTER_PORT)."""
 
     coordinator: str
     workers: tuple[str, ...]
-    rendezvous: int
-    master: str = "127.0.0.1"
+    master_port: int
+    master_address: str = "127.0.0.1"
 
 
 def client_environment(job: Job, addresses: Addresses, rank: int, restart: int) -> dict[str, str]:
     """The variables that tell a client which rank it is and where its worker serves."""
-    worker = job.worker_of(rank)
+    worker = job.find_worker(rank)
     variables = {
         **job.variables,
         "COLLECTIVED_WORKER": addresses.workers[worker],
@@ -128,11 +131,11 @@ def client_environment(job: Job, addresses: Addresses, rank: int, restart: int) 
         "COLLECTIVED_RESTART": str(restart),
         "RANK": str(rank),
         "WORLD_SIZE": str(job.size),
-        "LOCAL_RANK": str(rank - job.ranks_of(worker).start),
+        "LOCAL_RANK": str(rank - job.get_ranks(worker).start),
         "LOCAL_WORLD_SIZE": str(job.clients[worker]),
         "GROUP_RANK": str(worker),
-        "MASTER_ADDR": addresses.master,
-        "MASTER_PORT": str(addresses.rendezvous),
+        "MASTER_ADDR": addresses.master_address,
+        "MASTER_PORT": str(addresses.master_port),
     }
     if job.timeout is not None:
         variables["COLLECTIVED_TIMEOUT"] = repr(job.timeout)

@@ -2,7 +2,7 @@
 
     serving ── it ended ──► waiting until `due` ── the pause is over ──► starting ── it serves ──► serving
                                ▲                                            │
-                               └── it ended, or was killed at `ready_by` ───┘
+                               └── it ended, or was killed at `ready_deadline` ───┘
 
 No clock, no process in here: times are seconds of the launcher's monotonic clock.
 """
@@ -12,60 +12,60 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-MOST = 5  # restarts within the window, unless the user wishes otherwise
-FIRST_PAUSE = 0.2  # seconds
-LONGEST_PAUSE = 10.0
+DEFAULT_MAX_RESTARTS = 5  # restarts within the window, unless the user wishes otherwise
+INITIAL_BACKOFF = 0.2  # seconds
+MAX_BACKOFF = 10.0
 WINDOW = 300.0  # seconds that count: what happened before them is forgotten
-_ENOUGH_DOUBLING = 32  # the pause is the longest long before
+_MAX_DOUBLINGS = 32  # the pause is the longest long before
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class DaemonRestartState:
     """One daemon, and the times at which it was started again within the window."""
 
-    restarts: tuple[float, ...] = ()
-    due: float | None = None  # it has ended, and is to be started again
-    ready_by: float | None = None  # it was started again, and does not serve yet
+    restart_times: tuple[float, ...] = ()
+    restart_at: float | None = None  # it has ended, and is to be started again
+    ready_deadline: float | None = None  # it was started again, and does not serve yet
 
     @property
-    def serves(self) -> bool:
-        return self.due is None and self.ready_by is None
+    def is_serving(self) -> bool:
+        return self.restart_at is None and self.ready_deadline is None
 
     @property
-    def wakeup(self) -> float:
+    def next_deadline(self) -> float:
         """When something is to be done about it; `math.inf` for never."""
-        return min(math.inf if time is None else time for time in (self.due, self.ready_by))
+        return min(math.inf if time is None else time for time in (self.restart_at, self.ready_deadline))
 
 
-def pause(count: int, chance: float) -> float:
+def compute_backoff(count: int, chance: float) -> float:
     """Seconds between the end of a daemon and its restart number `count` within the window, from 1.
 
     Args:
         chance: in [0, 1). Up to half of the pause is taken off by it, so that daemons which ended together do not all
             come back in one moment.
     """
-    longest = min(LONGEST_PAUSE, math.ldexp(FIRST_PAUSE, min(count - 1, _ENOUGH_DOUBLING)))
+    longest = min(MAX_BACKOFF, math.ldexp(INITIAL_BACKOFF, min(count - 1, _MAX_DOUBLINGS)))
     return longest * (1 - chance / 2)
 
 
-def ended(daemon: Watched, most: int, chance: float, now: float) -> Watched | None:
+def record_exit(daemon: DaemonRestartState, most: int, chance: float, now: float) -> DaemonRestartState | None:
     """A daemon has ended by itself; None where it has been started again `most` times within the window."""
-    recent = tuple(time for time in daemon.restarts if time > now - WINDOW)
+    recent = tuple(time for time in daemon.restart_times if time > now - WINDOW)
     if len(recent) >= most:
         return None
-    return Watched(recent, due=now + pause(len(recent) + 1, chance))
+    return DaemonRestartState(recent, restart_at=now + compute_backoff(len(recent) + 1, chance))
 
 
-def started(daemon: Watched, ready_within: float, now: float) -> Watched:
-    """It has been started again, and has `ready_within` seconds to serve."""
-    return Watched((*daemon.restarts, now), ready_by=now + ready_within)
+def record_restart(daemon: DaemonRestartState, ready_within: float, now: float) -> DaemonRestartState:
+    """It has been started again, and has `ready_timeout` seconds to serve."""
+    return DaemonRestartState((*daemon.restart_times, now), ready_deadline=now + ready_within)
 
 
-def late(daemon: Watched) -> Watched:
+def record_ready_timeout(daemon: DaemonRestartState) -> DaemonRestartState:
     """It has not come to serve in time and is being killed; what follows is its end."""
-    return replace(daemon, ready_by=math.inf)
+    return replace(daemon, ready_deadline=math.inf)
 
 
-def ready(daemon: Watched) -> Watched:
+def record_ready(daemon: DaemonRestartState) -> DaemonRestartState:
     """It serves."""
-    return replace(daemon, ready_by=None)
+    return replace(daemon, ready_deadline=None)

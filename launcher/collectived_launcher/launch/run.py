@@ -16,40 +16,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from collectived_launcher.doctor.at_start import tell_failures
-from collectived_launcher.launch.account import Account
+from collectived_launcher.doctor.startup import report_failures
+from collectived_launcher.hosts.host import LOCALHOST, NOT_RUN, Host, TaskResult
+from collectived_launcher.hosts.local import LocalHost
+from collectived_launcher.hosts.loop import Loop
+from collectived_launcher.hosts.output import Terminal
+from collectived_launcher.hosts.preflight import HostAddresses, HostUnreachable, Preflight
+from collectived_launcher.hosts.reaper import KILL_AFTER
 from collectived_launcher.launch.child import Client, Daemon
 from collectived_launcher.launch.daemons import DaemonCommand, Daemons, StartError, await_end
-from collectived_launcher.launch.ground import Ground, Surveyor, Unreachable
-from collectived_launcher.launch.here import Here
-from collectived_launcher.launch.host import NOT_RUN, Answer, Host
-from collectived_launcher.launch.job import COORDINATOR, LOCALHOST, Addresses, Job, client_environment
-from collectived_launcher.launch.keeper import PATIENCE
-from collectived_launcher.launch.loop import Loop
-from collectived_launcher.launch.output import Terminal
-from collectived_launcher.launch.supervise import (
+from collectived_launcher.launch.job import COORDINATOR, Addresses, Job, client_environment
+from collectived_launcher.launch.job_state import (
     Action,
     ClientEnded,
     DaemonEnded,
     DaemonReady,
-    Elapsed,
     Event,
     Finish,
     KillDaemon,
     Policy,
     Restart,
-    Send,
-    Signalled,
+    SignalRanks,
+    SignalReceived,
     StartDaemon,
-    begin,
+    TimerFired,
     decide,
     exit_status,
+    make_initial_state,
 )
+from collectived_launcher.launch.messages import JobMessages
 
 UNREACHABLE = 3
-_ENDED_WITHIN = PATIENCE + 3.0  # seconds for an agent to end what it started, and itself
+_END_TIMEOUT = KILL_AFTER + 3.0  # seconds for an agent to end what it started, and itself
 
-Elsewheres = Callable[[Loop, Here], dict[str, Host]]
+RemoteHostsFactory = Callable[[Loop, LocalHost], dict[str, Host]]
 
 
 class Run:
@@ -71,7 +71,7 @@ class Run:
         policy: Policy,
         folder: Path,
         *,
-        others: Elsewheres | None = None,
+        others: RemoteHostsFactory | None = None,
         here: str = LOCALHOST,
         coordinator: str = LOCALHOST,
         interface: str = "",
@@ -81,69 +81,74 @@ class Run:
         running: Addresses | None = None,
     ) -> None:
         self._job, self._policy, self._folder, self._log_dir = job, policy, folder, log_dir
-        self._here, self._others, self._coordinator, self._interface = here, others, coordinator, interface
+        self._here, self._create_remote_hosts, self._coordinator_host, self._interface = (
+            here,
+            others,
+            coordinator,
+            interface,
+        )
         self._command = command or DaemonCommand()
-        self._running = running
+        self._running_addresses = running
         self._terminal = terminal or Terminal()
-        self._account = Account(policy, self._terminal)
-        self._state = begin(policy, {})
+        self._messages = JobMessages(policy, self._terminal)
+        self._state = make_initial_state(policy, {})
         self._finished = False
         self._daemons: Daemons | None = None
         self._clients: dict[int, Client] = {}
-        self._sent: dict[int, int] = {}  # rank -> the last signal that we sent it
+        self._last_signals: dict[int, int] = {}  # rank -> the last signal that we sent it
         self._events: list[Event] = []
-        self._logged: set[str] = set()  # whose log was begun by this job
+        self._started_logs: set[str] = set()  # whose log was begun by this job
 
     def run(self) -> int:
         """Runs the job to its end; returns the exit status of the command."""
         with Loop() as self._loop:
-            here = Here(self._loop, self._folder, self._here)
+            here = LocalHost(self._loop, self._folder, self._here)
             self._hosts: dict[str, Host] = {self._here: here}
             try:
                 here.open(lambda: None)  # first of all, for from then on somebody cleans up after us
-                self._terminal.say(self._job.opening(), stream=1)
-                if self._others is not None:
-                    self._hosts.update(self._others(self._loop, here))
+                self._terminal.say(self._job.format_banner(), stream=1)
+                if self._create_remote_hosts is not None:
+                    self._hosts.update(self._create_remote_hosts(self._loop, here))
                 self._start()
-                self._attend()
+                self._run_events()
             except StartError as error:
                 self._terminal.say(f"collectived: {error}")
-                if not self._job.spread:  # it looks at this host
-                    tell_failures(self._terminal.say)
+                if not self._job.has_remote_hosts:  # it looks at this host
+                    report_failures(self._terminal.say)
                 return 1
-            except Unreachable as error:
+            except HostUnreachable as error:
                 self._terminal.say(f"collectived: {error}")
                 return UNREACHABLE
             finally:
-                self._take_down()
-        self._account.close()
+                self._shut_down()
+        self._messages.print_summary()
         return exit_status(self._state)
 
     def _start(self) -> None:
         """All of it, or as much as there was time for before a signal."""
-        names = dict.fromkeys([*self._job.hosts, self._coordinator])
+        names = dict.fromkeys([*self._job.hosts, self._coordinator_host])
         hosts = [self._hosts[name] for name in names]
-        spread = self._job.spread
-        ground = Surveyor(self._loop, hosts, self._interface, self._say, spread).survey()
+        spread = self._job.has_remote_hosts
+        ground = Preflight(self._loop, hosts, self._interface, self._say, spread).run()
         if ground is None:
             return
         if spread:
-            self._terminal.while_waiting = self._keep_warm
-        if self._running is not None:
+            self._terminal.blocked_callback = self._send_keepalives
+        if self._running_addresses is not None:
             first = ground.addresses[self._job.hosts[0]]
-            self._addresses = replace(self._running, rendezvous=ground.rendezvous, master=first)
+            self._addresses = replace(self._running_addresses, master_port=ground.master_port, master_address=first)
             self._start_clients()
             return
-        where = {name: self._host_of(worker) for worker, name in enumerate(self._job.worker_names)}
+        where = {name: self._get_host(worker) for worker, name in enumerate(self._job.worker_names)}
         self._daemons = Daemons(
             self._job,
             self._command,
-            {COORDINATOR: self._hosts[self._coordinator], **where},
+            {COORDINATOR: self._hosts[self._coordinator_host], **where},
             ground.addresses if spread else {},
             self._loop,
             self._terminal,
             self._new_daemon,
-            self._policy.ready_within,
+            self._policy.ready_timeout,
         )
         if self._daemons.start():
             self._publish(self._daemons, ground)
@@ -152,23 +157,23 @@ class Run:
     def _say(self, text: str) -> None:
         self._terminal.say(f"collectived: {text}")
 
-    def _keep_warm(self) -> None:
+    def _send_keepalives(self) -> None:
         for host in self._hosts.values():
-            host.keep_warm()
+            host.send_keepalive()
 
-    def _host_of(self, worker: int) -> Host:
+    def _get_host(self, worker: int) -> Host:
         return self._hosts[self._job.hosts[worker]]
 
-    def _publish(self, daemons: Daemons, ground: Ground) -> None:
+    def _publish(self, daemons: Daemons, ground: HostAddresses) -> None:
         """From now on notices when a daemon dies, and lets others find the job."""
         job = self._job
         workers = tuple(worker.address for worker in daemons.workers)
         first = ground.addresses[job.hosts[0]]
-        self._addresses = Addresses(daemons.coordinator.address, workers, ground.rendezvous, first)
-        for daemon in daemons.all:
-            self._watch(daemon)
+        self._addresses = Addresses(daemons.coordinator.address, workers, ground.master_port, first)
+        for daemon in daemons.all_daemons:
+            self._observe_daemon(daemon)
         page = daemons.page
-        answers: list[Answer] = []
+        answers: list[TaskResult] = []
         names = dict.fromkeys(job.hosts)
         for name in names:
             about = {
@@ -178,95 +183,108 @@ class Run:
                 "command": shlex.join(job.program),
                 "page": page.link if page else "",
             }
-            self._hosts[name].ask("publish", about, answers.append)
-        self._loop.until(lambda: len(answers) == len(names), self._policy.ready_within)
+            self._hosts[name].run_task("publish", about, answers.append)
+        self._loop.run_until(lambda: len(answers) == len(names), self._policy.ready_timeout)
         for answer in answers:
             if answer.get("trouble"):
                 self._say(f"`collectived status` will not find this job: {answer['trouble']}")
         if page:
-            file, place = f"{self._first_folder()}.json", self._coordinator if job.spread else ""
-            self._terminal.say(page.line(file, os.isatty(1), place), stream=1)
-        for daemon in daemons.all:
+            file, place = (
+                f"{self._get_first_host_folder()}.json",
+                self._coordinator_host if job.has_remote_hosts else "",
+            )
+            self._terminal.say(page.format_line(file, os.isatty(1), place), stream=1)
+        for daemon in daemons.all_daemons:
             self._say_metrics(daemon)
-        if any(daemon.metrics for daemon in daemons.all):
-            self._hand_out_token(daemons.viewing_token)
+        if any(daemon.metrics_line for daemon in daemons.all_daemons):
+            self._write_metrics_token(daemons.viewing_token)
 
-    def _hand_out_token(self, token: str) -> None:
+    def _write_metrics_token(self, token: str) -> None:
         """Puts the token for metrics into the job's folder on every host, for whoever scrapes there."""
-        answers: list[Answer] = []
+        answers: list[TaskResult] = []
         names = dict.fromkeys(self._job.hosts)
         for name in names:
-            self._hosts[name].ask("token", {"token": token}, answers.append)
-        self._loop.until(lambda: len(answers) == len(names), self._policy.ready_within)
+            self._hosts[name].run_task("token", {"token": token}, answers.append)
+        self._loop.run_until(lambda: len(answers) == len(names), self._policy.ready_timeout)
         for trouble in (answer["trouble"] for answer in answers if "trouble" in answer):
             self._say(f"the token that metrics need cannot be written: {trouble}")
         if places := dict.fromkeys(str(answer["path"]) for answer in answers if "path" in answer):
             self._say(f"metrics need the token in {' or '.join(places)} (Prometheus: credentials_file)")
 
-    def _first_folder(self) -> str:
+    def _get_first_host_folder(self) -> str:
         """Of the host of the first worker, beside which the job's file is."""
-        known = self._host_of(0).facts
+        known = self._get_host(0).facts
         return known.folder if known else ""
 
     def _say_metrics(self, daemon: Daemon) -> None:
-        if daemon.metrics:
-            self._say(daemon.metrics)
+        if daemon.metrics_line:
+            self._say(daemon.metrics_line)
 
-    def _watch(self, daemon: Daemon) -> None:
-        daemon.when_ended = lambda: self._events.append(DaemonEnded(daemon.name, daemon.status or 0, random.random()))
-        daemon.became_ready = lambda: self._events.append(DaemonReady(daemon.name))
+    def _observe_daemon(self, daemon: Daemon) -> None:
+        daemon.exit_callback = lambda: self._events.append(
+            DaemonEnded(daemon.name, daemon.status or 0, random.random())
+        )
+        daemon.ready_callback = lambda: self._events.append(DaemonReady(daemon.name))
 
     def _new_daemon(self, name: str) -> Daemon:
-        spread = self._job.spread
+        spread = self._job.has_remote_hosts
         worker = None if name == COORDINATOR else self._job.worker_names.index(name)
-        place = self._coordinator if worker is None and spread else "" if worker is None else self._job.place_of(worker)
+        place = (
+            self._coordinator_host
+            if worker is None and spread
+            else ""
+            if worker is None
+            else self._job.get_host_label(worker)
+        )
         return Daemon(name, self._terminal, self._log(name), place)
 
     def _start_clients(self) -> None:
         names = self._job.worker_names
-        self._state = begin(self._policy, {rank: names[self._job.worker_of(rank)] for rank in range(self._job.size)})
+        self._state = make_initial_state(
+            self._policy, {rank: names[self._job.find_worker(rank)] for rank in range(self._job.size)}
+        )
         for rank in range(self._job.size):
             self._start_client(rank, restart=0)
 
     def _start_client(self, rank: int, restart: int) -> None:
-        worker = self._job.worker_of(rank)
-        client = Client(rank, self._terminal, self._log(f"rank {rank}"), self._job.place_of(worker))
-        client.when_ended = lambda: self._events.append(ClientEnded(rank, client.status or 0))
+        worker = self._job.find_worker(rank)
+        client = Client(rank, self._terminal, self._log(f"rank {rank}"), self._job.get_host_label(worker))
+        client.exit_callback = lambda: self._events.append(ClientEnded(rank, client.status or 0))
         self._clients[rank] = client
         variables = client_environment(self._job, self._addresses, rank, restart)
-        client.start(self._host_of(worker), self._job.program, variables, self._job.folder)
+        client.start(self._get_host(worker), self._job.program, variables, self._job.folder)
 
     def _log(self, name: str) -> Path | None:
         """Where a process writes that is started, or started again and goes on in the same file."""
         if self._log_dir is None:
             return None
         path = self._log_dir / f"{name.replace(' ', '-')}.log"
-        if name not in self._logged:
+        if name not in self._started_logs:
             path.write_bytes(b"")
-            self._logged.add(name)
+            self._started_logs.add(name)
         return path
 
-    def _attend(self) -> None:
+    def _run_events(self) -> None:
         while not self._finished:
             if not self._events and not self._loop.signals:
-                wakeup = self._state.wakeup
-                self._loop.turn(None if wakeup is None else max(0.0, wakeup - time.monotonic()))
-            for event in self._gather():
+                wakeup = self._state.next_deadline
+                self._loop.run_once(None if wakeup is None else max(0.0, wakeup - time.monotonic()))
+            for event in self._collect_events():
                 if not self._finished:
-                    self._act_on(event)
+                    self._handle_event(event)
 
-    def _gather(self) -> list[Event]:
+    def _collect_events(self) -> list[Event]:
         """What happened. Daemons and clients that were killed go before clients that ended by themselves in the same
         turn: they may have failed because of those, never the other way round."""
         events, self._events = self._events, []
         events.sort(key=lambda event: isinstance(event, ClientEnded) and event.status >= 0)
         while self._loop.signals:
-            events.append(Signalled(self._loop.signals.popleft()))
-        if self._terminal.broken and self._state.interrupted_by is None:
-            events.append(Signalled(signal.SIGPIPE))
-        return [*events, Elapsed()]
+            events.append(SignalReceived(self._loop.signals.popleft()))
+        if self._terminal.is_broken and self._state.interrupted_by is None:
+            events.append(SignalReceived(signal.SIGPIPE))
+        return [*events, TimerFired()]
 
-    def _act_on(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         """
         Raises:
             StartError: a client cannot be run.
@@ -276,63 +294,63 @@ class Run:
             raise StartError(f"{client.describe()}: {client.trouble}")
         now = time.monotonic()
         self._state, actions = decide(self._state, event, now)
-        self._tell(event, actions, now)
+        self._report_event(event, actions, now)
         for action in actions:
             match action:
                 case Restart(rank, count):
                     self._start_client(rank, count)
-                case Send(ranks, signum):
-                    self._send(ranks, signum)
+                case SignalRanks(ranks, signum):
+                    self._signal_ranks(ranks, signum)
                 case StartDaemon(name):
-                    self._account.daemon_started_again(self._daemon(name))
-                    self._watch(self._all_daemons.start_again(name))
+                    self._messages.count_daemon_restart(self._daemon(name))
+                    self._observe_daemon(self._started_daemons.restart(name))
                 case KillDaemon(name):
-                    self._account.daemon_late(self._daemon(name))
-                    self._all_daemons.kill(name)
+                    self._messages.report_daemon_timeout(self._daemon(name))
+                    self._started_daemons.kill(name)
                 case Finish():
                     self._finished = True
 
-    def _send(self, ranks: Sequence[int], signum: int) -> None:
+    def _signal_ranks(self, ranks: Sequence[int], signum: int) -> None:
         for rank in ranks:
-            self._sent[rank] = signum
+            self._last_signals[rank] = signum
             self._clients[rank].send(signum)
 
-    def _tell(self, event: Event, actions: Sequence[Action], now: float) -> None:
+    def _report_event(self, event: Event, actions: Sequence[Action], now: float) -> None:
         match event:
             case ClientEnded(rank, status) if status != 0 and self._state.interrupted_by is None:
-                self._account.client_failed(self._clients[rank], self._state, self._sent.get(rank))
+                self._messages.report_client_failure(self._clients[rank], self._state, self._last_signals.get(rank))
             case DaemonReady(name):
                 self._say_metrics(self._daemon(name))  # it has another port now
             case DaemonEnded(name):
-                self._account.daemon_ended(self._daemon(name), self._state, now)
-            case Signalled(signum):
-                self._account.signalled(signum, actions)
-            case Elapsed():
-                self._account.sends(actions)
+                self._messages.report_daemon_end(self._daemon(name), self._state, now)
+            case SignalReceived(signum):
+                self._messages.report_signal(signum, actions)
+            case TimerFired():
+                self._messages.report_deadline(actions)
 
     @property
-    def _all_daemons(self) -> Daemons:
+    def _started_daemons(self) -> Daemons:
         assert self._daemons is not None
         return self._daemons
 
     def _daemon(self, name: str) -> Daemon:
-        return self._all_daemons[name]
+        return self._started_daemons[name]
 
-    def _take_down(self) -> None:
+    def _shut_down(self) -> None:
         """Clients that are still there only because of an error; then the daemons; then every trace."""
         for client in self._clients.values():
             client.send(signal.SIGKILL)
         await_end(self._loop, list(self._clients.values()))
         if self._daemons is not None:
-            self._daemons.end()
+            self._daemons.stop()
         here, *others = self._hosts.values()
         for host in others:
             host.close()
-        deadline = time.monotonic() + _ENDED_WITHIN
-        while not all(host.gone for host in others) and time.monotonic() < deadline:
-            self._loop.turn(deadline - time.monotonic())
+        deadline = time.monotonic() + _END_TIMEOUT
+        while not all(host.closed for host in others) and time.monotonic() < deadline:
+            self._loop.run_once(deadline - time.monotonic())
         for host in others:
-            if not host.gone:
-                self._say(f"{host.name} did not end within {_ENDED_WITHIN:g} s; what is left there ends by itself")
+            if not host.closed:
+                self._say(f"{host.name} did not end within {_END_TIMEOUT:g} s; what is left there ends by itself")
                 host.kill()
         here.close()

@@ -13,27 +13,34 @@ from rich.table import Table
 from rich.text import Text
 
 from collectived_proto.codec import tiers_from_proto, versions_from_proto
-from collectived_proto.hurts import Finding, Severity, Trouble, code_name, short_name, size
-from collectived_proto.shown import (
+from collectived_proto.report.findings import (
+    FindingKind,
+    Severity,
+    StatusFinding,
+    code_name,
+    format_bytes,
+    short_group_name,
+)
+from collectived_proto.report.labels import (
     WorkerState,
-    clients_of,
-    finished,
+    finished_text,
     has_counts,
-    has_told,
+    has_reported,
+    list_client_versions,
     rank_count,
     size_text,
     worker_state,
 )
+from collectived_proto.report.phrases import format_duration, ranks_text, sanitize_text
 from collectived_proto.v1 import status_pb2 as pb
-from collectived_proto.wording import clean, ranks_text, span
 
-MOST_FAILURES = 3  # among what hurts, unless all is wanted
+MAX_FAILURES = 3  # among what hurts, unless all is wanted
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "yellow"}
 _STATES = {WorkerState.CONNECTED: "", WorkerState.DRAINING: "yellow"}
 _PARTIAL = "seen from here"
 
 
-def tables(reply: pb.StatusReply, found: Sequence[Finding], wide: bool = False) -> Iterator[Table | Text]:
+def build_tables(reply: pb.StatusReply, found: Sequence[StatusFinding], wide: bool = False) -> Iterator[Table | Text]:
     """What to print, in order."""
     yield from _findings(found, wide)
     yield _coordinator(reply)
@@ -43,13 +50,13 @@ def tables(reply: pb.StatusReply, found: Sequence[Finding], wide: bool = False) 
     if any(group.rates for group in reply.groups):
         yield from (Text(), _rates(reply))
     if wide:
-        yield from _rest(reply)
+        yield from _wide_tables(reply)
 
 
-def _rest(reply: pb.StatusReply) -> Iterator[Table | Text]:
+def _wide_tables(reply: pb.StatusReply) -> Iterator[Table | Text]:
     if any(group.in_flight or group.posts for group in reply.groups):
         yield from (Text(), _in_flight(reply))
-    yield from _choices(reply)
+    yield from _auto_choices(reply)
     if reply.workers:
         yield from (Text(), _workers(reply.workers))
     if any(group.members for group in reply.groups):
@@ -61,9 +68,9 @@ def _rest(reply: pb.StatusReply) -> Iterator[Table | Text]:
 # What hurts
 
 
-def _findings(found: Sequence[Finding], wide: bool) -> Iterator[Text]:
-    failures = [finding for finding in found if finding.kind is Trouble.FAILED]
-    left_out = [] if wide else failures[MOST_FAILURES:]
+def _findings(found: Sequence[StatusFinding], wide: bool) -> Iterator[Text]:
+    failures = [finding for finding in found if finding.kind is FindingKind.FAILED]
+    left_out = [] if wide else failures[MAX_FAILURES:]
     for finding in found:
         if not any(finding is one for one in left_out):
             yield _text(f"{finding.kind.value.upper():8} {finding.sentence}", style=_COLOURS[finding.severity])
@@ -81,73 +88,75 @@ def _coordinator(reply: pb.StatusReply) -> Text:
     if not coordinator.address:
         answered = f"  answered by {reply.answered_by}" if reply.answered_by else ""
         return _text(f"coordinator  not reachable{answered}", style="yellow")
-    speaks = versions_from_proto(coordinator.protocol).protocol if coordinator.HasField("protocol") else ""
+    speaks = versions_from_proto(coordinator.protocol).protocol_text if coordinator.HasField("protocol") else ""
     return _text(
         f"coordinator  {coordinator.address}  job {coordinator.job}  pid {coordinator.pid}  epoch {coordinator.epoch}  "
-        f"up {span(coordinator.uptime_seconds)}  release {coordinator.release}"
+        f"up {format_duration(coordinator.uptime_seconds)}  release {coordinator.release}"
         f"{f'  protocol {speaks}' if speaks else ''}"
     )
 
 
 def _counts(reply: pb.StatusReply) -> Text:
     workers, hosts = len(reply.workers), len({worker.host for worker in reply.workers})
-    states = Counter(_state(group) for group in reply.groups)
+    states = Counter(_state_text(group) for group in reply.groups)
     told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     flights = sum(len(group.in_flight) + len(group.posts) for group in reply.groups)
-    used, limit = (sum(numbers) for numbers in zip(*map(_arenas, reply.workers), strict=True)) if workers else (0, 0)
+    used, limit = (
+        (sum(numbers) for numbers in zip(*map(_arena_bytes, reply.workers), strict=True)) if workers else (0, 0)
+    )
     return _text(
-        f"{counted(workers, 'worker')} on {counted(hosts, 'host')}, {counted(len(reply.groups), 'group')}"
-        f"{f' ({told})' if told else ''}, {counted(rank_count(reply), 'rank')}, {flights} in flight, "
-        f"arenas {size(used)} of {size(limit)}"
+        f"{pluralize(workers, 'worker')} on {pluralize(hosts, 'host')}, {pluralize(len(reply.groups), 'group')}"
+        f"{f' ({told})' if told else ''}, {pluralize(rank_count(reply), 'rank')}, {flights} in flight, "
+        f"arenas {format_bytes(used)} of {format_bytes(limit)}"
     )
 
 
-def _arenas(worker: pb.WorkerStatus) -> tuple[int, int]:
+def _arena_bytes(worker: pb.WorkerStatus) -> tuple[int, int]:
     return worker.arena_bytes, worker.arena_limit_bytes
 
 
 def _groups(reply: pb.StatusReply) -> Table:
-    table = _table("groups", "group", "key", "generation", "state", "size", "done", "failed", "bytes", "in flight")
+    table = _new_table("groups", "group", "key", "generation", "state", "size", "done", "failed", "bytes", "in flight")
     for group in reply.groups:
-        _add(
+        _add_row(
             table,
-            short_name(reply, group.name),
+            short_group_name(reply, group.name),
             str(group.key or "-"),
             str(group.generation or "-"),
-            _text(_state(group), style="red" if group.state == "failed" else ""),
+            _text(_state_text(group), style="red" if group.state == "failed" else ""),
             size_text(group),
-            *_counted_of(reply, group),
+            *_group_counts(reply, group),
             str(len(group.in_flight) + len(group.posts)),
         )
     return table
 
 
-def _state(group: pb.GroupStatus) -> str:
+def _state_text(group: pb.GroupStatus) -> str:
     return _PARTIAL if group.state == "partial" else group.state
 
 
-def _counted_of(reply: pb.StatusReply, group: pb.GroupStatus) -> tuple[str, str, str]:
+def _group_counts(reply: pb.StatusReply, group: pb.GroupStatus) -> tuple[str, str, str]:
     if not has_counts(reply, group):
         return "-", "-", "-"
-    return str(group.collectives_done), str(group.collectives_failed), size(group.bytes_reduced)
+    return str(group.collectives_done), str(group.collectives_failed), format_bytes(group.bytes_reduced)
 
 
 def _rates(reply: pb.StatusReply) -> Table:
     columns = ("per second", "mean size", "algbw GB/s", "busbw GB/s", "moving", "waiting")
-    table = _table("last minute", "group", "operation", "collectives", *columns)
+    table = _new_table("last minute", "group", "operation", "collectives", *columns)
     for group in reply.groups:
         for rate in sorted(group.rates, key=lambda rate: -rate.busy_seconds):
-            _add(
+            _add_row(
                 table,
-                short_name(reply, group.name),
+                short_group_name(reply, group.name),
                 rate.op,
                 str(rate.collectives),
                 f"{rate.collectives / rate.seconds:.1f}" if rate.seconds else "-",
-                size(rate.bytes / rate.collectives) if rate.collectives else "-",
+                format_bytes(rate.bytes / rate.collectives) if rate.collectives else "-",
                 _bandwidth(rate.algorithm_bandwidth),
                 _bandwidth(rate.bus_bandwidth),
-                _share(rate.busy_seconds, rate.seconds),
-                _share(rate.waiting_seconds, rate.seconds),
+                _percent_text(rate.busy_seconds, rate.seconds),
+                _percent_text(rate.waiting_seconds, rate.seconds),
             )
     return table
 
@@ -156,46 +165,51 @@ def _bandwidth(bytes_per_second: float) -> str:
     return f"{bytes_per_second / 1e9:.3f}" if bytes_per_second else "-"
 
 
-def _share(part: float, whole: float) -> str:
+def _percent_text(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
 # The rest
 
 
-def _choices(reply: pb.StatusReply) -> Iterator[Text]:
+def _auto_choices(reply: pb.StatusReply) -> Iterator[Text]:
     """What AUTO chooses, where there is a choice: a group of one worker is folded by it."""
     for group in reply.groups:
         if group.table and len({member.worker for member in group.members}) > 1:
             rows = "; ".join(map(str, tiers_from_proto(group.table)))
             pack = group.table[0].bytes_per_pack
-            packs = f"; packs of {size(pack)}" if pack else ""
-            yield from (Text(), _text(f"AUTO in {short_name(reply, group.name)}: {rows}{packs}"))
+            packs = f"; packs of {format_bytes(pack)}" if pack else ""
+            yield from (Text(), _text(f"AUTO in {short_group_name(reply, group.name)}: {rows}{packs}"))
 
 
 def _in_flight(reply: pb.StatusReply) -> Table:
     columns = ("state", "bytes", "since", "arrived", "missing", "at", "algorithm", "why", "packs done")
-    table = _table("in flight", "group", "collective", *columns)
+    table = _new_table("in flight", "group", "collective", *columns)
     for group in reply.groups:
-        name = short_name(reply, group.name)
+        name = short_group_name(reply, group.name)
         for flight in group.in_flight:
-            _add(
+            _add_row(
                 table,
                 name,
                 f"{flight.op} #{flight.instance}",
                 flight.state or "-",
-                size(flight.bytes),
-                span(flight.seconds),
-                _list(flight.arrived),
-                _list(flight.missing),
+                format_bytes(flight.bytes),
+                format_duration(flight.seconds),
+                _ranks_list_text(flight.arrived),
+                _ranks_list_text(flight.missing),
                 flight.site or "-",
                 flight.algorithm + (f" in {flight.shards} shards" if flight.shards > 1 else "") or "-",
                 flight.why or "-",
                 f"{flight.packs_done} of {flight.packs}" if flight.packs else "-",
             )
         for post in group.posts:
-            row = (size(post.bytes) if post.bytes else "-", span(post.seconds), str(post.rank), str(post.peer))
-            _add(table, name, post.op, "waiting", *row, post.site or "-", "-", "-", "-")
+            row = (
+                format_bytes(post.bytes) if post.bytes else "-",
+                format_duration(post.seconds),
+                str(post.rank),
+                str(post.peer),
+            )
+            _add_row(table, name, post.op, "waiting", *row, post.site or "-", "-", "-", "-")
     return table
 
 
@@ -213,71 +227,74 @@ def _workers(workers: Sequence[pb.WorkerStatus]) -> Table:
         "clients",
         "coordinator",
     )
-    table = _table("workers", "task", "host", "pid", "incarnation", *columns)
+    table = _new_table("workers", "task", "host", "pid", "incarnation", *columns)
     for worker in sorted(workers, key=lambda worker: worker.task):
-        limit = f" of {size(worker.arena_limit_bytes)}" if worker.arena_limit_bytes else ""
+        limit = f" of {format_bytes(worker.arena_limit_bytes)}" if worker.arena_limit_bytes else ""
         told = (
             str(worker.sessions),
-            f"{size(worker.arena_bytes)}{limit}",
-            size(worker.resident_bytes),
+            f"{format_bytes(worker.arena_bytes)}{limit}",
+            format_bytes(worker.resident_bytes),
             str(worker.threads),
             str(worker.descriptors),
-            span(worker.uptime_seconds),
+            format_duration(worker.uptime_seconds),
         )
-        _add(
+        _add_row(
             table,
             str(worker.task),
             worker.host,
             str(worker.pid),
             worker.incarnation or "-",
-            devices(worker.devices)
+            devices_text(worker.devices)
             + (f" ({worker.nccl})" if worker.nccl else "")
             + (f"; no GPU: {worker.gpus_missing}" if worker.gpus_missing else ""),
-            *(told if has_told(worker) else ("-",) * len(told)),
+            *(told if has_reported(worker) else ("-",) * len(told)),
             worker.release or "-",
-            versions_from_proto(worker.protocol).protocol,
-            ", ".join(f"{client.release or 'unknown'} ({client.protocol})" for client in clients_of(worker)) or "-",
-            _connected(worker),
+            versions_from_proto(worker.protocol).protocol_text,
+            ", ".join(
+                f"{client.release or 'unknown'} ({client.protocol_text})" for client in list_client_versions(worker)
+            )
+            or "-",
+            _connection_text(worker),
         )
     return table
 
 
-def _connected(worker: pb.WorkerStatus) -> Text:
+def _connection_text(worker: pb.WorkerStatus) -> Text:
     state = worker_state(worker)
-    age = f" {span(worker.last_heartbeat_seconds)} ago" if state is WorkerState.LOST else ""
+    age = f" {format_duration(worker.last_heartbeat_seconds)} ago" if state is WorkerState.LOST else ""
     return _text(f"{state}{age}", style=_STATES.get(state, "red"))
 
 
 def _ranks(reply: pb.StatusReply) -> Table:
     columns = ("worker", "device", "pid", "label", "finished", "last call", "at", "idle")
-    table = _table("ranks", "group", "rank", *columns)
+    table = _new_table("ranks", "group", "rank", *columns)
     for group in reply.groups:
         gone = {member.rank for member in group.left}
         for member in group.members:
-            _add(
+            _add_row(
                 table,
-                short_name(reply, group.name),
+                short_group_name(reply, group.name),
                 f"{member.rank}{' (left)' if member.rank in gone else ''}",
                 f"{member.worker} ({member.host})",
                 short_device(member.device),
                 str(member.pid),
                 member.label or "-",
-                finished(member),
+                finished_text(member),
                 member.last_op or "-",
                 member.last_site or "-",
-                span(member.idle_seconds),
+                format_duration(member.idle_seconds),
             )
     return table
 
 
 def _failures(reply: pb.StatusReply) -> Table:
-    table = _table("failures", "ago", "group", "generation", "from", "verdict", "decided by")
+    table = _new_table("failures", "ago", "group", "generation", "from", "verdict", "decided by")
     for failure in reply.failures:
         verdict = failure.verdict
-        _add(
+        _add_row(
             table,
-            span(max(0.0, reply.unix_time - failure.unix_time)),
-            short_name(reply, verdict.group),
+            format_duration(max(0.0, reply.unix_time - failure.unix_time)),
+            short_group_name(reply, verdict.group),
             str(verdict.generation),
             f"#{verdict.from_instance}",
             _text(f"{code_name(verdict.code)}: {verdict.message}"),
@@ -291,14 +308,14 @@ def _failures(reply: pb.StatusReply) -> Table:
 
 def _text(told: str, style: str = "") -> Text:
     """What others have named is no markup, and does not steer the terminal."""
-    return Text(clean(told), style=style)
+    return Text(sanitize_text(told), style=style)
 
 
-def _add(table: Table, *cells: str | Text) -> None:
+def _add_row(table: Table, *cells: str | Text) -> None:
     table.add_row(*(cell if isinstance(cell, Text) else _text(cell) for cell in cells))
 
 
-def _table(title: str, *columns: str) -> Table:
+def _new_table(title: str, *columns: str) -> Table:
     table = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False
     )
@@ -307,12 +324,12 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """`1 worker`, `2 workers`"""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _list(numbers: Iterable[int]) -> str:
+def _ranks_list_text(numbers: Iterable[int]) -> str:
     """`0-7, 9`"""
     return ranks_text(numbers).partition(" ")[2] or "-"
 
@@ -322,16 +339,16 @@ def short_device(device: str) -> str:
     return device.rsplit("device:", 1)[-1]
 
 
-def devices(names: Sequence[str]) -> str:
+def devices_text(names: Sequence[str]) -> str:
     """`CPU:0…7` instead of eight names."""
     kinds: dict[str, list[int]] = {}
     for name in names:
         kind, _, number = short_device(name).rpartition(":")
         kinds.setdefault(kind, []).append(int(number))
-    return " ".join(_numbered(kind, sorted(numbers)) for kind, numbers in kinds.items())
+    return " ".join(_device_range_text(kind, sorted(numbers)) for kind, numbers in kinds.items())
 
 
-def _numbered(kind: str, numbers: list[int]) -> str:
+def _device_range_text(kind: str, numbers: list[int]) -> str:
     if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"{kind}:{numbers[0]}…{numbers[-1]}"
     return f"{kind}:{','.join(map(str, numbers))}"

@@ -12,7 +12,7 @@ INTERVALS = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds between quest
 class View(enum.Enum):
     """Named as on the screen, in the order of the keys 1 to 6; its first letter is its key too."""
 
-    HURTS = "hurts"
+    FINDINGS = "hurts"
     GROUPS = "groups"
     RANKS = "ranks"
     IN_FLIGHT = "in flight"
@@ -30,8 +30,8 @@ KEYS = (
     ("?", "this page"),
     ("q, Ctrl-C", "quit"),
 )
-_BY_KEY = {str(number): view for number, view in enumerate(VIEWS, 1)} | {view.value[0]: view for view in VIEWS}
-_NAMES = {
+_VIEW_BY_KEY = {str(number): view for number, view in enumerate(VIEWS, 1)} | {view.value[0]: view for view in VIEWS}
+_KEY_NAMES = {
     b"\x1b[A": "up",
     b"\x1bOA": "up",
     b"k": "up",
@@ -64,7 +64,7 @@ _KEY = re.compile(rb"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class TopState:
     """
     view: what is shown.
     interval: seconds between questions.
@@ -72,24 +72,24 @@ class State:
     paused: nothing new is shown.
     help: the keys are shown instead of the view.
     ask_now: the next question is due at once.
-    over: the person wants to go.
+    quit_requested: the person wants to go.
     """
 
-    view: View = View.HURTS
+    view: View = View.FINDINGS
     interval: float = 1.0
     offset: int = 0
     paused: bool = False
     help: bool = False
     ask_now: bool = False
-    over: bool = False
+    quit_requested: bool = False
 
 
-def keys(typed: bytes) -> list[str]:
+def parse_keys(typed: bytes) -> list[str]:
     """The keys that were typed, by name; bytes that are no key of ours stand for themselves."""
-    return [_NAMES.get(key, key.decode("latin-1")) for key in _KEY.findall(typed)]
+    return [_KEY_NAMES.get(key, key.decode("latin-1")) for key in _KEY.findall(typed)]
 
 
-def press(state: State, key: str, rows: int, page: int) -> State:
+def apply_key(state: TopState, key: str, rows: int, page: int) -> TopState:
     """What a key makes of the state; other keys change nothing.
 
     Args:
@@ -97,18 +97,18 @@ def press(state: State, key: str, rows: int, page: int) -> State:
         page: rows that fit on the screen.
     """
     if key in ("q", "Q"):
-        return replace(state, over=True)
+        return replace(state, quit_requested=True)
     if key == "?":
         return replace(state, help=not state.help)
     if key == "escape":
         return replace(state, help=False)
-    if view := _BY_KEY.get(key.lower()):
-        return _show(state, view)
+    if view := _VIEW_BY_KEY.get(key.lower()):
+        return _switch_view(state, view)
     match key:
         case "next":
-            return _show(state, VIEWS[(VIEWS.index(state.view) + 1) % len(VIEWS)])
+            return _switch_view(state, VIEWS[(VIEWS.index(state.view) + 1) % len(VIEWS)])
         case "previous":
-            return _show(state, VIEWS[VIEWS.index(state.view) - 1])
+            return _switch_view(state, VIEWS[VIEWS.index(state.view) - 1])
         case "p" | "P":
             return replace(state, paused=not state.paused)
         case "+":
@@ -121,18 +121,18 @@ def press(state: State, key: str, rows: int, page: int) -> State:
             )
         case "enter":
             return replace(state, ask_now=True)
-    return replace(state, offset=_scrolled(state.offset, key, rows, page))
+    return replace(state, offset=_scroll(state.offset, key, rows, page))
 
 
-def _show(state: State, view: View) -> State:
+def _switch_view(state: TopState, view: View) -> TopState:
     return replace(state, view=view, help=False, offset=state.offset if view is state.view else 0)
 
 
-def _scrolled(offset: int, key: str, rows: int, page: int) -> int:
+def _scroll(offset: int, key: str, rows: int, page: int) -> int:
     steps = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -rows, "end": rows}
-    return within(offset + steps.get(key, 0), rows, page)
+    return clamp_offset(offset + steps.get(key, 0), rows, page)
 
 
-def within(offset: int, rows: int, page: int) -> int:
+def clamp_offset(offset: int, rows: int, page: int) -> int:
     """The offset that keeps the screen full where there are rows enough."""
     return max(0, min(offset, rows - page))

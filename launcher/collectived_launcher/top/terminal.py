@@ -20,26 +20,26 @@ from dataclasses import dataclass
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_CAUGHT = (*_ENDING, signal.SIGWINCH, signal.SIGTSTP)
-_WOKEN = 0  # no signal has this number
+_EXIT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_CAUGHT_SIGNALS = (*_EXIT_SIGNALS, signal.SIGWINCH, signal.SIGTSTP)
+_WAKE_BYTE = 0  # no signal has this number
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
+class KeyInput:
     """Keys; nothing: the terminal is gone."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ExitSignal:
     """A signal says that this is to end."""
 
-    number: int
+    signum: int
 
 
-def why_not() -> str:
+def check_terminal() -> str:
     """Why nothing can be shown live here; '' where it can."""
     for stream, name in ((sys.stdin, "standard input"), (sys.stdout, "standard output")):
         if not stream.isatty():
@@ -58,15 +58,15 @@ class Screen:
             _environ={key: os.environ[key] for key in ("TERM", "COLORTERM", "NO_COLOR") if key in os.environ}
         )
         self._wake_read, self._wake_write = os.pipe()
-        self._waking = threading.Lock()
-        self._open = True
+        self._wake_lock = threading.Lock()
+        self._wake_pipe_open = True
 
     def __enter__(self) -> Screen:
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, self._wake_read)
-            stack.callback(self._stop_waking)
-            stack.enter_context(_signals_to(self._wake_write))
-            stack.enter_context(self._taken())
+            stack.callback(self._close_wake_pipe)
+            stack.enter_context(_redirect_signals(self._wake_write))
+            stack.enter_context(self._take_terminal())
             self._stack = stack.pop_all()
         return self
 
@@ -85,44 +85,44 @@ class Screen:
 
     def wake(self) -> None:
         """Ends the wait that goes on, from any thread."""
-        with self._waking, contextlib.suppress(BlockingIOError):  # full: it will wake anyway
-            if self._open:
-                os.write(self._wake_write, bytes([_WOKEN]))
+        with self._wake_lock, contextlib.suppress(BlockingIOError):  # full: it will wake anyway
+            if self._wake_pipe_open:
+                os.write(self._wake_write, bytes([_WAKE_BYTE]))
 
-    def _stop_waking(self) -> None:
-        with self._waking:  # else a late thread would write into whatever has the number next
-            self._open = False
+    def _close_wake_pipe(self) -> None:
+        with self._wake_lock:  # else a late thread would write into whatever has the number next
+            self._wake_pipe_open = False
             os.close(self._wake_write)
 
-    def wait(self, seconds: float) -> list[Typed | Ended]:
+    def wait(self, seconds: float) -> list[KeyInput | ExitSignal]:
         """What happened, as soon as something did, or nothing after that time."""
         typed = sys.stdin.fileno()
         readable, _, _ = select.select([typed, self._wake_read], [], [], max(0.0, seconds))
-        events: list[Typed | Ended] = []
+        events: list[KeyInput | ExitSignal] = []
         if self._wake_read in readable:
             for number in os.read(self._wake_read, 4096):
-                if number in _ENDING:
-                    events.append(Ended(number))
+                if number in _EXIT_SIGNALS:
+                    events.append(ExitSignal(number))
                 elif number == signal.SIGTSTP:
                     self._suspend()
         if typed in readable:
-            events.append(Typed(_read(typed)))
+            events.append(KeyInput(_read(typed)))
         return events
 
     def _suspend(self) -> None:
         """Gives the terminal back for as long as this process is stopped."""
-        self._taking.close()
+        self._terminal_stack.close()
         os.kill(os.getpid(), signal.SIGSTOP)
-        self._taking.enter_context(self._picture())
+        self._terminal_stack.enter_context(self._live_mode())
 
     @contextlib.contextmanager
-    def _taken(self) -> Iterator[None]:
-        with contextlib.ExitStack() as self._taking:
-            self._taking.enter_context(self._picture())
+    def _take_terminal(self) -> Iterator[None]:
+        with contextlib.ExitStack() as self._terminal_stack:
+            self._terminal_stack.enter_context(self._live_mode())
             yield
 
     @contextlib.contextmanager
-    def _picture(self) -> Iterator[None]:
+    def _live_mode(self) -> Iterator[None]:
         typed = sys.stdin.fileno()
         before = termios.tcgetattr(typed)
         try:
@@ -136,9 +136,9 @@ class Screen:
 
 
 @contextlib.contextmanager
-def _signals_to(descriptor: int) -> Iterator[None]:
+def _redirect_signals(descriptor: int) -> Iterator[None]:
     os.set_blocking(descriptor, False)
-    former = {number: signal.signal(number, lambda *_: None) for number in _CAUGHT}
+    former = {number: signal.signal(number, lambda *_: None) for number in _CAUGHT_SIGNALS}
     former_descriptor = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
     try:
         yield

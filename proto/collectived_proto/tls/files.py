@@ -20,42 +20,42 @@ from collectived_proto.private_files import read_private
 VARIABLES = {"cert": "COLLECTIVED_TLS_CERT", "key": "COLLECTIVED_TLS_KEY", "ca": "COLLECTIVED_TLS_CA"}
 FLAGS = {"cert": "--tls-cert", "key": "--tls-key", "ca": "--tls-ca"}
 
-_OF_ANOTHER = (18, 19, 20, 21)  # OpenSSL's verify codes for a chain that does not end at an authority of ours
+_UNTRUSTED_CODES = (18, 19, 20, 21)  # OpenSSL's verify codes for a chain that does not end at an authority of ours
 
 
-class Unusable(ValueError):
+class TlsFileError(ValueError):
     """Files with which TLS cannot be spoken: the text names the file, says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class TlsFiles:
     """Where certificates lie.
 
     cert: of whoever speaks, with what is between it and the authority's. key: its private key. ca: certificates of
-    the authorities that others must show one of. Each is None where nobody names it. said: how each was named.
+    the authorities that others must show one of. Each is None where nobody names it. origins: how each was named.
     """
 
     cert: Path | None = None
     key: Path | None = None
     ca: Path | None = None
-    said: Mapping[str, str] = field(default_factory=lambda: FLAGS)
+    origins: Mapping[str, str] = field(default_factory=lambda: FLAGS)
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str]) -> Files:
+    def from_environment(cls, environment: Mapping[str, str]) -> TlsFiles:
         """Those that a caller's environment names."""
         named = {which: environment.get(variable) for which, variable in VARIABLES.items()}
-        return cls(**{which: Path(name).expanduser() for which, name in named.items() if name}, said=VARIABLES)
+        return cls(**{which: Path(name).expanduser() for which, name in named.items() if name}, origins=VARIABLES)
 
     def __bool__(self) -> bool:
         return any((self.cert, self.key, self.ca))
 
-    def moment(self) -> tuple[tuple[int, ...] | None, ...]:
+    def fingerprint(self) -> tuple[tuple[int, ...] | None, ...]:
         """Something else after any of them has changed."""
-        return tuple(_moment(path) for path in (self.cert, self.key, self.ca))
+        return tuple(_file_fingerprint(path) for path in (self.cert, self.key, self.ca))
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class CertificateIdentity:
     """What a certificate says: names and addresses it is good for, and until when."""
 
     names: tuple[str, ...]
@@ -63,37 +63,37 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class TlsMaterial:
     """What files held at one moment, in PEM; empty where there is no such file.
 
     identity: of `cert`; None where there is none, or no authority by which it could be tried.
     """
 
-    files: Files
+    files: TlsFiles
     cert: bytes = b""
     key: bytes = b""
     ca: bytes = b""
-    identity: Identity | None = None
+    identity: CertificateIdentity | None = None
 
     @property
-    def mutual(self) -> bool:
+    def is_mutual(self) -> bool:
         """Whether it can be demanded of others to prove who they are, and ours be proved to them."""
         return bool(self.cert and self.ca)
 
 
-def load(files: Files, serves: bool = False) -> Material:
+def load_material(files: TlsFiles, serves: bool = False) -> TlsMaterial:
     """What files hold now. `serves`: whether it is to be served with, too, and not only to be shown by who calls.
 
     Raises:
-        Unusable: one cannot be read, holds nothing of its kind, does not fit the others, or has expired; or everybody
-            may read the key.
+        TlsFileError: one cannot be read, holds nothing of its kind, does not fit the others, or has expired; or
+            everybody may read the key.
     """
-    _check_whole(files)
-    key = _private(files, "key") if files.key else b""
+    _check_pair(files)
+    key = _read_key(files, "key") if files.key else b""
     cert = _read(files, "cert") if files.cert else b""
     ca = _read(files, "ca") if files.ca else b""
-    material = Material(files, cert, key, ca)
-    authorities(material)
+    material = TlsMaterial(files, cert, key, ca)
+    check_authorities(material)
     if not cert:
         return material
     server = server_context(material, demand=bool(ca))
@@ -104,78 +104,81 @@ def load(files: Files, serves: bool = False) -> Material:
     if not serves:  # a person's need not be good for that
         client.verify_mode = ssl.CERT_NONE
     try:
-        return Material(files, cert, key, ca, _identity(_met(server, client)))
+        return TlsMaterial(files, cert, key, ca, _parse_identity(_handshake_in_memory(server, client)))
     except ssl.SSLError as error:
-        if not serves and getattr(error, "verify_code", 0) in _OF_ANOTHER:  # perhaps theirs is, whom we call
+        if not serves and getattr(error, "verify_code", 0) in _UNTRUSTED_CODES:  # perhaps theirs is, whom we call
             return material
-        raise Unusable(
-            f"{files.said['cert']} {files.cert} is refused by {files.said['ca']} {files.ca}: {_reason(error)}; renew "
+        raise TlsFileError(
+            f"{files.origins['cert']} {files.cert} is refused by {files.origins['ca']} {files.ca}: "
+            f"{_reason(error)}; renew "
             "it (`collectived certs renew`), or name the authority that has signed it"
         ) from None
 
 
-def server_context(material: Material, demand: bool) -> ssl.SSLContext:
+def server_context(material: TlsMaterial, demand: bool) -> ssl.SSLContext:
     """What serves. `demand`: whether callers must show a certificate of our authority."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.num_tickets = 0  # nobody resumes, and a ticket that is never read would make of a close a reset
-    return _with(made, material, demand)
+    return _configure(made, material, demand)
 
 
-def client_context(material: Material) -> ssl.SSLContext:
+def client_context(material: TlsMaterial) -> ssl.SSLContext:
     """What calls, and checks names. Without an authority of ours, those that the system knows are trusted."""
-    made = _with(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), material, demand=True)
+    made = _configure(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), material, demand=True)
     if not material.ca:
         made.load_default_certs()
     return made
 
 
-def authorities(material: Material) -> None:
-    """Raises Unusable where the file of authorities holds none."""
+def check_authorities(material: TlsMaterial) -> None:
+    """Raises TlsFileError where the file of authorities holds none."""
     if material.ca:
-        _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), material)
+        _load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), material)
 
 
-def _with(context: ssl.SSLContext, material: Material, demand: bool) -> ssl.SSLContext:
+def _configure(context: ssl.SSLContext, material: TlsMaterial, demand: bool) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED if demand else ssl.CERT_NONE
     if material.ca:
-        _trust(context, material)
+        _load_authorities(context, material)
     files = material.files
     if files.cert and files.key:
         try:
             context.load_cert_chain(files.cert, files.key, password=_no_password)
-        except _Encrypted:
-            raise Unusable(
-                f"{files.said['key']} {files.key}: is encrypted: a daemon has nobody to ask for its password; store "
+        except _EncryptedKey:
+            raise TlsFileError(
+                f"{files.origins['key']} {files.key}: is encrypted: a daemon has nobody to ask for its password; store "
                 "it in the clear, with mode 600"
             ) from None
         except (ssl.SSLError, OSError) as error:
-            raise Unusable(
-                f"{files.said['cert']} {files.cert} with {files.said['key']} {files.key}: {_reason(error)}; expected a "
+            raise TlsFileError(
+                f"{files.origins['cert']} {files.cert} with {files.origins['key']} {files.key}: "
+                f"{_reason(error)}; expected a "
                 "certificate in PEM and the key that it was made for"
             ) from None
     return context
 
 
-def _trust(context: ssl.SSLContext, material: Material) -> None:
+def _load_authorities(context: ssl.SSLContext, material: TlsMaterial) -> None:
     try:
         context.load_verify_locations(cadata=material.ca.decode("ascii", errors="replace"))
     except (ssl.SSLError, ValueError) as error:
-        raise Unusable(
-            f"{material.files.said['ca']} {material.files.ca}: {_reason(error)}; expected certificates of authorities "
+        raise TlsFileError(
+            f"{material.files.origins['ca']} {material.files.ca}: {_reason(error)}; expected "
+            f"certificates of authorities "
             "in PEM"
         ) from None
 
 
-class _Encrypted(Exception):
+class _EncryptedKey(Exception):
     """A key that needs a password."""
 
 
 def _no_password() -> str:
-    raise _Encrypted
+    raise _EncryptedKey
 
 
-def _met(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
+def _handshake_in_memory(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
     """What the server has seen of the client's certificate."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     serving = server.wrap_bio(there, back, server_side=True)
@@ -186,9 +189,9 @@ def _met(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
     return dict(serving.getpeercert() or {})
 
 
-def _identity(seen: Mapping[str, Any]) -> Identity:
+def _parse_identity(seen: Mapping[str, Any]) -> CertificateIdentity:
     names = tuple(name for _, name in seen.get("subjectAltName", ()))
-    return Identity(names, datetime.fromtimestamp(ssl.cert_time_to_seconds(seen["notAfter"]), UTC))
+    return CertificateIdentity(names, datetime.fromtimestamp(ssl.cert_time_to_seconds(seen["notAfter"]), UTC))
 
 
 def _reason(error: Exception) -> str:
@@ -200,32 +203,32 @@ def _reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
-def _check_whole(files: Files) -> None:
+def _check_pair(files: TlsFiles) -> None:
     if bool(files.cert) == bool(files.key):
         return
     here, missing = ("cert", "key") if files.cert else ("key", "cert")
-    raise Unusable(
-        f"{files.said[here]} is given and {files.said[missing]} is not: a certificate and its key go together"
+    raise TlsFileError(
+        f"{files.origins[here]} is given and {files.origins[missing]} is not: a certificate and its key go together"
     )
 
 
-def _private(files: Files, which: str) -> bytes:
+def _read_key(files: TlsFiles, which: str) -> bytes:
     path = getattr(files, which)
     try:
         return read_private(path).encode()
-    except private_files.Unusable as error:
-        raise Unusable(f"{files.said[which]} {path}: {error}") from None
+    except private_files.PrivateFileError as error:
+        raise TlsFileError(f"{files.origins[which]} {path}: {error}") from None
 
 
-def _read(files: Files, which: str) -> bytes:
+def _read(files: TlsFiles, which: str) -> bytes:
     path: Path = getattr(files, which)
     try:
         return path.read_bytes()
     except OSError as error:
-        raise Unusable(f"{files.said[which]} {path}: cannot be read: {error.strerror}") from None
+        raise TlsFileError(f"{files.origins[which]} {path}: cannot be read: {error.strerror}") from None
 
 
-def _moment(path: Path | None) -> tuple[int, ...] | None:
+def _file_fingerprint(path: Path | None) -> tuple[int, ...] | None:
     try:
         found = path.stat() if path else None
     except OSError:

@@ -13,26 +13,32 @@ from typing import TYPE_CHECKING, NoReturn
 
 import grpc.aio
 
-from collectived_proto.configuration.daemons import CoordinatorSettings
+from collectived_proto.config.daemons import CoordinatorSettings
 from collectived_proto.v1 import coordinator_pb2_grpc, status_pb2
-from collectived_runtime.admission import Admission, check_exposed
-from collectived_runtime.cannot_start import CannotStart
-from collectived_runtime.certificates import Certificates, certificates
-from collectived_runtime.coordinator import table_file
-from collectived_runtime.coordinator.journal import next_epoch
-from collectived_runtime.coordinator.roll import Roll
+from collectived_runtime.auth.callers import CallerIdentifier
+from collectived_runtime.auth.certificates import Certificates, load_certificates
+from collectived_runtime.auth.credentials import TokenAuthenticator, create_authenticator
+from collectived_runtime.auth.peers import resolve_allowed_users
+from collectived_runtime.auth.unix_proxy import PeerCredentialProxy
+from collectived_runtime.coordinator import files
+from collectived_runtime.coordinator.core.coordinator import Coordinator
+from collectived_runtime.coordinator.files import TaskIdFile, next_epoch
 from collectived_runtime.coordinator.service import CoordinatorService
-from collectived_runtime.coordinator.state import Coordinator
-from collectived_runtime.credentials import Gate, gate
-from collectived_runtime.daemon import bind, ready, remove_sockets, server_options, signals, until_stopped
-from collectived_runtime.guests.callers import Callers
-from collectived_runtime.guests.peers import guests
-from collectived_runtime.guests.porter import Porter
-from collectived_runtime.health import Health, reflect
-from collectived_runtime.limits.descriptors import RESERVE, connections_at_most, raise_limit
-from collectived_runtime.limits.refusals import Refusals
-from collectived_runtime.pacing import Pacing
-from collectived_runtime.well_formed import WellFormed
+from collectived_runtime.grpc_server.authentication import AuthInterceptor, check_exposed
+from collectived_runtime.grpc_server.health import Health, add_reflection
+from collectived_runtime.grpc_server.throttling import ThrottleInterceptor
+from collectived_runtime.grpc_server.validation import ValidationInterceptor
+from collectived_runtime.limits.descriptors import RESERVED_DESCRIPTORS, compute_connection_limit, raise_limit
+from collectived_runtime.limits.rejections import RejectionCounters
+from collectived_runtime.process import (
+    bind,
+    catch_stop_signals,
+    print_ready,
+    remove_sockets,
+    server_options,
+    wait_until_stopped,
+)
+from collectived_runtime.startup_error import StartupError
 
 if TYPE_CHECKING:
     from collectived_runtime.http.server import HttpServer
@@ -42,7 +48,7 @@ _GRACE_SECONDS = 1.0
 # Else gRPC measures each connection for the window that it deserves, by a ping whenever something came: a third of what
 # a heartbeat costs. Workers say little, and the usual window is more than they need.
 _OPTIONS = (("grpc.http2.bdp_probe", 0),)
-_COLLECT_AFTER = 10_000  # objects, instead of 700
+_GC_THRESHOLD = 10_000  # objects, instead of 700
 
 
 async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None = None) -> None:
@@ -54,25 +60,27 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
         SystemExit: an address, the journal, its roll or the file of tables cannot be used, or a later coordinator is
             obeyed; the reason has been printed.
     """
-    with signals() as signalled, _collecting_rarely():
+    with catch_stop_signals() as signalled, _rare_gc():
         try:
-            tls = certificates(settings, settings.listen)
-            check_exposed(settings.listen, settings.secret, settings.insecure, tls.mutual)
-            callers = gate(settings)
-            refusals, descriptors = Refusals(), raise_limit()
-            porter = Porter(guests(settings.allow_users, settings.allow_groups), descriptors // 9, refusals)
-        except (CannotStart, ValueError) as error:
+            tls = load_certificates(settings, settings.listen)
+            check_exposed(settings.listen, settings.secret, settings.insecure, tls.is_mutual)
+            callers = create_authenticator(settings)
+            refusals, descriptors = RejectionCounters(), raise_limit()
+            proxy = PeerCredentialProxy(
+                resolve_allowed_users(settings.allow_users, settings.allow_groups), descriptors // 9, refusals
+            )
+        except (StartupError, ValueError) as error:
             _fail(str(error))
-        epoch = _epoch(settings)
-        service = _service(epoch, settings)
-        connections = connections_at_most(
-            settings.max_connections, descriptors - min(RESERVE, descriptors // 4), len(settings.listen)
+        epoch = _read_epoch(settings)
+        service = _make_service(epoch, settings)
+        connections = compute_connection_limit(
+            settings.max_connections, descriptors - min(RESERVED_DESCRIPTORS, descriptors // 4), len(settings.listen)
         )
         server = grpc.aio.server(
             interceptors=[
-                Admission(Callers(callers, porter, tls.mutual), refusals),
-                Pacing(refusals),
-                WellFormed(refusals),
+                AuthInterceptor(CallerIdentifier(callers, proxy, tls.is_mutual), refusals),
+                ThrottleInterceptor(refusals),
+                ValidationInterceptor(refusals),
             ],
             options=(*server_options(settings.max_message, connections), *_OPTIONS),
         )
@@ -81,71 +89,71 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
         async with contextlib.AsyncExitStack() as views:
             try:
                 if settings.reflection:
-                    reflect(server, SERVICE)
-                metrics = _metrics(settings, service, health, callers, refusals, tls, views)
-                page = _page(settings, service, health, callers, tls, views)
-                credentials = tls.server_credentials() if tls.serves else None
-                addresses = [bind(server, address, porter, credentials) for address in settings.listen]
-            except CannotStart as error:
+                    add_reflection(server, SERVICE)
+                metrics = _make_metrics_server(settings, service, health, callers, refusals, tls, views)
+                page = _make_page_server(settings, service, health, callers, tls, views)
+                credentials = tls.server_credentials() if tls.has_server_tls else None
+                addresses = [bind(server, address, proxy, credentials) for address in settings.listen]
+            except StartupError as error:
                 _fail(str(error))
             await server.start()
-            await porter.start()
+            await proxy.start()
             for view in (metrics, page):
                 if view:
                     await view.start()
             try:
                 await health.start()
                 service.address, service.insecure = addresses[0], callers.insecure
-                ready(
+                print_ready(
                     {
                         "address": addresses[0],
                         "addresses": addresses,
                         "epoch": epoch,
                         "metrics": metrics.address if metrics else "",
                         "pid": os.getpid(),
-                        "tls": tls.serves,
+                        "tls": tls.has_server_tls,
                         "page": {"url": page.url, "needs_token": not callers.insecure} if page else None,
                     }
                 )
-                await until_stopped(signalled, lifeline, service.ended)
+                await wait_until_stopped(signalled, lifeline, service.shutdown_reason)
             finally:
                 await health.stop()
                 await views.aclose()
                 service.stop()
                 await server.stop(_GRACE_SECONDS)
-                porter.close()
+                proxy.close()
                 remove_sockets(addresses)
-        if service.ended.done():
-            _fail(service.ended.result())
+        if service.shutdown_reason.done():
+            _fail(service.shutdown_reason.result())
 
 
 @contextlib.contextmanager
-def _collecting_rarely() -> Iterator[None]:
+def _rare_gc() -> Iterator[None]:
     """A stream is a hundred objects that stay: while thousands come, the collector would look at them again and again,
     for a quarter of the time that they take."""
     before = gc.get_threshold()
-    gc.set_threshold(_COLLECT_AFTER, *before[1:])
+    gc.set_threshold(_GC_THRESHOLD, *before[1:])
     try:
         yield
     finally:
         gc.set_threshold(*before)
 
 
-def _epoch(settings: CoordinatorSettings) -> int:
+def _read_epoch(settings: CoordinatorSettings) -> int:
     try:
         return next_epoch(settings.journal)
     except (OSError, ValueError) as error:
         _fail(f"the epoch journal cannot be used: {error}")
 
 
-def _service(epoch: int, settings: CoordinatorSettings) -> CoordinatorService:
-    tables = settings.tables or (table_file.default_path() if settings.tune else None)
+def _make_service(epoch: int, settings: CoordinatorSettings) -> CoordinatorService:
+    tables = settings.tables or (files.default_table_path() if settings.tune else None)
     try:
-        stored = table_file.read(tables) if tables else {}
+        stored = files.read_tables(tables) if tables else {}
     except (OSError, ValueError) as error:
         _fail(f"the stored tables cannot be used: {error}")
     try:
-        roll = Roll(settings.journal.with_name(f"{settings.journal.name}.workers") if settings.journal else None)
+        roll = TaskIdFile(settings.journal.with_name(f"{settings.journal.name}.workers") if settings.journal else None)
     except (OSError, ValueError) as error:
         _fail(f"the roll of workers cannot be used: {error}")
     most = (settings.max_groups, settings.max_group_ranks)
@@ -153,46 +161,54 @@ def _service(epoch: int, settings: CoordinatorSettings) -> CoordinatorService:
     times = (settings.heartbeat_seconds, settings.stall_seconds)
     mind = Coordinator(epoch, *times, settings.tune, stored, *most, link_secret=links)
     if tables:
-        return CoordinatorService(mind, settings.job, store=partial(table_file.store, tables), roll=roll)
+        return CoordinatorService(mind, settings.job, store=partial(files.store_table, tables), roll=roll)
     return CoordinatorService(mind, settings.job, roll=roll)
 
 
-def _metrics(
+def _make_metrics_server(
     settings: CoordinatorSettings,
     service: CoordinatorService,
     health: Health,
-    callers: Gate,
-    refusals: Refusals,
+    callers: TokenAuthenticator,
+    refusals: RejectionCounters,
     tls: Certificates,
     views: contextlib.AsyncExitStack,
 ) -> HttpServer | None:
     if not settings.metrics:
         return None
     from collectived_runtime.coordinator.metrics import CoordinatorMetrics
-    from collectived_runtime.metrics.route import metrics_server  # most coordinators serve none
+    from collectived_runtime.metrics.route import create_metrics_server  # most coordinators serve none
 
-    source = CoordinatorMetrics(service.census, callers.refused, refusals)
-    server = metrics_server(settings.metrics, source, lambda: health.well, callers, tls.pages if tls.serves else None)
+    source = CoordinatorMetrics(service.collect_metrics, callers.reject_counts, refusals)
+    server = create_metrics_server(
+        settings.metrics,
+        source,
+        lambda: health.is_healthy,
+        callers,
+        tls.get_http_context if tls.has_server_tls else None,
+    )
     views.push_async_callback(server.stop)
     return server
 
 
-def _page(
+def _make_page_server(
     settings: CoordinatorSettings,
     service: CoordinatorService,
     health: Health,
-    callers: Gate,
+    callers: TokenAuthenticator,
     tls: Certificates,
     views: contextlib.AsyncExitStack,
 ) -> HttpServer | None:
     if not settings.http:
         return None
-    from collectived_runtime.coordinator.page.picture import Picture  # most coordinators serve no page
-    from collectived_runtime.coordinator.page.routes import page_server
+    from collectived_runtime.coordinator.web.cache import StatusCache  # most coordinators serve no page
+    from collectived_runtime.coordinator.web.routes import make_page_server
 
-    picture = Picture(partial(service.Status, status_pb2.StatusRequest(), None))
+    picture = StatusCache(partial(service.Status, status_pb2.StatusRequest(), None))
     views.push_async_callback(picture.close)
-    server = page_server(settings.http, picture, lambda: health.well, callers, tls.pages if tls.serves else None)
+    server = make_page_server(
+        settings.http, picture, lambda: health.is_healthy, callers, tls.get_http_context if tls.has_server_tls else None
+    )
     views.push_async_callback(server.stop)
     return server
 

@@ -18,39 +18,43 @@ import grpc
 import grpc.aio
 
 from collectived_proto.errors import Code, FailedPreconditionError, InvalidArgumentError
-from collectived_proto.lanes import UNHEARD
-from collectived_proto.protocol import agree
+from collectived_proto.report.merge import RESTARTED_WARNING
 from collectived_proto.types import Tier
 from collectived_proto.v1 import coordinator_pb2, coordinator_pb2_grpc, status_pb2, trace_pb2
-from collectived_runtime.coordinator.census import Census
-from collectived_runtime.coordinator.events import (
-    DrainAsked,
+from collectived_proto.version import negotiate_version
+from collectived_runtime.coordinator.codec import Encoder, cut_to_proto, event_from_proto, hello_from_proto
+from collectived_runtime.coordinator.core.coordinator import Coordinator
+from collectived_runtime.coordinator.core.events import (
+    Disconnect,
     DrainDone,
-    Drop,
+    DrainRequested,
     Effect,
-    End,
     Event,
-    Hello,
     JoinDone,
     Log,
     Message,
-    Send,
-    Store,
+    SaveTable,
+    SendToWorker,
+    Shutdown,
     Tick,
     WorkerAttached,
-    WorkerGone,
+    WorkerDetached,
+    WorkerHello,
 )
-from collectived_runtime.coordinator.messages import Encoder, cut_to_proto, event_from_proto, hello_from_proto
-from collectived_runtime.coordinator.overview import coordinator_status, everybody_is_back, status_reply
-from collectived_runtime.coordinator.recollection import Recollection
-from collectived_runtime.coordinator.roll import Roll
-from collectived_runtime.coordinator.state import Coordinator
-from collectived_runtime.coordinator.traces import Correspondent, Traces
-from collectived_runtime.logs import facts_of, text_of
+from collectived_runtime.coordinator.files import TaskIdFile
+from collectived_runtime.coordinator.metrics import MetricsSnapshot
+from collectived_runtime.coordinator.status import (
+    LastStatus,
+    coordinator_status,
+    is_every_worker_attached,
+    status_reply,
+)
+from collectived_runtime.coordinator.trace_collector import TraceCollector, TracedWorker
+from collectived_runtime.logs import format_verdict, verdict_fields
 
 INSPECTION_SECONDS = 0.3
-TURNS = 64  # workers to which a group is being sent at the same time
-TURN_SECONDS = 0.1  # for so long one that does not read may keep others waiting
+MAX_GROUP_SENDS = 64  # workers to which a group is being sent at the same time
+GROUP_SEND_SECONDS = 0.1  # for so long one that does not read may keep others waiting
 
 _log = logging.getLogger("collectived.coordinator")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -59,23 +63,23 @@ _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 Context = grpc.aio.ServicerContext[coordinator_pb2.WorkerMessage, coordinator_pb2.CoordinatorMessage]
 
 
-class _Line:
+class WorkerStream:
     """The stream of one attached worker: what is still to be sent, and why it is to be broken."""
 
-    def __init__(self, hello: Hello, clock_name: str) -> None:
+    def __init__(self, hello: WorkerHello, clock_name: str) -> None:
         self.hello = hello
         self.outgoing: asyncio.Queue[Message | coordinator_pb2.Inspect | coordinator_pb2.CoordinatorMessage | None] = (
             asyncio.Queue()
         )
-        self.correspondent = Correspondent(hello.task, hello.host, clock_name, self.outgoing.put_nowait)
-        self.broken: tuple[Code, str] | None = None
-        self.goodbye = False
-        self.said = ""
+        self.traced_worker = TracedWorker(hello.task, hello.host, clock_name, self.outgoing.put_nowait)
+        self.close_status: tuple[Code, str] | None = None
+        self.has_said_goodbye = False
+        self.goodbye_reason = ""
 
-    def break_off(self, code: Code, why: str) -> None:
+    def close(self, code: Code, why: str) -> None:
         """Ends the stream once everything queued before has been sent."""
-        if self.broken is None:
-            self.broken = (code, why)
+        if self.close_status is None:
+            self.close_status = (code, why)
             self.outgoing.put_nowait(None)
 
 
@@ -97,27 +101,27 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         job: str = "",
         address: str = "",
         store: Callable[[str, tuple[Tier, ...]], None] = lambda name, table: None,
-        roll: Roll | None = None,
+        roll: TaskIdFile | None = None,
     ) -> None:
         self.job = job
         self.address = address
         self.insecure = False
-        self._store = store
-        self._roll = roll or Roll()
-        self._mind = mind
-        self._lines: dict[int, _Line] = {}
+        self._save_table = store
+        self._task_ids = roll or TaskIdFile()
+        self._coordinator = mind
+        self._streams: dict[int, WorkerStream] = {}
         self._started = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
         self._inspections: dict[int, dict[int, asyncio.Future[status_pb2.WorkerStatus]]] = {}
-        self._inspected = 0
-        self._recollection = Recollection()
+        self._inspection_count = 0
+        self._last_status = LastStatus()
         self._drains: dict[int, asyncio.Future[DrainDone]] = {}
-        self._drains_asked = 0
-        self._traces = Traces()
+        self._drain_count = 0
+        self._trace_collector = TraceCollector()
         self._stopping = False
         self._encoder = Encoder()
-        self._turns = asyncio.Semaphore(TURNS)
-        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._group_sends = asyncio.Semaphore(MAX_GROUP_SENDS)
+        self.shutdown_reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done, with the reason, when this coordinator must end itself."""
 
     # Workers
@@ -135,11 +139,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(reading, writing, return_exceptions=True)
-            self._closed(line, why)
-        if line.broken:
-            await context.abort(_STATUS[line.broken[0]], line.broken[1])
+            self._on_stream_closed(line, why)
+        if line.close_status:
+            await context.abort(_STATUS[line.close_status[0]], line.close_status[1])
 
-    async def _open(self, requests: AsyncIterator[coordinator_pb2.WorkerMessage], context: Context) -> _Line:
+    async def _open(self, requests: AsyncIterator[coordinator_pb2.WorkerMessage], context: Context) -> WorkerStream:
         """Hears the hello; the worker's line, or the call is refused."""
         if self._stopping:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator is stopping")
@@ -151,36 +155,38 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             )
         try:
             hello = hello_from_proto(message.hello)
-            agree(hello.versions, f"worker {hello.task}", "this coordinator")
+            negotiate_version(hello.versions, f"worker {hello.task}", "this coordinator")
         except FailedPreconditionError as error:
             _log.warning("a worker is refused: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except InvalidArgumentError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"hello: {error}")
-        effects = self._mind.step(WorkerAttached(hello, time.time_ns() // 1_000_000), self._now())
+        effects = self._coordinator.step(WorkerAttached(hello, time.time_ns() // 1_000_000), self._now())
         for effect in effects:
-            if isinstance(effect, End) or (isinstance(effect, Drop) and effect.incarnation == hello.incarnation):
+            if isinstance(effect, Shutdown) or (
+                isinstance(effect, Disconnect) and effect.incarnation == hello.incarnation
+            ):
                 # A refusal is about this stream; an earlier one of the same worker goes on.
-                self._perform(other for other in effects if other is not effect or isinstance(other, End))
-                code = effect.code if isinstance(effect, Drop) else Code.UNAVAILABLE
-                await context.abort(_STATUS[code], effect.why)
-        line = _Line(hello, message.hello.clock)
-        old = self._lines.get(hello.task)
-        self._lines[hello.task] = line
+                self._perform(other for other in effects if other is not effect or isinstance(other, Shutdown))
+                code = effect.code if isinstance(effect, Disconnect) else Code.UNAVAILABLE
+                await context.abort(_STATUS[code], effect.reason)
+        line = WorkerStream(hello, message.hello.clock)
+        old = self._streams.get(hello.task)
+        self._streams[hello.task] = line
         if old:
-            old.break_off(Code.ABORTED, f"{hello} has attached again")
+            old.close(Code.ABORTED, f"{hello} has attached again")
         self._perform(effects)
         return line
 
-    async def _read(self, line: _Line, requests: AsyncIterator[coordinator_pb2.WorkerMessage]) -> None:
+    async def _read(self, line: WorkerStream, requests: AsyncIterator[coordinator_pb2.WorkerMessage]) -> None:
         async for message in requests:
-            if self._lines.get(line.hello.task) is not line:
+            if self._streams.get(line.hello.task) is not line:
                 return
-            self._hear(line, message)
-            if line.goodbye:
+            self._handle_message(line, message)
+            if line.has_said_goodbye:
                 return
 
-    async def _write(self, line: _Line, context: Context) -> None:
+    async def _write(self, line: WorkerStream, context: Context) -> None:
         # Encoded only here, so that what waits for a slow worker is shared with all others.
         while (message := await line.outgoing.get()) is not None:
             if isinstance(message, coordinator_pb2.Inspect):
@@ -188,16 +194,16 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             elif isinstance(message, coordinator_pb2.CoordinatorMessage):
                 await context.write(message)
             elif isinstance(message, JoinDone):
-                async with self._turn():
+                async with self._group_send_slot():
                     await context.write(self._encoder.encode(message))
             else:
                 await context.write(self._encoder.encode(message))
 
     @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _group_send_slot(self) -> AsyncIterator[None]:
         """Lets few at a time send a group: gRPC copies it for each, and there may be thousands who wait for it.
 
-        A turn is over after `TURN_SECONDS`, whether the worker has read by then or not.
+        A turn is over after `GROUP_SEND_SECONDS`, whether the worker has read by then or not.
         """
         held = True
 
@@ -205,28 +211,28 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             nonlocal held
             if held:
                 held = False
-                self._turns.release()
+                self._group_sends.release()
 
-        await self._turns.acquire()
-        late = asyncio.get_running_loop().call_later(TURN_SECONDS, give_back)
+        await self._group_sends.acquire()
+        late = asyncio.get_running_loop().call_later(GROUP_SEND_SECONDS, give_back)
         try:
             yield
         finally:
             late.cancel()
             give_back()
 
-    def _hear(self, line: _Line, message: coordinator_pb2.WorkerMessage) -> None:
+    def _handle_message(self, line: WorkerStream, message: coordinator_pb2.WorkerMessage) -> None:
         task = line.hello.task
         match message.WhichOneof("message"):
             case "goodbye":
-                line.goodbye, line.said = True, message.goodbye.why
+                line.has_said_goodbye, line.goodbye_reason = True, message.goodbye.why
             case "inspection":
-                self._recollection.hear(task, message.inspection.status)  # one that comes late too
+                self._last_status.record(task, message.inspection.status)  # one that comes late too
                 answer = self._inspections.get(message.inspection.inspect, {}).get(task)
                 if answer and not answer.done():
                     answer.set_result(message.inspection.status)
             case "trace_part":
-                self._traces.hear(task, message.trace_part)
+                self._trace_collector.add_part(task, message.trace_part)
             case kind:
                 if kind == "heartbeat":
                     self._compare_clocks(line, message.heartbeat)
@@ -238,25 +244,27 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 if event is not None:
                     self._step(event)
 
-    def _compare_clocks(self, line: _Line, beat: coordinator_pb2.Heartbeat) -> None:
+    def _compare_clocks(self, line: WorkerStream, beat: coordinator_pb2.Heartbeat) -> None:
         if beat.sent_at:
             echo = coordinator_pb2.Echo(sent_at=beat.sent_at, at=time.monotonic())
             line.outgoing.put_nowait(coordinator_pb2.CoordinatorMessage(echo=echo))
         if beat.HasField("clock"):
-            line.correspondent.clock, line.correspondent.clock_at = beat.clock, time.monotonic()
+            line.traced_worker.clock, line.traced_worker.clock_at = beat.clock, time.monotonic()
 
-    def _closed(self, line: _Line, why: str) -> None:
+    def _on_stream_closed(self, line: WorkerStream, why: str) -> None:
         task = line.hello.task
-        if self._lines.get(task) is line:
-            del self._lines[task]
+        if self._streams.get(task) is line:
+            del self._streams[task]
             if not self._stopping:
-                self._step(WorkerGone(task, line.hello.incarnation, why, line.goodbye, line.said))
+                self._step(
+                    WorkerDetached(task, line.hello.incarnation, why, line.has_said_goodbye, line.goodbye_reason)
+                )
 
     async def Enlist(self, request: coordinator_pb2.EnlistRequest, context: Any) -> coordinator_pb2.EnlistReply:
         if not request.host:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a worker that wants a number names its host")
         try:
-            task = self._roll.enlist(request.host, self._mind.hosts)
+            task = self._task_ids.assign_task_id(request.host, self._coordinator.hosts)
         except OSError as error:
             await context.abort(grpc.StatusCode.INTERNAL, f"the roll of workers cannot be written: {error}")
         return coordinator_pb2.EnlistReply(task=task)
@@ -267,43 +275,43 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         return asyncio.get_running_loop().time()
 
     def _step(self, event: Event) -> None:
-        self._perform(self._mind.step(event, self._now()))
+        self._perform(self._coordinator.step(event, self._now()))
 
     def _perform(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Send(task, message):
-                    if task in self._lines:
-                        self._lines[task].outgoing.put_nowait(message)
+                case SendToWorker(task, message):
+                    if task in self._streams:
+                        self._streams[task].outgoing.put_nowait(message)
                 case Log(level, text, verdict):
                     if verdict is None:
                         _log.log(_LEVELS[level], "%s", text)
                     else:
-                        _log.log(_LEVELS[level], "%s", text_of(verdict, text), extra=facts_of(verdict))
-                case Store(name, table):
-                    self._keep(name, table)
-                case Drop(task, incarnation, code, why):
-                    line = self._lines.get(task)
+                        _log.log(_LEVELS[level], "%s", format_verdict(verdict, text), extra=verdict_fields(verdict))
+                case SaveTable(name, table):
+                    self._store_table(name, table)
+                case Disconnect(task, incarnation, code, why):
+                    line = self._streams.get(task)
                     if line and line.hello.incarnation == incarnation:
-                        del self._lines[task]
-                        line.break_off(code, why)
+                        del self._streams[task]
+                        line.close(code, why)
                 case DrainDone(request):
                     asked = self._drains.get(request)
                     if asked is not None and not asked.done():
                         asked.set_result(effect)
-                case End(why):
-                    if not self.ended.done():
-                        self.ended.set_result(why)
+                case Shutdown(why):
+                    if not self.shutdown_reason.done():
+                        self.shutdown_reason.set_result(why)
         self._set_timer()
 
-    def _keep(self, name: str, table: tuple[Tier, ...]) -> None:
+    def _store_table(self, name: str, table: tuple[Tier, ...]) -> None:
         try:
-            self._store(name, table)
+            self._save_table(name, table)
         except (OSError, ValueError) as error:
             _log.warning("the table of %r is used, but cannot be stored for later runs: %s", name, error)
 
     def _set_timer(self) -> None:
-        due = self._mind.next_wakeup()
+        due = self._coordinator.next_deadline()
         if self._timer is not None and self._timer.when() != due:
             self._timer.cancel()
             self._timer = None
@@ -314,13 +322,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         due = self._timer.when() if self._timer else 0.0
         self._timer = None
         # The loop rounds: it may call a little before the time.
-        self._perform(self._mind.step(Tick(), max(self._now(), due)))
+        self._perform(self._coordinator.step(Tick(), max(self._now(), due)))
 
     # People
 
-    def census(self) -> Iterator[Census | None]:
+    def collect_metrics(self) -> Iterator[MetricsSnapshot | None]:
         """What is counted: see `census.census`."""
-        return self._mind.census(self._now())
+        return self._coordinator.collect_metrics(self._now())
 
     async def Status(self, request: status_pb2.StatusRequest, context: Any) -> status_pb2.StatusReply:
         told, silent = ({}, []) if request.local_only else await self._inspect()
@@ -328,32 +336,32 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             f"worker {task} did not answer within {INSPECTION_SECONDS} s: shown is what it told before, - if nothing"
             for task in silent
         ]
-        view = self._mind.snapshot(self._now())
+        view = self._coordinator.snapshot(self._now())
         uptime = time.monotonic() - self._started
-        if uptime < self._mind.heartbeat_seconds and not everybody_is_back(view):
-            warnings.append(UNHEARD)
+        if uptime < self._coordinator.heartbeat_seconds and not is_every_worker_attached(view):
+            warnings.append(RESTARTED_WARNING)
         reply = status_reply(view, told, time.time(), warnings, silent)
-        self._recollection.fill(reply)
+        self._last_status.fill(reply)
         reply.coordinator.CopyFrom(
-            coordinator_status(self.address, self._mind.epoch, os.getpid(), uptime, self.job, self.insecure)
+            coordinator_status(self.address, self._coordinator.epoch, os.getpid(), uptime, self.job, self.insecure)
         )
         return reply
 
     async def Trace(self, request: trace_pb2.TraceRequest, context: Any) -> AsyncIterator[trace_pb2.TraceReply]:
-        workers = {task: line.correspondent for task, line in self._lines.items()}
-        async with contextlib.aclosing(self._traces.gather(request, workers)) as replies:
+        workers = {task: line.traced_worker for task, line in self._streams.items()}
+        async with contextlib.aclosing(self._trace_collector.gather(request, workers)) as replies:
             async for reply in replies:
                 yield reply
 
     async def _inspect(self) -> tuple[dict[int, status_pb2.WorkerStatus], list[int]]:
         """Asks every connected worker for its own account: what they told, and who did not in time."""
-        self._inspected += 1
-        number = self._inspected
+        self._inspection_count += 1
+        number = self._inspection_count
         loop = asyncio.get_running_loop()
-        answers = {task: loop.create_future() for task in self._lines}
+        answers = {task: loop.create_future() for task in self._streams}
         self._inspections[number] = answers
         question = coordinator_pb2.Inspect(inspect=number)
-        for line in self._lines.values():
+        for line in self._streams.values():
             line.outgoing.put_nowait(question)
         try:
             if answers:
@@ -364,19 +372,19 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         return told, [task for task in sorted(answers) if task not in told]
 
     async def Drain(self, request: status_pb2.DrainRequest, context: Any) -> status_pb2.DrainReply:
-        self._drains_asked += 1
-        number = self._drains_asked
+        self._drain_count += 1
+        number = self._drain_count
         done: asyncio.Future[DrainDone] = asyncio.get_running_loop().create_future()
         self._drains[number] = done
         task = request.task if request.HasField("task") else -1
         try:
-            self._step(DrainAsked(number, request.timeout_seconds, task, request.host, request.group, request.stay))
+            self._step(DrainRequested(number, request.timeout_seconds, task, request.host, request.group, request.stay))
             found = await done
         finally:
             del self._drains[number]
         if found.error:
             await context.abort(grpc.StatusCode.NOT_FOUND, found.error)
-        cut = [cut_to_proto(one) for one in found.cut]
+        cut = [cut_to_proto(one) for one in found.abandoned]
         return status_pb2.DrainReply(
             workers=found.workers, groups=found.groups, cut=cut, notes=found.notes, uncertain=bool(found.notes)
         )
@@ -388,5 +396,5 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
-        for line in self._lines.values():
-            line.break_off(Code.UNAVAILABLE, "the coordinator is stopping")
+        for line in self._streams.values():
+            line.close(Code.UNAVAILABLE, "the coordinator is stopping")

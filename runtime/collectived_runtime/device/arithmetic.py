@@ -28,7 +28,7 @@ from collectived_proto.types import DType, ReduceOp
 Array = NDArray[Any]
 
 BLOCK_BYTES = 256 << 10  # what is folded at a stretch when there are more than two sources: stays in the cache
-STRETCH_BYTES = 4 << 20  # what is folded between two looks at the world
+YIELD_INTERVAL_BYTES = 4 << 20  # what is folded between two looks at the world
 
 _UFUNCS: dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.SUM: np.add,
@@ -46,7 +46,7 @@ _HALVES: dict[DType, Literal["float16", "bfloat16"]] = {DType.FLOAT16: "float16"
 _LONG = (DType.INT64, DType.UINT64)
 
 
-def unsupported(operation: ReduceOp, dtype: DType) -> str:
+def unsupported_reason(operation: ReduceOp, dtype: DType) -> str:
     """Why this operation is not defined on this type, or ''."""
     if dtype is DType.BOOL:
         return f"{operation.value} of bool is not defined; convert to uint8"
@@ -59,26 +59,27 @@ def unsupported(operation: ReduceOp, dtype: DType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`operation` on `dtype` over `contributions` ranks; results are of `result`.
+    """`operation` on `dtype` over `contributions` ranks; results are of `result_dtype`.
 
     Attributes:
-        partial: the element type of partial sums (of each of the two halves of a split one).
-        split: whether a partial sum is two int64.
+        partial_dtype: the element type of partial sums (of each of the two halves of a split one).
+        is_split: whether a partial sum is two int64.
         partial_bytes: bytes of one partial sum.
-        in_place: whether partial sums may live where the result will, for finishing changes at most the value.
-        direct: whether contributions are partial sums as they are.
+        can_finish_in_place: whether partial sums may live where the result will, for finishing changes at most the
+            value.
+        needs_no_widening: whether contributions are partial sums as they are.
         ufunc: what folds two of them.
     """
 
     operation: ReduceOp
     dtype: DType
-    result: DType
+    result_dtype: DType
     contributions: int
-    partial: np.dtype[Any] = field(init=False, compare=False)
-    split: bool = field(init=False, compare=False)
+    partial_dtype: np.dtype[Any] = field(init=False, compare=False)
+    is_split: bool = field(init=False, compare=False)
     partial_bytes: int = field(init=False, compare=False)
-    in_place: bool = field(init=False, compare=False)
-    direct: bool = field(init=False, compare=False)
+    can_finish_in_place: bool = field(init=False, compare=False)
+    needs_no_widening: bool = field(init=False, compare=False)
     ufunc: np.ufunc = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -88,24 +89,24 @@ class Arithmetic:
         elif self.operation is ReduceOp.MEAN and self.dtype.is_integer:
             partial, split = np.dtype(np.int64), self.dtype in _LONG
         facts = {
-            "partial": partial,
-            "split": split,
+            "partial_dtype": partial,
+            "is_split": split,
             "partial_bytes": partial.itemsize * (2 if split else 1),
-            "in_place": partial == to_numpy(self.result) and not split,
-            "direct": partial == to_numpy(self.dtype) and not split,
+            "can_finish_in_place": partial == to_numpy(self.result_dtype) and not split,
+            "needs_no_widening": partial == to_numpy(self.dtype) and not split,
             "ufunc": _UFUNCS[self.operation],
         }
         for name, value in facts.items():
             object.__setattr__(self, name, value)
 
-    def partials(self, memory: Array, count: int) -> Array:
+    def view_partials(self, memory: Array, count: int) -> Array:
         """`count` partial sums at the start of `memory` (uint8)."""
-        flat = memory[: count * self.partial_bytes].view(self.partial)
-        return flat.reshape(count, 2) if self.split else flat
+        flat = memory[: count * self.partial_bytes].view(self.partial_dtype)
+        return flat.reshape(count, 2) if self.is_split else flat
 
     def widen(self, source: Array, target: Array) -> None:
         """target = source, as partial sums."""
-        if self.split:
+        if self.is_split:
             np.right_shift(source, 32, out=target[:, 0], casting="unsafe")
             np.bitwise_and(source, 0xFFFFFFFF, out=target[:, 1], casting="unsafe")
         elif self.dtype is DType.FLOAT16:
@@ -121,69 +122,73 @@ class Arithmetic:
         """out = the result of these partial sums."""
         if self.operation is not ReduceOp.MEAN:
             self._narrow(partial, out)
-        elif self.split:
+        elif self.is_split:
             upper = partial[:, 0].astype(np.float64) * 4294967296.0
             np.true_divide(upper + partial[:, 1], self.contributions, out=out)
-        elif self.in_place:
+        elif self.can_finish_in_place:
             np.true_divide(partial, self.contributions, out=out)
         else:
             self._narrow(np.true_divide(partial, self.contributions), out)
 
     def _narrow(self, values: Array, out: Array) -> None:
         """Rounds to the result type, to nearest, ties to even."""
-        if self.result in _HALVES and values.dtype == np.float32:
+        if self.result_dtype in _HALVES and values.dtype == np.float32:
             # NaNs stay what they are, for what halves are summed to has no bits that halves have not.
-            numkong.astype(values, _HALVES[self.result], out=out)
+            numkong.astype(values, _HALVES[self.result_dtype], out=out)
         else:
             np.copyto(out, values, casting="same_kind")
 
-    def finish_here(self, partial: Array) -> None:
-        """The same where partial sums lie where the result will (`in_place`)."""
+    def finish_in_place(self, partial: Array) -> None:
+        """The same where partial sums lie where the result will (`can_finish_in_place`)."""
         if self.operation is ReduceOp.MEAN:
             np.true_divide(partial, self.contributions, out=partial)
 
     def combine(self, sources: Sequence[Array], out: Array) -> None:
         """out = the result, where `sources` are all contributions in order; by blocks that stay in the cache."""
-        if self.in_place and self.operation is not ReduceOp.MEAN:
-            self.gather(sources, out)
+        if self.can_finish_in_place and self.operation is not ReduceOp.MEAN:
+            self.fold_all(sources, out)
             return
         if self.dtype in _HALVES and self.operation is ReduceOp.SUM and len(sources) == 2:
             numkong.add(sources[0], sources[1], out=out)  # in single precision, rounded once
             return
         block = max(1, min(len(out), BLOCK_BYTES // self.partial_bytes))
-        spare = None if self.in_place else self.partials(np.empty(block * self.partial_bytes, np.uint8), block)
+        spare = (
+            None
+            if self.can_finish_in_place
+            else self.view_partials(np.empty(block * self.partial_bytes, np.uint8), block)
+        )
         for start in range(0, len(out), block):
             into = out[start : start + block]
             pieces = [source[start : start + block] for source in sources]
             if spare is None:
-                self.gather(pieces, into)
-                self.finish_here(into)
+                self.fold_all(pieces, into)
+                self.finish_in_place(into)
             else:
                 partials = spare[: len(into)]
-                self.gather(pieces, partials)
+                self.fold_all(pieces, partials)
                 if self.dtype in _HALVES and self.operation is ReduceOp.MEAN:  # in place, for these are ours
                     np.true_divide(partials, self.contributions, out=partials)
                     self._narrow(partials, into)
                 else:
                     self.finish(partials, into)
 
-    def gather(self, sources: Sequence[Array], out: Array) -> None:
+    def fold_all(self, sources: Sequence[Array], out: Array) -> None:
         """out = sources[0] ∘ sources[1] ∘ …, widened, in that order."""
-        if self.direct and len(sources) == 2:
+        if self.needs_no_widening and len(sources) == 2:
             self.fold(sources[0], sources[1], out)
         elif len(sources) == 1:
             self.widen(sources[0], out)
         else:
-            self._gather_blocks(sources, out)
+            self._fold_blocks(sources, out)
 
-    def _gather_blocks(self, sources: Sequence[Array], out: Array) -> None:
+    def _fold_blocks(self, sources: Sequence[Array], out: Array) -> None:
         block = max(1, BLOCK_BYTES // self.partial_bytes)
         adds_halves = self.dtype is DType.FLOAT16 and self.ufunc is np.add
-        spare = None if self.direct or adds_halves else np.empty_like(out[:block])
+        spare = None if self.needs_no_widening or adds_halves else np.empty_like(out[:block])
         for start in range(0, len(out), block):
             into = out[start : start + block]
             pieces = [source[start : start + block] for source in sources]
-            if self.direct:
+            if self.needs_no_widening:
                 self.fold(pieces[0], pieces[1], into)
                 pieces = pieces[2:]
             else:

@@ -19,20 +19,20 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived_runtime.device.attendant import Attendant, Errand
+from collectived_runtime.device.blocking_thread import BlockingCall, BlockingThread
 from collectived_runtime.device.cuda.driver import Cuda, CudaError, Device
-from collectived_runtime.device.launching import Launch, Launching, Work
+from collectived_runtime.device.launch_thread import Launch, LaunchThread, Work
 
 log = logging.getLogger("collectived.device")
 
-OUT_OF_MEMORY = 2  # the driver's number
+CUDA_ERROR_OUT_OF_MEMORY = 2  # the driver's number
 CLEAR_WITHIN = 5.0  # seconds for new memory to be all zero; it waits for what is under way on its GPU
 MOST_FREE = 512 << 20  # bytes of a pool that wait for the next who asks
 _SMALLEST = 64 << 10
 _PAGE = 2 << 20  # memory of a GPU comes in pieces of that size
 
 
-def view(address: int, nbytes: int) -> NDArray[np.uint8]:
+def view_host_memory(address: int, nbytes: int) -> NDArray[np.uint8]:
     """Those bytes of this process's memory; whoever asks keeps them alive."""
     return _array((ctypes.c_uint8 * nbytes).from_address(address))
 
@@ -68,26 +68,26 @@ class Region:
         return Region(self.gpu, self.address + start, max(0, stop - start), self.memory)
 
 
-class _Memory:
-    """An allocation, as something that can be held. `freed`: what is called when it has been freed."""
+class _GpuAllocation:
+    """An allocation, as something that can be held. `on_freed`: what is called when it has been freed."""
 
-    __slots__ = ("__weakref__", "address", "freed", "size")
+    __slots__ = ("__weakref__", "address", "on_freed", "size")
 
     def __init__(self, cuda: Cuda, address: int, size: int) -> None:
         self.address = address
         self.size = size
-        self.freed: list[Callable[[], object]] = []
+        self.on_freed: list[Callable[[], object]] = []
         # With the process the driver frees all of it. One finalizer alone: of several the latest is called first.
-        weakref.finalize(self, _free, cuda, address, self.freed).atexit = False
+        weakref.finalize(self, _free_allocation, cuda, address, self.on_freed).atexit = False
 
 
-def _free(cuda: Cuda, address: int, freed: Sequence[Callable[[], object]]) -> None:
+def _free_allocation(cuda: Cuda, address: int, freed: Sequence[Callable[[], object]]) -> None:
     cuda.free(address)
     for then in freed:
         then()
 
 
-class _Lent:
+class _ImportedAllocation:
     """An allocation of a client's, open here as long as this is held."""
 
     __slots__ = ("__weakref__", "address", "identity", "size")
@@ -95,10 +95,10 @@ class _Lent:
     def __init__(self, cuda: Cuda, device: int, identity: int, handle: bytes) -> None:
         self.identity = identity
         self.address, self.size = cuda.open_memory(device, handle)
-        weakref.finalize(self, _closed, cuda, device, self.address).atexit = False
+        weakref.finalize(self, _close_imported, cuda, device, self.address).atexit = False
 
 
-def _closed(cuda: Cuda, device: int, address: int) -> None:
+def _close_imported(cuda: Cuda, device: int, address: int) -> None:
     try:
         cuda.close_memory(device, address)
     except CudaError as error:  # nothing of this worker lies there
@@ -109,16 +109,16 @@ class DeviceArena:
     """Memory of a GPU that a client maps too, or has lent; see `local.arena.Arena` for that of the host.
 
     Attributes:
-        descriptor: by which the client maps it; -1: it is `lent`, the client's own.
+        descriptor: by which the client maps it; -1: it is `is_imported`, the client's own.
     """
 
-    def __init__(self, number: int, gpu: Gpu, memory: _Memory | _Lent, descriptor: int) -> None:
+    def __init__(self, number: int, gpu: Gpu, memory: _GpuAllocation | _ImportedAllocation, descriptor: int) -> None:
         self.number = number
         self.gpu = gpu
         self.size = memory.size
         self.descriptor = descriptor
-        self.lent = isinstance(memory, _Lent)
-        self._memory: _Memory | _Lent | None = memory
+        self.is_imported = isinstance(memory, _ImportedAllocation)
+        self._memory: _GpuAllocation | _ImportedAllocation | None = memory
 
     def region(self, offset: int, length: int) -> Region:
         """Raises ValueError where it is closed."""
@@ -135,7 +135,7 @@ class DeviceArena:
         self._memory = None
 
 
-class NotCleared(CudaError):
+class ClearTimeout(CudaError):
     """New memory was not cleared in time. It is given back when that has ended."""
 
 
@@ -154,7 +154,7 @@ class Pool(Generic[M]):
         self._free: list[M] = []
         self._lock = threading.Lock()
 
-    def take(self, size: int) -> M:
+    def acquire(self, size: int) -> M:
         """At least `size` bytes; what they held before is undefined. Raises CudaError where there is no memory."""
         size = 1 << (max(size, self._least) - 1).bit_length()
         with self._lock:
@@ -163,7 +163,7 @@ class Pool(Generic[M]):
                     return self._free.pop(number)
         return self._make(size)
 
-    def give(self, memory: M) -> None:
+    def release(self, memory: M) -> None:
         """Nobody looks into it any more."""
         with self._lock:
             self._free.append(memory)
@@ -191,49 +191,55 @@ class Gpu:
         self.index = index
         self.device = device
         self.cuda = cuda
-        self.scratch: Pool[Region] = Pool(self._region, self._let_go, _PAGE)
-        self.pinned: Pool[NDArray[np.uint8]] = Pool(lambda size: pinned(cuda, size), self._let_go)
-        self.beside = ThreadPoolExecutor(2, f"gpu {device.number} memory")  # they start when they are first needed
-        self._lost = lost
-        self._lent: weakref.WeakValueDictionary[bytes, _Lent] = weakref.WeakValueDictionary()  # by handle
-        self._lending = threading.Lock()  # over opening them: each is opened once
-        self._launching = Launching(cuda, device.number)
-        self._opening = Attendant(f"gpu {device.number} events", lambda: cuda.use(device.number), self.give_up)
+        self.scratch: Pool[Region] = Pool(self._allocate_region, self._discard, _PAGE)
+        self.pinned: Pool[NDArray[np.uint8]] = Pool(lambda size: allocate_pinned(cuda, size), self._discard)
+        self.blocking_executor = ThreadPoolExecutor(
+            2, f"gpu {device.number} memory"
+        )  # they start when they are first needed
+        self._on_lost = lost
+        self._imported: weakref.WeakValueDictionary[bytes, _ImportedAllocation] = (
+            weakref.WeakValueDictionary()
+        )  # by handle
+        self._import_lock = threading.Lock()  # over opening them: each is opened once
+        self._launch_thread = LaunchThread(cuda, device.number)
+        self._blocking_thread = BlockingThread(
+            f"gpu {device.number} events", lambda: cuda.set_device(device.number), self.declare_lost
+        )
 
-    def _let_go(self, memory: list[Any]) -> None:
+    def _discard(self, memory: list[Any]) -> None:
         """The driver may wait for the device then: that is done aside."""
         with contextlib.suppress(RuntimeError):  # this process ends
-            self.beside.submit(memory.clear)
+            self.blocking_executor.submit(memory.clear)
 
-    def give_up(self, why: str) -> None:
+    def declare_lost(self, why: str) -> None:
         """It has failed, or hangs: nothing can be done with it in this process any more."""
-        self._lost(f"GPU:{self.index} ({self.device.name}, {self.device.uuid}) of this worker is lost: {why}")
+        self._on_lost(f"GPU:{self.index} ({self.device.name}, {self.device.uuid}) of this worker is lost: {why}")
 
-    def arena(
+    def create_arena(
         self, number: int, size: int, freed: Callable[[], object] = lambda: None, within: float = CLEAR_WITHIN
     ) -> DeviceArena:
         """New memory of at least `size` bytes, all zero, that can be handed to a client. Takes milliseconds.
 
         Args:
-            freed: called, from any thread, when memory that was `NotCleared` has been given back.
+            freed: called, from any thread, when memory that was `ClearTimeout` has been given back.
             within: seconds in which it must be cleared.
 
         Raises:
-            NotCleared: the GPU is at something else. CudaError: there is none.
+            ClearTimeout: the GPU is at something else. CudaError: there is none.
         """
         memory = self._allocate(size)
         cleared = threading.Event()
         launch = self.submit(lambda stream: self.cuda.clear(memory.address, memory.size, stream), cleared.set)
         if not cleared.wait(within):
-            memory.freed.append(freed)  # what is on the stream keeps it
-            launch.stop()
+            memory.on_freed.append(freed)  # what is on the stream keeps it
+            launch.cancel()
             why = f"what is under way on GPU:{self.index} has not let new memory be cleared within {within:g} s"
-            raise NotCleared("cuMemsetD8Async", -1, why)
-        if launch.failed is not None:
-            raise launch.failed
+            raise ClearTimeout("cuMemsetD8Async", -1, why)
+        if launch.error is not None:
+            raise launch.error
         return DeviceArena(number, self, memory, self.cuda.export(memory.address))
 
-    def lent(self, number: int, identity: int, handle: bytes) -> DeviceArena:
+    def import_arena(self, number: int, identity: int, handle: bytes) -> DeviceArena:
         """An allocation of a client's; it is open until nobody looks into it any more. Takes milliseconds.
 
         Args:
@@ -242,39 +248,39 @@ class Gpu:
         Raises:
             CudaError: it cannot be opened.
         """
-        with self._lending:
-            memory = self._lent.get(handle)
+        with self._import_lock:
+            memory = self._imported.get(handle)
             if memory is None:
-                memory = self._lent[handle] = _Lent(self.cuda, self.device.number, identity, handle)
+                memory = self._imported[handle] = _ImportedAllocation(self.cuda, self.device.number, identity, handle)
             elif memory.identity != identity:
                 raise CudaError("cuIpcOpenMemHandle", -1, "what had this handle before is still open")
         return DeviceArena(number, self, memory, -1)
 
-    def open_event(self, handle: bytes, over: Callable[[], object]) -> Errand:
+    def open_event(self, handle: bytes, over: Callable[[], object]) -> BlockingCall:
         """Opens an event of a client's in a thread of its own: the driver may wait there until the device is idle.
 
         Args:
             over: called from the thread; then the errand's result is the event.
         """
-        return self._opening.attend(
+        return self._blocking_thread.submit(
             "opening of an event", lambda _: self.cuda.open_event(self.device.number, handle), over
         )
 
-    def end_event(self, opened: Errand) -> None:
+    def destroy_event(self, opened: BlockingCall) -> None:
         """Ends an event of `open_event`, even one that is not open yet: what looks at it now comes first."""
 
-        def end(_: Errand) -> None:
-            if opened.failed is None:
-                self.submit(lambda _: self.cuda.end_event(opened.result), lambda: None)
+        def end(_: BlockingCall) -> None:
+            if opened.error is None:
+                self.submit(lambda _: self.cuda.destroy_event(opened.result), lambda: None)
 
-        self._opening.attend("end of an event", end)
+        self._blocking_thread.submit("end of an event", end)
 
-    def _region(self, size: int) -> Region:
+    def _allocate_region(self, size: int) -> Region:
         memory = self._allocate(size)
         return Region(self, memory.address, memory.size, memory)
 
-    def _allocate(self, size: int) -> _Memory:
-        return _Memory(self.cuda, *self.cuda.allocate(self.device.number, size))
+    def _allocate(self, size: int) -> _GpuAllocation:
+        return _GpuAllocation(self.cuda, *self.cuda.allocate(self.device.number, size))
 
     def submit(
         self,
@@ -284,19 +290,19 @@ class Gpu:
         begun: Callable[[], object] = lambda: None,
         check: Callable[[], object] | None = None,
     ) -> Launch:
-        """See `Launching.submit`."""
-        return self._launching.submit(work, over, waits, begun, check)
+        """See `LaunchThread.handle_submit`."""
+        return self._launch_thread.submit(work, over, waits, begun, check)
 
-    def bound(self, launch: Launch) -> None:
+    def enforce_timeout(self, launch: Launch) -> None:
         """Nobody wants it any more: the GPU is given up where it does not end within 5 s from now."""
-        self._opening.bound(launch)
+        self._blocking_thread.enforce_timeout(launch)
 
     def close(self) -> None:
-        self._opening.close()
-        self._launching.close()
+        self._blocking_thread.close()
+        self._launch_thread.close()
 
 
-def pinned(cuda: Cuda, size: int) -> NDArray[np.uint8]:
+def allocate_pinned(cuda: Cuda, size: int) -> NDArray[np.uint8]:
     """Host memory that GPUs copy from and to at full speed.
 
     Raises:
@@ -308,7 +314,7 @@ def pinned(cuda: Cuda, size: int) -> NDArray[np.uint8]:
     return _array(memory)
 
 
-def chosen(cuda: Cuda, wanted: Sequence[str] | None, lost: Callable[[str], object]) -> tuple[Gpu, ...]:
+def select_gpus(cuda: Cuda, wanted: Sequence[str] | None, lost: Callable[[str], object]) -> tuple[Gpu, ...]:
     """The GPUs that a worker is to offer.
 
     Args:
@@ -339,5 +345,5 @@ def _find(devices: Sequence[Device], name: str) -> Device:
     raise ValueError(f"GPU {name!r} {why}: this process may use {there}")
 
 
-def out_of_memory(error: CudaError) -> bool:
-    return error.code == OUT_OF_MEMORY
+def is_out_of_memory(error: CudaError) -> bool:
+    return error.code == CUDA_ERROR_OUT_OF_MEMORY

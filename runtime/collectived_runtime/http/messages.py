@@ -6,17 +6,17 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-NOTHING = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+EMPTY_PAGE_CSP = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 """The Content-Security-Policy of what is no page."""
 # For every answer, so that no browser makes anything of it but what it is, nor keeps it.
-_GUARDS = {
+_SECURITY_HEADERS = {
     "cache-control": "no-store",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "x-frame-options": "DENY",
-    "content-security-policy": NOTHING,
+    "content-security-policy": EMPTY_PAGE_CSP,
 }
 
 
@@ -30,7 +30,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """`body` may come in pieces, each of which takes at most a millisecond to be made."""
 
     status: HTTPStatus
@@ -42,32 +42,38 @@ class Answer:
 class Route:
     """What is at a path.
 
-    respond: makes the answer; quickly where it is no coroutine. open: nobody has to show anything. query: what follows
-    a `?` is passed over, instead of being another path where nothing is.
+    handler: makes the answer; quickly where it is no coroutine. is_public: nobody has to show anything. ignores_query:
+    what follows a `?` is passed over, instead of being another path where nothing is.
     """
 
-    respond: Callable[[Request], Answer | Awaitable[Answer]]
-    open: bool = False
-    query: bool = False
+    handler: Callable[[Request], Response | Awaitable[Response]]
+    is_public: bool = False
+    ignores_query: bool = False
 
 
 Routes = Mapping[str, Route]
 
 
-def answer(body: bytes | Iterable[bytes], kind: str, headers: Mapping[str, str] = {}) -> Answer:
+def ok_response(body: bytes | Iterable[bytes], kind: str, headers: Mapping[str, str] = {}) -> Response:
     """What was asked for. `kind` is its content type."""
-    return Answer(HTTPStatus.OK, body, {**_GUARDS, "content-type": kind, **headers})
+    return Response(HTTPStatus.OK, body, {**_SECURITY_HEADERS, "content-type": kind, **headers})
 
 
-def plain(status: HTTPStatus, text: str, headers: Mapping[str, str] = {}) -> Answer:
+def text_response(status: HTTPStatus, text: str, headers: Mapping[str, str] = {}) -> Response:
     """A line of text."""
-    return Answer(status, f"{text}\n".encode(), {**_GUARDS, "content-type": "text/plain; charset=utf-8", **headers})
+    return Response(
+        status, f"{text}\n".encode(), {**_SECURITY_HEADERS, "content-type": "text/plain; charset=utf-8", **headers}
+    )
 
 
-def health(well: Callable[[], bool]) -> Routes:
+def healthz_routes(well: Callable[[], bool]) -> Routes:
     """`/healthz`: whether this daemon can do its work now, and nothing else; so it is open."""
 
-    def respond(request: Request) -> Answer:
-        return plain(HTTPStatus.OK, "SERVING") if well() else plain(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_SERVING")
+    def respond(request: Request) -> Response:
+        return (
+            text_response(HTTPStatus.OK, "SERVING")
+            if well()
+            else text_response(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_SERVING")
+        )
 
-    return {"/healthz": Route(respond, open=True, query=True)}
+    return {"/healthz": Route(respond, is_public=True, ignores_query=True)}

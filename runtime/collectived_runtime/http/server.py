@@ -22,23 +22,23 @@ from http import HTTPStatus
 
 import h11
 
-from collectived_proto.viewing import http_address
-from collectived_runtime.cannot_start import CannotStart
-from collectived_runtime.credentials import Gate
-from collectived_runtime.http.entrance import names_at, refusal, route_to
-from collectived_runtime.http.messages import Answer, Request, Routes, plain
+from collectived_proto.viewing_token import parse_http_address
+from collectived_runtime.auth.credentials import TokenAuthenticator
+from collectived_runtime.http.messages import Request, Response, Routes, text_response
+from collectived_runtime.http.policy import check_request, compute_allowed_hosts, find_route
+from collectived_runtime.startup_error import StartupError
 
 _LINGER_SECONDS = 1.0  # for the other side to close: else what it still sends would wipe out the answer
-_PIECE = 64 << 10
+_CHUNK_BYTES = 64 << 10
 _BACKLOG = 32
 
 _log = logging.getLogger("collectived.http")
 
-Secure = Callable[[], ssl.SSLContext] | None
+GetTlsContext = Callable[[], ssl.SSLContext] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HttpLimits:
     """
     connections: at the same time; more are closed at once.
     header_bytes: of a request's first line and headers.
@@ -64,135 +64,143 @@ class HttpServer:
         secure: what TLS is spoken with, asked at every connection; None: plain text is.
 
     Raises:
-        CannotStart: nobody can listen there, or nobody could be told from those who are not invited.
+        StartupError: nobody can listen there, or nobody could be told from those who are not invited.
     """
 
     def __init__(
-        self, option: str, address: str, routes: Routes, gate: Gate, limits: Limits = Limits(), secure: Secure = None
+        self,
+        option: str,
+        address: str,
+        routes: Routes,
+        gate: TokenAuthenticator,
+        limits: HttpLimits = HttpLimits(),
+        secure: GetTlsContext = None,
     ) -> None:
-        self._routes, self._gate, self._limits, self._secure = routes, gate, limits, secure
-        if not gate.admits_somebody:
-            raise CannotStart(
+        self._routes, self._authenticator, self._limits, self._get_tls_context = routes, gate, limits, secure
+        if not gate.can_admit_anyone:
+            raise StartupError(
                 f"{option} {address}: there is no secret by which to know who may look: set COLLECTIVED_SECRET, give a "
                 "token of its own (--viewing-token-file FILE), or let everybody look (--insecure)"
             )
         try:
-            host, port = http_address(address)
+            host, port = parse_http_address(address)
         except ValueError as error:
-            raise CannotStart(f"{option}: {error}") from None
-        self._socket = _listening(option, host, port)
+            raise StartupError(f"{option}: {error}") from None
+        self._socket = _open_listener(option, host, port)
         at, real = self._socket.getsockname()[:2]
-        self._names = names_at(host, at, gate.insecure)
+        self._allowed_hosts = compute_allowed_hosts(host, at, gate.insecure)
         self.address = f"{_bracketed(host)}:{real}"
         # A wildcard address is nobody's name: a browser elsewhere may call us by our host's.
         called = socket.gethostname() if ipaddress.ip_address(at).is_unspecified else host
         self.url = f"http{'s' if secure else ''}://{_bracketed(called)}:{real}/"
         self._server: asyncio.Server | None = None
-        self._serving: set[asyncio.Task[None]] = set()
-        self._making = asyncio.Lock()
+        self._connection_tasks: set[asyncio.Task[None]] = set()
+        self._render_lock = asyncio.Lock()
 
     @property
     def connections(self) -> int:
-        return len(self._serving)
+        return len(self._connection_tasks)
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._welcome, sock=self._socket, limit=self._limits.header_bytes)
+        self._server = await asyncio.start_server(
+            self._on_connection, sock=self._socket, limit=self._limits.header_bytes
+        )
 
     async def stop(self) -> None:
         """Closes the door and every connection."""
         self._socket.close() if self._server is None else self._server.close()
-        for task in self._serving:
+        for task in self._connection_tasks:
             task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        await asyncio.gather(*self._connection_tasks, return_exceptions=True)
 
-    def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Coroutine[None, None, None]:
-        if self._secure is not None and isinstance(writer.transport, asyncio.ReadTransport):
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Coroutine[None, None, None]:
+        if self._get_tls_context is not None and isinstance(writer.transport, asyncio.ReadTransport):
             writer.transport.pause_reading()  # what comes first is said to TLS, which goes on reading
-        return self._accept(reader, writer)
+        return self._handle_connection(reader, writer)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._serving.add(task)
+        self._connection_tasks.add(task)
         try:
-            if len(self._serving) > self._limits.connections:
+            if len(self._connection_tasks) > self._limits.connections:
                 return
-            if self._gate.logins.shut_out(_host_of(writer)):
+            if self._authenticator.login_throttle.is_blocked(_host_of(writer)):
                 return
             with contextlib.suppress(TimeoutError, OSError):
                 writer.transport.set_write_buffer_limits(high=0)  # drained means that the kernel has all of it
-                if self._secure is not None:
+                if self._get_tls_context is not None:
                     async with asyncio.timeout(self._limits.request_seconds):
-                        await writer.start_tls(self._secure())
+                        await writer.start_tls(self._get_tls_context())
                     writer.transport.set_write_buffer_limits(high=1, low=0)  # with 0, TLS would never be drained
-                await self._serve(reader, writer)
+                await self._serve_request(reader, writer)
         except asyncio.CancelledError:
             pass  # the server stops; asyncio would only complain
         finally:
-            self._serving.discard(task)
+            self._connection_tasks.discard(task)
             writer.transport.abort()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.header_bytes)
         with_body = True
         try:
             async with asyncio.timeout(self._limits.request_seconds):
-                request = await _request(connection, reader)
+                request = await _read_request(connection, reader)
         except h11.RemoteProtocolError as error:
             status = HTTPStatus(error.error_status_hint)
-            answer = plain(status, f"this is no request that is understood here: {status.phrase}")
+            answer = text_response(status, f"this is no request that is understood here: {status.phrase}")
         else:
             if request is None:
                 return
             with_body = request.method != "HEAD"
             async with asyncio.timeout(self._limits.answer_seconds):
-                answer = await self._answer(request, _host_of(writer))
+                answer = await self._respond(request, _host_of(writer))
         async with asyncio.timeout(self._limits.send_seconds):
-            await _send(connection, writer, answer, with_body)
+            await _send_response(connection, writer, answer, with_body)
             if not writer.can_write_eof():  # TLS ends both ways at once, when the rest has been sent
                 writer.close()
                 return await writer.wait_closed()
         writer.write_eof()
         async with asyncio.timeout(_LINGER_SECONDS):
-            while await reader.read(_PIECE):
+            while await reader.read(_CHUNK_BYTES):
                 pass
 
-    async def _answer(self, request: Request, host: str) -> Answer:
+    async def _respond(self, request: Request, host: str) -> Response:
         shown = request.headers.get("authorization", "")
-        refused = refusal(self._routes, self._names, self._gate.right(shown), request)
+        refused = check_request(self._routes, self._allowed_hosts, self._authenticator.get_access_level(shown), request)
         if refused:
             if refused.status is HTTPStatus.UNAUTHORIZED:
-                self._gate.turned_away("http", shown, host)
+                self._authenticator.count_rejection("http", shown, host)
             return refused
-        route = route_to(self._routes, request.target)
+        route = find_route(self._routes, request.target)
         assert route is not None
         try:
-            answer = route.respond(request)
-            return await self._whole(await answer if inspect.isawaitable(answer) else answer)
+            answer = route.handler(request)
+            return await self._render_body(await answer if inspect.isawaitable(answer) else answer)
         except Exception:  # whatever it is, the others go on, and it is told here once per request
             _log.exception("an answer could not be made")
-            return plain(HTTPStatus.INTERNAL_SERVER_ERROR, "this could not be made: see the log of the daemon")
+            return text_response(HTTPStatus.INTERNAL_SERVER_ERROR, "this could not be made: see the log of the daemon")
 
-    async def _whole(self, answer: Answer) -> Answer:
+    async def _render_body(self, answer: Response) -> Response:
         """An answer whose pieces have all been made: of one answer at a time, however many ask."""
         if isinstance(answer.body, bytes):
             return answer
         made = []
-        async with self._making:
+        async with self._render_lock:
             for piece in answer.body:
                 made.append(piece)
-                await asyncio.sleep(0)  # lets lanes, and all else that this daemon does, go first
+                await asyncio.sleep(0)  # lets group loops, and all else that this daemon does, go first
         return replace(answer, body=b"".join(made))
 
 
-async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> Request | None:
+async def _read_request(connection: h11.Connection, reader: asyncio.StreamReader) -> Request | None:
     """The request without its body; None where the other side went away instead.
 
     Raises:
         h11.RemoteProtocolError: what came is no request, or too much.
     """
     while (event := connection.next_event()) is h11.NEED_DATA:
-        connection.receive_data(await reader.read(_PIECE))
+        connection.receive_data(await reader.read(_CHUNK_BYTES))
     if not isinstance(event, h11.Request):
         return None
     headers: dict[str, str] = {}
@@ -202,7 +210,9 @@ async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> 
     return Request(event.method.decode("ascii"), event.target.decode("ascii"), headers)
 
 
-async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, answer: Answer, with_body: bool) -> None:
+async def _send_response(
+    connection: h11.Connection, writer: asyncio.StreamWriter, answer: Response, with_body: bool
+) -> None:
     body = answer.body
     assert isinstance(body, bytes)
     fields = {
@@ -216,14 +226,14 @@ async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, answer
     )
     writer.write(connection.send(head) or b"")
     if with_body:
-        for start in range(0, len(body), _PIECE):
-            writer.write(connection.send(h11.Data(body[start : start + _PIECE])) or b"")
+        for start in range(0, len(body), _CHUNK_BYTES):
+            writer.write(connection.send(h11.Data(body[start : start + _CHUNK_BYTES])) or b"")
             await writer.drain()
             await asyncio.sleep(0)
     await writer.drain()
 
 
-def _listening(option: str, host: str, port: int) -> socket.socket:
+def _open_listener(option: str, host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -237,7 +247,7 @@ def _listening(option: str, host: str, port: int) -> socket.socket:
             sock.close()
             raise
     except OSError as error:
-        raise CannotStart(
+        raise StartupError(
             f"{option}: cannot serve at {_bracketed(host)}:{port}: {(error.strerror or str(error)).lower()}; stop "
             f"whoever uses it, or choose another {option} [HOST:]PORT (port 0 is one that is free)"
         ) from None

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["counter", "gauge", "histogram"]
+MetricType = Literal["counter", "gauge", "histogram"]
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     name: str
-    kind: Kind
+    kind: MetricType
     labels: tuple[str, ...]
     help: str
 
@@ -27,7 +27,7 @@ class Metric:
         return self.name.removesuffix("_total")
 
 
-def _listed(*metrics: Metric) -> dict[str, Metric]:
+def _index_by_name(*metrics: Metric) -> dict[str, Metric]:
     return {metric.name: metric for metric in metrics}
 
 
@@ -50,12 +50,12 @@ MALFORMED = Metric(
     ("component", "where"),
     "What came that is no message of its protocol, or proves nothing, and was refused; by where it came.",
 )
-BOTH = (BUILD, REFUSED, LIMITED, MALFORMED)
+COMMON_METRICS = (BUILD, REFUSED, LIMITED, MALFORMED)
 
-_OF_A_GROUP = ("worker", "group")
+_GROUP_LABELS = ("worker", "group")
 
-WORKER = _listed(
-    *BOTH,
+WORKER_METRICS = _index_by_name(
+    *COMMON_METRICS,
     Metric(
         "collectived_collectives_total",
         "counter",
@@ -96,37 +96,37 @@ WORKER = _listed(
     Metric(
         "collectived_group_in_flight",
         "gauge",
-        _OF_A_GROUP,
+        _GROUP_LABELS,
         "Collectives, sends and receives that somebody waits for now.",
     ),
     Metric(
         "collectived_group_stalled",
         "gauge",
-        _OF_A_GROUP,
+        _GROUP_LABELS,
         "Of those in flight, the ones that wait for longer than --stall-after; none where that is normal.",
     ),
     Metric(
         "collectived_group_oldest_seconds",
         "gauge",
-        _OF_A_GROUP,
+        _GROUP_LABELS,
         "Age of the oldest one in flight; 0 where nothing is, or where waiting is normal.",
     ),
     Metric(
         "collectived_group_stalls_total",
         "counter",
-        _OF_A_GROUP,
+        _GROUP_LABELS,
         "Collectives, sends and receives that have waited for longer than --stall-after, each counted once.",
     ),
     Metric(
         "collectived_link_sent_bytes_total",
         "counter",
-        _OF_A_GROUP,
+        _GROUP_LABELS,
         "Bytes sent to other workers, headers included.",
     ),
     Metric(
         "collectived_link_received_bytes_total",
         "counter",
-        _OF_A_GROUP,
+        _GROUP_LABELS,
         "Bytes received from other workers, headers included.",
     ),
     Metric(
@@ -135,7 +135,7 @@ WORKER = _listed(
         ("worker", "how"),
         "Links with other workers: dialled, accepted, or kept of an earlier generation.",
     ),
-    Metric("collectived_ranks", "gauge", _OF_A_GROUP, "Local ranks that have not left."),
+    Metric("collectived_ranks", "gauge", _GROUP_LABELS, "Local ranks that have not left."),
     Metric("collectived_lanes", "gauge", ("worker",), "Groups with a rank here; one thread each."),
     Metric(
         "collectived_verdicts_total",
@@ -165,8 +165,8 @@ WORKER = _listed(
     Metric("collectived_heartbeats_total", "counter", ("worker",), "Heartbeats sent to the coordinator."),
 )
 
-COORDINATOR = _listed(
-    *BOTH,
+COORDINATOR_METRICS = _index_by_name(
+    *COMMON_METRICS,
     Metric(
         "collectived_worker_connected",
         "gauge",
@@ -211,7 +211,7 @@ COORDINATOR = _listed(
         "collectived_group_waiting",
         "gauge",
         ("group",),
-        "Collectives that lanes have reported as waiting for longer than --stall-after; none of a group in which "
+        "Collectives that group loops have reported as waiting for longer than --stall-after; none of a group in which "
         "that is normal.",
     ),
     Metric("collectived_group_waiting_seconds", "gauge", ("group",), "How long the first of them has waited."),
@@ -226,7 +226,7 @@ COORDINATOR = _listed(
 )
 
 # What the Prometheus client library tells of any process; only on Linux, as all of this.
-PROCESS = _listed(
+PROCESS_METRICS = _index_by_name(
     Metric("process_cpu_seconds_total", "counter", (), "Processor time, user and system."),
     Metric("process_resident_memory_bytes", "gauge", (), "Memory in use, arenas that were touched included."),
     Metric("process_virtual_memory_bytes", "gauge", (), "Address space."),

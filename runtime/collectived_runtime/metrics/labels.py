@@ -4,40 +4,40 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-MOST = 100  # names of groups that are told apart
+MAX_GROUP_LABELS = 100  # names of groups that are told apart
 OTHER = "other"
 
 
-class GroupNames:
+class GroupLabelAllocator:
     """Gives each group that begins the label under which it is counted until it ends.
 
     A name keeps its label while groups of that name run, and beyond that until another one needs the place; those that
     find no place are counted together as `other`.
     """
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
-        self._running: OrderedDict[str, int] = OrderedDict()  # by name; those that ended longest ago first
+    def __init__(self, most: int = MAX_GROUP_LABELS) -> None:
+        self._max_labels = most
+        self._running_groups: OrderedDict[str, int] = OrderedDict()  # by name; those that ended longest ago first
 
-    def begin(self, name: str) -> tuple[str, str | None]:
+    def acquire(self, name: str) -> tuple[str, str | None]:
         """The label of a group that begins, and the one that is given up for it."""
         given_up = None
-        if name not in self._running and len(self._running) >= self._most:
-            given_up = next((known for known, running in self._running.items() if not running), None)
+        if name not in self._running_groups and len(self._running_groups) >= self._max_labels:
+            given_up = next((known for known, running in self._running_groups.items() if not running), None)
             if given_up is None:
                 return OTHER, None
-            del self._running[given_up]
-        self._running[name] = self._running.get(name, 0) + 1
+            del self._running_groups[given_up]
+        self._running_groups[name] = self._running_groups.get(name, 0) + 1
         return name, given_up
 
-    def end(self, label: str) -> None:
+    def release(self, label: str) -> None:
         """A group with this label has ended."""
-        if label in self._running:
-            self._running[label] -= 1
-            self._running.move_to_end(label)
+        if label in self._running_groups:
+            self._running_groups[label] -= 1
+            self._running_groups.move_to_end(label)
 
 
-def first(names: list[str], most: int = MOST) -> dict[str, str]:
+def assign_labels(names: list[str], most: int = MAX_GROUP_LABELS) -> dict[str, str]:
     """Labels of these names, for numbers that need no memory: the first of them keep theirs."""
     kept = list(dict.fromkeys(names))[:most]
     return {name: name for name in kept} | {name: OTHER for name in names if name not in set(kept)}

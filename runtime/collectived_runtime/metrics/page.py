@@ -1,6 +1,6 @@
 """The page that is scraped: families of samples as text, made in short stretches.
 
-Beside it lanes run in the same interpreter, so nobody may think for long at once: a page is made of *pieces*, and
+Beside it group loops run in the same interpreter, so nobody may think for long at once: a page is made of *pieces*, and
 whoever makes it lets others go first after each. What is read is read lazily, sample by sample, for the same reason.
 """
 
@@ -18,11 +18,11 @@ from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from collectived_proto.types import RELEASE
-from collectived_runtime.credentials import DOORS, WHYS, Door, Why
-from collectived_runtime.limits.refusals import Limit, Where
-from collectived_runtime.metrics.catalogue import BUILD, LIMITED, MALFORMED, PROCESS, REFUSED, Metric
+from collectived_runtime.auth.credentials import REJECT_REASONS, SURFACES, RejectReason, Surface
+from collectived_runtime.limits.rejections import Limit, MessageSource
+from collectived_runtime.metrics.catalogue import BUILD, LIMITED, MALFORMED, PROCESS_METRICS, REFUSED, Metric
 
-PIECE = 50  # samples that are written in one stretch: a few tenths of a millisecond
+SAMPLES_PER_CHUNK = 50  # samples that are written in one stretch: a few tenths of a millisecond
 _EOF = b"# EOF\n"
 
 Reading = tuple[Metric, Iterable[Sample]]
@@ -30,7 +30,7 @@ PAUSE = None  # read where some thinking has been done and others should go firs
 Labels = Sequence[str]  # in order of `Metric.labels`
 
 
-class Source(Protocol):
+class MetricsSource(Protocol):
     """What a daemon tells of itself."""
 
     def read(self) -> Iterator[Reading | None]:
@@ -44,18 +44,22 @@ class Durations(Protocol):
     seconds: float
 
 
-def numbers(metric: Metric, values: Iterable[tuple[Labels, float]]) -> Reading:
+def make_reading(metric: Metric, values: Iterable[tuple[Labels, float]]) -> Reading:
     """Of a counter or a gauge."""
     return metric, (
         Sample(metric.name, dict(zip(metric.labels, labels, strict=True)), value) for labels, value in values
     )
 
 
-def histograms(metric: Metric, bounds: Sequence[float], values: Iterable[tuple[Labels, Durations]]) -> Reading:
-    return metric, _buckets(metric, (*map(floatToGoString, bounds), "+Inf"), values)
+def make_histogram_reading(
+    metric: Metric, bounds: Sequence[float], values: Iterable[tuple[Labels, Durations]]
+) -> Reading:
+    return metric, _histogram_samples(metric, (*map(floatToGoString, bounds), "+Inf"), values)
 
 
-def _buckets(metric: Metric, bounds: Sequence[str], values: Iterable[tuple[Labels, Durations]]) -> Iterator[Sample]:
+def _histogram_samples(
+    metric: Metric, bounds: Sequence[str], values: Iterable[tuple[Labels, Durations]]
+) -> Iterator[Sample]:
     for labels, durations in values:
         named = dict(zip(metric.labels, labels, strict=True))
         total = durations.seconds
@@ -66,51 +70,53 @@ def _buckets(metric: Metric, bounds: Sequence[str], values: Iterable[tuple[Label
         yield Sample(f"{metric.name}_sum", named, total)
 
 
-def build(component: str) -> Reading:
-    return numbers(BUILD, [((component, RELEASE, platform.python_version()), 1.0)])
+def read_build_info(component: str) -> Reading:
+    return make_reading(BUILD, [((component, RELEASE, platform.python_version()), 1.0)])
 
 
-def refusals(component: str, counts: Mapping[tuple[Door, Why], int]) -> Reading:
+def read_auth_rejections(component: str, counts: Mapping[tuple[Surface, RejectReason], int]) -> Reading:
     """Of callers who were turned away."""
-    ways = ((door, why) for door in DOORS for why in WHYS if (door, why) != ("http", "viewing"))
-    return numbers(REFUSED, (((component, *way), float(counts.get(way, 0))) for way in ways))
+    ways = ((door, why) for door in SURFACES for why in REJECT_REASONS if (door, why) != ("http", "viewing"))
+    return make_reading(REFUSED, (((component, *way), float(counts.get(way, 0))) for way in ways))
 
 
-def excesses(component: str, limited: Mapping[Limit, int], limits: Iterable[Limit] = Limit) -> Reading:
+def read_limit_refusals(component: str, limited: Mapping[Limit, int], limits: Iterable[Limit] = Limit) -> Reading:
     """What limits have refused."""
-    return numbers(LIMITED, (((component, limit), float(limited.get(limit, 0))) for limit in limits))
+    return make_reading(LIMITED, (((component, limit), float(limited.get(limit, 0))) for limit in limits))
 
 
-def malformed(component: str, counts: Mapping[Where, int], places: Iterable[Where] = Where) -> Reading:
+def read_malformed(
+    component: str, counts: Mapping[MessageSource, int], places: Iterable[MessageSource] = MessageSource
+) -> Reading:
     """Of what was no message of its protocol."""
-    return numbers(MALFORMED, (((component, where), float(counts.get(where, 0))) for where in places))
+    return make_reading(MALFORMED, (((component, where), float(counts.get(where, 0))) for where in places))
 
 
 _PROCESS = ProcessCollector(registry=None)
 
 
-def process() -> Iterator[Reading]:
+def read_process() -> Iterator[Reading]:
     """Of this process as the kernel sees it."""
     for family in _PROCESS.collect():
         for sample in family.samples:
-            if sample.name in PROCESS:
-                yield PROCESS[sample.name], [sample]
+            if sample.name in PROCESS_METRICS:
+                yield PROCESS_METRICS[sample.name], [sample]
 
 
-class Families(Collector):
+class SourceCollector(Collector):
     """A source as a collector of the Prometheus client library."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: MetricsSource) -> None:
         self._source = source
 
     def collect(self) -> Iterator[Family]:
         for reading in self._source.read():
             if reading is not PAUSE:
                 metric, samples = reading
-                yield _family(metric, list(samples))
+                yield _make_family(metric, list(samples))
 
 
-class _One(Collector):
+class _SingleFamilyCollector(Collector):
     def __init__(self, family: Family) -> None:
         self._family = family
 
@@ -118,7 +124,7 @@ class _One(Collector):
         return (self._family,)
 
 
-def pieces(source: Source, encode: Callable[[Collector], bytes]) -> Iterator[bytes]:
+def render_chunks(source: MetricsSource, encode: Callable[[Collector], bytes]) -> Iterator[bytes]:
     """The page, piece by piece.
 
     Args:
@@ -131,8 +137,8 @@ def pieces(source: Source, encode: Callable[[Collector], bytes]) -> Iterator[byt
             continue
         metric, samples = reading
         rest, head = iter(samples), b""
-        while some := list(islice(rest, PIECE)):
-            text = encode(_One(_family(metric, some)))
+        while some := list(islice(rest, SAMPLES_PER_CHUNK)):
+            text = encode(_SingleFamilyCollector(_make_family(metric, some)))
             ended |= text.endswith(_EOF)
             text = text.removesuffix(_EOF)
             if not head:
@@ -144,7 +150,7 @@ def pieces(source: Source, encode: Callable[[Collector], bytes]) -> Iterator[byt
         yield _EOF
 
 
-def _family(metric: Metric, samples: list[Sample]) -> Family:
+def _make_family(metric: Metric, samples: list[Sample]) -> Family:
     family = Family(metric.family, metric.help, metric.kind)
     family.samples = samples
     return family

@@ -6,26 +6,30 @@ from collections.abc import Callable
 
 from prometheus_client.exposition import choose_encoder
 
-from collectived_runtime.credentials import Gate
-from collectived_runtime.http.messages import Answer, Request, Route, Routes, answer, health
-from collectived_runtime.http.server import HttpServer, Secure
-from collectived_runtime.metrics.page import Source, pieces
+from collectived_runtime.auth.credentials import TokenAuthenticator
+from collectived_runtime.http.messages import Request, Response, Route, Routes, healthz_routes, ok_response
+from collectived_runtime.http.server import GetTlsContext, HttpServer
+from collectived_runtime.metrics.page import MetricsSource, render_chunks
 
 PATH = "/metrics"
 
 
-def route(source: Source) -> Routes:
+def metrics_routes(source: MetricsSource) -> Routes:
     """Of what a source tells."""
 
-    def respond(request: Request) -> Answer:
+    def respond(request: Request) -> Response:
         encode, kind = choose_encoder(request.headers.get("accept", ""))
-        return answer(pieces(source, encode), kind)
+        return ok_response(render_chunks(source, encode), kind)
 
-    return {PATH: Route(respond, query=True)}
+    return {PATH: Route(respond, ignores_query=True)}
 
 
-def metrics_server(
-    address: str, source: Source, well: Callable[[], bool], gate: Gate, secure: Secure = None
+def create_metrics_server(
+    address: str,
+    source: MetricsSource,
+    well: Callable[[], bool],
+    gate: TokenAuthenticator,
+    secure: GetTlsContext = None,
 ) -> HttpServer:
     """What `--metrics` asks for. `well` is for `/healthz`; the rest is as in `HttpServer`."""
-    return HttpServer("--metrics", address, {**route(source), **health(well)}, gate, secure=secure)
+    return HttpServer("--metrics", address, {**metrics_routes(source), **healthz_routes(well)}, gate, secure=secure)

@@ -15,16 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from collectived_runtime.plan.moves import Buffer, Finish, Fold, Move, Plan, Recv, Send, Span
-from collectived_runtime.plan.spans import pieces, without_idle_moves
+from collectived_runtime.plan.moves import Buffer, FinishMove, FoldMove, Move, Plan, RecvMove, SendMove, Span
+from collectived_runtime.plan.spans import drop_empty_moves, pieces
 
 SEGMENT = 8192
-MOST_SEGMENTS = 64
+MAX_SEGMENTS = 64
 
 
-def segments_of(count: int) -> int:
+def count_segments(count: int) -> int:
     """Segments of a half for a span of that many elements: more of them fill the tree better, each costs a round."""
-    return min(max(1, count // 2 // SEGMENT), MOST_SEGMENTS)
+    return min(max(1, count // 2 // SEGMENT), MAX_SEGMENTS)
 
 
 def all_reduce(members: Sequence[int], me: int, span: Span, segments: int = 0) -> Plan:
@@ -33,18 +33,18 @@ def all_reduce(members: Sequence[int], me: int, span: Span, segments: int = 0) -
     `segments` per half; 0: as `segments_of` says.
     """
     if len(members) == 1:
-        return ((Finish(span, Buffer.INPUT),),)
-    segments = segments or segments_of(len(span))
+        return ((FinishMove(span, Buffer.INPUT),),)
+    segments = segments or count_segments(len(span))
     position = members.index(me)
     reach = len(members).bit_length() - 1
     rounds: list[list[Move]] = [[] for _ in range(2 * (segments + 2 * reach - 1))]
     for half, shift in zip(span.split(2), (0, 1), strict=True):
         order = (*members[len(members) - shift :], *members[: len(members) - shift])
-        seat = _seat(order, (position + shift) % len(members))
+        node = _make_node(order, (position + shift) % len(members))
         for number, segment in enumerate(pieces(half, segments)):
-            for when, move in _moves(seat, segment, reach):
+            for when, move in _moves(node, segment, reach):
                 rounds[when + 2 * number].append(move)
-    return tuple(without_idle_moves(tuple(moves) for moves in rounds))
+    return tuple(drop_empty_moves(tuple(moves) for moves in rounds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class _Child:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
+class TreeNode:
     """One member in one tree; `side` tells whether it is its parent's left child (0) or its right one (1)."""
 
     me: int
@@ -64,7 +64,7 @@ class _Seat:
     children: tuple[_Child, ...]
 
 
-def _seat(order: Sequence[int], role: int) -> _Seat:
+def _make_node(order: Sequence[int], role: int) -> TreeNode:
     begin, end = 0, len(order)
     parent, side, depth = None, 0, 0
     while (root := _root(begin, end)) != role:
@@ -72,7 +72,7 @@ def _seat(order: Sequence[int], role: int) -> _Seat:
         begin, end = (root + 1, end) if side else (begin, root)
     below = ((begin, root), (root + 1, end))
     children = tuple(_Child(order[_root(*span)], min(order[slice(*span)])) for span in below if span[0] < span[1])
-    return _Seat(order[role], parent, side, depth, children)
+    return TreeNode(order[role], parent, side, depth, children)
 
 
 def _root(begin: int, end: int) -> int:
@@ -80,17 +80,17 @@ def _root(begin: int, end: int) -> int:
     return begin + (1 << ((end - begin).bit_length() - 1)) - 1
 
 
-def _moves(seat: _Seat, segment: Span, reach: int) -> Iterator[tuple[int, Move]]:
+def _moves(node: TreeNode, segment: Span, reach: int) -> Iterator[tuple[int, Move]]:
     """What happens with the first segment, and in which round; each later segment is one tick later."""
-    holder, lowest = Buffer.INPUT, seat.me
-    for side, child in enumerate(seat.children):
-        fold = Fold(holder, received_left=child.lowest < lowest)
-        yield 2 * (reach - seat.depth - 1) + side, Recv(child.member, segment, Buffer.SCRATCH, fold)
+    holder, lowest = Buffer.INPUT, node.me
+    for side, child in enumerate(node.children):
+        fold = FoldMove(holder, received_left=child.lowest < lowest)
+        yield 2 * (reach - node.depth - 1) + side, RecvMove(child.member, segment, Buffer.SCRATCH, fold)
         holder, lowest = Buffer.SCRATCH, min(lowest, child.lowest)
-    if seat.parent is None:
-        yield 2 * reach, Finish(segment, holder)
+    if node.parent is None:
+        yield 2 * reach, FinishMove(segment, holder)
     else:
-        yield 2 * (reach - seat.depth) + seat.side, Send(seat.parent, segment, holder)
-        yield 2 * (reach + seat.depth - 1) + seat.side, Recv(seat.parent, segment, Buffer.OUTPUT)
-    for side, child in enumerate(seat.children):
-        yield 2 * (reach + seat.depth) + side, Send(child.member, segment, Buffer.OUTPUT)
+        yield 2 * (reach - node.depth) + node.side, SendMove(node.parent, segment, holder)
+        yield 2 * (reach + node.depth - 1) + node.side, RecvMove(node.parent, segment, Buffer.OUTPUT)
+    for side, child in enumerate(node.children):
+        yield 2 * (reach + node.depth) + side, SendMove(child.member, segment, Buffer.OUTPUT)

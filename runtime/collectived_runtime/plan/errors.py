@@ -1,33 +1,33 @@
 """What can be wrong with a set of plans.
 
-PlanFault
-├── Stuck        somebody would wait for ever, or for another span
-├── Overwritten  something is read that has been, or is being, written over; or that was never there
-├── Misordered   the left operand of a fold is not the one with the lowest contribution
-├── Miscounted   a contribution is missing, or there twice, or a result is missing
-└── Divergent    the same span is folded by different trees
+PlanError
+├── PlanDeadlock       somebody would wait for ever, or for another span
+├── BufferOverwrite    something is read that has been, or is being, written over; or that was never there
+├── FoldOrderError     the left operand of a fold is not the one with the lowest contribution
+├── ContributionError  a contribution is missing, or there twice, or a result is missing
+└── FoldDivergence     the same span is folded by different trees
 """
 
 
-class PlanFault(Exception):
+class PlanError(Exception):
     """The plans of a collective do not do what they should."""
 
 
-class Stuck(PlanFault):
+class PlanDeadlock(PlanError):
     """Somebody would wait for ever, or gets another span than it expects."""
 
 
-class Overwritten(PlanFault):
+class BufferOverwrite(PlanError):
     """A move reads what is written over, or writes over what is still needed."""
 
 
-class Misordered(PlanFault):
+class FoldOrderError(PlanError):
     """A fold has its operands the wrong way round."""
 
 
-class Miscounted(PlanFault):
+class ContributionError(PlanError):
     """A final value lacks a contribution, has it twice, or does not arrive."""
 
 
-class Divergent(PlanFault):
+class FoldDivergence(PlanError):
     """Two participants fold the same span by different trees."""

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from collectived_runtime.plan.moves import Buffer, Finish, Fold, Plan, Recv, Round, Send, Span
-from collectived_runtime.plan.spans import finishing, idle, without_idle_moves
+from collectived_runtime.plan.moves import Buffer, FinishMove, FoldMove, Plan, RecvMove, Round, SendMove, Span
+from collectived_runtime.plan.spans import drop_empty_moves, idle_rounds, prepend_finish
 
 
 def all_reduce(members: Sequence[int], me: int, span: Span) -> Plan:
     """Every member ends with the fold of all contributions."""
-    return tuple(without_idle_moves(all_reduce_rounds(members, me, span)))
+    return tuple(drop_empty_moves(all_reduce_rounds(members, me, span)))
 
 
 def all_reduce_rounds(members: Sequence[int], me: int, span: Span) -> Iterator[Round]:
@@ -31,9 +31,13 @@ def all_reduce_rounds(members: Sequence[int], me: int, span: Span) -> Iterator[R
     position = core.position(me)
     host, *guests = core.team(position)
     if me != host:
-        return _visit(host, span, levels)
+        return _remainder_rounds(host, span, levels)
     rounds = _halve_and_double(core, position, span)
-    return chain(_welcome(host, guests, span), rounds, _farewell(guests, span)) if core.guests else rounds
+    return (
+        chain(_fold_remainder(host, guests, span), rounds, _send_to_remainder(guests, span))
+        if core.remainder
+        else rounds
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +45,21 @@ class _Core:
     """The first members are hosts, each with its guest behind it; the others are alone. Both are *teams*."""
 
     members: Sequence[int]
-    guests: int
+    remainder: int
 
     def __len__(self) -> int:
-        return len(self.members) - self.guests
+        return len(self.members) - self.remainder
 
     def begin(self, position: int) -> int:
         """Where that team begins among the members."""
-        return position + min(position, self.guests)
+        return position + min(position, self.remainder)
 
     def team(self, position: int) -> Sequence[int]:
         return self.members[self.begin(position) : self.begin(position + 1)]
 
     def position(self, member: int) -> int:
         at = self.members.index(member)
-        return at // 2 if at < 2 * self.guests else at - self.guests
+        return at // 2 if at < 2 * self.remainder else at - self.remainder
 
     def lowest(self, position: int, reach: int) -> int:
         """The lowest contribution in that team's block of `reach` teams."""
@@ -63,16 +67,20 @@ class _Core:
         return min(self.members[self.begin(block) : self.begin(block + reach)])
 
 
-def _visit(host: int, span: Span, levels: int) -> Iterator[Round]:
-    return chain([(Send(host, span, Buffer.INPUT),)], idle(2 * levels), [(Recv(host, span, Buffer.OUTPUT),)])
+def _remainder_rounds(host: int, span: Span, levels: int) -> Iterator[Round]:
+    return chain(
+        [(SendMove(host, span, Buffer.INPUT),)], idle_rounds(2 * levels), [(RecvMove(host, span, Buffer.OUTPUT),)]
+    )
 
 
-def _welcome(host: int, guests: Sequence[int], span: Span) -> Iterator[Round]:
-    yield tuple(Recv(guest, span, Buffer.SCRATCH, Fold(Buffer.INPUT, received_left=guest < host)) for guest in guests)
+def _fold_remainder(host: int, guests: Sequence[int], span: Span) -> Iterator[Round]:
+    yield tuple(
+        RecvMove(guest, span, Buffer.SCRATCH, FoldMove(Buffer.INPUT, received_left=guest < host)) for guest in guests
+    )
 
 
-def _farewell(guests: Sequence[int], span: Span) -> Iterator[Round]:
-    yield tuple(Send(guest, span, Buffer.OUTPUT) for guest in guests)
+def _send_to_remainder(guests: Sequence[int], span: Span) -> Iterator[Round]:
+    yield tuple(SendMove(guest, span, Buffer.OUTPUT) for guest in guests)
 
 
 def _halve_and_double(core: _Core, position: int, span: Span) -> Iterator[Round]:
@@ -85,8 +93,8 @@ def _halve_and_double(core: _Core, position: int, span: Span) -> Iterator[Round]
         first, second = span.split(2)
         kept, given = (second, first) if position & reach else (first, second)
         # Both partners hold the contributions of a block of `reach` teams; the blocks are neighbours.
-        fold = Fold(holder, received_left=core.lowest(other, reach) < core.lowest(position, reach))
-        yield (Send(partner, given, holder), Recv(partner, kept, Buffer.SCRATCH, fold))
-        back.append((Send(partner, kept, Buffer.OUTPUT), Recv(partner, given, Buffer.OUTPUT)))
+        fold = FoldMove(holder, received_left=core.lowest(other, reach) < core.lowest(position, reach))
+        yield (SendMove(partner, given, holder), RecvMove(partner, kept, Buffer.SCRATCH, fold))
+        back.append((SendMove(partner, kept, Buffer.OUTPUT), RecvMove(partner, given, Buffer.OUTPUT)))
         span, holder, reach = kept, Buffer.SCRATCH, 2 * reach
-    yield from finishing(Finish(span, holder), reversed(back))
+    yield from prepend_finish(FinishMove(span, holder), reversed(back))

@@ -22,15 +22,15 @@ from functools import lru_cache
 from itertools import chain
 
 from collectived_runtime.plan import ring, shuffle, tree
-from collectived_runtime.plan.collect import Collect, Kind, Native, WideMove, WidePlan, WideRound
-from collectived_runtime.plan.moves import Buffer, Finish, Fold, Recv, Send, Span
-from collectived_runtime.plan.spans import idle, pieces, without_idle_moves
+from collectived_runtime.plan.moves import Buffer, FinishMove, FoldMove, RecvMove, SendMove, Span
+from collectived_runtime.plan.spans import drop_empty_moves, idle_rounds, pieces
+from collectived_runtime.plan.wide_moves import CollectMove, NativeKind, NativeMove, WideMove, WidePlan, WideRound
 
-Flat = Callable[[Sequence[int], int, Span], Iterable[WideRound]]
+FlatAlgorithm = Callable[[Sequence[int], int, Span], Iterable[WideRound]]
 Hosts = Sequence[Sequence[int]]
 
 
-class Inside(enum.Enum):
+class InnerStage(enum.Enum):
     LEADER = "leader"
     LANES = "lanes"
     SERVER = "server"
@@ -41,8 +41,8 @@ def all_reduce(
     hosts: Hosts,
     me: int,
     span: Span,
-    across: Flat = ring.all_reduce,
-    inside: Inside = Inside.LEADER,
+    across: FlatAlgorithm = ring.all_reduce,
+    inside: InnerStage = InnerStage.LEADER,
     servers: Sequence[int] = (),
 ) -> WidePlan:
     """Every participant of every host ends with the fold of all contributions.
@@ -59,7 +59,12 @@ def all_reduce(
 
 
 def all_reduce_rounds(
-    hosts: Hosts, me: int, span: Span, across: Flat, inside: Inside = Inside.LEADER, servers: Sequence[int] = ()
+    hosts: Hosts,
+    me: int,
+    span: Span,
+    across: FlatAlgorithm,
+    inside: InnerStage = InnerStage.LEADER,
+    servers: Sequence[int] = (),
 ) -> Iterator[WideRound]:
     place = next(n for n, host in enumerate(hosts) if me in host or (servers and servers[n] == me))
     stage = _stage(hosts, place, me, span, inside, servers)
@@ -68,14 +73,14 @@ def all_reduce_rounds(
     rounds: Iterable[WideRound]
     if me in stage.heads:
         rounds = across(lowest, lowest[place], stage.piece)
-        rounds = _on_behalf(rounds, dict(zip(lowest, stage.heads, strict=True)), stage.holder)
+        rounds = _substitute_members(rounds, dict(zip(lowest, stage.heads, strict=True)), stage.holder)
     else:
-        rounds = idle(_length(across, lowest, lowest[place], stage.piece))
-    return without_idle_moves(chain(stage.up, rounds, stage.down))
+        rounds = idle_rounds(_length(across, lowest, lowest[place], stage.piece))
+    return drop_empty_moves(chain(stage.up, rounds, stage.down))
 
 
 @lru_cache(maxsize=64)
-def _length(across: Flat, members: Sequence[int], me: int, span: Span) -> int:
+def _length(across: FlatAlgorithm, members: Sequence[int], me: int, span: Span) -> int:
     """Rounds that the others of a host wait while one of them takes part across; the same for all of them."""
     return sum(1 for _ in across(members, me, span))
 
@@ -91,47 +96,47 @@ class _Stage:
     down: Iterable[WideRound]
 
 
-def _stage(hosts: Hosts, place: int, me: int, span: Span, inside: Inside, servers: Sequence[int]) -> _Stage:
+def _stage(hosts: Hosts, place: int, me: int, span: Span, inside: InnerStage, servers: Sequence[int]) -> _Stage:
     even = len({len(host) for host in hosts}) == 1
     match inside:
-        case Inside.SERVER:
-            return _served(hosts, place, me, span, servers)
-        case Inside.LANES if even:
-            return _in_lanes(hosts, place, me, span)
-        case Inside.NATIVE:
-            return _by_engine(hosts, place, span)
+        case InnerStage.SERVER:
+            return _server_stage(hosts, place, me, span, servers)
+        case InnerStage.LANES if even:
+            return _lanes_stage(hosts, place, me, span)
+        case InnerStage.NATIVE:
+            return _native_stage(hosts, place, span)
         case _:
-            return _led(hosts, place, me, span)
+            return _leader_stage(hosts, place, me, span)
 
 
-def _led(hosts: Hosts, place: int, me: int, span: Span) -> _Stage:
+def _leader_stage(hosts: Hosts, place: int, me: int, span: Span) -> _Stage:
     host = hosts[place]
-    up = _padded(tree.fold_up(host, me, span, host[0]), tree.depth(max(map(len, hosts))))
-    return _Stage(up, [host[0] for host in hosts], span, _holder(host), tree.pass_down(host, me, span, host[0]))
+    up = _pad_rounds(tree.reduce_rounds(host, me, span, host[0]), tree.depth(max(map(len, hosts))))
+    return _Stage(up, [host[0] for host in hosts], span, _holder(host), tree.broadcast_rounds(host, me, span, host[0]))
 
 
-def _in_lanes(hosts: Hosts, place: int, me: int, span: Span) -> _Stage:
+def _lanes_stage(hosts: Hosts, place: int, me: int, span: Span) -> _Stage:
     host = hosts[place]
     shares = pieces(span, len(host))
-    lane = host.index(me)
-    heads = [host[lane] for host in hosts]
-    up, down = ring.fold_around(host, me, shares), ring.pass_around(host, me, shares)
-    return _Stage(up, heads, shares[lane], _holder(host), down)
+    column = host.index(me)
+    heads = [host[column] for host in hosts]
+    up, down = ring.reduce_scatter_rounds(host, me, shares), ring.all_gather_rounds(host, me, shares)
+    return _Stage(up, heads, shares[column], _holder(host), down)
 
 
-def _served(hosts: Hosts, place: int, me: int, span: Span, servers: Sequence[int]) -> _Stage:
+def _server_stage(hosts: Hosts, place: int, me: int, span: Span, servers: Sequence[int]) -> _Stage:
     host, server = hosts[place], servers[place]
     longest = max(len({*host, server}) - 1 for host, server in zip(hosts, servers, strict=True))
-    up = _padded(shuffle.fold_onto(host, me, span, (server,)), longest)
-    down = shuffle.pass_back(host, me, span, (server,))
+    up = _pad_rounds(shuffle.reduce_to_servers(host, me, span, (server,)), longest)
+    down = shuffle.gather_from_servers(host, me, span, (server,))
     return _Stage(up, servers, span, shuffle.holder(host, server), down)
 
 
-def _by_engine(hosts: Hosts, place: int, span: Span) -> _Stage:
+def _native_stage(hosts: Hosts, place: int, span: Span) -> _Stage:
     host = hosts[place]
     members, leader = tuple(sorted(host)), host[0]
-    up: WideRound = (Native(Kind.REDUCE, members, span, leader),) if len(host) > 1 else ()
-    down: WideRound = (Native(Kind.BROADCAST, members, span, leader),) if len(host) > 1 else ()
+    up: WideRound = (NativeMove(NativeKind.REDUCE, members, span, leader),) if len(host) > 1 else ()
+    down: WideRound = (NativeMove(NativeKind.BROADCAST, members, span, leader),) if len(host) > 1 else ()
     return _Stage([up], [host[0] for host in hosts], span, _holder(host), [down])
 
 
@@ -139,29 +144,29 @@ def _holder(host: Sequence[int]) -> Buffer:
     return Buffer.SCRATCH if len(host) > 1 else Buffer.INPUT
 
 
-def _padded(rounds: Iterable[WideRound], length: int) -> Iterator[WideRound]:
+def _pad_rounds(rounds: Iterable[WideRound], length: int) -> Iterator[WideRound]:
     count = 0
     for moves in rounds:
         count += 1
         yield moves
-    yield from idle(length - count)
+    yield from idle_rounds(length - count)
 
 
-def _on_behalf(rounds: Iterable[WideRound], names: Mapping[int, int], holder: Buffer) -> Iterator[WideRound]:
+def _substitute_members(rounds: Iterable[WideRound], names: Mapping[int, int], holder: Buffer) -> Iterator[WideRound]:
     """The same rounds for those who stand in for others and hold their contribution in `holder`."""
     instead = {Buffer.INPUT: holder, Buffer.SCRATCH: Buffer.SCRATCH, Buffer.OUTPUT: Buffer.OUTPUT}
 
     def renamed(move: WideMove) -> WideMove:
         match move:
-            case Send(peer, span, source):
-                return Send(names[peer], span, instead[source])
-            case Recv(peer, span, target, fold):
-                return Recv(names[peer], span, target, fold and Fold(instead[fold.mine], fold.received_left))
-            case Finish(span, source):
-                return Finish(span, instead[source])
-            case Collect(order, span, mine):
-                return Collect(tuple(names[member] for member in order), span, instead[mine])
-            case Native():
+            case SendMove(peer, span, source):
+                return SendMove(names[peer], span, instead[source])
+            case RecvMove(peer, span, target, fold):
+                return RecvMove(names[peer], span, target, fold and FoldMove(instead[fold.mine], fold.received_left))
+            case FinishMove(span, source):
+                return FinishMove(span, instead[source])
+            case CollectMove(order, span, mine):
+                return CollectMove(tuple(names[member] for member in order), span, instead[mine])
+            case NativeMove():
                 raise ValueError("an engine does not work on behalf of hosts")
 
     for moves in rounds:

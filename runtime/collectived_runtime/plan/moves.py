@@ -14,7 +14,7 @@ Every move names a buffer:
 The executor may let the three share memory, so a plan obeys: once a span of SCRATCH or OUTPUT has been written, the
 same span of INPUT is not read again, and once a span of OUTPUT has been written, the same span of SCRATCH is not read
 again.
-`plan/check.py` proves it for every algorithm.
+`verify/verifier.py` proves it for every algorithm.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendMove:
     """Send `span` of `source` to `peer`."""
 
     peer: int
@@ -61,7 +61,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class FoldMove:
     """How a received span is combined: with the same span of `mine`, the received part as left operand or as right.
 
     The operand that holds the lowest participant's contribution stands left, so that results do not depend on who
@@ -73,17 +73,17 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True)
-class Recv:
+class RecvMove:
     """Receive `span` from `peer` into `target`: as it is, or folded with what is mine (then the target is SCRATCH)."""
 
     peer: int
     span: Span
     target: Buffer
-    fold: Fold | None = None
+    fold: FoldMove | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class FinishMove:
     """The values of `span` in `source` are final: convert (last rounding, division of a mean) or copy them to OUTPUT.
 
     A local move; it runs before the other moves of its round, which may send what it wrote.
@@ -93,6 +93,6 @@ class Finish:
     source: Buffer
 
 
-Move = Send | Recv | Finish
+Move = SendMove | RecvMove | FinishMove
 Round = tuple[Move, ...]
 Plan = tuple[Round, ...]

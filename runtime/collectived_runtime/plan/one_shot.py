@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collectived_runtime.plan.collect import Collect, WidePlan
-from collectived_runtime.plan.moves import Buffer, Finish, Send, Span
+from collectived_runtime.plan.moves import Buffer, FinishMove, SendMove, Span
+from collectived_runtime.plan.wide_moves import CollectMove, WidePlan
 
 
 def all_reduce(members: Sequence[int], me: int, span: Span) -> WidePlan:
     """Every member ends with the fold of all contributions."""
     if len(members) == 1:
-        return ((Finish(span, Buffer.INPUT),),)
+        return ((FinishMove(span, Buffer.INPUT),),)
     position = members.index(me)
     others = (*members[position + 1 :], *members[:position])
-    sends = (Send(other, span, Buffer.INPUT) for other in others)
-    collect = Collect(tuple(sorted(members)), span, Buffer.INPUT)
-    return ((*sends, collect), (Finish(span, Buffer.SCRATCH),))
+    sends = (SendMove(other, span, Buffer.INPUT) for other in others)
+    collect = CollectMove(tuple(sorted(members)), span, Buffer.INPUT)
+    return ((*sends, collect), (FinishMove(span, Buffer.SCRATCH),))

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from collectived_runtime.plan.moves import Buffer, Finish, Fold, Plan, Recv, Round, Send, Span
-from collectived_runtime.plan.spans import finishing, pieces, without_idle_moves
+from collectived_runtime.plan.moves import Buffer, FinishMove, FoldMove, Plan, RecvMove, Round, SendMove, Span
+from collectived_runtime.plan.spans import drop_empty_moves, pieces, prepend_finish
 
-_RECEIVED_LEFT = Fold(Buffer.INPUT, received_left=True)
-_RECEIVED_RIGHT = Fold(Buffer.INPUT, received_left=False)
+_RECEIVED_LEFT = FoldMove(Buffer.INPUT, received_left=True)
+_RECEIVED_RIGHT = FoldMove(Buffer.INPUT, received_left=False)
 
 
 def all_reduce(members: Sequence[int], me: int, span: Span) -> Plan:
@@ -29,24 +29,26 @@ def all_reduce(members: Sequence[int], me: int, span: Span) -> Plan:
 def all_reduce_rounds(members: Sequence[int], me: int, span: Span) -> Iterator[Round]:
     """`all_reduce`, one round at a time: a ring of thousands has too many to keep for every member."""
     shares = pieces(span, len(members))
-    finish = Finish(shares[members.index(me)], _holder(members))
-    rounds = chain(fold_around(members, me, shares), finishing(finish, pass_around(members, me, shares)))
-    return rounds if len(span) >= len(members) else without_idle_moves(rounds)
+    finish = FinishMove(shares[members.index(me)], _holder(members))
+    rounds = chain(
+        reduce_scatter_rounds(members, me, shares), prepend_finish(finish, all_gather_rounds(members, me, shares))
+    )
+    return rounds if len(span) >= len(members) else drop_empty_moves(rounds)
 
 
 def reduce_scatter(members: Sequence[int], me: int, shares: Sequence[Span]) -> Plan:
     """Member i ends with the fold of all contributions in `shares[i]`, and with nothing elsewhere."""
-    finish = (Finish(shares[members.index(me)], _holder(members)),)
-    return tuple(without_idle_moves(chain(fold_around(members, me, shares), [finish])))
+    finish = (FinishMove(shares[members.index(me)], _holder(members)),)
+    return tuple(drop_empty_moves(chain(reduce_scatter_rounds(members, me, shares), [finish])))
 
 
 def all_gather(members: Sequence[int], me: int, shares: Sequence[Span]) -> Plan:
     """Member i contributes `shares[i]`; every member ends with all shares."""
-    finish = Finish(shares[members.index(me)], Buffer.INPUT)
-    return tuple(without_idle_moves(finishing(finish, pass_around(members, me, shares))))
+    finish = FinishMove(shares[members.index(me)], Buffer.INPUT)
+    return tuple(drop_empty_moves(prepend_finish(finish, all_gather_rounds(members, me, shares))))
 
 
-def fold_around(members: Sequence[int], me: int, shares: Sequence[Span]) -> Iterator[Round]:
+def reduce_scatter_rounds(members: Sequence[int], me: int, shares: Sequence[Span]) -> Iterator[Round]:
     """The reduce phase: P-1 rounds, after which member i holds `shares[i]` of all in SCRATCH."""
     size, position = len(members), members.index(me)
     after, before = members[(position + 1) % size], members[position - 1]
@@ -57,20 +59,20 @@ def fold_around(members: Sequence[int], me: int, shares: Sequence[Span]) -> Iter
         lowest = min(lowest, members[position - step])
         fold = _RECEIVED_LEFT if lowest < me else _RECEIVED_RIGHT
         yield (
-            Send(after, shares[position - step], source),
-            Recv(before, shares[position - step - 1], Buffer.SCRATCH, fold),
+            SendMove(after, shares[position - step], source),
+            RecvMove(before, shares[position - step - 1], Buffer.SCRATCH, fold),
         )
         source = Buffer.SCRATCH
 
 
-def pass_around(members: Sequence[int], me: int, shares: Sequence[Span]) -> Iterator[Round]:
+def all_gather_rounds(members: Sequence[int], me: int, shares: Sequence[Span]) -> Iterator[Round]:
     """The gather phase: P-1 rounds, before which member i has `shares[i]` in OUTPUT."""
     size, position = len(members), members.index(me)
     after, before = members[(position + 1) % size], members[position - 1]
     for step in range(size - 1):
         yield (
-            Send(after, shares[position - step], Buffer.OUTPUT),
-            Recv(before, shares[position - step - 1], Buffer.OUTPUT),
+            SendMove(after, shares[position - step], Buffer.OUTPUT),
+            RecvMove(before, shares[position - step - 1], Buffer.OUTPUT),
         )
 
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 
-from collectived_runtime.plan.moves import Buffer, Finish, Fold, Move, Plan, Recv, Round, Send, Span
-from collectived_runtime.plan.spans import finishing, pieces
+from collectived_runtime.plan.moves import Buffer, FinishMove, FoldMove, Move, Plan, RecvMove, Round, SendMove, Span
+from collectived_runtime.plan.spans import pieces, prepend_finish
 
 
 def all_reduce(members: Sequence[int], me: int, span: Span, servers: Sequence[int] = ()) -> Plan:
@@ -29,9 +29,9 @@ def all_reduce_rounds(members: Sequence[int], me: int, span: Span, servers: Sequ
     servers = servers or members
     finish = None
     if me in servers:
-        finish = Finish(pieces(span, len(servers))[servers.index(me)], holder(members, me))
-    gather = pass_back(members, me, span, servers)
-    return chain(fold_onto(members, me, span, servers), finishing(finish, gather))
+        finish = FinishMove(pieces(span, len(servers))[servers.index(me)], holder(members, me))
+    gather = gather_from_servers(members, me, span, servers)
+    return chain(reduce_to_servers(members, me, span, servers), prepend_finish(finish, gather))
 
 
 def holder(members: Sequence[int], server: int) -> Buffer:
@@ -39,7 +39,7 @@ def holder(members: Sequence[int], server: int) -> Buffer:
     return Buffer.INPUT if tuple(members) == (server,) else Buffer.SCRATCH
 
 
-def fold_onto(members: Sequence[int], me: int, span: Span, servers: Sequence[int]) -> Iterator[Round]:
+def reduce_to_servers(members: Sequence[int], me: int, span: Span, servers: Sequence[int]) -> Iterator[Round]:
     """The reduce phase, after which every server holds its piece of all."""
     share = _shares(tuple(servers), span)
     contributes = frozenset(members)
@@ -50,15 +50,15 @@ def fold_onto(members: Sequence[int], me: int, span: Span, servers: Sequence[int
         after, before = circle[(position + step) % len(circle)], circle[position - step]
         moves: list[Move] = []
         if after in share and me in contributes:
-            moves.append(Send(after, share[after], Buffer.INPUT))
+            moves.append(SendMove(after, share[after], Buffer.INPUT))
         if me in share and before in contributes:
-            fold = None if lowest is None else Fold(source, received_left=before < lowest)
-            moves.append(Recv(before, share[me], Buffer.SCRATCH, fold))
+            fold = None if lowest is None else FoldMove(source, received_left=before < lowest)
+            moves.append(RecvMove(before, share[me], Buffer.SCRATCH, fold))
             lowest, source = before if lowest is None else min(lowest, before), Buffer.SCRATCH
         yield tuple(moves)
 
 
-def pass_back(members: Sequence[int], me: int, span: Span, servers: Sequence[int]) -> Iterator[Round]:
+def gather_from_servers(members: Sequence[int], me: int, span: Span, servers: Sequence[int]) -> Iterator[Round]:
     """The gather phase, before which every server has its piece in OUTPUT: one round, or none for one participant."""
     share = _shares(tuple(servers), span)
     circle = _circle(tuple(members), tuple(servers))
@@ -67,9 +67,9 @@ def pass_back(members: Sequence[int], me: int, span: Span, servers: Sequence[int
     moves: list[Move] = []
     if me in share:
         receivers = frozenset(members)
-        moves += [Send(other, share[me], Buffer.OUTPUT) for other in others if other in receivers]
+        moves += [SendMove(other, share[me], Buffer.OUTPUT) for other in others if other in receivers]
     if me in members:
-        moves += [Recv(other, share[other], Buffer.OUTPUT) for other in others if other in share]
+        moves += [RecvMove(other, share[other], Buffer.OUTPUT) for other in others if other in share]
     if others:
         yield tuple(moves)
 

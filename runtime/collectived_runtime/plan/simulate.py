@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from collectived_runtime.plan.collect import Collect, Kind, Native, WideRound
-from collectived_runtime.plan.model import Link, Model, bus_factor
-from collectived_runtime.plan.moves import Recv, Send
+from collectived_runtime.plan.cost_model import LinkClass, Model, bus_factor
+from collectived_runtime.plan.moves import RecvMove, SendMove
+from collectived_runtime.plan.wide_moves import CollectMove, NativeKind, NativeMove, WideRound
 
 SAMPLE = 8
 
@@ -48,7 +48,7 @@ def simulate(
     """
     model = model or Model()
     home = {participant: number for number, host in enumerate(hosts) for participant in host}
-    watched = [[(me, iter(plan_of(me))) for me in hosts[number]] for number in sampled(len(hosts), sample)]
+    watched = [[(me, iter(plan_of(me))) for me in hosts[number]] for number in sample_hosts(len(hosts), sample)]
     seconds, rounds = 0.0, 0
     while True:
         current = [[(me, next(rest, None)) for me, rest in host] for host in watched]
@@ -60,7 +60,7 @@ def simulate(
     return Prediction(seconds, rounds, rate, rate * bus_factor(len(home)))
 
 
-def sampled(hosts: int, sample: int) -> list[int]:
+def sample_hosts(hosts: int, sample: int) -> list[int]:
     """Evenly spread host numbers, the first and the last among them."""
     if hosts <= sample:
         return list(range(hosts))
@@ -75,7 +75,7 @@ class _Load:
     received: int = 0
     messages: int = 0
 
-    def seconds(self, link: Link, itemsize: int) -> float:
+    def seconds(self, link: LinkClass, itemsize: int) -> float:
         """The time on the wire, without latency."""
         return max(self.sent, self.received) * itemsize / link.bandwidth
 
@@ -112,19 +112,19 @@ def _add(moves: WideRound, me: int, home: Mapping[int, int], own: _Load, shared:
     folded = 0
     for move in moves:
         match move:
-            case Send(peer, span, _):
+            case SendMove(peer, span, _):
                 link(peer).send(len(span))
-            case Recv(peer, span, _, fold):
+            case RecvMove(peer, span, _, fold):
                 link(peer).receive(len(span))
                 folded += len(span) if fold else 0
-            case Collect(order, span, _):
+            case CollectMove(order, span, _):
                 for peer in order:
                     if peer != me:
                         link(peer).receive(len(span))
                 folded += len(span) * (len(order) - 1)
-            case Native(kind, members, span, _):
+            case NativeMove(kind, members, span, _):
                 far = any(home[member] != home[me] for member in members)
-                volume = round(len(span) * (bus_factor(len(members)) if kind is Kind.ALL_REDUCE else 1))
+                volume = round(len(span) * (bus_factor(len(members)) if kind is NativeKind.ALL_REDUCE else 1))
                 load = shared if far else own
                 load.send(volume)
                 load.receive(volume)

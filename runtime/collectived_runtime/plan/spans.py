@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
-from collectived_runtime.plan.moves import Finish, Recv, Round, Send, Span
+from collectived_runtime.plan.moves import FinishMove, RecvMove, Round, SendMove, Span
 
 M = TypeVar("M")
 
@@ -27,12 +27,12 @@ def hull(spans: Sequence[Span]) -> Span:
     return Span(spans[0].start, spans[-1].stop) if spans else Span(0, 0)
 
 
-def idle(rounds: int) -> Iterator[Round]:
+def idle_rounds(rounds: int) -> Iterator[Round]:
     """Rounds in which the others are busy."""
     return iter(((),) * rounds)
 
 
-def finishing(finish: Finish | None, rounds: Iterable[Round]) -> Iterator[Round]:
+def prepend_finish(finish: FinishMove | None, rounds: Iterable[Round]) -> Iterator[Round]:
     """`rounds` with `finish` in the first of them, or in a round of its own when there is none."""
     opening: Round = () if finish is None else (finish,)
     for moves in rounds:
@@ -42,7 +42,7 @@ def finishing(finish: Finish | None, rounds: Iterable[Round]) -> Iterator[Round]
         yield opening
 
 
-def without_idle_moves(rounds: Iterable[tuple[M, ...]]) -> Iterator[tuple[M, ...]]:
+def drop_empty_moves(rounds: Iterable[tuple[M, ...]]) -> Iterator[tuple[M, ...]]:
     """The same rounds without moves of empty spans, except on first contact: that frame carries the contract.
 
     Both ends drop alike: the k-th send to a peer is the peer's k-th receive, and their spans are equally long. Rounds
@@ -52,7 +52,7 @@ def without_idle_moves(rounds: Iterable[tuple[M, ...]]) -> Iterator[tuple[M, ...
     for moves in rounds:
         kept = []
         for move in moves:
-            if isinstance(move, (Send, Recv)):
+            if isinstance(move, (SendMove, RecvMove)):
                 contact = (type(move), move.peer)
                 if not len(move.span) and contact in met:
                     continue

@@ -14,20 +14,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from collectived_runtime.plan.moves import Buffer, Finish, Fold, Plan, Recv, Round, Send, Span
-from collectived_runtime.plan.spans import finishing
+from collectived_runtime.plan.moves import Buffer, FinishMove, FoldMove, Plan, RecvMove, Round, SendMove, Span
+from collectived_runtime.plan.spans import prepend_finish
 
 
 def reduce(members: Sequence[int], me: int, span: Span, root: int) -> Plan:
     """The root ends with the fold of all contributions, the others with nothing."""
-    finish: Round = (Finish(span, _holder(members)),) if me == root else ()
-    return (*fold_up(members, me, span, root), finish)
+    finish: Round = (FinishMove(span, _holder(members)),) if me == root else ()
+    return (*reduce_rounds(members, me, span, root), finish)
 
 
 def broadcast(members: Sequence[int], me: int, span: Span, root: int) -> Plan:
     """Every member ends with the root's contribution."""
-    finish = Finish(span, Buffer.INPUT) if me == root else None
-    return tuple(finishing(finish, pass_down(members, me, span, root)))
+    finish = FinishMove(span, Buffer.INPUT) if me == root else None
+    return tuple(prepend_finish(finish, broadcast_rounds(members, me, span, root)))
 
 
 def all_reduce(members: Sequence[int], me: int, span: Span) -> Plan:
@@ -37,8 +37,10 @@ def all_reduce(members: Sequence[int], me: int, span: Span) -> Plan:
 
 def all_reduce_rounds(members: Sequence[int], me: int, span: Span) -> Iterator[Round]:
     root = members[0]
-    finish = Finish(span, _holder(members)) if me == root else None
-    return chain(fold_up(members, me, span, root), finishing(finish, pass_down(members, me, span, root)))
+    finish = FinishMove(span, _holder(members)) if me == root else None
+    return chain(
+        reduce_rounds(members, me, span, root), prepend_finish(finish, broadcast_rounds(members, me, span, root))
+    )
 
 
 def depth(size: int) -> int:
@@ -51,7 +53,7 @@ def _holder(members: Sequence[int]) -> Buffer:
     return Buffer.SCRATCH if len(members) > 1 else Buffer.INPUT
 
 
-def fold_up(members: Sequence[int], me: int, span: Span, root: int) -> Iterator[Round]:
+def reduce_rounds(members: Sequence[int], me: int, span: Span, root: int) -> Iterator[Round]:
     """The way up: `depth` rounds, after which the root holds the fold of all in SCRATCH."""
     size, first = len(members), members.index(root)
     place = (members.index(me) - first) % size
@@ -63,24 +65,24 @@ def fold_up(members: Sequence[int], me: int, span: Span, root: int) -> Iterator[
             yield ()
         elif place & reach:
             sent = True
-            yield (Send(members[(first + place - reach) % size], span, holder),)
+            yield (SendMove(members[(first + place - reach) % size], span, holder),)
         else:
             subtree = range(first + place + reach, first + min(place + 2 * reach, size))
             received_lowest = min(members[at % size] for at in subtree)
-            fold = Fold(holder, received_left=received_lowest < lowest)
-            yield (Recv(members[subtree[0] % size], span, Buffer.SCRATCH, fold),)
+            fold = FoldMove(holder, received_left=received_lowest < lowest)
+            yield (RecvMove(members[subtree[0] % size], span, Buffer.SCRATCH, fold),)
             holder, lowest = Buffer.SCRATCH, min(lowest, received_lowest)
 
 
-def pass_down(members: Sequence[int], me: int, span: Span, root: int) -> Iterator[Round]:
+def broadcast_rounds(members: Sequence[int], me: int, span: Span, root: int) -> Iterator[Round]:
     """The way down: `depth` rounds, before which the root has the result in OUTPUT."""
     size, first = len(members), members.index(root)
     place = (members.index(me) - first) % size
     for level in reversed(range(depth(size))):
         reach = 1 << level
         if place % (2 * reach) == reach:
-            yield (Recv(members[(first + place - reach) % size], span, Buffer.OUTPUT),)
+            yield (RecvMove(members[(first + place - reach) % size], span, Buffer.OUTPUT),)
         elif place % (2 * reach) == 0 and place + reach < size:
-            yield (Send(members[(first + place + reach) % size], span, Buffer.OUTPUT),)
+            yield (SendMove(members[(first + place + reach) % size], span, Buffer.OUTPUT),)
         else:
             yield ()

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, zip_longest
 
-from collectived_proto.spec import ALGORITHMS
-from collectived_runtime.plan import halving_doubling, hierarchical, named, ring, shuffle, tree
-from collectived_runtime.plan.collect import WideRound
-from collectived_runtime.plan.hierarchical import Flat, Hosts, Inside
+from collectived_proto.all_reduce_spec import ALGORITHMS
+from collectived_runtime.plan import catalog, halving_doubling, hierarchical, ring, shuffle, tree
+from collectived_runtime.plan.closed_form import TIMES
+from collectived_runtime.plan.hierarchical import FlatAlgorithm, Hosts, InnerStage
 from collectived_runtime.plan.moves import Span
-from collectived_runtime.plan.times import TIMES
+from collectived_runtime.plan.wide_moves import WideRound
 
-COMPARED = tuple(TIMES)
-_FOLDED_FIRST = Inside.LEADER.value
-_BY_ROUNDS: dict[Flat, Flat] = {
+TIMED_ALGORITHMS = tuple(TIMES)
+_AUTO_INNER_STAGE = InnerStage.LEADER.value
+_STREAMING: dict[FlatAlgorithm, FlatAlgorithm] = {
     ring.all_reduce: ring.all_reduce_rounds,
     tree.all_reduce: tree.all_reduce_rounds,
     halving_doubling.all_reduce: halving_doubling.all_reduce_rounds,
@@ -33,60 +33,60 @@ def participants(hosts: Sequence[int]) -> tuple[range, ...]:
     return tuple(range(start, end) for start, end in zip(starts, (*starts[1:], stop), strict=True))
 
 
-def known() -> tuple[str, ...]:
+def list_names() -> tuple[str, ...]:
     """Every name, for a message."""
-    of_spec = (name for name in ALGORITHMS if name not in named.FLAT)
-    return (*named.FLAT, *of_spec, *(f"{inside.value}/ring" for inside in Inside), "…")
+    of_spec = (name for name in ALGORITHMS if name not in catalog.FLAT_ALGORITHMS)
+    return (*catalog.FLAT_ALGORITHMS, *of_spec, *(f"{inside.value}/ring" for inside in InnerStage), "…")
 
 
 def is_known(name: str) -> bool:
     inside, slash, across = name.partition("/")
-    if name in named.FLAT or name in ALGORITHMS:
+    if name in catalog.FLAT_ALGORITHMS or name in ALGORITHMS:
         return True
-    return bool(slash) and across in named.FLAT and inside in {stage.value for stage in Inside}
+    return bool(slash) and across in catalog.FLAT_ALGORITHMS and inside in {stage.value for stage in InnerStage}
 
 
-def usual(hosts: Sequence[int]) -> tuple[str, ...]:
+def default_names(hosts: Sequence[int]) -> tuple[str, ...]:
     """What is worth comparing on such hosts: every flat algorithm between them, and lanes where there are any."""
     if max(hosts) == 1:
-        return COMPARED
-    lanes = ("lanes/ring", "lanes/halving_doubling") if min(hosts) == max(hosts) else ()
-    return (*(of_auto(name, hosts) for name in COMPARED), *lanes)
+        return TIMED_ALGORITHMS
+    by_lanes = ("lanes/ring", "lanes/halving_doubling") if min(hosts) == max(hosts) else ()
+    return (*(qualify_auto_name(name, hosts) for name in TIMED_ALGORITHMS), *by_lanes)
 
 
-def every(hosts: Sequence[int]) -> tuple[str, ...]:
+def all_names(hosts: Sequence[int]) -> tuple[str, ...]:
     """The usual ones, then flat ones over all devices, then those of `all_reduce_spec`; each plan under one name."""
-    flat = COMPARED if max(hosts) > 1 else ()
-    return (*usual(hosts), *flat, *(name for name in ALGORITHMS if name not in named.FLAT))
+    flat = TIMED_ALGORITHMS if max(hosts) > 1 else ()
+    return (*default_names(hosts), *flat, *(name for name in ALGORITHMS if name not in catalog.FLAT_ALGORITHMS))
 
 
-def of_auto(name: str, hosts: Sequence[int]) -> str:
+def qualify_auto_name(name: str, hosts: Sequence[int]) -> str:
     """AUTO speaks of what crosses the network; the devices of a host are folded there first."""
-    return name if max(hosts) == 1 else f"{_FOLDED_FIRST}/{name}"
+    return name if max(hosts) == 1 else f"{_AUTO_INNER_STAGE}/{name}"
 
 
-def plan(name: str, hosts: Hosts, me: int, span: Span) -> Iterable[WideRound]:
+def make_plan(name: str, hosts: Hosts, me: int, span: Span) -> Iterable[WideRound]:
     """The plan of participant `me` of hosts as `participants` numbers them, round by round where that is possible.
 
     Raises:
         KeyError: there is no such algorithm.
     """
     inside, slash, across = name.partition("/")
-    if name in named.FLAT:
-        return _by_rounds(name)(range(sum(map(len, hosts))), me, span)
+    if name in catalog.FLAT_ALGORITHMS:
+        return _streaming_algorithm(name)(range(sum(map(len, hosts))), me, span)
     if name in ALGORITHMS:
-        return named.all_reduce(name, hosts, me, span)
-    stage = Inside(inside)
-    servers = [host[0] for host in hosts] if stage is Inside.SERVER else ()
-    return hierarchical.all_reduce_rounds(hosts, me, span, _by_rounds(across), stage, servers)
+        return catalog.all_reduce(name, hosts, me, span)
+    stage = InnerStage(inside)
+    servers = [host[0] for host in hosts] if stage is InnerStage.SERVER else ()
+    return hierarchical.all_reduce_rounds(hosts, me, span, _streaming_algorithm(across), stage, servers)
 
 
-def side_by_side(name: str, hosts: Hosts, me: int, parts: Sequence[Span]) -> Iterator[WideRound]:
+def merge_shard_plans(name: str, hosts: Hosts, me: int, parts: Sequence[Span]) -> Iterator[WideRound]:
     """One plan per part, each on a channel of its own, all in step: what a host's link sees of M shards."""
-    plans = [plan(name, hosts, me, part) for part in parts]
+    plans = [make_plan(name, hosts, me, part) for part in parts]
     return (tuple(move for moves in rounds for move in moves) for rounds in zip_longest(*plans, fillvalue=()))
 
 
-def _by_rounds(name: str) -> Flat:
-    flat = named.FLAT[name]
-    return _BY_ROUNDS.get(flat, flat)
+def _streaming_algorithm(name: str) -> FlatAlgorithm:
+    flat = catalog.FLAT_ALGORITHMS[name]
+    return _STREAMING.get(flat, flat)

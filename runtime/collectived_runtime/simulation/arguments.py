@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from collectived_runtime.plan.choose import LARGEST
-from collectived_runtime.plan.model import Link, Model
-from collectived_runtime.simulation.algorithms import every, is_known, known, usual
-from collectived_runtime.simulation.study import ITEMSIZE, Question
-from collectived_runtime.simulation.units import bytes_of, size
+from collectived_runtime.plan.auto import LARGEST
+from collectived_runtime.plan.cost_model import LinkClass, Model
+from collectived_runtime.simulation.algorithms import all_names, default_names, is_known, list_names
+from collectived_runtime.simulation.study import ITEMSIZE, SimulationSpec
+from collectived_runtime.simulation.units import format_size, parse_size
 
-MOST_WORKERS, MOST_DEVICES, MOST_SHARDS = 4096, 8, 64
-PICTURES = (".png", ".svg", ".pdf")
+MAX_WORKERS, MAX_DEVICES, MAX_SHARDS = 4096, 8, 64
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 _GBIT, _MICRO, _GB = 1e9 / 8, 1e-6, 1e9
 _EPILOG = """
 sizes: 64KiB, a list 4B,1MiB, or a range 4B:64MiB (each four times the one before; 4B:64MiB:2 doubles), float32.
@@ -26,16 +26,16 @@ docs/algorithms.md describes them, the model, and the keys of --json.
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SimulateOptions:
     """What is asked for, and how it is to be told."""
 
-    question: Question
+    spec: SimulationSpec
     check: bool
     as_json: bool
     plot: Path | None
 
 
-def read(arguments: list[str]) -> Order:
+def parse_arguments(arguments: list[str]) -> SimulateOptions:
     """Ends the process with status 2 and the reason where the arguments make no sense."""
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -43,17 +43,17 @@ def read(arguments: list[str]) -> Order:
         parser.error("--hosts gives the devices of every worker: expected either it or --workers and --devices")
     hosts = options.hosts or (options.devices or 1,) * (options.workers or 8)
     model = Model(
-        across=Link(options.latency * _MICRO, options.bandwidth * _GBIT),
-        inside=Link(options.inside_latency * _MICRO, options.inside_bandwidth * _GBIT),
+        across=LinkClass(options.latency * _MICRO, options.bandwidth * _GBIT),
+        inside=LinkClass(options.inside_latency * _MICRO, options.inside_bandwidth * _GBIT),
         overhead=options.overhead * _MICRO,
         fold=options.fold * _GB,
         stream=options.stream * _GBIT,
     )
     names: tuple[str, ...] = options.algorithms
     if not names or names == ("all",):
-        names = every(hosts) if names else usual(hosts)
-    return Order(
-        Question(hosts, options.sizes, names, model, options.shards), options.check, options.as_json, options.plot
+        names = all_names(hosts) if names else default_names(hosts)
+    return SimulateOptions(
+        SimulationSpec(hosts, options.sizes, names, model, options.shards), options.check, options.as_json, options.plot
     )
 
 
@@ -65,15 +65,21 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--workers", type=_whole("workers", MOST_WORKERS), metavar="N", help="hosts (default: 8)")
-    add("--devices", type=_whole("devices", MOST_DEVICES), metavar="D", help="devices of each (default: 1)")
+    add("--workers", type=_integer_type("workers", MAX_WORKERS), metavar="N", help="hosts (default: 8)")
+    add("--devices", type=_integer_type("devices", MAX_DEVICES), metavar="D", help="devices of each (default: 1)")
     add("--hosts", type=_hosts, metavar="D,D,...", help="devices of each host where they differ: 3,1,2")
     add("--sizes", type=_sizes, default="4B:64MiB", metavar="SIZES", help="see below (default: 4B:64MiB)")
     add("--algorithms", type=_algorithms, default=(), metavar="NAMES", help="a,b or all (default: the usual ones)")
-    add("--shards", type=_whole("shards", MOST_SHARDS), default=1, metavar="M", help="parts side by side (default: 1)")
+    add(
+        "--shards",
+        type=_integer_type("shards", MAX_SHARDS),
+        default=1,
+        metavar="M",
+        help="parts side by side (default: 1)",
+    )
     add("--check", action="store_true", help="prove that every participant ends with every contribution exactly once")
     add("--json", action="store_true", dest="as_json", help="everything as one JSON object")
-    add("--plot", type=_picture, metavar="FILE", help="draw it: .png, .svg or .pdf")
+    add("--plot", type=_parse_plot_path, metavar="FILE", help="draw it: .png, .svg or .pdf")
     costs = parser.add_argument_group("the model: what a link, a message and a fold cost")
     plain = Model()
     for option, unit, default, about in (
@@ -85,12 +91,12 @@ def _parser() -> argparse.ArgumentParser:
         ("--overhead", "US", plain.overhead / _MICRO, "of a message, at its sender and its receiver, µs"),
         ("--fold", "GB", plain.fold / _GB, "folded per second, GB"),
     ):
-        number = _number(zero=unit == "US")
+        number = _float_type(zero=unit == "US")
         costs.add_argument(option, type=number, default=default, metavar=unit, help=f"{about} (default: {default:g})")
     return parser
 
 
-def _whole(what: str, most: int) -> Callable[[str], int]:
+def _integer_type(what: str, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         value = int(text) if text.isascii() and text.isdecimal() else 0
         if not 1 <= value <= most:
@@ -100,7 +106,7 @@ def _whole(what: str, most: int) -> Callable[[str], int]:
     return read
 
 
-def _number(zero: bool) -> Callable[[str], float]:
+def _float_type(zero: bool) -> Callable[[str], float]:
     def read(text: str) -> float:
         try:
             value = float(text)
@@ -114,9 +120,9 @@ def _number(zero: bool) -> Callable[[str], float]:
 
 
 def _hosts(text: str) -> tuple[int, ...]:
-    hosts = tuple(map(_whole("devices", MOST_DEVICES), text.split(",")))
-    if len(hosts) > MOST_WORKERS:
-        raise argparse.ArgumentTypeError(f"{len(hosts)} hosts: expected at most {MOST_WORKERS}")
+    hosts = tuple(map(_integer_type("devices", MAX_DEVICES), text.split(",")))
+    if len(hosts) > MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"{len(hosts)} hosts: expected at most {MAX_WORKERS}")
     return hosts
 
 
@@ -127,19 +133,19 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(str(error)) from error
     for nbytes in found:
         if nbytes % ITEMSIZE or not ITEMSIZE <= nbytes <= LARGEST:
-            expected = f"expected multiples of {ITEMSIZE} bytes (float32) up to {size(LARGEST)}"
-            raise argparse.ArgumentTypeError(f"{size(nbytes)} in {text!r}: {expected}")
+            expected = f"expected multiples of {ITEMSIZE} bytes (float32) up to {format_size(LARGEST)}"
+            raise argparse.ArgumentTypeError(f"{format_size(nbytes)} in {text!r}: {expected}")
     return tuple(sorted(set(found)))
 
 
 def _range(text: str) -> list[int]:
     first, *rest = text.split(":")
     if not rest:
-        return [bytes_of(first)]
+        return [parse_size(first)]
     last, factor = rest if len(rest) == 2 else (rest[0], "4")
     if len(rest) > 2 or not factor.isascii() or not factor.isdecimal():
         raise ValueError(f"{text!r}: expected FIRST:LAST or FIRST:LAST:FACTOR, such as 4B:64MiB:2")
-    at, end, times = bytes_of(first), bytes_of(last), int(factor)
+    at, end, times = parse_size(first), parse_size(last), int(factor)
     if not 0 < at <= end or times < 2:
         raise ValueError(f"{text!r}: expected sizes that grow, from above 0, by a factor of at least 2")
     sizes = []
@@ -153,14 +159,16 @@ def _algorithms(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if not is_known(name) and names != ("all",):
-            raise argparse.ArgumentTypeError(f"{name!r} is not an algorithm: expected all, or {', '.join(known())}")
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is not an algorithm: expected all, or {', '.join(list_names())}"
+            )
     return names
 
 
-def _picture(text: str) -> Path:
+def _parse_plot_path(text: str) -> Path:
     path = Path(text)
-    if path.suffix not in PICTURES:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a file name that ends with {', '.join(PICTURES)}")
+    if path.suffix not in PLOT_SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a file name that ends with {', '.join(PLOT_SUFFIXES)}")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {str(path.parent)!r}")
     return path

@@ -6,17 +6,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from collectived_runtime.plan import goals
-from collectived_runtime.plan.check import Traffic, check
 from collectived_runtime.plan.moves import Span
-from collectived_runtime.simulation.algorithms import participants, plan
-from collectived_runtime.simulation.study import ITEMSIZE, Question
+from collectived_runtime.plan.verify import postconditions
+from collectived_runtime.plan.verify.verifier import Traffic, verify_plans
+from collectived_runtime.simulation.algorithms import make_plan, participants
+from collectived_runtime.simulation.study import ITEMSIZE, SimulationSpec
 
-WIDEST = 1 << 21
+MAX_ROUND_MOVES = 1 << 21
 """Moves of one round, of all participants together, that are held at once: about 0.6 KB each."""
 
 
-class TooWide(Exception):
+class RoundTooLarge(Exception):
     """A round of this algorithm has too many moves to hold them all."""
 
 
@@ -33,38 +33,38 @@ class Proof:
     seconds: float
 
 
-def proved(question: Question) -> Iterator[tuple[str, int]]:
+def select_cases(question: SimulationSpec) -> Iterator[tuple[str, int]]:
     """What is proved: each algorithm at the smallest size, where pieces are empty, and at the largest."""
     sizes = sorted({min(question.sizes), max(question.sizes)})
     return ((name, nbytes) for name in question.algorithms for nbytes in sizes)
 
 
-def work(question: Question, name: str, nbytes: int) -> int:
+def count_moves(question: SimulationSpec, name: str, nbytes: int) -> int:
     """How many moves there are to check, as the first participant's plan says.
 
     Raises:
-        TooWide: the algorithm has rounds of more moves than fit.
+        RoundTooLarge: the algorithm has rounds of more moves than fit.
     """
     hosts = participants(question.hosts)
     span = Span(0, nbytes // ITEMSIZE)
     devices = sum(question.hosts)
-    widths = [len(moves) for moves in plan(name, hosts, 0, span)]
-    if (widest := max(widths) * devices) > WIDEST:
-        raise TooWide(
+    widths = [len(moves) for moves in make_plan(name, hosts, 0, span)]
+    if (widest := max(widths) * devices) > MAX_ROUND_MOVES:
+        raise RoundTooLarge(
             f"a round of {name} has {widest:,} moves on {devices:,} devices, which are held at once: "
-            f"expected at most {WIDEST:,}; choose fewer workers or other algorithms"
+            f"expected at most {MAX_ROUND_MOVES:,}; choose fewer workers or other algorithms"
         )
     return sum(widths) * devices
 
 
-def prove(question: Question, name: str, nbytes: int) -> Proof:
+def prove(question: SimulationSpec, name: str, nbytes: int) -> Proof:
     """Check the plans of every participant, shard by shard.
 
     Raises:
-        PlanFault: a plan is wrong; the text says where.
+        PlanError: a plan is wrong; the text says where.
     """
     begun = time.perf_counter()
-    traffic = [_check(question, name, part) for part in Span(0, nbytes // ITEMSIZE).split(question.shards)]
+    traffic = [_check_shard(question, name, part) for part in Span(0, nbytes // ITEMSIZE).split(question.shards)]
     seconds = time.perf_counter() - begun
     everybody = range(sum(question.hosts))
     return Proof(
@@ -78,7 +78,9 @@ def prove(question: Question, name: str, nbytes: int) -> Proof:
     )
 
 
-def _check(question: Question, name: str, span: Span) -> Traffic:
+def _check_shard(question: SimulationSpec, name: str, span: Span) -> Traffic:
     hosts = participants(question.hosts)
     everybody = range(sum(question.hosts))
-    return check({me: plan(name, hosts, me, span) for me in everybody}, goals.all_reduced(everybody, span))
+    return verify_plans(
+        {me: make_plan(name, hosts, me, span) for me in everybody}, postconditions.all_reduce_goal(everybody, span)
+    )

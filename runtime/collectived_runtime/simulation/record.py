@@ -7,18 +7,18 @@ from dataclasses import asdict
 from typing import Any
 
 from collectived_runtime.simulation.proof import Proof
-from collectived_runtime.simulation.study import ITEMSIZE, Line, Study
+from collectived_runtime.simulation.study import ITEMSIZE, SizeResult, Study
 
 
-def record(study: Study, proofs: Sequence[Proof] | None = None) -> dict[str, Any]:
+def study_to_dict(study: Study, proofs: Sequence[Proof] | None = None) -> dict[str, Any]:
     """Seconds, bytes, and bytes per second throughout; `check` is there where a check was asked for."""
-    question = study.question
+    question = study.spec
     told: dict[str, Any] = {
         "hosts": list(question.hosts),
         "itemsize": ITEMSIZE,
         "shards": question.shards,
         "model": asdict(question.model),
-        "sizes": [_line(line) for line in study.lines],
+        "sizes": [_result_to_dict(line) for line in study.results],
         "auto": [asdict(row) for row in study.table],
     }
     if proofs is not None:
@@ -26,10 +26,10 @@ def record(study: Study, proofs: Sequence[Proof] | None = None) -> dict[str, Any
     return told
 
 
-def _line(line: Line) -> dict[str, Any]:
+def _result_to_dict(line: SizeResult) -> dict[str, Any]:
     return {
         "bytes": line.nbytes,
         "lower_bound_seconds": line.lower_bound,
-        "algorithms": {name: asdict(figure) for name, figure in line.figures.items()},
-        "auto": {"algorithm": line.auto.algorithm, "shards": line.auto.shards, **asdict(line.auto.figure)},
+        "algorithms": {name: asdict(figure) for name, figure in line.costs.items()},
+        "auto": {"algorithm": line.auto.algorithm, "shards": line.auto.shards, **asdict(line.auto.cost)},
     }

@@ -8,34 +8,34 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from collectived_runtime.plan.choose import REST, Row
+from collectived_runtime.plan.auto import ANY_SIZE, Row
 from collectived_runtime.simulation.proof import Proof
-from collectived_runtime.simulation.study import Figure, Question, Study
-from collectived_runtime.simulation.units import duration, rate, size
+from collectived_runtime.simulation.study import AlgorithmCost, SimulationSpec, Study
+from collectived_runtime.simulation.units import duration, format_size, rate
 
-_SIZE_COLUMN, _FIGURE, _GAP = 10, len("12.3 ms 1.05 GB/s") + 2, 3
+_SIZE_COLUMN, _COST_COLUMN, _GAP = 10, len("12.3 ms 1.05 GB/s") + 2, 3
 """Characters of a column."""
 
 
 def tables(study: Study, width: int) -> Iterator[Table | Text]:
     """What to print on lines of that many characters: the algorithms, the bound and AUTO, and where AUTO switches."""
-    yield Text(heading(study.question))
-    yield Text(costs(study.question), style="dim")
-    for names in side_by_side(study.question.algorithms, width):
+    yield Text(heading(study.spec))
+    yield Text(describe_model(study.spec), style="dim")
+    for names in split_columns(study.spec.algorithms, width):
         yield Text()
-        yield _times(study, names)
+        yield _times_table(study, names)
     yield Text()
-    yield _bounds(study)
+    yield _auto_table(study)
     yield Text()
-    yield _switches(study.table)
+    yield _switch_table(study.table)
 
 
-def side_by_side(names: Sequence[str], width: int) -> Iterator[tuple[str, ...]]:
+def split_columns(names: Sequence[str], width: int) -> Iterator[tuple[str, ...]]:
     """The names, as many at a time as fit beside each other."""
     together: list[str] = []
     room = width - _SIZE_COLUMN
     for name in names:
-        needed = max(len(name), _FIGURE) + _GAP
+        needed = max(len(name), _COST_COLUMN) + _GAP
         if together and needed > room:
             yield tuple(together)
             together, room = [], width - _SIZE_COLUMN
@@ -44,7 +44,7 @@ def side_by_side(names: Sequence[str], width: int) -> Iterator[tuple[str, ...]]:
     yield tuple(together)
 
 
-def heading(question: Question) -> str:
+def heading(question: SimulationSpec) -> str:
     """`64 workers × 8 devices = 512 participants, 1 shard, float32`."""
     hosts = question.hosts
     workers = f"{len(hosts)} worker{'s' * (len(hosts) > 1)}"
@@ -56,7 +56,7 @@ def heading(question: Question) -> str:
     return f"{workers}{devices}{participants}, {question.shards} shard{'s' * (question.shards > 1)}, float32"
 
 
-def costs(question: Question) -> str:
+def describe_model(question: SimulationSpec) -> str:
     model = question.model
     return (
         f"across hosts {duration(model.across.latency)}, {rate(model.across.bandwidth)}; inside "
@@ -65,7 +65,7 @@ def costs(question: Question) -> str:
     )
 
 
-def proofs(found: Sequence[Proof]) -> Table:
+def proof_table(found: Sequence[Proof]) -> Table:
     """What was proved, and how long it took."""
     table = _table("every participant ends with every contribution exactly once")
     for column in ("algorithm", "size", "participants", "rounds", "messages", "sent", "checked in"):
@@ -73,51 +73,53 @@ def proofs(found: Sequence[Proof]) -> Table:
     for proof in found:
         table.add_row(
             proof.algorithm,
-            size(proof.nbytes),
+            format_size(proof.nbytes),
             str(proof.participants),
             str(proof.rounds),
             str(proof.messages),
-            size(proof.sent),
+            format_size(proof.sent),
             duration(proof.seconds),
         )
     table.caption = "messages, sent: of the busiest participant"
     return table
 
 
-def _times(study: Study, names: Sequence[str]) -> Table:
+def _times_table(study: Study, names: Sequence[str]) -> Table:
     table = _table("time and bus bandwidth")
     for column in ("size", *names):
         table.add_column(column, justify="right", no_wrap=True)
-    for line in study.lines:
-        fastest = min(figure.seconds for figure in line.figures.values())
-        styles = ["bold green" if line.figures[name].seconds == fastest else "" for name in names]
-        cells = [Text(_figure(line.figures[name]), style) for name, style in zip(names, styles, strict=True)]
-        table.add_row(size(line.nbytes), *cells)
+    for line in study.results:
+        fastest = min(figure.seconds for figure in line.costs.values())
+        styles = ["bold green" if line.costs[name].seconds == fastest else "" for name in names]
+        cells = [Text(_format_cost(line.costs[name]), style) for name, style in zip(names, styles, strict=True)]
+        table.add_row(format_size(line.nbytes), *cells)
     return table
 
 
-def _bounds(study: Study) -> Table:
+def _auto_table(study: Study) -> Table:
     table = _table("what AUTO takes, and what nothing can beat")
     for column in ("size", "lower bound", "AUTO", "algorithm"):
         table.add_column(column, justify="left" if column == "algorithm" else "right", no_wrap=True)
-    for line in study.lines:
+    for line in study.results:
         shards = f" × {line.auto.shards} shards" if line.auto.shards > 1 else ""
         name = f"{line.auto.algorithm}{shards}"
-        table.add_row(size(line.nbytes), duration(line.lower_bound), _figure(line.auto.figure), name)
+        table.add_row(format_size(line.nbytes), duration(line.lower_bound), _format_cost(line.auto.cost), name)
     return table
 
 
-def _figure(figure: Figure) -> str:
+def _format_cost(figure: AlgorithmCost) -> str:
     return f"{duration(figure.seconds)} {rate(figure.bus_bandwidth):>9}"
 
 
-def _switches(rows: Sequence[Row]) -> Table:
+def _switch_table(rows: Sequence[Row]) -> Table:
     table = _table("where AUTO switches")
     for column in ("up to", "algorithm", "shards", "bytes per pack"):
         table.add_column(column, justify="left" if column == "algorithm" else "right", no_wrap=True)
     for row in rows:
-        limit = "any size" if row.limit == REST else size(row.limit)
-        table.add_row(limit, row.algorithm, str(row.shards), size(row.bytes_per_pack) if row.bytes_per_pack else "all")
+        limit = "any size" if row.limit == ANY_SIZE else format_size(row.limit)
+        table.add_row(
+            limit, row.algorithm, str(row.shards), format_size(row.bytes_per_pack) if row.bytes_per_pack else "all"
+        )
     return table
 
 

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from collectived_proto.types import Peer
-from collectived_runtime.coordinator import tables
-from collectived_runtime.plan.choose import Row, pick
-from collectived_runtime.plan.model import Model, bus_factor, lower_bound
+from collectived_runtime.coordinator.core import tuning
+from collectived_runtime.plan.auto import Row, select_row
+from collectived_runtime.plan.cost_model import Model, bus_factor, lower_bound
 from collectived_runtime.plan.moves import Span
 from collectived_runtime.plan.simulate import simulate
-from collectived_runtime.simulation.algorithms import of_auto, participants, plan, side_by_side
+from collectived_runtime.simulation.algorithms import make_plan, merge_shard_plans, participants, qualify_auto_name
 
 ITEMSIZE = 4
 """Everything is told for float32."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SimulationSpec:
     """All-reduce of `sizes` (bytes) over hosts with that many devices, in `shards` side by side."""
 
     hosts: tuple[int, ...]
@@ -29,7 +29,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class AlgorithmCost:
     """What one algorithm takes for one size; bandwidths in bytes per second, as nccl-tests count them."""
 
     seconds: float
@@ -39,73 +39,75 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Auto:
+class AutoChoice:
     """What AUTO takes for one size."""
 
     algorithm: str
     shards: int
-    figure: Figure
+    cost: AlgorithmCost
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SizeResult:
     """One size; `lower_bound` in seconds."""
 
     nbytes: int
     lower_bound: float
-    figures: Mapping[str, Figure]
-    auto: Auto
+    costs: Mapping[str, AlgorithmCost]
+    auto: AutoChoice
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
     """`table` is what AUTO decides by, with `algorithm` as these hosts would run it."""
 
-    question: Question
+    spec: SimulationSpec
     table: tuple[Row, ...]
-    lines: tuple[Line, ...]
+    results: tuple[SizeResult, ...]
 
 
-def study(question: Question) -> Study:
+def run_study(question: SimulationSpec) -> Study:
     """Answer the question; every figure comes from the plans themselves."""
     hosts = question.hosts
-    table = auto(hosts, question.model)
-    return Study(question, table, tuple(_line(question, table, nbytes) for nbytes in question.sizes))
+    table = auto_table(hosts, question.model)
+    return Study(question, table, tuple(_study_size(question, table, nbytes) for nbytes in question.sizes))
 
 
-def auto(hosts: tuple[int, ...], model: Model) -> tuple[Row, ...]:
+def auto_table(hosts: tuple[int, ...], model: Model) -> tuple[Row, ...]:
     """What the coordinator would have AUTO do on such hosts, with algorithms as these hosts would run them."""
     peers = [Peer(task, "", "", "", tuple(ranks)) for task, ranks in enumerate(participants(hosts))]
-    tiers = tables.table(peers, model)
-    return tuple(Row(tier.limit, of_auto(tier.algorithm, hosts), tier.shards, tier.bytes_per_pack) for tier in tiers)
+    tiers = tuning.make_table(peers, model)
+    return tuple(
+        Row(tier.limit, qualify_auto_name(tier.algorithm, hosts), tier.shards, tier.bytes_per_pack) for tier in tiers
+    )
 
 
-def figure(question: Question, name: str, nbytes: int, shards: int) -> Figure:
+def predict_cost(question: SimulationSpec, name: str, nbytes: int, shards: int) -> AlgorithmCost:
     """One algorithm at one size."""
     hosts, count = participants(question.hosts), nbytes // ITEMSIZE
     parts = Span(0, count).split(shards)
-    model = through(question.model, shards)
+    model = limit_bandwidth(question.model, shards)
     if shards == 1:
-        predicted = simulate(lambda me: plan(name, hosts, me, parts[0]), hosts, count, ITEMSIZE, model)
+        predicted = simulate(lambda me: make_plan(name, hosts, me, parts[0]), hosts, count, ITEMSIZE, model)
     else:
-        predicted = simulate(lambda me: side_by_side(name, hosts, me, parts), hosts, count, ITEMSIZE, model)
-    return told(predicted.seconds, predicted.rounds, nbytes, sum(question.hosts))
+        predicted = simulate(lambda me: merge_shard_plans(name, hosts, me, parts), hosts, count, ITEMSIZE, model)
+    return make_cost(predicted.seconds, predicted.rounds, nbytes, sum(question.hosts))
 
 
-def told(seconds: float, rounds: int, nbytes: int, devices: int) -> Figure:
+def make_cost(seconds: float, rounds: int, nbytes: int, devices: int) -> AlgorithmCost:
     rate = nbytes / seconds if seconds else 0.0
-    return Figure(seconds, rounds, rate, rate * bus_factor(devices))
+    return AlgorithmCost(seconds, rounds, rate, rate * bus_factor(devices))
 
 
-def through(model: Model, connections: int) -> Model:
+def limit_bandwidth(model: Model, connections: int) -> Model:
     """The same costs where a host has that many connections to each peer: they may not fill the link."""
     bandwidth = min(model.across.bandwidth, connections * model.stream)
     return replace(model, across=replace(model.across, bandwidth=bandwidth))
 
 
-def _line(question: Question, table: tuple[Row, ...], nbytes: int) -> Line:
-    figures = {name: figure(question, name, nbytes, question.shards) for name in question.algorithms}
-    row = pick(table, nbytes)
+def _study_size(question: SimulationSpec, table: tuple[Row, ...], nbytes: int) -> SizeResult:
+    figures = {name: predict_cost(question, name, nbytes, question.shards) for name in question.algorithms}
+    row = select_row(table, nbytes)
     known = figures.get(row.algorithm) if row.shards == question.shards else None
-    auto = Auto(row.algorithm, row.shards, known or figure(question, row.algorithm, nbytes, row.shards))
-    return Line(nbytes, lower_bound(question.hosts, nbytes, question.model), figures, auto)
+    auto = AutoChoice(row.algorithm, row.shards, known or predict_cost(question, row.algorithm, nbytes, row.shards))
+    return SizeResult(nbytes, lower_bound(question.hosts, nbytes, question.model), figures, auto)

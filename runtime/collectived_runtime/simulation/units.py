@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collectived_proto.configuration.quantities import bytes_of, size
+from collectived_proto.config.units import format_size, parse_size
 
-__all__ = ["bytes_of", "duration", "rate", "size"]
+__all__ = ["parse_size", "duration", "rate", "format_size"]
 
 
 def duration(seconds: float) -> str:

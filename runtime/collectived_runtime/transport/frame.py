@@ -17,15 +17,15 @@ HEADER_BYTES = _HEADER.size
 _MAGIC = b"CDF"
 _VERSION = 1
 
-_KEEPS = 1  # in the round of a BYE; 0: its sender closes the connection
+_KEEP_CONNECTION = 1  # in the round of a BYE; 0: its sender closes the connection
 MAX_PAYLOAD = 1 << 30  # longer moves travel as several frames
 
 
 class FrameKind(enum.IntEnum):
     DATA = 1
     BYE = 2  # nothing more of this generation will come on this link, and that is no fault
-    WORD = 3  # what is about to come, for those that do not know
-    LETTER = 4  # what one rank sends to another: see engine/letter.py
+    ANNOUNCEMENT = 3  # what is about to come, for those that do not know
+    MESSAGE = 4  # what one rank sends to another: see engine/letter.py
     VERDICT = 5  # what workers tell each other when the coordinator says nothing: see engine/flood.py
 
 
@@ -50,9 +50,9 @@ class Frame:
     length: int
 
     @property
-    def keeps(self) -> bool:
+    def keeps_connection(self) -> bool:
         """Of a BYE: whether the connection may serve on, once the other side has said the same."""
-        return self.kind is FrameKind.BYE and self.round == _KEEPS
+        return self.kind is FrameKind.BYE and self.round == _KEEP_CONNECTION
 
     def encode(self) -> bytes:
         return _HEADER.pack(
@@ -90,7 +90,7 @@ def parse(data: bytes | bytearray) -> Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class FrameTemplate:
     """What all frames of one pack and shard have in common."""
 
     key: int
@@ -119,8 +119,8 @@ class Stamp:
         )
 
 
-def bye(key: int, generation: int, *, keeps: bool = False) -> bytes:
-    return Frame(FrameKind.BYE, 0, 0, _KEEPS * keeps, key, generation, 0, bytes(8), bytes(8), 0, 0).encode()
+def encode_bye(key: int, generation: int, *, keeps: bool = False) -> bytes:
+    return Frame(FrameKind.BYE, 0, 0, _KEEP_CONNECTION * keeps, key, generation, 0, bytes(8), bytes(8), 0, 0).encode()
 
 
 def next_chain(chain: bytes, contract: bytes) -> bytes:

@@ -15,21 +15,27 @@ import time
 from collections.abc import Callable, Generator
 
 from collectived_runtime.transport import hello as hello_
-from collectived_runtime.transport.hello import Hello, Refused
+from collectived_runtime.transport.hello import HelloRefused, LinkHello
 from collectived_runtime.transport.link import Stream, TcpStream
-from collectived_runtime.transport.tls import TlsStream, words
+from collectived_runtime.transport.tls import TlsStream, describe_error
 
 TLS_ALERT = b"\x15\x03"  # how TLS answers what is none
 _WRONG_VERSION = TLS_ALERT + b"\x03\x00\x02\x02\x46"
-SPEAKS_TLS = "it speaks TLS on its links, and this worker does not: give it --tls-cert, --tls-key and --tls-ca too"
-_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "UNSUPPORTED_PROTOCOL", "HTTPS_PROXY_REQUEST")
-_HUNG_UP = "it hung up within the handshake of TLS: has it been given --tls-cert, --tls-key and --tls-ca too?"
+PEER_SPEAKS_TLS = "it speaks TLS on its links, and this worker does not: give it --tls-cert, --tls-key and --tls-ca too"
+_NOT_TLS_REASONS = (
+    "WRONG_VERSION_NUMBER",
+    "HTTP_REQUEST",
+    "UNKNOWN_PROTOCOL",
+    "UNSUPPORTED_PROTOCOL",
+    "HTTPS_PROXY_REQUEST",
+)
+_PEER_HUNG_UP = "it hung up within the handshake of TLS: has it been given --tls-cert, --tls-key and --tls-ca too?"
 
-Contexts = Callable[[], tuple[ssl.SSLContext, ssl.SSLContext]]
+TlsContexts = Callable[[], tuple[ssl.SSLContext, ssl.SSLContext]]
 """With what links are accepted and with what they are dialled, as it is now."""
 
 
-def wrapped(connection: socket.socket, contexts: Contexts, host: str | None) -> ssl.SSLSocket:
+def wrap_tls(connection: socket.socket, contexts: TlsContexts, host: str | None) -> ssl.SSLSocket:
     """The connection, to be used instead from now on. `host`: that was dialled; None: we were."""
     accepts, dials = contexts()
     if host is None:
@@ -37,11 +43,11 @@ def wrapped(connection: socket.socket, contexts: Contexts, host: str | None) -> 
     return dials.wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
 
 
-def prove(secured: ssl.SSLSocket) -> Generator[int, None, None]:
+def do_tls_handshake(secured: ssl.SSLSocket) -> Generator[int, None, None]:
     """The handshake of TLS.
 
     Raises:
-        Refused: the other side's certificate is not accepted, it speaks no TLS, or it has hung up.
+        HelloRefused: the other side's certificate is not accepted, it speaks no TLS, or it has hung up.
     """
     while True:
         try:
@@ -52,11 +58,11 @@ def prove(secured: ssl.SSLSocket) -> Generator[int, None, None]:
         except ssl.SSLWantWriteError:
             yield select.POLLOUT
         except (ssl.SSLEOFError, ConnectionError):
-            raise Refused(_HUNG_UP) from None
+            raise HelloRefused(_PEER_HUNG_UP) from None
         except ssl.SSLError as error:
-            if error.reason in _NO_TLS:
-                _say_that_this_is_tls(secured)
-            raise _refused(error) from None
+            if error.reason in _NOT_TLS_REASONS:
+                _send_tls_alert(secured)
+            raise _translate_tls_error(error) from None
 
 
 def read(connection: socket.socket, count: int, begun: bytes = b"") -> Generator[int, None, bytes]:
@@ -71,9 +77,11 @@ def read(connection: socket.socket, count: int, begun: bytes = b"") -> Generator
         except ssl.SSLEOFError:
             piece = b""
         except ssl.SSLError as error:
-            raise _refused(error) from None
+            raise _translate_tls_error(error) from None
         if not piece:
-            raise Refused(SPEAKS_TLS if data.startswith(TLS_ALERT) else "the connection ended within the handshake")
+            raise HelloRefused(
+                PEER_SPEAKS_TLS if data.startswith(TLS_ALERT) else "the connection ended within the handshake"
+            )
         data += piece
     return data
 
@@ -86,38 +94,38 @@ def write(connection: socket.socket, data: bytes) -> Generator[int, None, None]:
             yield select.POLLOUT
 
 
-def introduce(connection: socket.socket, hello: Hello, secret: str) -> Generator[int, None, Stream]:
+def exchange_hello(connection: socket.socket, hello: LinkHello, secret: str) -> Generator[int, None, Stream]:
     """Says for what a connection is, to whom we have dialled; what the link goes on with.
 
     Raises:
-        Refused: the other side does not prove that it knows the secret, or speaks no version alike.
+        HelloRefused: the other side does not prove that it knows the secret, or speaks no version alike.
     """
     said = hello.encode()
     yield from write(connection, said)
     answer = yield from read(connection, hello_.ANSWER_BYTES)
     hello_.check_versions(answer, hello.acceptor)
     nonce, shown = answer[: hello_.NONCE_BYTES], answer[hello_.NONCE_BYTES :]
-    hello_.check(secret, "accept", said, nonce, shown)
+    hello_.verify_proof(secret, "accept", said, nonce, shown)
     yield from write(connection, hello_.proof(secret, "dial", said, nonce))
-    return stream_of(connection)
+    return make_stream(connection)
 
 
-def part(connection: socket.socket, farewell: bytes, unread: bytes) -> Generator[int, None, bytes]:
+def await_bye(connection: socket.socket, farewell: bytes, unread: bytes) -> Generator[int, None, bytes]:
     """Waits until the other side has said farewell too; what has been read beyond that.
 
     Args:
         unread: what of this has been read before.
 
     Raises:
-        Refused: it has said something else, or ended the connection.
+        HelloRefused: it has said something else, or ended the connection.
     """
     said = yield from read(connection, len(farewell), unread)
     if not said.startswith(farewell):
-        raise Refused("the connection of a link that is over carries something else than a farewell")
+        raise HelloRefused("the connection of a link that is over carries something else than a farewell")
     return said[len(farewell) :]
 
 
-def in_force(connection: socket.socket, contexts: Contexts | None, *, dialled: bool) -> bool:
+def is_still_valid(connection: socket.socket, contexts: TlsContexts | None, *, dialled: bool) -> bool:
     """Whether a connection that was made before would be made the same way now.
 
     One over TLS belongs to the certificates that were in use then; and what the other side showed may have expired.
@@ -130,32 +138,34 @@ def in_force(connection: socket.socket, contexts: Contexts | None, *, dialled: b
     return connection.context is (dials if dialled else accepts) and ends > time.time()
 
 
-def stream_of(connection: socket.socket) -> Stream:
+def make_stream(connection: socket.socket) -> Stream:
     """What a link goes on with, after the hello."""
     if not isinstance(connection, ssl.SSLSocket):
         return TcpStream(connection)
     if connection.pending():  # poll would never tell of it
-        raise Refused("it said more than its hello before it was let in")
+        raise HelloRefused("it said more than its hello before it was let in")
     return TlsStream(connection)
 
 
-def _say_that_this_is_tls(secured: ssl.SSLSocket) -> None:
+def _send_tls_alert(secured: ssl.SSLSocket) -> None:
     """OpenSSL says nothing to what is no TLS at all; and what is closed unread resets the connection."""
     with contextlib.suppress(OSError):
         os.read(secured.fileno(), 4096)
         os.write(secured.fileno(), _WRONG_VERSION)
 
 
-def _refused(error: ssl.SSLError) -> Refused:
+def _translate_tls_error(error: ssl.SSLError) -> HelloRefused:
     """What an error of TLS means, for people."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return Refused(f"its certificate is not accepted: {error.verify_message.rstrip('.')}")
+        return HelloRefused(f"its certificate is not accepted: {error.verify_message.rstrip('.')}")
     reason = error.reason or ""
     if "ALERT" in reason:
         why = reason.rpartition("ALERT_")[2].lower().replace("_", " ")
-        return Refused(f"it does not accept this worker's certificate: {why}")
-    if reason in _NO_TLS:
-        return Refused("it speaks no TLS on its links, as this worker does: give it --tls-cert, --tls-key and --tls-ca")
+        return HelloRefused(f"it does not accept this worker's certificate: {why}")
+    if reason in _NOT_TLS_REASONS:
+        return HelloRefused(
+            "it speaks no TLS on its links, as this worker does: give it --tls-cert, --tls-key and --tls-ca"
+        )
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-        return Refused("it showed no certificate")
-    return Refused(f"no TLS with it: {words(error)}")
+        return HelloRefused("it showed no certificate")
+    return HelloRefused(f"no TLS with it: {describe_error(error)}")

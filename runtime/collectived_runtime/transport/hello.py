@@ -20,7 +20,7 @@ import struct
 from dataclasses import dataclass
 
 from collectived_proto.errors import FailedPreconditionError
-from collectived_proto.protocol import OURS, Versions, agree, told
+from collectived_proto.version import OUR_VERSIONS, VersionRange, negotiate_version, sanitize_versions
 
 NONCE_BYTES = 16
 PROOF_BYTES = 32
@@ -29,11 +29,11 @@ _HELLO = struct.Struct("<4sHHIIQQHxx16s")
 HELLO_BYTES = _HELLO.size
 PROBE_CHANNEL = 0xFFFF  # of key 0, generation 0: no group uses this link, it is to be measured
 _MAGIC = b"CDL\x01"
-_APART = b"no version alike"  # in the place of a nonce, which has as many bytes and is never this
+_VERSION_MISMATCH = b"no version alike"  # in the place of a nonce, which has as many bytes and is never this
 _RANGE = struct.Struct(f"<{NONCE_BYTES}sHH")
 
 
-class Refused(Exception):
+class HelloRefused(Exception):
     """The other side is not who it should be, or speaks another protocol.
 
     Attributes:
@@ -46,7 +46,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class LinkHello:
     dialler: int
     acceptor: int
     key: int
@@ -55,10 +55,10 @@ class Hello:
     nonce: bytes
 
     @property
-    def probe(self) -> bool:
+    def is_probe(self) -> bool:
         return (self.key, self.generation, self.channel) == (0, 0, PROBE_CHANNEL)
 
-    def encode(self, versions: Versions = OURS) -> bytes:
+    def encode(self, versions: VersionRange = OUR_VERSIONS) -> bytes:
         return _HELLO.pack(
             _MAGIC,
             versions.lowest,
@@ -72,65 +72,69 @@ class Hello:
         )
 
 
-def parse(data: bytes) -> Hello:
-    """Raises Refused where this is no hello, or of versions of which we speak none; then with an answer."""
+def parse(data: bytes) -> LinkHello:
+    """Raises HelloRefused where this is no hello, or of versions of which we speak none; then with an answer."""
     magic, lowest, highest, dialler, acceptor, key, generation, channel, nonce = _HELLO.unpack(data)
     if magic != _MAGIC:
-        raise Refused("the first bytes are not those of a collectived link")
+        raise HelloRefused("the first bytes are not those of a collectived link")
     try:
-        agree(told(lowest, highest), f"worker {dialler}", "this worker")
+        negotiate_version(sanitize_versions(lowest, highest), f"worker {dialler}", "this worker")
     except FailedPreconditionError as error:
-        raise Refused(str(error), apart()) from None
-    return Hello(dialler, acceptor, key, generation, channel, nonce)
+        raise HelloRefused(str(error), encode_version_mismatch()) from None
+    return LinkHello(dialler, acceptor, key, generation, channel, nonce)
 
 
-def apart(versions: Versions = OURS) -> bytes:
+def encode_version_mismatch(versions: VersionRange = OUR_VERSIONS) -> bytes:
     """The answer to a dialler that speaks other versions than these; of the release as much as there is room for."""
-    said = _RANGE.pack(_APART, versions.lowest, versions.highest) + versions.release.encode()
+    said = _RANGE.pack(_VERSION_MISMATCH, versions.lowest, versions.highest) + versions.release.encode()
     return said[:ANSWER_BYTES].ljust(ANSWER_BYTES, b"\0")
 
 
-def apart_from(answer: bytes) -> Versions | None:
+def decode_version_mismatch(answer: bytes) -> VersionRange | None:
     """What an acceptor speaks that says so because it is none of ours; None of an answer that goes on.
 
     Raises:
-        Refused: it names no versions.
+        HelloRefused: it names no versions.
     """
-    if not answer.startswith(_APART):
+    if not answer.startswith(_VERSION_MISMATCH):
         return None
     _, lowest, highest = _RANGE.unpack_from(answer)
     if not 1 <= lowest <= highest:
-        raise Refused(f"the peer says that it speaks versions {lowest} to {highest} of the protocol, which are none")
-    return told(lowest, highest, answer[_RANGE.size :].rstrip(b"\0").decode(errors="replace"))
+        raise HelloRefused(
+            f"the peer says that it speaks versions {lowest} to {highest} of the protocol, which are none"
+        )
+    return sanitize_versions(lowest, highest, answer[_RANGE.size :].rstrip(b"\0").decode(errors="replace"))
 
 
 def check_versions(answer: bytes, acceptor: int) -> None:
-    """Raises Refused where an answer says that the acceptor speaks other versions than we."""
-    theirs = apart_from(answer)
+    """Raises HelloRefused where an answer says that the acceptor speaks other versions than we."""
+    theirs = decode_version_mismatch(answer)
     if theirs is None:
         return
     try:
-        agree(theirs, f"worker {acceptor}", "this worker")
+        negotiate_version(theirs, f"worker {acceptor}", "this worker")
     except FailedPreconditionError as error:
-        raise Refused(str(error)) from None
-    raise Refused(f"worker {acceptor} ({theirs}) says that it speaks other versions of the protocol than this worker")
+        raise HelloRefused(str(error)) from None
+    raise HelloRefused(
+        f"worker {acceptor} ({theirs}) says that it speaks other versions of the protocol than this worker"
+    )
 
 
 def proof(secret: str, side: str, hello: bytes, nonce: bytes) -> bytes:
     """What only a holder of the secret can say. `side` is "accept" or "dial".
 
     Raises:
-        Refused: there is no secret.
+        HelloRefused: there is no secret.
     """
     if not secret:
-        raise Refused(
+        raise HelloRefused(
             "this worker has no secret by which its peers are known: start all daemons of the job with one, or all "
             "without one, and then with a coordinator of this release, which makes one for them"
         )
     return hmac.new(secret.encode(), side.encode() + hello + nonce, hashlib.sha256).digest()
 
 
-def check(secret: str, side: str, hello: bytes, nonce: bytes, shown: bytes) -> None:
-    """Raises Refused unless `shown` is the proof; takes the same time either way. Without a secret nothing is."""
+def verify_proof(secret: str, side: str, hello: bytes, nonce: bytes, shown: bytes) -> None:
+    """Raises HelloRefused unless `shown` is the proof; takes the same time either way. Without a secret nothing is."""
     if not hmac.compare_digest(proof(secret, side, hello, nonce), shown):
-        raise Refused("the peer does not know this job's secret")
+        raise HelloRefused("the peer does not know this job's secret")

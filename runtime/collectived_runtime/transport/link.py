@@ -20,9 +20,9 @@ from typing import NamedTuple, Protocol
 
 from collectived_runtime.transport.frame import HEADER_BYTES
 
-Part = bytes | bytearray | memoryview
+BytesLike = bytes | bytearray | memoryview
 
-AHEAD_BYTES = 4 << 10  # read together with a header: a small frame takes one system call
+READ_AHEAD_BYTES = 4 << 10  # read together with a header: a small frame takes one system call
 
 
 class LinkBroken(Exception):
@@ -37,7 +37,7 @@ class LinkBroken(Exception):
         self.peer = peer
 
 
-class LinkMisused(LinkBroken):
+class LinkProtocolError(LinkBroken):
     """It carries what no peer should send."""
 
 
@@ -45,13 +45,13 @@ class Stream(Protocol):
     """Bytes both ways, never blocking."""
 
     @property
-    def grain(self) -> int:
+    def min_read_bytes(self) -> int:
         """As many bytes as may come in one piece."""
 
     def fileno(self) -> int:
         """What to poll; -1 where there is nothing to poll."""
 
-    def send(self, parts: Sequence[Part]) -> int:
+    def send(self, parts: Sequence[BytesLike]) -> int:
         """Takes a prefix of the concatenated parts; its length, 0 when full."""
 
     def recv_into(self, view: memoryview) -> int:
@@ -63,7 +63,7 @@ class Stream(Protocol):
 class TcpStream:
     """A connected TCP socket."""
 
-    grain = 1
+    min_read_bytes = 1
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
@@ -73,7 +73,7 @@ class TcpStream:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, parts: Sequence[Part]) -> int:
+    def send(self, parts: Sequence[BytesLike]) -> int:
         try:
             return self._socket.sendmsg(parts)
         except BlockingIOError:
@@ -96,7 +96,7 @@ class TcpStream:
         self._socket.close()
 
 
-class Whom(NamedTuple):
+class PeerAddress(NamedTuple):
     """Another worker, as it is dialled."""
 
     task: int
@@ -105,41 +105,42 @@ class Whom(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Origin:
     """The connection below a link, and whom it was dialled to; None: it came from there."""
 
     connection: socket.socket
-    dialled: Whom | None
+    dialled_peer: PeerAddress | None
 
 
 class Link:
-    """A stream with the state of its framing. `way` is for its reception, to keep the connection; None: it cannot.
+    """A stream with the state of its framing. `origin` is for its connection server, to keep the connection; None: it
+    cannot.
 
-    `midway_out` is True while a frame has been sent in part, or was given to the stream and not taken: such a link can
-    only be closed. A header that has been read but belongs to a later instance stays in `header`: the link is *parked*,
-    and nothing behind it is read but what came along.
+    `is_mid_send` is True while a frame has been sent in part, or was given to the stream and not taken: such a link can
+    only be closed. A header that has been read but belongs to a later instance stays in `read_header`: the link is
+    *parked*, and nothing behind it is read but what came along.
     """
 
-    def __init__(self, peer: int, channel: int, stream: Stream, way: Way | None = None) -> None:
+    def __init__(self, peer: int, channel: int, stream: Stream, way: Origin | None = None) -> None:
         self.peer = peer
         self.channel = channel
         self.stream = stream
-        self.way = way
-        self.midway_out = False
-        self.sent = 0
-        self.received = 0
+        self.origin = way
+        self.is_mid_send = False
+        self.bytes_sent = 0
+        self.bytes_received = 0
         # What has been read and not been taken; there is always room in it for a piece.
-        self._ahead = bytearray(HEADER_BYTES + max(AHEAD_BYTES, stream.grain))
+        self._ahead = bytearray(HEADER_BYTES + max(READ_AHEAD_BYTES, stream.min_read_bytes))
         self._view = memoryview(self._ahead)
         self._begin = self._end = 0  # of it
 
-    def header(self) -> bytes | None:
-        """The next header, read as far as it is there; None until it is whole. Stays until `take_header`."""
-        if not self.parked:
+    def read_header(self) -> bytes | None:
+        """The next header, read as far as it is there; None until it is whole. Stays until `consume_header`."""
+        if not self.has_header:
             if self._begin:  # a header begins where there is room for all of it and some more
                 self._ahead[: self._end - self._begin] = self._ahead[self._begin : self._end]
                 self._begin, self._end = 0, self._end - self._begin
-            while not self.parked:
+            while not self.has_header:
                 received = self._receive(self._view[self._end :])
                 if not received:
                     return None
@@ -147,39 +148,39 @@ class Link:
         return bytes(self._view[self._begin : self._begin + HEADER_BYTES])
 
     @property
-    def parked(self) -> bool:
+    def has_header(self) -> bool:
         """Whether a whole header is waiting."""
         return self._end - self._begin >= HEADER_BYTES
 
     @property
-    def unread(self) -> bytes:
+    def unread_bytes(self) -> bytes:
         """What has come and has not been taken."""
         return bytes(self._view[self._begin : self._end])
 
-    def take_header(self) -> None:
+    def consume_header(self) -> None:
         self._begin += HEADER_BYTES
-        self.received += HEADER_BYTES
+        self.bytes_received += HEADER_BYTES
 
-    def send(self, parts: Sequence[Part]) -> int:
+    def send(self, parts: Sequence[BytesLike]) -> int:
         try:
             taken = self.stream.send(parts)
         except LinkBroken as error:
             error.peer = self.peer
             raise
-        self.sent += taken
+        self.bytes_sent += taken
         return taken
 
     def recv_into(self, view: memoryview) -> int:
         """Fills a prefix of a view that is not empty with what follows the header; its length, 0: nothing is there."""
-        if self._begin == self._end and len(view) < self.stream.grain:
+        if self._begin == self._end and len(view) < self.stream.min_read_bytes:
             self._begin, self._end = 0, self._receive(self._view)
         if ahead := self._end - self._begin:
             received = min(ahead, len(view))
             view[:received] = self._view[self._begin : self._begin + received]
             self._begin += received
         else:
-            received = self._receive(view) if len(view) >= self.stream.grain else 0
-        self.received += received
+            received = self._receive(view) if len(view) >= self.stream.min_read_bytes else 0
+        self.bytes_received += received
         return received
 
     def _receive(self, view: memoryview) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collectived_runtime.transport.link import Link, LinkBroken, Part
+from collectived_runtime.transport.link import BytesLike, Link, LinkBroken
 
 
 class _Pipe:
@@ -17,7 +17,7 @@ class _Pipe:
 
 
 class LoopbackStream:
-    grain = 1
+    min_read_bytes = 1
 
     def __init__(self, outgoing: _Pipe, incoming: _Pipe) -> None:
         self._outgoing = outgoing
@@ -26,7 +26,7 @@ class LoopbackStream:
     def fileno(self) -> int:
         return -1
 
-    def send(self, parts: Sequence[Part]) -> int:
+    def send(self, parts: Sequence[BytesLike]) -> int:
         if self._outgoing.closed or self._incoming.closed:
             raise LinkBroken("the peer closed the connection")
         room = self._outgoing.capacity - len(self._outgoing.data)
@@ -50,7 +50,7 @@ class LoopbackStream:
         self._incoming.closed = True
 
 
-class Network:
+class LoopbackNetwork:
     """Hands out streams that are wired to each other. `capacity` bounds what is on its way in each direction."""
 
     def __init__(self, capacity: int = 1 << 16) -> None:

@@ -8,17 +8,19 @@ import socket
 import threading
 from collections.abc import Callable
 
-Place = tuple[str, int]  # host and port
+HostPort = tuple[str, int]  # host and port
 
 
 class Resolver:
     """One thread, made when the first name is asked for; questions are answered one after another."""
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[tuple[Place, Callable[[Place | str], None]] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[HostPort, Callable[[HostPort | str], None]] | None] = (
+            queue.SimpleQueue()
+        )
         self._thread: threading.Thread | None = None
 
-    def resolve(self, place: Place, answer: Callable[[Place | str], None]) -> None:
+    def resolve(self, place: HostPort, answer: Callable[[HostPort | str], None]) -> None:
         """Calls `answer`, from some thread, with an address that can be dialled, or with why there is none."""
         host, port = place
         if not 0 < port < 1 << 16:
@@ -34,14 +36,14 @@ class Resolver:
                     answer(f"{host} cannot be looked up: {error}")
                     return
                 self._thread = thread
-            self._asked.put((place, answer))
+            self._requests.put((place, answer))
 
     def close(self) -> None:
         """Ends the thread when it has its answer; nobody waits for the system's resolver."""
-        self._asked.put(None)
+        self._requests.put(None)
 
     def _run(self) -> None:
-        while (asked := self._asked.get()) is not None:
+        while (asked := self._requests.get()) is not None:
             (host, port), answer = asked
             try:
                 found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -11,40 +11,40 @@ import socket
 import ssl
 from collections.abc import Sequence
 
-from collectived_runtime.transport.link import LinkBroken, Part
+from collectived_runtime.transport.link import BytesLike, LinkBroken
 
 RECORD_BYTES = 16 << 10  # the most that a record holds
 _CHUNK_BYTES = 4 * RECORD_BYTES  # encrypted at once
-_STRETCH_BYTES = 1 << 20  # sent between two looks at the world
+_MAX_SEND_BYTES = 1 << 20  # sent between two looks at the world
 
 
 class TlsStream:
     """A connected socket whose handshake is done."""
 
-    grain = RECORD_BYTES
+    min_read_bytes = RECORD_BYTES
 
     def __init__(self, secured: ssl.SSLSocket) -> None:
         secured.setblocking(False)
         secured.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = secured
-        self._begun = 0  # bytes that OpenSSL has, and that have not left
+        self._unsent_bytes = 0  # bytes that OpenSSL has, and that have not left
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, parts: Sequence[Part]) -> int:
+    def send(self, parts: Sequence[BytesLike]) -> int:
         taken = 0
         rest = [memoryview(part) for part in parts if len(part)]
-        while rest and taken < _STRETCH_BYTES:
-            chunk = self._chunk(rest)
+        while rest and taken < _MAX_SEND_BYTES:
+            chunk = self._next_chunk(rest)
             try:
                 count = self._socket.send(chunk)
             except ssl.SSLWantWriteError:
-                self._begun = len(chunk)
+                self._unsent_bytes = len(chunk)
                 break
             except OSError as error:
-                raise LinkBroken(words(error)) from error
-            self._begun = 0
+                raise LinkBroken(describe_error(error)) from error
+            self._unsent_bytes = 0
             taken += count
             _skip(rest, count)
         return taken
@@ -55,7 +55,7 @@ class TlsStream:
         except ssl.SSLWantReadError:
             return 0
         except OSError as error:
-            raise LinkBroken(words(error)) from error
+            raise LinkBroken(describe_error(error)) from error
         if not received:
             raise LinkBroken("the peer closed the connection")
         return received
@@ -63,12 +63,12 @@ class TlsStream:
     def close(self) -> None:
         self._socket.close()
 
-    def _chunk(self, rest: Sequence[memoryview]) -> Part:
+    def _next_chunk(self, rest: Sequence[memoryview]) -> BytesLike:
         """What is encrypted next: what was begun, else a stretch of what is large, else small parts together."""
         first = rest[0]
-        length = self._begun or (_CHUNK_BYTES if len(first) >= RECORD_BYTES else RECORD_BYTES)
+        length = self._unsent_bytes or (_CHUNK_BYTES if len(first) >= RECORD_BYTES else RECORD_BYTES)
         if len(first) >= length or len(rest) == 1:
-            chunk: Part = first[:length]
+            chunk: BytesLike = first[:length]
         else:
             joined = bytearray()
             for part in rest:
@@ -76,8 +76,8 @@ class TlsStream:
                 if len(joined) == length:
                     break
             chunk = joined
-        if len(chunk) < self._begun:
-            raise ValueError(f"a send of {self._begun} bytes was begun, and goes on with {len(chunk)}")
+        if len(chunk) < self._unsent_bytes:
+            raise ValueError(f"a send of {self._unsent_bytes} bytes was begun, and goes on with {len(chunk)}")
         return chunk
 
 
@@ -88,7 +88,7 @@ def _skip(rest: list[memoryview], count: int) -> None:
         rest[0] = rest[0][count:]
 
 
-def words(error: OSError) -> str:
+def describe_error(error: OSError) -> str:
     if isinstance(error, ssl.SSLEOFError):
         return "the peer closed the connection"
     if isinstance(error, ssl.SSLError):

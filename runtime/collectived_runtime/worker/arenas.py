@@ -1,7 +1,7 @@
 """The memory of one session: what its client asks for, and what it lends of its own on GPUs.
 
 Asks are granted or refused in their order. Everything here runs in the worker's event loop, except `memory`, which
-lanes call.
+group loops call.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from functools import partial
 
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import Code
-from collectived_proto.local import wire
-from collectived_proto.local.arena import Arena
+from collectived_proto.ipc import messages
+from collectived_proto.ipc.arena import Arena
 from collectived_runtime.device.cuda.driver import CudaError
-from collectived_runtime.device.gpus import DeviceArena, Gpu, NotCleared
-from collectived_runtime.engine.results import Budget, Exhausted, new_arena, next_number
-from collectived_runtime.engine.seat import Bytes
-from collectived_runtime.limits.descriptors import room
-from collectived_runtime.limits.refusals import Limit, Refusals
+from collectived_runtime.device.gpus import ClearTimeout, DeviceArena, Gpu
+from collectived_runtime.engine.base.arenas import MemoryBudget, MemoryExhausted, new_arena, next_number
+from collectived_runtime.engine.clients.local_rank import HostOrGpuBytes
+from collectived_runtime.limits.descriptors import has_descriptor_room
+from collectived_runtime.limits.rejections import Limit, RejectionCounters
 
-MOST_ASKED = 64  # arenas of one session that it waits for
-MOST_ARENAS = 512  # of one session; each takes a descriptor
-AT_ONCE = 1 << 20  # bytes of an arena that take less than a millisecond
-_WORKING = ThreadPoolExecutor(2, "collectived-arenas")  # of the host; its threads start when they are first needed
+MAX_PENDING_REQUESTS = 64  # arenas of one session that it waits for
+MAX_ARENAS = 512  # of one session; each takes a descriptor
+INLINE_COMMIT_BYTES = 1 << 20  # bytes of an arena that take less than a millisecond
+_COMMIT_EXECUTOR = ThreadPoolExecutor(
+    2, "collectived-arenas"
+)  # of the host; its threads start when they are first needed
 
 
-class Arenas:
+class SessionArenas:
     """
     Args:
         budget: of shared memory. gpus: the worker's, with what the session may have of the memory of each; it may
@@ -42,193 +44,199 @@ class Arenas:
 
     def __init__(
         self,
-        budget: Budget,
-        gpus: Mapping[Gpu, Budget],
+        budget: MemoryBudget,
+        gpus: Mapping[Gpu, MemoryBudget],
         devices: Sequence[DeviceName],
-        refusals: Refusals,
+        refusals: RejectionCounters,
         descriptors: int,
         openings: int,
         send: Callable[[bytes, int], None],
         ended: Callable[[], bool],
     ) -> None:
         self._budget = budget
-        self._gpus = gpus
+        self._gpu_budgets = gpus
         self._devices = devices
-        self._refusals = refusals
-        self._descriptors = descriptors
-        self._openings = openings
+        self._rejections = refusals
+        self._descriptor_limit = descriptors
+        self._max_open_allocations = openings
         self._send = send
-        self._ended = ended
+        self._is_ended = ended
         self._arenas: dict[int, Arena | DeviceArena] = {}
-        self._asked: deque[Callable[[], Awaitable[None]]] = deque()
-        self.granting: asyncio.Task[None] | None = None
+        self._pending_requests: deque[Callable[[], Awaitable[None]]] = deque()
+        self.grant_task: asyncio.Task[None] | None = None
 
-    def memory(self, arena: int, offset: int, length: int) -> Bytes:
-        """Those bytes of the client's memory; raises wire.Malformed where they are not all its own."""
+    def resolve_memory(self, arena: int, offset: int, length: int) -> HostOrGpuBytes:
+        """Those bytes of the client's memory; raises messages.MalformedMessage where they are not all its own."""
         known = self._arenas.get(arena)
         if known is None:
-            raise wire.Malformed(f"an address in arena {arena}, which is not of this session")
+            raise messages.MalformedMessage(f"an address in arena {arena}, which is not of this session")
         if offset + length > known.size:
-            raise wire.Malformed(f"bytes {offset} to {offset + length} of arena {arena}, which has {known.size}")
+            raise messages.MalformedMessage(
+                f"bytes {offset} to {offset + length} of arena {arena}, which has {known.size}"
+            )
         try:
             if isinstance(known, DeviceArena):
                 return known.region(offset, length)
-            return known.stretch(offset, length)
+            return known.slice_bytes(offset, length)
         except ValueError:  # dropped just now, in the other thread
-            raise wire.Malformed(f"an address in arena {arena}, which is being given back") from None
+            raise messages.MalformedMessage(f"an address in arena {arena}, which is being given back") from None
 
     @property
     def host_bytes(self) -> int:
         return sum(arena.size for arena in list(self._arenas.values()) if isinstance(arena, Arena))
 
-    def ask(self, size: int) -> None:
-        """The client wants an arena. All asks raise wire.Malformed where too many are waiting."""
-        self._ask(partial(self._grant, size))
+    def request_arena(self, size: int) -> None:
+        """The client wants an arena. All asks raise messages.MalformedMessage where too many are waiting."""
+        self._enqueue_request(partial(self._grant_arena, size))
 
-    def ask_on(self, index: int, size: int) -> None:
+    def request_device_arena(self, index: int, size: int) -> None:
         """It wants one in the memory of a GPU."""
-        self._ask(partial(self._grant_on, index, size))
+        self._enqueue_request(partial(self._grant_device_arena, index, size))
 
-    def lend(self, lent: wire.Lent) -> None:
+    def request_open(self, lent: messages.IpcOpen) -> None:
         """It lends memory of its own on a GPU."""
-        self._ask(partial(self._open, lent))
+        self._enqueue_request(partial(self._open_lent_memory, lent))
 
     def drop(self, number: int) -> None:
         """It needs an arena no longer; whoever looks into it keeps it."""
         arena = self._arenas.pop(number, None)
         if arena is not None:
-            self._let_go_of(arena)
+            self._release_arena(arena)
 
     def drop_all(self) -> None:
         for number in list(self._arenas):
             self.drop(number)
 
-    def _ask(self, grant: Callable[[], Awaitable[None]]) -> None:
-        if len(self._asked) >= MOST_ASKED:
-            raise wire.Malformed(f"more than {MOST_ASKED} arenas asked for at once")
-        self._asked.append(grant)
-        if self.granting is None:
-            self.granting = asyncio.get_running_loop().create_task(self._grant_all())
+    def _enqueue_request(self, grant: Callable[[], Awaitable[None]]) -> None:
+        if len(self._pending_requests) >= MAX_PENDING_REQUESTS:
+            raise messages.MalformedMessage(f"more than {MAX_PENDING_REQUESTS} arenas asked for at once")
+        self._pending_requests.append(grant)
+        if self.grant_task is None:
+            self.grant_task = asyncio.get_running_loop().create_task(self._process_requests())
 
-    async def _grant_all(self) -> None:
+    async def _process_requests(self) -> None:
         try:
-            while self._asked and not self._ended():
-                await self._asked.popleft()()
+            while self._pending_requests and not self._is_ended():
+                await self._pending_requests.popleft()()
         finally:
-            self.granting = None
+            self.grant_task = None
 
-    async def _grant(self, size: int) -> None:
+    async def _grant_arena(self, size: int) -> None:
         """Filling pages with zeros takes the kernel long: large arenas come into being beside the event loop."""
-        if self._full():
+        if self._refuse_if_full():
             return
         try:
-            self._budget.take(size)
-        except Exhausted as error:
+            self._budget.acquire(size)
+        except MemoryExhausted as error:
             self._refuse(str(error))
             return
         arena: Arena | None = None
         try:
             arena = new_arena(size, readers_only=False)
-            if not room(self._descriptors, arena.descriptor):
-                self._refusals.limit(Limit.DESCRIPTORS)
+            if not has_descriptor_room(self._descriptor_limit, arena.descriptor):
+                self._rejections.count_limit(Limit.DESCRIPTORS)
                 raise OSError(errno.EMFILE, "this worker has nearly no descriptors left; raise its LimitNOFILE")
-            if size <= AT_ONCE:
+            if size <= INLINE_COMMIT_BYTES:
                 arena.commit(size)
             else:
                 loop = asyncio.get_running_loop()
-                await loop.run_in_executor(_WORKING, arena.commit, size, lambda: not self._ended())
+                await loop.run_in_executor(_COMMIT_EXECUTOR, arena.commit, size, lambda: not self._is_ended())
         except (OSError, ValueError, OverflowError) as error:
             if arena is not None:
                 arena.close()
-            self._budget.give(size)
-            if not self._ended():
+            self._budget.release(size)
+            if not self._is_ended():
                 self._refuse(f"{size} bytes of shared memory: {error}")
             return
-        if self._ended():  # meanwhile
+        if self._is_ended():  # meanwhile
             arena.close()
-            self._budget.give(size)
+            self._budget.release(size)
             return
         self._arenas[arena.number] = arena
-        self._send(wire.arena(wire.Kind.ARENA, arena.number, size), arena.descriptor)
+        self._send(messages.encode_arena(messages.MessageType.ARENA, arena.number, size), arena.descriptor)
 
-    async def _grant_on(self, index: int, size: int) -> None:
+    async def _grant_device_arena(self, index: int, size: int) -> None:
         """Memory of a GPU; its driver takes milliseconds, beside the event loop."""
-        gpu = self._gpu(index)
+        gpu = self._find_gpu(index)
         if gpu is None:
-            self._send(wire.refused(Code.NOT_FOUND, f"this worker has no device GPU:{index}"), -1)
+            self._send(messages.encode_refused(Code.NOT_FOUND, f"this worker has no device GPU:{index}"), -1)
             return
-        if self._full():
+        if self._refuse_if_full():
             return
-        budget = self._gpus[gpu]
+        budget = self._gpu_budgets[gpu]
         try:
-            budget.take(size)
-        except Exhausted as error:
+            budget.acquire(size)
+        except MemoryExhausted as error:
             self._refuse(str(error))
             return
         try:
             loop = asyncio.get_running_loop()
-            freed = partial(budget.give, size)
-            arena = await loop.run_in_executor(gpu.beside, gpu.arena, next_number(), size, freed)
+            freed = partial(budget.release, size)
+            arena = await loop.run_in_executor(gpu.blocking_executor, gpu.create_arena, next_number(), size, freed)
         except CudaError as error:
-            if not isinstance(error, NotCleared):  # whose memory is still taken
-                budget.give(size)
-            if not self._ended():
+            if not isinstance(error, ClearTimeout):  # whose memory is still taken
+                budget.release(size)
+            if not self._is_ended():
                 self._refuse(f"{size} bytes of GPU:{index}: {error}")
             return
-        budget.give(size)
-        budget.add(arena.size)  # whole pages
-        if self._ended():  # meanwhile
-            self._let_go_of(arena)
+        budget.release(size)
+        budget.force_acquire(arena.size)  # whole pages
+        if self._is_ended():  # meanwhile
+            self._release_arena(arena)
             return
         self._arenas[arena.number] = arena
-        self._send(wire.arena(wire.Kind.DEVICE_ARENA, arena.number, arena.size), arena.descriptor)
+        self._send(messages.encode_arena(messages.MessageType.DEVICE_ARENA, arena.number, arena.size), arena.descriptor)
 
-    async def _open(self, lent: wire.Lent) -> None:
+    async def _open_lent_memory(self, lent: messages.IpcOpen) -> None:
         """An allocation of the client's: where it cannot be opened the client copies, and nobody else is concerned."""
-        gpu = self._gpu(lent.gpu)
+        gpu = self._find_gpu(lent.gpu)
         if gpu is None:
-            self._not_opened(lent, f"this worker has no device GPU:{lent.gpu}")
+            self._refuse_open(lent, f"this worker has no device GPU:{lent.gpu}")
             return
         there = [arena for arena in self._arenas.values() if isinstance(arena, DeviceArena) and arena.gpu is gpu]
-        if sum(arena.lent for arena in there) >= self._openings:
-            self._refusals.limit(Limit.SESSION_OPENINGS)
-            self._not_opened(lent, f"this session may have {self._openings} allocations of its own open on a GPU")
+        if sum(arena.is_imported for arena in there) >= self._max_open_allocations:
+            self._rejections.count_limit(Limit.SESSION_OPENINGS)
+            self._refuse_open(
+                lent, f"this session may have {self._max_open_allocations} allocations of its own open on a GPU"
+            )
             return
         try:
             loop = asyncio.get_running_loop()
-            arena = await loop.run_in_executor(gpu.beside, gpu.lent, next_number(), lent.identity, lent.handle)
+            arena = await loop.run_in_executor(
+                gpu.blocking_executor, gpu.import_arena, next_number(), lent.buffer_id, lent.handle
+            )
         except CudaError as error:
-            self._not_opened(lent, str(error))
+            self._refuse_open(lent, str(error))
             return
-        if self._ended():  # meanwhile
+        if self._is_ended():  # meanwhile
             arena.close()
             return
         self._arenas[arena.number] = arena
-        self._send(wire.Lending(lent.identity, arena.number, arena.size).encode(), -1)
+        self._send(messages.IpcOpenResult(lent.buffer_id, arena.number, arena.size).encode(), -1)
 
-    def _not_opened(self, lent: wire.Lent, why: str) -> None:
-        if not self._ended():
-            self._send(wire.Lending(lent.identity, why=why).encode(), -1)
+    def _refuse_open(self, lent: messages.IpcOpen, why: str) -> None:
+        if not self._is_ended():
+            self._send(messages.IpcOpenResult(lent.buffer_id, reason=why).encode(), -1)
 
-    def _gpu(self, index: int) -> Gpu | None:
+    def _find_gpu(self, index: int) -> Gpu | None:
         """One that the session may use."""
         allowed = any((device.kind, device.index) == ("GPU", index) for device in self._devices)
-        return next((gpu for gpu in self._gpus if allowed and gpu.index == index), None)
+        return next((gpu for gpu in self._gpu_budgets if allowed and gpu.index == index), None)
 
-    def _full(self) -> bool:
+    def _refuse_if_full(self) -> bool:
         """Whether there may be no more arenas; says so."""
-        if len(self._arenas) < MOST_ARENAS:
+        if len(self._arenas) < MAX_ARENAS:
             return False
-        self._refusals.limit(Limit.SESSION_ARENAS)
-        self._refuse(f"this session has {MOST_ARENAS} pieces of shared memory, the most there may be: ask for larger")
+        self._rejections.count_limit(Limit.SESSION_ARENAS)
+        self._refuse(f"this session has {MAX_ARENAS} pieces of shared memory, the most there may be: ask for larger")
         return True
 
     def _refuse(self, why: str) -> None:
-        self._send(wire.refused(Code.RESOURCE_EXHAUSTED, why), -1)
+        self._send(messages.encode_refused(Code.RESOURCE_EXHAUSTED, why), -1)
 
-    def _let_go_of(self, arena: Arena | DeviceArena) -> None:
+    def _release_arena(self, arena: Arena | DeviceArena) -> None:
         if isinstance(arena, Arena):
-            self._budget.give(arena.size)
-        elif not arena.lent:
-            self._gpus[arena.gpu].give(arena.size)
+            self._budget.release(arena.size)
+        elif not arena.is_imported:
+            self._gpu_budgets[arena.gpu].release(arena.size)
         arena.close()

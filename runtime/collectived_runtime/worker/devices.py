@@ -1,18 +1,33 @@
-"""What devices a worker offers: virtual CPUs always, and the GPUs that it is told of or finds."""
+"""What devices a worker offers: virtual CPUs always, and the GPUs that it is told of or finds.
+
+What a worker has of NCCL: the binding that it was told to use, or the first that can be loaded.
+
+How much memory a worker takes at most where nobody says it.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from collectived_proto.devices import DeviceName
+from collectived_proto.errors import FailedPreconditionError
 from collectived_runtime.device.cuda.driver import Cuda, CudaError
-from collectived_runtime.device.gpus import Gpu, chosen
-from collectived_runtime.engine.results import Budget, Share
+from collectived_runtime.device.gpus import Gpu, select_gpus
+from collectived_runtime.device.nccl.binding import load_binding
+from collectived_runtime.device.nccl.communicators import Communicators
+from collectived_runtime.device.nccl.interface import Nccl
+from collectived_runtime.engine.base.arenas import MemoryBudget, SessionBudget
+from collectived_runtime.engine.gpu.communicator import NcclContext
 
 CPU_DEVICES = 8
-_SHARE = 2  # one part in so many of a GPU's memory may be its clients'
+EXIT_GPU_LOST = 70  # exit status
+GPU_LOST_SECONDS = 1.0  # in which ranks are told
+_CLIENT_MEMORY_DIVISOR = 2  # one part in so many of a GPU's memory may be its clients'
 _DRIVER = "/proc/driver/nvidia/version"  # there where NVIDIA's driver is loaded
 _INSTALL = "pip install 'collectived[cuda12]', or [cuda13] for CUDA 13"
 
@@ -20,20 +35,20 @@ GetCuda = Callable[[], Cuda]
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class DeviceOffer:
     """What a worker offers.
 
     Attributes:
-        missing: why GPUs that are there are not offered; "" where nothing is missing.
+        unavailable_reason: why GPUs that are there are not offered; "" where nothing is missing.
         budgets: of the memory that clients are given of each GPU.
     """
 
     cpus: int
     gpus: tuple[Gpu, ...] = ()
-    missing: str = ""
-    budgets: Mapping[Gpu, Budget] = field(default_factory=dict)
+    unavailable_reason: str = ""
+    budgets: Mapping[Gpu, MemoryBudget] = field(default_factory=dict)
 
-    def names(self, task: int) -> tuple[DeviceName, ...]:
+    def device_names(self, task: int) -> tuple[DeviceName, ...]:
         cpus = tuple(DeviceName(task, "CPU", index) for index in range(self.cpus))
         return cpus + tuple(DeviceName(task, "GPU", gpu.index) for gpu in self.gpus)
 
@@ -42,16 +57,16 @@ class Offer:
         """Of GPUs, by index."""
         return {gpu.index: gpu.device.uuid for gpu in self.gpus}
 
-    def shares(self, most: int, refused: Callable[[], None]) -> dict[Gpu, Budget]:
+    def create_session_budgets(self, most: int, refused: Callable[[], None]) -> dict[Gpu, MemoryBudget]:
         """What a new session may have of each GPU's memory.
 
         Args:
-            most: bytes; 0: three quarters of what clients may have. refused: as of `Budget`.
+            most: bytes; 0: three quarters of what clients may have. refused: as of `MemoryBudget`.
         """
-        found: dict[Gpu, Budget] = {}
+        found: dict[Gpu, MemoryBudget] = {}
         for gpu, whole in self.budgets.items():
             limit = min(most or whole.limit * 3 // 4, whole.limit)
-            found[gpu] = Share(whole, limit, refused, f"memory of GPU:{gpu.index}", "max_session_gpu_memory")
+            found[gpu] = SessionBudget(whole, limit, refused, f"memory of GPU:{gpu.index}", "max_session_gpu_memory")
         return found
 
     def close(self) -> None:
@@ -59,20 +74,20 @@ class Offer:
             gpu.close()
 
 
-def real_cuda() -> Cuda:
+def load_cuda() -> Cuda:
     """The driver.
 
     Raises:
         CudaError: it is missing, or the bindings are.
     """
     try:
-        from collectived_runtime.device.cuda.real import RealCuda
+        from collectived_runtime.device.cuda.driver_cuda import DriverCuda
     except ImportError as error:
         raise CudaError("import cuda.bindings", -1, f"{error}: {_INSTALL}") from None
-    return RealCuda()
+    return DriverCuda()
 
 
-def offer(text: str, cuda: GetCuda, lost: Callable[[str], object], driver: str = _DRIVER) -> Offer:
+def discover_devices(text: str, cuda: GetCuda, lost: Callable[[str], object], driver: str = _DRIVER) -> DeviceOffer:
     """What `--devices` asks for: `auto`, `CPU:n` (so many CPUs, no GPU), or `GPU:0,1` by numbers or UUIDs.
 
     Args:
@@ -86,14 +101,14 @@ def offer(text: str, cuda: GetCuda, lost: Callable[[str], object], driver: str =
     match kind.lower():
         case "auto" if not rest:
             try:
-                return _with(chosen(cuda(), None, lost))
+                return _make_offer(select_gpus(cuda(), None, lost))
             except CudaError as error:
-                return Offer(CPU_DEVICES, missing=str(error) if os.path.exists(driver) else "")
+                return DeviceOffer(CPU_DEVICES, unavailable_reason=str(error) if os.path.exists(driver) else "")
         case "cpu" if rest.isdecimal() and 1 <= int(rest) <= CPU_DEVICES:
-            return Offer(int(rest))
+            return DeviceOffer(int(rest))
         case "gpu" if rest:
             try:
-                return _with(chosen(cuda(), [name.strip() for name in rest.split(",")], lost))
+                return _make_offer(select_gpus(cuda(), [name.strip() for name in rest.split(",")], lost))
             except CudaError as error:
                 raise ValueError(f"devices {text!r} cannot be offered: {error}") from None
     raise ValueError(
@@ -102,9 +117,109 @@ def offer(text: str, cuda: GetCuda, lost: Callable[[str], object], driver: str =
     )
 
 
-def _with(gpus: tuple[Gpu, ...]) -> Offer:
+def _make_offer(gpus: tuple[Gpu, ...]) -> DeviceOffer:
     budgets = {
-        gpu: Budget(gpu.device.total_bytes // _SHARE, what=f"memory of GPU:{gpu.index} for clients", advice="free some")
+        gpu: MemoryBudget(
+            gpu.device.total_bytes // _CLIENT_MEMORY_DIVISOR,
+            what=f"memory of GPU:{gpu.index} for clients",
+            advice="free some",
+        )
         for gpu in gpus
     }
-    return Offer(CPU_DEVICES, gpus, budgets=budgets)
+    return DeviceOffer(CPU_DEVICES, gpus, budgets=budgets)
+
+
+log = logging.getLogger("collectived.worker")
+
+AUTO = "auto"
+GetNccl = Callable[[str], Nccl]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedNccl:
+    """What a worker has.
+
+    Attributes:
+        context: for its group loops; None where it has no GPU or no NCCL.
+        version: of NCCL, as NCCL counts; 0 for none.
+        description: for people: `nccl4py, NCCL 2.28.9`, or why there is none.
+    """
+
+    context: NcclContext | None = None
+    version: int = 0
+    description: str = ""
+
+    def close(self) -> None:
+        if self.context is not None:
+            self.context.communicators.close()
+
+
+def load_nccl(
+    wanted: str, gpus: Sequence[Gpu], die: Callable[[str], object], get: GetNccl = load_binding
+) -> LoadedNccl:
+    """Loads NCCL where there are GPUs.
+
+    Args:
+        wanted: a binding; `auto`: the first that there is, or none.
+        die: told that a call to NCCL does not return, which only the end of the process repairs.
+
+    Raises:
+        FailedPreconditionError: a binding was asked for by name, and is not there.
+    """
+    if not gpus:
+        return LoadedNccl()
+    try:
+        nccl = get("" if wanted == AUTO else wanted)
+    except FailedPreconditionError as error:
+        if wanted != AUTO:
+            raise
+        log.warning("NCCL is not used: %s", error)
+        return LoadedNccl(description=str(error))
+    by_index = {gpu.index: gpu for gpu in gpus}
+
+    def use(index: int) -> None:
+        by_index[index].cuda.set_device(by_index[index].device.number)
+
+    engine = NcclContext(Communicators(nccl, use, lambda what: die(f"NCCL: {what}")), by_index)
+    version = nccl.version()
+    return LoadedNccl(engine, version, f"{nccl.name}, NCCL {format_version(version)}")
+
+
+def format_version(version: int) -> str:
+    """22809 as 2.28.9."""
+    return f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
+
+
+def default_memory_limit(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Half of the memory that this process may use: of the machine's, or of the least that a cgroup above it has."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in (*_limits_above(cgroups, own), cgroups / "memory" / "memory.limit_in_bytes"):
+        try:
+            limits.append(int(path.read_text()))
+        except (OSError, ValueError):  # no such controller here, or no limit ("max")
+            continue
+    return min(limits) // 2
+
+
+def _limits_above(cgroups: Path, own: Path) -> Iterator[Path]:
+    """Where version 2 keeps the limits: of the process's own cgroup, as `MemoryMax=` sets it, and of those above it.
+
+    In a container its own is the root, as far as it can see.
+    """
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = []
+    for name in [line.removeprefix("0::/") for line in lines if line.startswith("0::/")] or [""]:
+        folder = cgroups / name
+        for above in (folder, *folder.parents):
+            if above == cgroups or cgroups in above.parents:
+                yield above / "memory.max"
+
+
+def exit_for_restart(why: str) -> None:
+    """A GPU is lost to this process, and only a new one can have it: its group loops tell their ranks, then it ends."""
+    log.critical("%s; this worker ends, for its supervisor to start it again", why)
+    ending = threading.Timer(GPU_LOST_SECONDS, os._exit, (EXIT_GPU_LOST,))  # whatever hangs in the driver
+    ending.daemon = True
+    ending.start()

@@ -1,7 +1,7 @@
-"""Draining, as a worker takes part in it: see `coordinator/draining.py` for the whole.
+"""Draining, as a worker takes part in it: see `core/draining.py` for the whole.
 
-A lane is *quiet* when nothing runs in it and a verdict refuses what would begin next: then nothing can run there any
-more. A worker that drains as a whole takes no new ranks meanwhile, and ends afterwards unless it is to stay.
+A group loop is *quiet* when nothing runs in it and a verdict refuses what would begin next: then nothing can run there
+any more. A worker that drains as a whole takes no new ranks meanwhile, and ends afterwards unless it is to stay.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import grpc.aio
 from collectived_proto.errors import UnavailableError
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2
-from collectived_runtime.engine.lane import Lane
+from collectived_runtime.engine.loop.group_loop import GroupLoop
 
 log = logging.getLogger("collectived.worker")
 
-LOOK_SECONDS = 0.02  # how often lanes are looked at while a drain lasts
+POLL_SECONDS = 0.02  # how often group loops are looked at while a drain lasts
 VERDICT_SECONDS = 1.0  # in which what is cut has been told to the ranks
 ANSWER_SECONDS = 7.0  # beyond its timeout, until an answer to a drain is not waited for any more
 REPLY_SECONDS = 1.0  # in which who asked through this worker has been answered, before it ends
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED)
+_AWAY_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED)
 
 
-class Drainage:
+class DrainState:
     """Of one worker. Runs in its event loop.
 
     Args:
         name: of this worker, for people.
-        lanes: those that run.
+        group_loops: those that run.
         say: sends a message to the coordinator.
         ask: asks the coordinator to see to a drain.
         began: called when this whole worker takes nothing new any more.
@@ -44,26 +44,26 @@ class Drainage:
         self,
         task: int,
         name: str,
-        lanes: Callable[[], Sequence[Lane]],
+        group_loops: Callable[[], Sequence[GroupLoop]],
         say: Callable[[pb.WorkerMessage], None],
         ask: Callable[[status_pb2.DrainRequest, float], Awaitable[status_pb2.DrainReply]],
         began: Callable[[], Awaitable[None]],
     ) -> None:
         self.refusal = ""
         """Why no new rank is taken; '' while they are."""
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the worker is to end, because it is drained."""
         self._task, self._name = task, name
-        self._lanes, self._say, self._ask, self._began = lanes, say, ask, began
-        self._orders: set[asyncio.Task[None]] = set()
-        self._relays = 0
+        self._list_loops, self._send, self._request_drain, self._on_begin = group_loops, say, ask, began
+        self._order_tasks: set[asyncio.Task[None]] = set()
+        self._open_requests = 0
 
-    def check(self) -> None:
+    def check_accepting(self) -> None:
         """Raises UnavailableError where no new rank is taken."""
         if self.refusal:
             raise UnavailableError(self.refusal)
 
-    async def asked(self, request: status_pb2.DrainRequest) -> status_pb2.DrainReply:
+    async def handle_request(self, request: status_pb2.DrainRequest) -> status_pb2.DrainReply:
         """A drain that somebody asks of this worker; the coordinator sees to it.
 
         Raises:
@@ -74,49 +74,49 @@ class Drainage:
         wish.CopyFrom(request)
         if mine:
             wish.task = self._task
-        self._relays += 1
+        self._open_requests += 1
         try:
-            return await self._ask(wish, request.timeout_seconds + ANSWER_SECONDS)
+            return await self._request_drain(wish, request.timeout_seconds + ANSWER_SECONDS)
         except grpc.aio.AioRpcError as error:
-            if error.code() not in _AWAY:
+            if error.code() not in _AWAY_CODES:
                 raise
             if not mine:
                 raise UnavailableError(
                     f"the coordinator does not answer ({error.details()}), and it alone can drain a host or a group: "
                     "drain workers one by one, or try again when it is back"
                 ) from None
-            return await self._alone(request)
+            return await self._drain_without_coordinator(request)
         finally:
-            self._relays -= 1
+            self._open_requests -= 1
 
-    def ordered(self, order: pb.DrainOrder) -> None:
+    def start_order(self, order: pb.DrainOrder) -> None:
         """The coordinator has refused what is to come; what runs is ours to wait for."""
-        task = asyncio.get_running_loop().create_task(self._carry_out(order))
-        self._orders.add(task)
-        task.add_done_callback(self._orders.discard)
+        task = asyncio.get_running_loop().create_task(self._execute_order(order))
+        self._order_tasks.add(task)
+        task.add_done_callback(self._order_tasks.discard)
 
-    async def _carry_out(self, order: pb.DrainOrder) -> None:
+    async def _execute_order(self, order: pb.DrainOrder) -> None:
         if order.leave:
             await self._begin()
-        mine = [lane for lane in self._lanes() if lane.ledger.generation in order.generations]
-        cut = await self._finished(mine, order.timeout_seconds, _quiet)
-        self._say(pb.WorkerMessage(drained=pb.Drained(drain=order.drain, cut=cut)))
+        mine = [group_loop for group_loop in self._list_loops() if group_loop.tracker.generation in order.generations]
+        cut = await self._wait_and_list_cut(mine, order.timeout_seconds, _is_quiet)
+        self._send(pb.WorkerMessage(drained=pb.Drained(drain=order.drain, cut=cut)))
         if order.leave and not order.stay:
-            await self._wait(mine, VERDICT_SECONDS, _quiet)  # ranks hear why, before their worker is gone
-            for lane in [lane for lane in self._lanes() if lane in mine]:
-                lane.last_words()
+            await self._wait_for_loops(mine, VERDICT_SECONDS, _is_quiet)  # ranks hear why, before their worker is gone
+            for group_loop in [group_loop for group_loop in self._list_loops() if group_loop in mine]:
+                group_loop.send_final_verdicts()
             await self._end()
 
-    async def _alone(self, request: status_pb2.DrainRequest) -> status_pb2.DrainReply:
+    async def _drain_without_coordinator(self, request: status_pb2.DrainRequest) -> status_pb2.DrainReply:
         """Without a coordinator nobody can refuse what is to come on all ranks alike: it waits for a quiet moment."""
         await self._begin()
-        mine = list(self._lanes())
-        cut = await self._finished(mine, request.timeout_seconds, _at_rest)
+        mine = list(self._list_loops())
+        cut = await self._wait_and_list_cut(mine, request.timeout_seconds, _is_idle)
         if not request.stay:
             asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(self._end()))
         note = "the coordinator is away: other workers hear of it when this one has ended"
         return status_pb2.DrainReply(
-            workers=[self._task], groups=sorted({lane.name for lane in mine}), cut=cut, notes=[note]
+            workers=[self._task], groups=sorted({group_loop.name for group_loop in mine}), cut=cut, notes=[note]
         )
 
     async def _begin(self) -> None:
@@ -126,65 +126,69 @@ class Drainage:
                 "been started again"
             )
             log.info("%s is draining", self._name)
-            await self._began()
+            await self._on_begin()
 
     async def _end(self) -> None:
         deadline = time.monotonic() + REPLY_SECONDS
-        while self._relays and time.monotonic() < deadline:
-            await asyncio.sleep(LOOK_SECONDS)
-        if not self.over.done():
-            self.over.set_result(None)
+        while self._open_requests and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
+        if not self.finished.done():
+            self.finished.set_result(None)
 
-    async def _finished(
-        self, lanes: Sequence[Lane], timeout: float, ended: Callable[[Lane], bool]
+    async def _wait_and_list_cut(
+        self, group_loops: Sequence[GroupLoop], timeout: float, ended: Callable[[GroupLoop], bool]
     ) -> list[status_pb2.Cut]:
         """What has not finished within `timeout` seconds."""
-        left = await self._wait(lanes, timeout, ended)
-        return [cut for lane in left for cut in _unfinished(lane)]
+        left = await self._wait_for_loops(group_loops, timeout, ended)
+        return [cut for group_loop in left for cut in _list_unfinished(group_loop)]
 
-    async def _wait(self, lanes: Sequence[Lane], timeout: float, ended: Callable[[Lane], bool]) -> list[Lane]:
-        """Waits for lanes; those that are not done in time."""
+    async def _wait_for_loops(
+        self, group_loops: Sequence[GroupLoop], timeout: float, ended: Callable[[GroupLoop], bool]
+    ) -> list[GroupLoop]:
+        """Waits for group loops; those that are not done in time."""
         deadline = time.monotonic() + timeout
         while True:
-            here = self._lanes()
-            left = [lane for lane in lanes if lane in here and not ended(lane)]
+            here = self._list_loops()
+            left = [group_loop for group_loop in group_loops if group_loop in here and not ended(group_loop)]
             if not left or time.monotonic() >= deadline:
                 return left
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def close(self) -> None:
-        for task in self._orders:
+        for task in self._order_tasks:
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*self._orders, return_exceptions=True)
+            await asyncio.gather(*self._order_tasks, return_exceptions=True)
 
 
-def _quiet(lane: Lane) -> bool:
+def _is_quiet(group_loop: GroupLoop) -> bool:
     """Whether nothing runs there, nor can begin."""
-    ledger = lane.ledger
-    return ledger.verdict_on(ledger.next) is not None and _at_rest(lane)
+    tracker = group_loop.tracker
+    return tracker.find_verdict(tracker.next_number) is not None and _is_idle(group_loop)
 
 
-def _at_rest(lane: Lane) -> bool:
+def _is_idle(group_loop: GroupLoop) -> bool:
     """Whether nothing runs there now."""
-    return lane.running is None and not lane.ledger.open() and not lane.posts
+    return group_loop.execution is None and not group_loop.tracker.list_open() and not group_loop.pending_ops
 
 
-def _unfinished(lane: Lane) -> Iterator[status_pb2.Cut]:
+def _list_unfinished(group_loop: GroupLoop) -> Iterator[status_pb2.Cut]:
     """What is to be cut: the first instance that has not finished, with which those after it go, and letters."""
-    ledger = lane.ledger
-    number = ledger.next
-    instance = ledger.instances.get(number)
-    if ledger.verdict_on(number) is None:
+    tracker = group_loop.tracker
+    number = tracker.next_number
+    instance = tracker.instances.get(number)
+    if tracker.find_verdict(number) is None:
         arrival = next(iter(instance.arrivals.values()), None) if instance else None
         yield status_pb2.Cut(
-            group=lane.name,
-            generation=ledger.generation,
+            group=group_loop.name,
+            generation=tracker.generation,
             instance=number,
             op=arrival.prepared.op if arrival else "",
             site=arrival.prepared.collective.site if arrival else "",
-            missing=[rank for rank, standing in list(ledger.standings.items()) if standing.submitted < number],
+            missing=[rank for rank, standing in list(tracker.progress.items()) if standing.submitted < number],
         )
-    for post in lane.posts:
+    for post in group_loop.pending_ops:
         site = post.prepared.collective.site
-        yield status_pb2.Cut(group=lane.name, generation=ledger.generation, instance=-1, op=post.prepared.op, site=site)
+        yield status_pb2.Cut(
+            group=group_loop.name, generation=tracker.generation, instance=-1, op=post.prepared.op, site=site
+        )

@@ -1,4 +1,4 @@
-"""Groups as this worker takes part in them: joins under way, lanes, and what the coordinator says about either."""
+"""Groups as this worker takes part in them: joins under way, group loops, and what the coordinator says of either."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from collectived_proto.announcements import formed_from_bytes, ruling_from_proto
 from collectived_proto.codec import (
     group_from_proto,
     group_to_proto,
@@ -33,49 +32,50 @@ from collectived_proto.errors import (
     ResourceExhaustedError,
     error_class,
 )
-from collectived_proto.local.wire import TOKEN_BYTES
-from collectived_proto.types import RankPosition, Report, ReportKind, shown_name
+from collectived_proto.group_codec import compact_verdict_from_proto, formed_from_bytes
+from collectived_proto.ipc.messages import TOKEN_BYTES
+from collectived_proto.types import RankPosition, Report, ReportKind, unscoped_name
 from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_proto.v1 import coordinator_pb2 as pb
-from collectived_runtime.engine.crew import Crew
-from collectived_runtime.engine.lane import Lane, Surroundings
-from collectived_runtime.engine.meeting import Engine
-from collectived_runtime.engine.recorder import Recorder
-from collectived_runtime.engine.results import Budget
-from collectived_runtime.engine.seat import Seat
-from collectived_runtime.engine.topology import Topology
-from collectived_runtime.guests.rules import Reserved, may_have
-from collectived_runtime.limits.descriptors import any_room
-from collectived_runtime.limits.most import Most
-from collectived_runtime.limits.refusals import Limit, Refusals, too_many
-from collectived_runtime.transport.reception import TOKEN_SECONDS, Reception
-from collectived_runtime.worker import probe
-from collectived_runtime.worker.account import Account
-from collectived_runtime.worker.descriptions import LONGEST_GROUP, Descriptions, check_length
-from collectived_runtime.worker.grpc_alone.remote import Remote
-from collectived_runtime.worker.grpc_alone.submit import RemoteRank
+from collectived_runtime.auth.acl import AclRule, is_permitted
+from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.clients.local_rank import LocalRank
+from collectived_runtime.engine.gpu.communicator import NcclContext
+from collectived_runtime.engine.loop.group_loop import GroupLoop, WorkerContext
+from collectived_runtime.engine.record.flight_recorder import FlightRecorder
+from collectived_runtime.engine.run.fold_pool import FoldPool
+from collectived_runtime.limits.descriptors import can_open_descriptor
+from collectived_runtime.limits.quotas import Quotas
+from collectived_runtime.limits.rejections import Limit, RejectionCounters, format_limit_error
+from collectived_runtime.transport.connections import TOKEN_SECONDS, ConnectionServer
+from collectived_runtime.worker import link_probe
+from collectived_runtime.worker.observe.totals import LoopTotals
+from collectived_runtime.worker.prepared import MAX_GROUP_NAME_CHARS, PreparedCache, check_length
+from collectived_runtime.worker.remote_ranks.remote_rank import RemoteRankSession
+from collectived_runtime.worker.remote_ranks.submit import RemoteRank
 from collectived_runtime.worker.sessions import Session
 
 log = logging.getLogger("collectived.worker")
 
-IDLE_SECONDS = 10.0  # after which a group that does nothing gives its memory back
-PATIENCE_SECONDS = 2.0  # after which a client that joins is told that the coordinator is away, if it is
-# What a lane and a seat need of the system is not there: descriptors, memory, or (a RuntimeError to Python) a thread.
-NO_ROOM = (OSError, MemoryError, RuntimeError)
+IDLE_RELEASE_SECONDS = 10.0  # after which a group that does nothing gives its memory back
+AWAY_NOTICE_SECONDS = 2.0  # after which a client that joins is told that the coordinator is away, if it is
+# What group loops and local ranks need of the system is not there: descriptors, memory, or (RuntimeError) a thread.
+RESOURCE_ERRORS = (OSError, MemoryError, RuntimeError)
 COORDINATOR_AWAY = "the coordinator cannot be reached; the join waits for it"
 
-Answer = worker_pb2.JoinEvent | pb.JoinRefused
+JoinAnswer = worker_pb2.JoinEvent | pb.JoinRefused
 
 
 @dataclass(slots=True)
-class _Join:
-    ask: pb.JoinAsk
+class _PendingJoin:
+    request: pb.JoinAsk
     session: Session
-    answers: asyncio.Queue[Answer] = field(default_factory=asyncio.Queue)
+    answers: asyncio.Queue[JoinAnswer] = field(default_factory=asyncio.Queue)
 
 
 class Groups:
-    """Runs in the worker's event loop; lanes call back from their threads.
+    """Runs in the worker's event loop; group loops call back from their threads.
 
     Args:
         say: sends a message to the coordinator, from any thread.
@@ -90,44 +90,45 @@ class Groups:
         task: int,
         host: str,
         devices: tuple[DeviceName, ...],
-        reception: Reception,
+        reception: ConnectionServer,
         door: str,
-        budget: Budget,
+        budget: MemoryBudget,
         say: Callable[[pb.WorkerMessage], None],
         connected: Callable[[], bool],
-        refusals: Refusals | None = None,
-        most: Most | None = None,
-        rules: Sequence[Reserved] = (),
-        native: Engine | None = None,
+        refusals: RejectionCounters | None = None,
+        most: Quotas | None = None,
+        rules: Sequence[AclRule] = (),
+        native: NcclContext | None = None,
     ) -> None:
-        self._refusals = refusals or Refusals()
-        self._most = most or Most()
-        self._asking: Counter[str] = Counter()  # joins under way, by name
+        self._rejections = refusals or RejectionCounters()
+        self._quotas = most or Quotas()
+        self._joins_by_name: Counter[str] = Counter()  # joins under way, by name
         self._task = task
         self._host = host
         self._devices = devices
-        self._reception = reception
-        self._door = door
+        self._connection_server = reception
+        self._local_socket_path = door
         self._budget = budget
-        self._crew = Crew()
-        self._native = native
-        self.recorder = Recorder()
-        self._say = say
-        self._connected = connected
+        self._fold_pool = FoldPool()
+        self._nccl_context = native
+        self.recorder = FlightRecorder()
+        self._send = say
+        self._is_connected = connected
         self._rules = rules
         self._loop = asyncio.get_running_loop()
-        self._joins: dict[str, _Join] = {}
-        self._lanes: dict[tuple[int, int], Lane] = {}  # group key, the generation in which the lane began
-        self._turned_away: dict[tuple[int, int], dict[int, str]] = {}  # ranks for which no lane could be made, and why
-        self.account = Account()
-        self.joins: Counter[str] = Counter()  # that ended, by outcome
-        self._formed = (b"", pb.Formed())  # read last: all local ranks of a generation are told the same
+        self._pending_joins: dict[str, _PendingJoin] = {}
+        # By group key and the generation in which the group loop began; ranks for which none could be made, and why.
+        self._group_loops: dict[tuple[int, int], GroupLoop] = {}
+        self._rejected_ranks: dict[tuple[int, int], dict[int, str]] = {}
+        self.totals = LoopTotals()
+        self.join_outcomes: Counter[str] = Counter()  # that ended, by outcome
+        self._last_formed = (b"", pb.Formed())  # read last: all local ranks of a generation are told the same
         self.stall_after = 1.0
         self.lost_after = 10.0
 
     @property
-    def lanes(self) -> list[Lane]:
-        return list(self._lanes.values())
+    def group_loops(self) -> list[GroupLoop]:
+        return list(self._group_loops.values())
 
     # For clients
 
@@ -137,53 +138,53 @@ class Groups:
         Raises:
             CollectiveError: refused, by this worker or by the coordinator.
         """
-        ask = self._ask(session, request)
-        with session.asking():
-            self._check_room(ask.name)
-            self._asking[ask.name] += 1
+        ask = self._make_join_request(session, request)
+        with session.acquire_join_slot():
+            self._check_quotas(ask.name)
+            self._joins_by_name[ask.name] += 1
             try:
-                async with contextlib.aclosing(self._joined(session, ask)) as events:
+                async with contextlib.aclosing(self._await_join(session, ask)) as events:
                     async for event in events:
                         yield event
             finally:
-                self._asking[ask.name] -= 1
-                if not self._asking[ask.name]:
-                    del self._asking[ask.name]
+                self._joins_by_name[ask.name] -= 1
+                if not self._joins_by_name[ask.name]:
+                    del self._joins_by_name[ask.name]
 
-    def _check_room(self, name: str) -> None:
+    def _check_quotas(self, name: str) -> None:
         """Raises ResourceExhaustedError where there are as many groups, or descriptors, as there may be."""
-        most = self._most
-        names = self._asking.keys() | {lane.topology.group.name for lane in self._lanes.values()}
+        most = self._quotas
+        names = self._joins_by_name.keys() | {loop.topology.group.name for loop in self._group_loops.values()}
         if most.groups and name not in names and len(names) >= most.groups:
-            self._refusals.limit(Limit.GROUPS)
+            self._rejections.count_limit(Limit.GROUPS)
             what = f"this worker has ranks of {len(names)} groups"
-            raise ResourceExhaustedError(too_many(what, most.groups, "max_groups", "leave some"))
-        if not any_room(most.descriptors):
-            self._refusals.limit(Limit.DESCRIPTORS)
-            what = "this worker has nearly no descriptors left"
-            raise ResourceExhaustedError(
-                too_many(what, most.descriptors, "the limit of open files", "close sessions that are not needed")
-            )
+            raise ResourceExhaustedError(format_limit_error(what, most.groups, "max_groups", "leave some"))
+        if not can_open_descriptor(most.descriptors):
+            self._rejections.count_limit(Limit.DESCRIPTORS)
+            what, advice = "this worker has nearly no descriptors left", "close sessions that are not needed"
+            raise ResourceExhaustedError(format_limit_error(what, most.descriptors, "the limit of open files", advice))
 
-    async def _joined(self, session: Session, ask: pb.JoinAsk) -> AsyncGenerator[worker_pb2.JoinEvent]:
-        join = _Join(ask, session)
+    async def _await_join(self, session: Session, ask: pb.JoinAsk) -> AsyncGenerator[worker_pb2.JoinEvent]:
+        join = _PendingJoin(ask, session)
         outcome = "withdrawn"
-        self._joins[join.ask.request] = join
-        self._say(pb.WorkerMessage(join=join.ask))
+        self._pending_joins[join.request.request] = join
+        self._send(pb.WorkerMessage(join=join.request))
         ended = asyncio.ensure_future(session.ended.wait())
         try:
             while True:
                 answer = asyncio.ensure_future(join.answers.get())
                 try:
-                    await asyncio.wait({answer, ended}, timeout=PATIENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                    if not answer.done() and not ended.done() and not self._connected():
+                    await asyncio.wait(
+                        {answer, ended}, timeout=AWAY_NOTICE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if not answer.done() and not ended.done() and not self._is_connected():
                         yield worker_pb2.JoinEvent(progress=worker_pb2.JoinProgress(text=COORDINATOR_AWAY))
                 finally:
                     answer.cancel()  # which changes nothing where it is there
                 if not answer.done() and not ended.done():
                     continue
                 if answer.cancelled() or not answer.done():
-                    raise session.gone
+                    raise session.ended_error
                 event = answer.result()
                 if isinstance(event, pb.JoinRefused):
                     outcome = "refused"
@@ -195,19 +196,16 @@ class Groups:
                     return
         finally:
             ended.cancel()
-            self.joins[outcome] += 1
-            if self._joins.pop(join.ask.request, None) is not None:
-                self._say(
-                    pb.WorkerMessage(
-                        join_cancel=pb.JoinCancel(request=join.ask.request, reason="the client has withdrawn")
-                    )
-                )
+            self.join_outcomes[outcome] += 1
+            if self._pending_joins.pop(join.request.request, None) is not None:
+                cancel = pb.JoinCancel(request=join.request.request, reason="the client has withdrawn")
+                self._send(pb.WorkerMessage(join_cancel=cancel))
 
-    def _ask(self, session: Session, request: worker_pb2.JoinRequest) -> pb.JoinAsk:
+    def _make_join_request(self, session: Session, request: worker_pb2.JoinRequest) -> pb.JoinAsk:
         if not request.name:
             raise InvalidArgumentError("a group needs a name")
-        check_length("the name of a group", request.name, LONGEST_GROUP)
-        check_length("device", request.device, LONGEST_GROUP)
+        check_length("the name of a group", request.name, MAX_GROUP_NAME_CHARS)
+        check_length("device", request.device, MAX_GROUP_NAME_CHARS)
         if not 1 <= request.min_size <= request.max_size:
             raise InvalidArgumentError(
                 f"a group's size must be at least 1 and its minimum at most its maximum, "
@@ -215,7 +213,7 @@ class Groups:
             )
         client = session.client
         scoped = request.name if request.name.startswith("/") else f"{client.job}/{request.name}"
-        if not may_have(self._rules, scoped, session.caller):
+        if not is_permitted(self._rules, scoped, session.caller):
             raise PermissionDeniedError(
                 f"group {request.name!r} is for those whom a rule of this worker names, and you are not among them: "
                 "ask whoever runs it (`group_rules`), or choose another name"
@@ -226,7 +224,7 @@ class Groups:
             min_size=request.min_size,
             max_size=request.max_size,
             settle_seconds=request.settle_seconds,
-            device=str(self._device(session, request.device)),
+            device=str(self._choose_device(session, request.device)),
             host=self._host,
             pid=client.pid,
             label=client.label,
@@ -238,7 +236,7 @@ class Groups:
             ask.last_instance = request.last_instance
         return ask
 
-    def _device(self, session: Session, text: str) -> DeviceName:
+    def _choose_device(self, session: Session, text: str) -> DeviceName:
         """The device that is asked for, of those that the session may have; without one the first."""
         if not text:
             if not session.devices:
@@ -256,241 +254,243 @@ class Groups:
 
     # From the coordinator
 
-    def heard(self, message: pb.CoordinatorMessage) -> None:
+    def handle_message(self, message: pb.CoordinatorMessage) -> None:
         match message.WhichOneof("message"):
             case "join_update":
                 update = message.join_update
                 progress = worker_pb2.JoinProgress(present=update.present, expected=update.expected, text=update.text)
-                self._answer(update.request, worker_pb2.JoinEvent(progress=progress))
+                self._answer_join(update.request, worker_pb2.JoinEvent(progress=progress))
             case "join_refused":
-                self._answer(message.join_refused.request, message.join_refused)
+                self._answer_join(message.join_refused.request, message.join_refused)
             case "join_done":
-                self._seated(message.join_done)
+                self._on_join_done(message.join_done)
             case "verdict":
-                self._rule(message.verdict)
+                self._apply_verdict(message.verdict)
             case "query":
-                self._query(message.query)
+                self._query_position(message.query)
             case "measure":
-                self._measure(message.measure)
+                self._measure_link(message.measure)
             case "propose":
-                self._propose(message.propose)
+                self._answer_proposal(message.propose)
             case "newcomers":
                 told = message.newcomers
-                for (key, _), lane in list(self._lanes.items()):
+                for (key, _), group_loop in list(self._group_loops.items()):
                     if key == told.key:
-                        lane.newcomers(told.generation, told.from_instance, told.waiting)
+                        group_loop.set_waiting_joiners(told.generation, told.from_instance, told.waiting)
             case other:
                 log.warning("a message of kind %s from the coordinator is not known to this release", other)
 
-    def ask_again(self) -> None:
+    def resend_joins(self) -> None:
         """The coordinator may have forgotten the joins under way, which it knows by their request, and who has gone."""
-        for join in self._joins.values():
-            self._say(pb.WorkerMessage(join=join.ask))
-        for lane in self._lanes.values():
-            lane.report_again()
+        for join in self._pending_joins.values():
+            self._send(pb.WorkerMessage(join=join.request))
+        for group_loop in self._group_loops.values():
+            group_loop.resend_reports()
 
-    def attached(self) -> list[pb.Attached]:
+    def list_attached(self) -> list[pb.Attached]:
         """The running groups, for a coordinator that may not know them."""
         return [
             pb.Attached(
-                group=group_to_proto(lane.group),
-                ranks=lane.topology.ranks,
-                verdicts=[verdict_to_proto(verdict) for verdict in lane.ledger.verdicts],
-                idle=lane.topology.idle,
+                group=group_to_proto(group_loop.group),
+                ranks=group_loop.topology.own_ranks,
+                verdicts=[verdict_to_proto(verdict) for verdict in group_loop.tracker.verdicts],
+                idle=group_loop.topology.idle,
             )
-            for lane in self._lanes.values()
+            for group_loop in self._group_loops.values()
         ]
 
-    def _answer(self, request: str, answer: Answer) -> None:
-        join = self._joins.get(request)
+    def _answer_join(self, request: str, answer: JoinAnswer) -> None:
+        join = self._pending_joins.get(request)
         if join is not None:
             join.answers.put_nowait(answer)
 
-    def _rule(self, ruling: common_pb2.Verdict) -> None:
-        for (key, _), lane in list(self._lanes.items()):
+    def _apply_verdict(self, ruling: common_pb2.Verdict) -> None:
+        for (key, _), group_loop in list(self._group_loops.items()):
             if key == ruling.key:
-                verdict = ruling_from_proto(ruling, lane.topology.group.members)
-                lane.rule(replace(verdict, group=shown_name(verdict.group)))
+                verdict = compact_verdict_from_proto(ruling, group_loop.topology.group.members)
+                group_loop.apply_verdict(replace(verdict, group=unscoped_name(verdict.group)))
 
-    def _seated(self, done: pb.JoinDone) -> None:
+    def _on_join_done(self, done: pb.JoinDone) -> None:
         try:
-            formed = self._read(done.formed)
+            formed = self._parse_formed(done.formed)
         except InvalidArgumentError as error:
-            self._answer(done.request, pb.JoinRefused(code=Code.INTERNAL, message=f"from the coordinator: {error}"))
+            refused = pb.JoinRefused(code=Code.INTERNAL, message=f"from the coordinator: {error}")
+            self._answer_join(done.request, refused)
             return
-        join = self._joins.pop(done.request, None)
+        join = self._pending_joins.pop(done.request, None)
         try:
-            lane = self._lane(formed)
+            group_loop = self._get_or_create_loop(formed)
         except Exception as error:
-            self._turn_away(done.rank, join, formed, error)
+            self._reject_rank(done.rank, join, formed, error)
             return
-        if done.rank in lane.seats:  # said twice, for a coordinator that came back does not know what was heard
+        if done.rank in group_loop.local_ranks:  # a coordinator that came back does not know what was heard
             return
         if join is None:
-            lane.absent(done.rank, "it withdrew while joining")
+            group_loop.mark_absent(done.rank, "it withdrew while joining")
             return
         joined = worker_pb2.Joined(group=formed.group, rank=done.rank)
-        joined.group.name = lane.name
+        joined.group.name = group_loop.name
         try:
-            if join.session.remote:
-                self._seat_remote(join.session, lane, done.rank)
+            if join.session.is_remote:
+                self._add_remote_rank(join.session, group_loop, done.rank)
             else:
-                joined.door, joined.token = self._door, self._seat(join.session, lane, done.rank)
+                joined.door = self._local_socket_path
+                joined.token = self._add_local_rank(join.session, group_loop, done.rank)
         except Exception as error:
-            lane.absent(done.rank, self._refuse(done.rank, join, lane.name, error))
+            group_loop.mark_absent(done.rank, self._refuse_join(done.rank, join, group_loop.name, error))
             return
         join.answers.put_nowait(worker_pb2.JoinEvent(joined=joined))
 
-    def _lane(self, formed: pb.Formed) -> Lane:
-        """The lane of a generation, made for the first of its ranks."""
+    def _get_or_create_loop(self, formed: pb.Formed) -> GroupLoop:
+        """The group loop of a generation, made for the first of its ranks."""
         place = formed.group.key, formed.group.generation
-        lane = self._lanes.get(place)
-        if lane is None:
+        group_loop = self._group_loops.get(place)
+        if group_loop is None:
             group = group_from_proto(formed.group)
             peers = tuple(peer_from_proto(peer) for peer in formed.peers)
-            topology = Topology.of(group, peers, self._task, tiers_from_proto(formed.table), formed.idle)
-            lane = Lane(topology, self._surroundings())
-            self._lanes[place] = lane
-            self.account.began(lane)
-            for rank, why in self._turned_away.pop(place, {}).items():
-                lane.absent(rank, why)
-        return lane
+            topology = GroupTopology.from_peers(group, peers, self._task, tiers_from_proto(formed.table), formed.idle)
+            group_loop = GroupLoop(topology, self._make_worker_context())
+            self._group_loops[place] = group_loop
+            self.totals.add_loop(group_loop)
+            for rank, why in self._rejected_ranks.pop(place, {}).items():
+                group_loop.mark_absent(rank, why)
+        return group_loop
 
-    def _turn_away(self, rank: int, join: _Join | None, formed: pb.Formed, error: Exception) -> None:
-        """There is no lane for this rank. The others of its group hear of it at once, for they would wait for it."""
+    def _reject_rank(self, rank: int, join: _PendingJoin | None, formed: pb.Formed, error: Exception) -> None:
+        """There is no group loop for this rank; the others hear of it at once, for they would wait for it."""
         group = formed.group
-        why = self._refuse(rank, join, shown_name(group.name), error)
-        self._report(Report(group.key, group.generation, ReportKind.LOST, rank=rank, text=why))
-        turned_away = self._turned_away.setdefault((group.key, group.generation), {})
+        why = self._refuse_join(rank, join, unscoped_name(group.name), error)
+        self._send_report(Report(group.key, group.generation, ReportKind.LOST, rank=rank, text=why))
+        turned_away = self._rejected_ranks.setdefault((group.key, group.generation), {})
         turned_away[rank] = why
         if turned_away.keys() >= {rank for peer in formed.peers if peer.task == self._task for rank in peer.ranks}:
-            del self._turned_away[group.key, group.generation]  # nobody is left who might get a lane
+            del self._rejected_ranks[group.key, group.generation]  # nobody is left who might get a group loop
 
-    def _refuse(self, rank: int, join: _Join | None, name: str, error: Exception) -> str:
+    def _refuse_join(self, rank: int, join: _PendingJoin | None, name: str, error: Exception) -> str:
         """Tells a rank that it cannot have its place; returns why, for the others."""
         code, why, advice = Code.INTERNAL, f"a defect of collectived: {type(error).__name__}: {error}", ""
-        if isinstance(error, NO_ROOM):
+        if isinstance(error, RESOURCE_ERRORS):
             code, why = Code.RESOURCE_EXHAUSTED, f"its worker has no room for it: {error}"
             advice = "; leave groups that are not needed, or raise the worker's limits of open files and threads"
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
-            self._refusals.limit(Limit.DESCRIPTORS)
+            self._rejections.count_limit(Limit.DESCRIPTORS)
         text = f"rank {rank} of group {name!r} is refused: {why}"
         log.warning("%s", text, exc_info=error if code is Code.INTERNAL else None)
         if join is not None:
             join.answers.put_nowait(pb.JoinRefused(code=code, message=text + advice))
         return why
 
-    def _read(self, formed: bytes) -> pb.Formed:
-        if self._formed[0] != formed:
-            self._formed = (formed, formed_from_bytes(formed))
-        return self._formed[1]
+    def _parse_formed(self, formed: bytes) -> pb.Formed:
+        if self._last_formed[0] != formed:
+            self._last_formed = (formed, formed_from_bytes(formed))
+        return self._last_formed[1]
 
-    def _seat(self, session: Session, lane: Lane, rank: int) -> bytes:
-        """Seats a rank that is to connect its doorbell; the token that admits this."""
+    def _add_local_rank(self, session: Session, group_loop: GroupLoop, rank: int) -> bytes:
+        """Adds a rank that is to connect its doorbell; the token that admits this."""
+        member = group_loop.topology.group.members[rank]
         pidfd = os.dup(session.pidfd) if session.pidfd >= 0 else -1
-        seat = Seat(rank, lane.topology.group.members[rank], session.arenas.memory, pidfd, session.seated())
-        lane.take_seat(seat)
-        session.hold(lane, rank)
+        local_rank = LocalRank(rank, member, session.arenas.resolve_memory, pidfd, session.acquire_memory())
+        group_loop.add_local_rank(local_rank)
+        session.add_held_rank(group_loop, rank)
         token = secrets.token_bytes(TOKEN_BYTES)
-        self._reception.admit(token, functools.partial(lane.connect, rank), session.uid)
-        self._loop.call_later(TOKEN_SECONDS, _hang_up_late, weakref.ref(lane), weakref.ref(seat))
+        self._connection_server.admit(token, functools.partial(group_loop.attach_doorbell, rank), session.uid)
+        watched = weakref.ref(group_loop), weakref.ref(local_rank)
+        self._loop.call_later(TOKEN_SECONDS, _disconnect_without_doorbell, *watched)
         return token
 
-    def _seat_remote(self, session: Session, lane: Lane, rank: int) -> None:
-        """Seats a rank whose client submits over gRPC."""
-        group = replace(lane.topology.group, name=lane.name)
-        remote = Remote(
+    def _add_remote_rank(self, session: Session, group_loop: GroupLoop, rank: int) -> None:
+        """Adds a rank whose client submits over gRPC."""
+        group = replace(group_loop.topology.group, name=group_loop.name)
+        remote = RemoteRankSession(
             group,
             rank,
             session.budget,
-            functools.partial(lane.submit, rank),
-            functools.partial(lane.hang_up, rank),
-            lambda generation, instance, op, timeout: lane.late(rank, generation, instance, op, timeout),
-            lambda: self._refusals.limit(Limit.IN_FLIGHT),
+            functools.partial(group_loop.submit, rank),
+            functools.partial(group_loop.disconnect, rank),
+            functools.partial(group_loop.expire_submission, rank),
+            lambda: self._rejections.count_limit(Limit.IN_FLIGHT),
         )
-        seat = Seat(rank, group.members[rank], remote.uploads.memory, -1, outlet=remote)
-        lane.take_seat(seat)
-        session.hold(lane, rank, RemoteRank(remote, Descriptions(lane, seat)))
+        local_rank = LocalRank(rank, group.members[rank], remote.uploads.resolve_memory, -1, outlet=remote)
+        group_loop.add_local_rank(local_rank)
+        session.add_held_rank(group_loop, rank, RemoteRank(remote, PreparedCache(group_loop, local_rank)))
 
-    def _query(self, query: pb.Query) -> None:
-        for (key, _), lane in list(self._lanes.items()):
+    def _query_position(self, query: pb.Query) -> None:
+        answer = functools.partial(self._send_position, query)
+        for (key, _), group_loop in list(self._group_loops.items()):
             if key == query.key:
-                lane.query(query.instance, lambda generation, ranks: self._position(query, generation, ranks))
+                group_loop.query_positions(query.instance, answer)
 
-    def _propose(self, asked: pb.Propose) -> None:
+    def _answer_proposal(self, asked: pb.Propose) -> None:
         def answer(from_instance: int, following: int) -> None:
             promised = pb.Promised(proposal=asked.proposal, from_instance=from_instance, next_instance=following)
-            self._say(pb.WorkerMessage(promised=promised))
+            self._send(pb.WorkerMessage(promised=promised))
 
-        for (key, _), lane in list(self._lanes.items()):
+        for (key, _), group_loop in list(self._group_loops.items()):
             if key == asked.key:
-                lane.promise(asked.generation, answer)
+                group_loop.promise(asked.generation, answer)
 
-    def _measure(self, asked: pb.Measure) -> None:
-        def found(link: probe.Found) -> None:
+    def _measure_link(self, asked: pb.Measure) -> None:
+        def found(link: link_probe.LinkMeasurement) -> None:
             measured = pb.Measured(
                 generation=asked.generation,
                 peer=asked.peer,
                 latency_seconds=link.latency_seconds,
                 bytes_per_second=link.bytes_per_second,
-                text=link.why,
+                text=link.error,
             )
-            self._say(pb.WorkerMessage(measured=measured))
+            self._send(pb.WorkerMessage(measured=measured))
 
-        probe.probe(self._task, asked.peer, asked.link_address, self._reception, found)
+        link_probe.start_probe(self._task, asked.peer, asked.link_address, self._connection_server, found)
 
-    # From lanes, in their threads
+    # From group loops, in their threads
 
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(
+    def _make_worker_context(self) -> WorkerContext:
+        return WorkerContext(
             f"/job:worker/task:{self._task}",
-            self._reception,
+            self._connection_server,
             self._budget,
-            self._crew,
+            self._fold_pool,
             self.stall_after,
-            IDLE_SECONDS,
-            self._report,
-            self._lane_ended,
+            IDLE_RELEASE_SECONDS,
+            self._send_report,
+            self._on_loop_ended,
             self.recorder,
-            self._refusals,
-            self._native,
+            self._rejections,
+            self._nccl_context,
             self.lost_after,
-            self._connected,
+            self._is_connected,
         )
 
-    def _report(self, report: Report) -> None:
-        self._say(pb.WorkerMessage(report=report_to_proto(report)))
+    def _send_report(self, report: Report) -> None:
+        self._send(pb.WorkerMessage(report=report_to_proto(report)))
 
-    def _position(self, query: pb.Query, generation: int, ranks: tuple[RankPosition, ...]) -> None:
+    def _send_position(self, query: pb.Query, generation: int, ranks: tuple[RankPosition, ...]) -> None:
         if generation == query.generation:
+            told = positions_to_proto(ranks)
             position = pb.Position(
-                key=query.key,
-                generation=query.generation,
-                instance=query.instance,
-                query=query.query,
-                ranks=positions_to_proto(ranks),
+                key=query.key, generation=generation, instance=query.instance, query=query.query, ranks=told
             )
-            self._say(pb.WorkerMessage(position=position))
+            self._send(pb.WorkerMessage(position=position))
 
-    def _lane_ended(self, lane: Lane) -> None:
-        self._loop.call_soon_threadsafe(self._forget, lane)
+    def _on_loop_ended(self, group_loop: GroupLoop) -> None:
+        self._loop.call_soon_threadsafe(self._remove_loop, group_loop)
 
-    def _forget(self, lane: Lane) -> None:
+    def _remove_loop(self, group_loop: GroupLoop) -> None:
         """Counts it among those that ended in the same moment in which it is none of the others any more."""
-        group = lane.topology.group
-        self._lanes.pop((group.key, group.generation), None)
-        self.account.ended(lane)
+        group = group_loop.topology.group
+        self._group_loops.pop((group.key, group.generation), None)
+        self.totals.remove_loop(group_loop)
 
     def close(self) -> None:
-        for lane in self.lanes:
-            lane.stop()
-        for lane in self.lanes:
-            lane.join()
-        self._crew.close()
+        for group_loop in self.group_loops:
+            group_loop.stop()
+        for group_loop in self.group_loops:
+            group_loop.join()
+        self._fold_pool.close()
 
 
-def _hang_up_late(lane_: weakref.ref[Lane], seat_: weakref.ref[Seat]) -> None:
+def _disconnect_without_doorbell(group_loop_: weakref.ref[GroupLoop], local_rank_: weakref.ref[LocalRank]) -> None:
     """A rank whose doorbell never came would be waited for in vain."""
-    lane, seat = lane_(), seat_()
-    if lane is not None and seat is not None and seat.bell is None and not seat.gone:
-        lane.hang_up(seat.rank, f"it did not connect its doorbell within {TOKEN_SECONDS:g} s")
+    group_loop, local_rank = group_loop_(), local_rank_()
+    if group_loop is not None and local_rank is not None and local_rank.doorbell is None and not local_rank.closed:
+        group_loop.disconnect(local_rank.rank, f"it did not connect its doorbell within {TOKEN_SECONDS:g} s")

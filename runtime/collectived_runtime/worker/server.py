@@ -9,7 +9,6 @@ import secrets
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,55 +19,58 @@ import grpc
 import grpc.aio
 
 from collectived_proto.codec import versions_to_proto
-from collectived_proto.configuration.daemons import WorkerSettings
+from collectived_proto.config.daemons import WorkerSettings
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import CollectiveError, UnavailableError
-from collectived_proto.lanes import with_own
-from collectived_proto.local.jobs import check_socket_path
-from collectived_proto.protocol import OURS
+from collectived_proto.ipc.job_files import check_socket_path
+from collectived_proto.report.merge import merge_own_reply
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2_grpc
-from collectived_runtime import clocks
-from collectived_runtime.admission import Admission, check_exposed
-from collectived_runtime.cannot_start import CannotStart
-from collectived_runtime.certificates import Certificates, certificates
-from collectived_runtime.credentials import gate
-from collectived_runtime.daemon import (
+from collectived_proto.version import OUR_VERSIONS
+from collectived_runtime import clock_sync
+from collectived_runtime.auth.acl import AclRule, filter_devices, resolve_rules
+from collectived_runtime.auth.callers import Caller, CallerIdentifier
+from collectived_runtime.auth.certificates import Certificates, load_certificates
+from collectived_runtime.auth.credentials import create_authenticator
+from collectived_runtime.auth.peers import resolve_allowed_users, set_socket_mode
+from collectived_runtime.auth.unix_proxy import PeerCredentialProxy
+from collectived_runtime.device.nccl.binding import load_binding
+from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.engine.run.links import parse_address
+from collectived_runtime.grpc_server.authentication import AuthInterceptor, check_exposed
+from collectived_runtime.grpc_server.health import Health, add_reflection
+from collectived_runtime.grpc_server.throttling import ThrottleInterceptor
+from collectived_runtime.grpc_server.validation import ValidationInterceptor
+from collectived_runtime.limits.descriptors import compute_connection_limit, raise_limit
+from collectived_runtime.limits.quotas import Quotas
+from collectived_runtime.limits.rejections import Limit, RejectionCounters
+from collectived_runtime.process import (
     bind,
-    drained,
-    ready,
+    catch_stop_signals,
+    list_listen_addresses,
+    print_drained,
+    print_ready,
     remove_sockets,
     server_options,
-    signals,
-    until_stopped,
+    wait_until_stopped,
 )
-from collectived_runtime.device.nccl.choose import choose
-from collectived_runtime.engine.links import address_of
-from collectived_runtime.engine.results import Budget
-from collectived_runtime.guests.callers import Caller, Callers
-from collectived_runtime.guests.folders import open_to_folder
-from collectived_runtime.guests.peers import guests
-from collectived_runtime.guests.porter import Porter
-from collectived_runtime.guests.rules import Reserved, offered, resolved
-from collectived_runtime.health import Health, reflect
-from collectived_runtime.limits.descriptors import connections_at_most, raise_limit
-from collectived_runtime.limits.most import Most
-from collectived_runtime.limits.refusals import Limit, Refusals
-from collectived_runtime.pacing import Pacing
-from collectived_runtime.transport.reception import Reception
-from collectived_runtime.well_formed import WellFormed
-from collectived_runtime.worker import devices, probe, telemetry
-from collectived_runtime.worker.draining import Drainage
-from collectived_runtime.worker.enlist import enlist
+from collectived_runtime.startup_error import StartupError
+from collectived_runtime.transport.connections import ConnectionServer
+from collectived_runtime.worker import devices, link_probe
+from collectived_runtime.worker.coordinator_client import CoordinatorClient, enlist
+from collectived_runtime.worker.devices import GetNccl, default_memory_limit, exit_for_restart, load_nccl
+from collectived_runtime.worker.draining import DrainState
 from collectived_runtime.worker.groups import Groups
-from collectived_runtime.worker.listening import listening
-from collectived_runtime.worker.membership import Membership
-from collectived_runtime.worker.memory_limit import default_memory_limit
-from collectived_runtime.worker.nccl import GetNccl, load
+from collectived_runtime.worker.observe import otel
+from collectived_runtime.worker.observe.status import (
+    WorkerCounts,
+    WorkerIdentity,
+    make_partial_group_status,
+    worker_status,
+)
+from collectived_runtime.worker.observe.trace import worker_trace
 from collectived_runtime.worker.service import WorkerService
 from collectived_runtime.worker.sessions import Sessions
-from collectived_runtime.worker.status import Identity, Standing, group_seen_from, worker_status
-from collectived_runtime.worker.trace import worker_trace
 
 log = logging.getLogger("collectived.worker")
 
@@ -77,14 +79,12 @@ if TYPE_CHECKING:
 
 SERVICE = "collectived.v1.Worker"
 STATUS_SECONDS = 0.45  # for the coordinator's answer, which itself waits 0.3 s for workers
-SWITCH_SECONDS = 0.0005  # a lane that wakes waits at most this long for the interpreter
-DEFECT = 70  # exit status
-GPU_LOST = 70  # exit status
-GPU_LOST_SECONDS = 1.0  # in which ranks are told
-DEAF = "a defect of collectived: this worker would hear nothing of its coordinator any more, and ends"
-LET_GO = "its launcher is gone, or has ended it"  # standard input has ended, which tells no more
+SWITCH_SECONDS = 0.0005  # a group loop that wakes waits at most this long for the interpreter
+EXIT_DEFECT = 70  # exit status
+DEFECT_MESSAGE = "a defect of collectived: this worker would hear nothing of its coordinator any more, and ends"
+LAUNCHER_GONE_MESSAGE = "its launcher is gone, or has ended it"  # standard input has ended, which tells no more
 # A session over gRPC lives by its stream: a client whose host has vanished is noticed within the sum of the first two.
-KEEPALIVE = (
+KEEPALIVE_OPTIONS = (
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.http2.ping_timeout_ms", 5000),
@@ -92,14 +92,14 @@ KEEPALIVE = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),  # clients may ask as often whether we live
 )
-UNREACHABLE = 3  # exit status
+EXIT_UNREACHABLE = 3  # exit status
 
 
 async def serve(
     settings: WorkerSettings,
     lifeline: Awaitable[None] | None = None,
-    cuda: devices.GetCuda = devices.real_cuda,
-    nccl: GetNccl = choose,
+    cuda: devices.GetCuda = devices.load_cuda,
+    nccl: GetNccl = load_binding,
 ) -> None:
     """Runs a worker until SIGTERM, SIGINT, or the lifeline ends.
 
@@ -111,224 +111,230 @@ async def serve(
             defect ends it, which has been logged: status 70.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
-    with signals() as signalled:
+    with catch_stop_signals() as signalled:
         worker: _Worker | None = None
         number = settings.task
         try:
             host = settings.host or socket.gethostname()
-            tls = certificates(settings, settings.listen)
+            tls = load_certificates(settings, settings.listen)
             if number is None:
                 number = await enlist(settings.coordinator, settings.secret, host, settings.patience_seconds, tls)
             worker = _Worker(settings, number, host, tls, cuda, nccl)
             await worker.start()
-        except (OSError, ValueError, CollectiveError, CannotStart) as error:
+        except (OSError, ValueError, CollectiveError, StartupError) as error:
             if worker is not None:
-                await worker.give_up()
+                await worker.abort_start()
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             who = "worker" if number is None else f"worker {number}"
             print(f"collectived {who}: {why}", file=sys.stderr, flush=True)
-            raise SystemExit(UNREACHABLE if isinstance(error, UnavailableError) else 1) from None
-        ready(worker.announcement())
+            raise SystemExit(EXIT_UNREACHABLE if isinstance(error, UnavailableError) else 1) from None
+        print_ready(worker.announcement())
         held = [asyncio.ensure_future(lifeline)] if lifeline is not None else []
-        ends = [worker.drainage.over, worker.membership.over, *held]
-        await until_stopped(signalled, None, *ends)
-        if signalled.number == signal.SIGTERM and settings.drain_seconds and worker.groups.lanes:
+        ends = [worker.drain_state.finished, worker.coordinator_client.finished, *held]
+        await wait_until_stopped(signalled, None, *ends)
+        if signalled.number == signal.SIGTERM and settings.drain_seconds and worker.groups.group_loops:
             signalled.clear()
             # A second signal ends it at once, and so does a drain that nobody sees to.
-            await until_stopped(signalled, None, *ends, worker.drain(settings.drain_seconds))
-            drained(worker.drain_reply())
-        deaf = worker.membership.over.done()
+            await wait_until_stopped(signalled, None, *ends, worker.drain(settings.drain_seconds))
+            print_drained(worker.drain_reply())
+        deaf = worker.coordinator_client.finished.done()
         if deaf:
-            defect = (await asyncio.gather(worker.membership.over, return_exceptions=True))[0]
-            log.critical("%s, for its supervisor to start it again", DEAF, exc_info=defect)
-        await worker.close(DEAF if deaf else LET_GO if any(one.done() for one in held) else "")
+            defect = (await asyncio.gather(worker.coordinator_client.finished, return_exceptions=True))[0]
+            log.critical("%s, for its supervisor to start it again", DEFECT_MESSAGE, exc_info=defect)
+        await worker.close(DEFECT_MESSAGE if deaf else LAUNCHER_GONE_MESSAGE if any(one.done() for one in held) else "")
         if deaf:
-            raise SystemExit(DEFECT)
+            raise SystemExit(EXIT_DEFECT)
 
 
 class _Worker:
     """The parts of one worker, in the order in which they start; they end in the reverse order."""
 
     def __init__(
-        self,
-        settings: WorkerSettings,
-        task: int,
-        host: str,
-        tls: Certificates,
-        cuda: devices.GetCuda,
-        nccl: GetNccl,
+        self, settings: WorkerSettings, task: int, host: str, tls: Certificates, cuda: devices.GetCuda, nccl: GetNccl
     ) -> None:
         self.settings = settings
         self.tls = tls
-        self.devices = devices.offer(settings.devices, cuda, _end_without)
-        if self.devices.missing:
-            log.warning("no GPU is offered: %s", self.devices.missing)
-        self.refusals = Refusals()
-        self.descriptors = raise_limit()
-        self.gate = gate(settings)
-        self.porter = Porter(guests(settings.allow_users, settings.allow_groups), self.descriptors // 9, self.refusals)
-        callers = Callers(self.gate, self.porter, tls.mutual)
-        group_rules = resolved(settings.group_rules, "group_rules")
-        device_rules = resolved(settings.device_rules, "device_rules")
-        self.nccl = load(settings.nccl, self.devices.gpus, _end_without, nccl)
+        self.device_offer = devices.discover_devices(settings.devices, cuda, exit_for_restart)
+        if self.device_offer.unavailable_reason:
+            log.warning("no GPU is offered: %s", self.device_offer.unavailable_reason)
+        self.rejections = RejectionCounters()
+        self.descriptor_limit = raise_limit()
+        self.authenticator = create_authenticator(settings)
+        allowed = resolve_allowed_users(settings.allow_users, settings.allow_groups)
+        self.peer_proxy = PeerCredentialProxy(allowed, self.descriptor_limit // 9, self.rejections)
+        callers = CallerIdentifier(self.authenticator, self.peer_proxy, tls.is_mutual)
+        group_rules = resolve_rules(settings.group_rules, "group_rules")
+        device_rules = resolve_rules(settings.device_rules, "device_rules")
+        self.nccl = load_nccl(settings.nccl, self.device_offer.gpus, exit_for_restart, nccl)
         folder = settings.folder
-        folder.mkdir(mode=0o711 if self.porter.names_guests else 0o700, parents=True, exist_ok=True)
-        self.door = check_socket_path(folder / f"door-{task}.sock")
-        self.listen = listening(settings.listen, f"unix:{check_socket_path(folder / f'worker-{task}.sock')}")
-        check_exposed([*self.listen, settings.link_listen], settings.secret, settings.insecure, tls.mutual)
-        names = self.devices.names(task)
+        folder.mkdir(mode=0o711 if self.peer_proxy.has_allow_list else 0o700, parents=True, exist_ok=True)
+        self.local_socket_path = check_socket_path(folder / f"door-{task}.sock")
+        own_socket = check_socket_path(folder / f"worker-{task}.sock")
+        self.listen_addresses = list_listen_addresses(settings.listen, f"unix:{own_socket}")
+        check_exposed([*self.listen_addresses, settings.link_listen], settings.secret, settings.insecure, tls.is_mutual)
+        names = self.device_offer.device_names(task)
         memory = settings.memory_limit or default_memory_limit()
-        self.budget = Budget(memory, lambda: self.refusals.limit(Limit.MEMORY))
-        most = Most.of(settings, memory, self.descriptors)
-        self.reception = self._reception(task)
-        open_to_folder(self.door, self.porter.names_guests)
-        self.identity = Identity(
+        self.budget = MemoryBudget(memory, lambda: self.rejections.count_limit(Limit.MEMORY))
+        most = Quotas.from_settings(settings, memory, self.descriptor_limit)
+        self.connection_server = self._create_connection_server(task)
+        set_socket_mode(self.local_socket_path, self.peer_proxy.has_allow_list)
+        self.identity = WorkerIdentity(
             task,
             host,
             f"{int(time.time() * 1000):x}-{secrets.token_hex(4)}",
             tuple(str(device) for device in names),
-            self.listen[0],
-            f"{address_of(settings.link_listen)[0]}:{self.reception.link_port}",
-            self.devices.missing,
-            self.nccl.text,
+            self.listen_addresses[0],
+            f"{parse_address(settings.link_listen)[0]}:{self.connection_server.link_port}",
+            self.device_offer.unavailable_reason,
+            self.nccl.description,
         )
         self.name = f"/job:worker/task:{task}"
-        self.telemetry: telemetry.Telemetry | None = None
-        self.telling: set[asyncio.Future[None]] = set()
-        self._inspecting: set[asyncio.Task[None]] = set()
-        self.sessions = Sessions(self.budget, self.refusals, most, self.devices)
-        self.groups = self._groups(names, most, group_rules)
-        self.membership = self._membership()
-        self.drainage = self._drainage()
-        self.server = self._server(callers, partial(offered, names, device_rules, uuids=self.devices.uuids))
+        self.telemetry: otel.Telemetry | None = None
+        self.trace_tasks: set[asyncio.Future[None]] = set()
+        self._inspect_tasks: set[asyncio.Task[None]] = set()
+        self.sessions = Sessions(self.budget, self.rejections, most, self.device_offer)
+        self.groups = self._create_groups(names, most, group_rules)
+        self.coordinator_client = self._create_coordinator_client()
+        self.drain_state = self._create_drain_state()
+        offer = partial(filter_devices, names, device_rules, uuids=self.device_offer.uuids)
+        self.server = self._create_server(callers, offer)
         self.health = Health(SERVICE, self.server)
         self.metrics: HttpServer | None = None
 
-    def _reception(self, task: int) -> Reception:
+    def _create_connection_server(self, task: int) -> ConnectionServer:
         """Where clients and links come in from here on."""
-        reception = Reception(
+        reception = ConnectionServer(
             task,
             self.settings.secret,
-            self.door,
-            address_of(self.settings.link_listen),
-            self.refusals,
-            self.gate.logins,
+            self.local_socket_path,
+            parse_address(self.settings.link_listen),
+            self.rejections,
+            self.authenticator.login_throttle,
             self.settings.max_handshakes,
-            self.descriptors,
-            self.tls.links if self.tls.mutual else None,
+            self.descriptor_limit,
+            self.tls.get_link_contexts if self.tls.is_mutual else None,
         )
-        reception.on_probe(probe.Answers().answer)
+        reception.set_probe_handler(link_probe.ProbeServer().serve_in_thread)
         return reception
 
-    def _groups(self, names: tuple[DeviceName, ...], most: Most, rules: Sequence[Reserved]) -> Groups:
+    def _create_groups(self, names: tuple[DeviceName, ...], most: Quotas, rules: Sequence[AclRule]) -> Groups:
         return Groups(
             self.identity.task,
             self.identity.host,
             names,
-            self.reception,
-            self.door,
+            self.connection_server,
+            self.local_socket_path,
             self.budget,
-            self._say,
-            self._connected,
-            self.refusals,
+            self._send,
+            self._is_connected,
+            self.rejections,
             most,
             rules,
-            self.nccl.engine,
+            self.nccl.context,
         )
 
-    def _membership(self) -> Membership:
-        return Membership(
+    def _create_coordinator_client(self) -> CoordinatorClient:
+        return CoordinatorClient(
             self.settings.coordinator,
             self.settings.secret,
-            self._hello,
-            self._heard,
-            self._welcomed,
-            lambda: [lane.ledger for lane in self.groups.lanes],
-            self._away,
+            self._make_hello,
+            self._on_message,
+            self._on_welcomed,
+            lambda: [group_loop.tracker for group_loop in self.groups.group_loops],
+            self._on_away,
             self.tls,
         )
 
-    def _drainage(self) -> Drainage:
-        return Drainage(
+    def _create_drain_state(self) -> DrainState:
+        return DrainState(
             self.identity.task,
             f"worker {self.identity.task} (host {self.identity.host})",
-            lambda: self.groups.lanes,
-            self._say,
-            self.membership.drain,
+            lambda: self.groups.group_loops,
+            self._send,
+            self.coordinator_client.request_drain,
             lambda: self.health.drain(),
         )
 
-    def _server(self, callers: Callers, offer: Callable[[Caller, str | None], Sequence[DeviceName]]) -> grpc.aio.Server:
+    def _create_server(
+        self, callers: CallerIdentifier, offer: Callable[[Caller, str | None], Sequence[DeviceName]]
+    ) -> grpc.aio.Server:
         """What serves clients; it listens nowhere yet."""
-        settings, refusals = self.settings, self.refusals
-        connections = connections_at_most(settings.max_connections, self.descriptors // 2, len(self.listen))
+        settings, refusals = self.settings, self.rejections
+        connections = compute_connection_limit(
+            settings.max_connections, self.descriptor_limit // 2, len(self.listen_addresses)
+        )
         server = grpc.aio.server(
-            interceptors=[Admission(callers, refusals), Pacing(refusals), WellFormed(refusals)],
-            options=(*server_options(settings.max_message, connections), *KEEPALIVE),
+            interceptors=[
+                AuthInterceptor(callers, refusals),
+                ThrottleInterceptor(refusals),
+                ValidationInterceptor(refusals),
+            ],
+            options=(*server_options(settings.max_message, connections), *KEEPALIVE_OPTIONS),
         )
         service = WorkerService(
             self.name,
             offer,
-            self.door,
+            self.local_socket_path,
             callers,
             self.sessions,
             self.groups,
-            self.reception,
+            self.connection_server,
             self._status,
             self._trace,
-            self.drainage,
+            self.drain_state,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
         return server
 
-    def _say(self, message: pb.WorkerMessage) -> None:
-        self.membership.say(message)
+    def _send(self, message: pb.WorkerMessage) -> None:
+        self.coordinator_client.send(message)
 
-    def _connected(self) -> bool:
-        return self.membership.connected.is_set()
+    def _is_connected(self) -> bool:
+        return self.coordinator_client.connected.is_set()
 
     async def start(self) -> None:
-        await self.membership.joined(self.settings.patience_seconds)
+        await self.coordinator_client.wait_until_welcomed(self.settings.patience_seconds)
         # What others may have taken comes first: where it fails, no socket has been made.
         # Values of many leaves are thought about there, one at a time.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1, thread_name_prefix="thinking"))
         if self.settings.reflection:
-            reflect(self.server, SERVICE)
+            add_reflection(self.server, SERVICE)
         if self.settings.metrics:
-            self.metrics = self._metrics(self.settings.metrics)
-        self.telemetry = telemetry.start(self.settings.otel, self.groups.recorder, self.identity, self.settings.job)
-        credentials = self.tls.server_credentials() if self.tls.serves else None
-        self.listen = [bind(self.server, address, self.porter, credentials) for address in reversed(self.listen)][::-1]
+            self.metrics = self._create_metrics_server(self.settings.metrics)
+        self.telemetry = otel.start(self.settings.otel, self.groups.recorder, self.identity, self.settings.job)
+        credentials = self.tls.server_credentials() if self.tls.has_server_tls else None
+        self.listen_addresses = [
+            bind(self.server, address, self.peer_proxy, credentials) for address in reversed(self.listen_addresses)
+        ][::-1]
         await self.server.start()
-        await self.porter.start()
+        await self.peer_proxy.start()
         if self.metrics:
             await self.metrics.start()
-        await self.health.start(self._connected())
+        await self.health.start(self._is_connected())
 
-    def _metrics(self, where: str) -> HttpServer:
-        from collectived_runtime.metrics.route import metrics_server  # most workers serve none
-        from collectived_runtime.worker.metrics import WorkerMetrics
+    def _create_metrics_server(self, where: str) -> HttpServer:
+        from collectived_runtime.metrics.route import create_metrics_server  # most workers serve none
+        from collectived_runtime.worker.observe.metrics import WorkerMetrics
 
-        parts = self.groups.account, self.groups.joins, self.sessions, self.budget, self.membership
-        secure = self.tls.pages if self.tls.serves else None
-        source = WorkerMetrics(
-            self.identity.task, *parts, refused=self.gate.refused, refusals=self.refusals, links=self.reception.opened
-        )
-        return metrics_server(where, source, lambda: self.health.well, self.gate, secure)
+        parts = self.groups.totals, self.groups.join_outcomes, self.sessions, self.budget, self.coordinator_client
+        secure = self.tls.get_http_context if self.tls.has_server_tls else None
+        refused, links = self.authenticator.reject_counts, self.connection_server.links_opened
+        source = WorkerMetrics(self.identity.task, *parts, refused=refused, refusals=self.rejections, links=links)
+        return create_metrics_server(where, source, lambda: self.health.is_healthy, self.authenticator, secure)
 
     def announcement(self) -> dict[str, object]:
         return {
-            "address": self.listen[0],
-            "addresses": self.listen,
+            "address": self.listen_addresses[0],
+            "addresses": self.listen_addresses,
             "link_address": self.identity.link_address,
             "task": self.identity.task,
             "metrics": self.metrics.address if self.metrics else "",
             "pid": os.getpid(),
-            "tls": self.tls.serves,
+            "tls": self.tls.has_server_tls,
         }
 
     def drain(self, seconds: float) -> asyncio.Future[None]:
-        """Drains this worker until `drainage.over`; what it returns is done where that cannot be."""
+        """Drains this worker until `drain_state.finished`; what it returns is done where that cannot be."""
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def answered(draining: asyncio.Future[status_pb2.DrainReply]) -> None:
@@ -337,135 +343,136 @@ class _Worker:
                 failed.set_result(None)
 
         request = status_pb2.DrainRequest(timeout_seconds=seconds)
-        self._draining = asyncio.ensure_future(self.drainage.asked(request))
-        self._draining.add_done_callback(answered)
+        self._drain_task = asyncio.ensure_future(self.drain_state.handle_request(request))
+        self._drain_task.add_done_callback(answered)
         return failed
 
     def drain_reply(self) -> status_pb2.DrainReply:
         """What came of `drain`."""
-        asked = self._draining
+        asked = self._drain_task
         if asked.done() and not asked.cancelled() and asked.exception() is None:
             return asked.result()
         note = f"worker {self.identity.task} ended before it was known whether all finished"
         return status_pb2.DrainReply(notes=[note], uncertain=True)
 
-    async def give_up(self) -> None:
+    async def abort_start(self) -> None:
         """It cannot start."""
-        self.reception.close()
-        self.porter.close()
+        self.connection_server.close()
+        self.peer_proxy.close()
         if self.metrics:
             await self.metrics.stop()
 
     async def close(self, why: str) -> None:
         """`why`: what others hear, where it is not that it ends in order."""
-        await self.drainage.close()
+        await self.drain_state.close()
         await self.health.stop()
         if self.metrics:
             await self.metrics.stop()
         self.sessions.close_all("its worker is ending")
-        await self.membership.close(why)
+        await self.coordinator_client.close(why)
         await self.server.stop(0.2)
-        self.porter.close()
+        self.peer_proxy.close()
         await asyncio.to_thread(self.groups.close)
         await asyncio.to_thread(self.nccl.close)
-        await asyncio.to_thread(self.devices.close)
-        await asyncio.to_thread(self.reception.close)
+        await asyncio.to_thread(self.device_offer.close)
+        await asyncio.to_thread(self.connection_server.close)
         if self.telemetry is not None:
             await asyncio.to_thread(self.telemetry.close)
-        remove_sockets(self.listen)
+        remove_sockets(self.listen_addresses)
 
-    def _hello(self, epoch: int) -> pb.Hello:
+    def _make_hello(self, epoch: int) -> pb.Hello:
         identity = self.identity
         return pb.Hello(
-            protocol=versions_to_proto(OURS),
+            protocol=versions_to_proto(OUR_VERSIONS),
             task=identity.task,
             incarnation=identity.incarnation,
             host=identity.host,
             pid=os.getpid(),
             devices=identity.devices,
-            address=self.listen[0],
+            address=self.listen_addresses[0],
             link_address=identity.link_address,
             nccl=self.nccl.version,
             highest_epoch=epoch,
-            groups=self.groups.attached(),
-            draining=bool(self.drainage.refusal),
-            clock=clocks.name(),
-            link_secret=self.membership.link_secret,
+            groups=self.groups.list_attached(),
+            draining=bool(self.drain_state.refusal),
+            clock=clock_sync.clock_id(),
+            link_secret=self.coordinator_client.link_secret,
         )
 
-    def _heard(self, message: pb.CoordinatorMessage) -> None:
+    def _on_message(self, message: pb.CoordinatorMessage) -> None:
         if message.HasField("inspect"):
-            inspecting = asyncio.create_task(self._inspected(message.inspect.inspect))
-            self._inspecting.add(inspecting)
-            inspecting.add_done_callback(self._inspecting.discard)
+            inspecting = asyncio.create_task(self._send_inspection(message.inspect.inspect))
+            self._inspect_tasks.add(inspecting)
+            inspecting.add_done_callback(self._inspect_tasks.discard)
         elif message.HasField("ask_trace"):
-            telling = asyncio.ensure_future(self._tell_trace(message.ask_trace, time.monotonic()))
-            self.telling.add(telling)
-            telling.add_done_callback(self.telling.discard)
+            telling = asyncio.ensure_future(self._send_trace(message.ask_trace, time.monotonic()))
+            self.trace_tasks.add(telling)
+            telling.add_done_callback(self.trace_tasks.discard)
         elif message.HasField("drain"):
-            self.drainage.ordered(message.drain)
+            self.drain_state.start_order(message.drain)
         else:
-            self.groups.heard(message)
+            self.groups.handle_message(message)
 
-    def _welcomed(self) -> None:
-        self.reception.prove_with(self.settings.secret or self.membership.link_secret)
-        self.groups.stall_after = self.membership.stall_seconds
-        self.groups.lost_after = 2 * self.membership.heartbeat_seconds
-        self.groups.ask_again()
-        self.health.change(True)
+    def _on_welcomed(self) -> None:
+        self.connection_server.set_secret(self.settings.secret or self.coordinator_client.link_secret)
+        self.groups.stall_after = self.coordinator_client.stall_seconds
+        self.groups.lost_after = 2 * self.coordinator_client.heartbeat_seconds
+        self.groups.resend_joins()
+        self.health.set_healthy(True)
 
-    def _away(self) -> None:
-        self.health.change(False)
+    def _on_away(self) -> None:
+        self.health.set_healthy(False)
 
-    async def _inspected(self, number: int) -> None:
-        inspection = pb.Inspection(inspect=number, status=await self._own_status())
-        self.membership.say(pb.WorkerMessage(inspection=inspection))
+    async def _send_inspection(self, number: int) -> None:
+        inspection = pb.Inspection(inspect=number, status=await self._collect_own_status())
+        self.coordinator_client.send(pb.WorkerMessage(inspection=inspection))
 
-    async def _own_status(self) -> status_pb2.WorkerStatus:
-        standing = Standing(
-            self.membership.connected.is_set(),
+    async def _collect_own_status(self) -> status_pb2.WorkerStatus:
+        standing = WorkerCounts(
+            self.coordinator_client.connected.is_set(),
             len(self.sessions),
             self.sessions.versions,
             self.budget.used,
             self.budget.limit,
-            bool(self.drainage.refusal),
-            self.refusals,
-            self.gate.insecure,
+            bool(self.drain_state.refusal),
+            self.rejections,
+            self.authenticator.insecure,
         )
-        return await worker_status(self.identity, self.groups.lanes, standing)
+        return await worker_status(self.identity, self.groups.group_loops, standing)
 
     async def _status(self, request: status_pb2.StatusRequest) -> status_pb2.StatusReply:
         if request.local_only:
-            return await self._own_part()
+            return await self._make_own_reply()
         try:
-            reply = await self.membership.status(request, STATUS_SECONDS)
+            reply = await self.coordinator_client.request_status(request, STATUS_SECONDS)
         except grpc.aio.AioRpcError as error:
-            reason = f"the coordinator at {self.membership.address} does not answer ({error.details()}): "
-            return await self._own_part(f"{reason}this is what workers know by themselves")
+            reason = f"the coordinator at {self.coordinator_client.address} does not answer ({error.details()}): "
+            return await self._make_own_reply(f"{reason}this is what workers know by themselves")
         if any(worker.incarnation == self.identity.incarnation for worker in reply.workers):
             return reply
-        return with_own(reply, await self._own_part())
+        return merge_own_reply(reply, await self._make_own_reply())
 
-    async def _own_part(self, *warnings: str) -> status_pb2.StatusReply:
-        own = await self._own_status()
-        known = {(lane.topology.group.key, lane.ledger.generation): lane.group for lane in self.groups.lanes}
-        seen = [(lane, known.get((lane.key, lane.generation))) for lane in own.lanes]
+    async def _make_own_reply(self, *warnings: str) -> status_pb2.StatusReply:
+        own = await self._collect_own_status()
+        loops = self.groups.group_loops
+        known = {(loop.topology.group.key, loop.tracker.generation): loop.group for loop in loops}
+        seen = [(row, known.get((row.key, row.generation))) for row in own.lanes]
         return status_pb2.StatusReply(
             unix_time=time.time(),
             workers=[own],
-            groups=[group_seen_from(lane, group) for lane, group in seen if group is not None],
+            groups=[make_partial_group_status(row, group) for row, group in seen if group is not None],
             warnings=warnings,
             answered_by=self.name,
         )
 
-    async def _tell_trace(self, asked: pb.AskTrace, heard: float) -> None:
+    async def _send_trace(self, asked: pb.AskTrace, heard: float) -> None:
         """Part by part, so that what is urgent is never behind all of them."""
-        for part in worker_trace(self.identity, self.groups.lanes, self.groups.recorder, asked.request):
+        for part in worker_trace(self.identity, self.groups.group_loops, self.groups.recorder, asked.request):
             told = pb.TracePart(trace=asked.trace, part=part, asked_at=asked.at, heard_at=heard)
             told.answered_at = time.monotonic()
-            self.membership.say(pb.WorkerMessage(trace_part=told))
+            self.coordinator_client.send(pb.WorkerMessage(trace_part=told))
             await asyncio.sleep(0)
-            if not await self.membership.drained():
+            if not await self.coordinator_client.flush():
                 return
 
     async def _trace(self, request: trace_pb2.TraceRequest) -> AsyncIterator[trace_pb2.TraceReply]:
@@ -473,28 +480,19 @@ class _Worker:
         if not request.local_only:
             begun = False
             try:
-                async for reply in self.membership.trace(request, STATUS_SECONDS):
+                async for reply in self.coordinator_client.request_trace(request, STATUS_SECONDS):
                     begun = begun or reply.HasField("worker")
                     yield reply
                 return
             except grpc.aio.AioRpcError as error:
-                reason = f"the coordinator at {self.membership.address} does not answer ({error.details()})"
+                reason = f"the coordinator at {self.coordinator_client.address} does not answer ({error.details()})"
                 if begun:
-                    yield trace_pb2.TraceReply(
-                        last=True, warnings=[f"{reason}: the rest of what it gathered is missing"]
-                    )
+                    reason += ": the rest of what it gathered is missing"
+                    yield trace_pb2.TraceReply(last=True, warnings=[reason])
                     return
         now = trace_pb2.TraceTime(unix=time.time(), monotonic=time.monotonic())
         yield trace_pb2.TraceReply(time=now, answered_by=self.name)
-        for part in worker_trace(self.identity, self.groups.lanes, self.groups.recorder, request):
+        for part in worker_trace(self.identity, self.groups.group_loops, self.groups.recorder, request):
             part.clock.how = "same clock"
             yield trace_pb2.TraceReply(worker=part)
         yield trace_pb2.TraceReply(last=True, warnings=[reason] if reason else [])
-
-
-def _end_without(why: str) -> None:
-    """A GPU is lost to this process, and only a new one can have it again: its lanes tell their ranks, then it ends."""
-    log.critical("%s; this worker ends, for its supervisor to start it again", why)
-    ending = threading.Timer(GPU_LOST_SECONDS, os._exit, (GPU_LOST,))  # whatever hangs in the driver
-    ending.daemon = True
-    ending.start()

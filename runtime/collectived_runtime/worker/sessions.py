@@ -23,28 +23,28 @@ from collectived_proto.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from collectived_proto.local import wire
-from collectived_proto.protocol import FIRST, Versions
-from collectived_runtime.credentials import Right
+from collectived_proto.ipc import messages
+from collectived_proto.version import FIRST_VERSIONS, VersionRange
+from collectived_runtime.auth.callers import Caller
+from collectived_runtime.auth.credentials import AccessLevel
+from collectived_runtime.auth.peers import get_unix_peer
 from collectived_runtime.device.gpus import Gpu
-from collectived_runtime.engine.bells import LAST_WORDS_SECONDS
-from collectived_runtime.engine.lane import Lane
-from collectived_runtime.engine.results import Budget, Share
-from collectived_runtime.guests.callers import Caller
-from collectived_runtime.guests.peers import peer_of
-from collectived_runtime.limits.descriptors import WANTED
-from collectived_runtime.limits.most import Most
-from collectived_runtime.limits.refusals import Limit, Refusals, Where, too_many
-from collectived_runtime.worker.arenas import Arenas
-from collectived_runtime.worker.devices import Offer
-from collectived_runtime.worker.grpc_alone.submit import RemoteRank
+from collectived_runtime.engine.base.arenas import MemoryBudget, SessionBudget
+from collectived_runtime.engine.clients.doorbells import DOORBELL_GRACE_SECONDS
+from collectived_runtime.engine.loop.group_loop import GroupLoop
+from collectived_runtime.limits.descriptors import TARGET_DESCRIPTORS
+from collectived_runtime.limits.quotas import Quotas
+from collectived_runtime.limits.rejections import Limit, MessageSource, RejectionCounters, format_limit_error
+from collectived_runtime.worker.arenas import SessionArenas
+from collectived_runtime.worker.devices import DeviceOffer
+from collectived_runtime.worker.remote_ranks.submit import RemoteRank
 
 log = logging.getLogger("collectived.worker")
 
-SESSION_BYTES = 16
+SESSION_ID_BYTES = 16
 _SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
-_MOST_REMEMBERED = 1024  # sessions that have ended, and why
-MOST_VERSIONS = 16  # of clients that are told
+_MAX_ENDED_SESSIONS = 1024  # sessions that have ended, and why
+MAX_VERSIONS = 16  # of clients that are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,14 @@ class Client:
     pid: int
     label: str
     job: str
-    versions: Versions = FIRST
+    versions: VersionRange = FIRST_VERSIONS
 
 
 @dataclass(slots=True)
-class Holding:
-    """A rank that a session holds; `remote_rank` is where it submits over gRPC, None where it has a doorbell."""
+class HeldRank:
+    """A rank that a session holds; `find_remote_rank` is where it submits over gRPC, None where it has a doorbell."""
 
-    lane: Lane
+    group_loop: GroupLoop
     rank: int
     remote_rank: RemoteRank | None = None
 
@@ -70,34 +70,34 @@ class Holding:
 @dataclass(slots=True)
 class Session:
     client: Client
-    budget: Budget
-    over: Callable[[Session], None]  # called when it has ended
-    remote: bool = False  # its client shares no memory with this worker
-    caller: Caller = field(default_factory=lambda: Caller(Right.NOTHING))  # who opened it
+    budget: MemoryBudget
+    on_end: Callable[[Session], None]  # called when it has ended
+    is_remote: bool = False  # its client shares no memory with this worker
+    caller: Caller = field(default_factory=lambda: Caller(AccessLevel.NONE))  # who opened it
     devices: tuple[DeviceName, ...] = ()  # that it may join on
-    refusals: Refusals = field(default_factory=Refusals)
-    most_ranks: int = 0  # that it may hold or be joining; 0: any number
-    descriptors: int = WANTED  # that this process may have
-    joining: int = 0
-    gpu_budgets: Mapping[Gpu, Budget] = field(default_factory=dict)  # its share of each GPU's memory
-    identity: bytes = field(default_factory=lambda: secrets.token_bytes(SESSION_BYTES))
+    rejections: RejectionCounters = field(default_factory=RejectionCounters)
+    max_ranks: int = 0  # that it may hold or be joining; 0: any number
+    descriptor_limit: int = TARGET_DESCRIPTORS  # that this process may have
+    pending_joins: int = 0
+    gpu_budgets: Mapping[Gpu, MemoryBudget] = field(default_factory=dict)  # its share of each GPU's memory
+    session_id: bytes = field(default_factory=lambda: secrets.token_bytes(SESSION_ID_BYTES))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    holdings: list[Holding] = field(default_factory=list)
+    held_ranks: list[HeldRank] = field(default_factory=list)
     pidfd: int = -1
-    openings: int = 0  # allocations of its client's own that may be open at a time, on each GPU
-    arenas: Arenas = field(init=False)
+    max_open_allocations: int = 0  # allocations of its client's own that may be open at a time, on each GPU
+    arenas: SessionArenas = field(init=False)
     _socket: socket.socket | None = None
-    _seats: int = 0  # in lanes, which may read its memory
-    _why: str = "its session ended"
+    _memory_users: int = 0  # in group loops, which may read its memory
+    _end_reason: str = "its session ended"
 
     def __post_init__(self) -> None:
-        self.arenas = Arenas(
+        self.arenas = SessionArenas(
             self.budget,
             self.gpu_budgets,
             self.devices,
-            self.refusals,
-            self.descriptors,
-            self.openings,
+            self.rejections,
+            self.descriptor_limit,
+            self.max_open_allocations,
             self._send,
             self.ended.is_set,
         )
@@ -109,10 +109,10 @@ class Session:
     @property
     def uid(self) -> int | None:
         """Of its user, who alone may show its tokens; None: not known."""
-        return self.caller.local.uid if self.caller.local else None
+        return self.caller.unix_peer.uid if self.caller.unix_peer else None
 
     @property
-    def attached(self) -> bool:
+    def has_socket(self) -> bool:
         """Whether it lives by its socket, rather than by the stream that opened it."""
         return self._socket is not None
 
@@ -124,31 +124,33 @@ class Session:
             return
         connected.setblocking(False)
         self._socket = connected
-        self.pidfd = _pidfd(connected)
-        loop.add_reader(connected.fileno(), self._read)
-        self._send(wire.bare(wire.Kind.PONG))  # from here on the socket's end is the session's end
+        self.pidfd = _open_pidfd(connected)
+        loop.add_reader(connected.fileno(), self._on_readable)
+        self._send(
+            messages.encode_bare(messages.MessageType.PONG)
+        )  # from here on the socket's end is the session's end
         if self.pidfd >= 0:
             loop.add_reader(self.pidfd, self.end, "its process ended")
 
     @property
-    def gone(self) -> UnavailableError:
+    def ended_error(self) -> UnavailableError:
         """What a call is told that comes when the session has ended."""
-        return _gone(self._why)
+        return _ended_error(self._end_reason)
 
     @property
-    def why(self) -> str:
+    def end_reason(self) -> str:
         """Why it has ended."""
-        return self._why
+        return self._end_reason
 
     def end(self, why: str) -> None:
         """Ends the session once; its ranks are lost to their groups."""
         if self.ended.is_set():
             return
-        self._why = why
+        self._end_reason = why
         self.ended.set()
         loop = asyncio.get_running_loop()
-        for holding in self.holdings:
-            _let_go(holding, why)
+        for holding in self.held_ranks:
+            _disconnect_rank(holding, why)
         if self._socket is not None:
             loop.remove_reader(self._socket.fileno())
             self._socket.close()
@@ -156,63 +158,67 @@ class Session:
             loop.remove_reader(self.pidfd)
             os.close(self.pidfd)
             self.pidfd = -1
-        self._drop_unused()
-        self.over(self)
+        self._drop_unused_arenas()
+        self.on_end(self)
 
-    def seated(self) -> Callable[[], None]:
-        """A lane is about to look into this session's memory; what it calls when it will do so no more."""
-        self._seats += 1
+    def acquire_memory(self) -> Callable[[], None]:
+        """A group loop is about to look into this session's memory; what it calls when it will do so no more."""
+        self._memory_users += 1
         loop = asyncio.get_running_loop()
-        return lambda: _soon(loop, self._unseated)
+        return lambda: _call_soon_threadsafe(loop, self._release_memory)
 
-    def _unseated(self) -> None:
-        self._seats -= 1
-        self._drop_unused()
+    def _release_memory(self) -> None:
+        self._memory_users -= 1
+        self._drop_unused_arenas()
 
-    def _drop_unused(self) -> None:
-        """What a client had fully submitted completes after its end: its memory stays until no lane looks into it."""
-        if self.ended.is_set() and not self._seats:
+    def _drop_unused_arenas(self) -> None:
+        """What a client had fully submitted completes after its end: its memory stays until no group loop looks into
+        it.
+        """
+        if self.ended.is_set() and not self._memory_users:
             self.arenas.drop_all()
 
     @contextlib.contextmanager
-    def asking(self) -> Iterator[None]:
+    def acquire_join_slot(self) -> Iterator[None]:
         """As long as it is joining a group.
 
         Raises:
             ResourceExhaustedError: it is in as many as it may be.
         """
-        held = sum(not holding.lane.seats[holding.rank].gone for holding in self.holdings)
-        if self.most_ranks and held + self.joining >= self.most_ranks:
-            self.refusals.limit(Limit.SESSION_RANKS)
-            what = f"this session holds {held} ranks and is joining {self.joining} groups"
-            raise ResourceExhaustedError(too_many(what, self.most_ranks, "max_session_ranks", "leave some groups"))
-        self.joining += 1
+        held = sum(not holding.group_loop.local_ranks[holding.rank].closed for holding in self.held_ranks)
+        if self.max_ranks and held + self.pending_joins >= self.max_ranks:
+            self.rejections.count_limit(Limit.SESSION_RANKS)
+            what = f"this session holds {held} ranks and is joining {self.pending_joins} groups"
+            raise ResourceExhaustedError(
+                format_limit_error(what, self.max_ranks, "max_session_ranks", "leave some groups")
+            )
+        self.pending_joins += 1
         try:
             yield
         finally:
-            self.joining -= 1
+            self.pending_joins -= 1
 
-    def hold(self, lane: Lane, rank: int, remote_rank: RemoteRank | None = None) -> None:
+    def add_held_rank(self, group_loop: GroupLoop, rank: int, remote_rank: RemoteRank | None = None) -> None:
         """The session has become a rank; if it has ended meanwhile, the others hear of it at once."""
-        self.holdings = [known for known in self.holdings if not known.lane.seats[known.rank].gone]
-        self.holdings.append(Holding(lane, rank, remote_rank))
+        self.held_ranks = [known for known in self.held_ranks if not known.group_loop.local_ranks[known.rank].closed]
+        self.held_ranks.append(HeldRank(group_loop, rank, remote_rank))
         if self.ended.is_set():
-            _let_go(self.holdings[-1], self._why)
+            _disconnect_rank(self.held_ranks[-1], self._end_reason)
 
-    def holding(self, key: int, rank: int) -> Holding:
+    def find_held_rank(self, key: int, rank: int) -> HeldRank:
         """What it holds of that rank of a group, the latest; raises NotFoundError where it does not hold it."""
-        for holding in reversed(self.holdings):
-            if holding.rank == rank and holding.lane.topology.group.key == key:
+        for holding in reversed(self.held_ranks):
+            if holding.rank == rank and holding.group_loop.topology.group.key == key:
                 return holding
         raise NotFoundError(f"this session is not rank {rank} of a group with key {key}; join it first")
 
-    def remote_rank(self, key: int, rank: int) -> RemoteRank:
+    def find_remote_rank(self, key: int, rank: int) -> RemoteRank:
         """Where that rank submits over gRPC.
 
         Raises:
             NotFoundError: this session does not hold that rank. FailedPreconditionError: it has a doorbell.
         """
-        found = self.holding(key, rank).remote_rank
+        found = self.find_held_rank(key, rank).remote_rank
         if found is None:
             raise FailedPreconditionError(
                 f"rank {rank} was joined by a session with shared memory, and submits through its doorbell; open a "
@@ -220,10 +226,10 @@ class Session:
             )
         return found
 
-    def _read(self) -> None:
+    def _on_readable(self) -> None:
         assert self._socket is not None
         try:
-            data = self._socket.recv(wire.MAX_MESSAGE)
+            data = self._socket.recv(messages.MAX_MESSAGE)
         except BlockingIOError:
             return
         except OSError:
@@ -232,19 +238,19 @@ class Session:
             self.end("its process ended or closed its session")
             return
         try:
-            match wire.kind_of(data):
-                case wire.Kind.ARENA_ASK:
-                    self.arenas.ask(wire.parse_arena(data)[1])
-                case wire.Kind.DEVICE_ASK:
-                    self.arenas.ask_on(*wire.parse_arena(data))
-                case wire.Kind.DEVICE_OPEN:
-                    self.arenas.lend(wire.parse_lent(data))
-                case wire.Kind.ARENA_DROP:
-                    self.arenas.drop(wire.parse_arena(data)[0])
+            match messages.parse_type(data):
+                case messages.MessageType.ARENA_REQUEST:
+                    self.arenas.request_arena(messages.parse_arena(data)[1])
+                case messages.MessageType.DEVICE_REQUEST:
+                    self.arenas.request_device_arena(*messages.parse_arena(data))
+                case messages.MessageType.DEVICE_OPEN:
+                    self.arenas.request_open(messages.parse_ipc_open(data))
+                case messages.MessageType.ARENA_DROP:
+                    self.arenas.drop(messages.parse_arena(data)[0])
                 case kind:
-                    raise wire.Malformed(f"a session socket does not carry {kind.name}")
-        except wire.Malformed as error:
-            self.refusals.bad(Where.SESSION)
+                    raise messages.MalformedMessage(f"a session socket does not carry {kind.name}")
+        except messages.MalformedMessage as error:
+            self.rejections.count_malformed(MessageSource.SESSION)
             self.end(f"it sent something malformed: {error}")
 
     def _send(self, message: bytes, descriptor: int = -1) -> None:
@@ -258,39 +264,39 @@ class Session:
             self.end(f"its session socket takes nothing more: {error}")
 
 
-def _gone(why: str) -> UnavailableError:
+def _ended_error(why: str) -> UnavailableError:
     return UnavailableError(f"this session has ended: {why}; connect again")
 
 
-def _may_lend(caller: Caller) -> bool:
+def _can_lend_memory(caller: Caller) -> bool:
     """Whether handles of its memory are opened: where it is of this process's user and PID namespace.
 
     A handle opens what the opener may open: for others a worker would read memory that they could not read themselves.
     """
-    return caller.local is not None and caller.local.uid == os.geteuid() and caller.local.pid > 0
+    return caller.unix_peer is not None and caller.unix_peer.uid == os.geteuid() and caller.unix_peer.pid > 0
 
 
-def _let_go(holding: Holding, why: str) -> None:
+def _disconnect_rank(holding: HeldRank, why: str) -> None:
     if holding.remote_rank is not None:
         holding.remote_rank.remote.end(why)
         return
-    holding.lane.hang_up(holding.rank, why)
+    holding.group_loop.disconnect(holding.rank, why)
     # And for good, if its doorbell has not arrived with its last words by then.
-    asyncio.get_running_loop().call_later(2 * LAST_WORDS_SECONDS, holding.lane.hang_up, holding.rank, why)
+    asyncio.get_running_loop().call_later(2 * DOORBELL_GRACE_SECONDS, holding.group_loop.disconnect, holding.rank, why)
 
 
-def _soon(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
+def _call_soon_threadsafe(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has closed, and the worker with it
         loop.call_soon_threadsafe(what)
 
 
-def _pidfd(connected: socket.socket) -> int:
+def _open_pidfd(connected: socket.socket) -> int:
     """A descriptor of the process at the other end; -1 where the kernel gives none."""
     try:
         return connected.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError:
         with contextlib.suppress(OSError):
-            return os.pidfd_open(peer_of(connected).pid)
+            return os.pidfd_open(get_unix_peer(connected).pid)
     return -1
 
 
@@ -299,18 +305,18 @@ class Sessions:
 
     def __init__(
         self,
-        budget: Budget,
-        refusals: Refusals | None = None,
-        most: Most | None = None,
-        offer: Offer | None = None,
+        budget: MemoryBudget,
+        refusals: RejectionCounters | None = None,
+        most: Quotas | None = None,
+        offer: DeviceOffer | None = None,
     ) -> None:
         self._budget = budget
-        self._refusals = refusals or Refusals()
-        self._most = most or Most()
-        self._offer = offer or Offer(0)
+        self._rejections = refusals or RejectionCounters()
+        self._quotas = most or Quotas()
+        self._device_offer = offer or DeviceOffer(0)
         self._sessions: dict[bytes, Session] = {}
-        self._ended: OrderedDict[bytes, str] = OrderedDict()  # the latest, and why
-        self.opened = 0  # in all
+        self._end_reasons: OrderedDict[bytes, str] = OrderedDict()  # the latest, and why
+        self.opened_count = 0  # in all
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -319,14 +325,14 @@ class Sessions:
         return identity in self._sessions
 
     @property
-    def versions(self) -> list[Versions]:
+    def versions(self) -> list[VersionRange]:
         """What the clients speak, each once; of clients that make them up, not all."""
-        return sorted({session.client.versions for session in self._sessions.values()})[:MOST_VERSIONS]
+        return sorted({session.client.versions for session in self._sessions.values()})[:MAX_VERSIONS]
 
     @property
     def gpus(self) -> list[str]:
         """UUIDs of the GPUs that this worker offers, in order of their indices."""
-        return [gpu.device.uuid for gpu in self._offer.gpus]
+        return [gpu.device.uuid for gpu in self._device_offer.gpus]
 
     @property
     def arena_bytes(self) -> int:
@@ -338,27 +344,33 @@ class Sessions:
         Raises:
             ResourceExhaustedError: there are as many as there may be.
         """
-        most, refusals = self._most, self._refusals
+        most, refusals = self._quotas, self._rejections
         if most.sessions and len(self._sessions) >= most.sessions:
-            refusals.limit(Limit.SESSIONS)
+            refusals.count_limit(Limit.SESSIONS)
             what = f"this worker has {len(self._sessions)} sessions"
-            raise ResourceExhaustedError(too_many(what, most.sessions, "max_sessions", "close some"))
-        share = Share(self._budget, most.memory or self._budget.limit, lambda: refusals.limit(Limit.SESSION_MEMORY))
+            raise ResourceExhaustedError(format_limit_error(what, most.sessions, "max_sessions", "close some"))
+        share = SessionBudget(
+            self._budget, most.memory or self._budget.limit, lambda: refusals.count_limit(Limit.SESSION_MEMORY)
+        )
         session = Session(
             client,
             share,
-            self._over,
+            self._on_session_end,
             remote,
             caller,
             devices,
             refusals,
             most.ranks,
-            descriptors=most.descriptors,
-            openings=most.openings if self._offer.gpus and not remote and _may_lend(caller) else 0,
-            gpu_budgets=self._offer.shares(most.gpu_memory, lambda: refusals.limit(Limit.SESSION_GPU_MEMORY)),
+            descriptor_limit=most.descriptors,
+            max_open_allocations=most.open_allocations
+            if self._device_offer.gpus and not remote and _can_lend_memory(caller)
+            else 0,
+            gpu_budgets=self._device_offer.create_session_budgets(
+                most.gpu_memory, lambda: refusals.count_limit(Limit.SESSION_GPU_MEMORY)
+            ),
         )
-        self.opened += 1
-        self._sessions[session.identity] = session
+        self.opened_count += 1
+        self._sessions[session.session_id] = session
         return session
 
     def find(self, identity: bytes) -> Session:
@@ -371,18 +383,18 @@ class Sessions:
         if session is not None and not session.ended.is_set():
             return session
         if session is not None:
-            raise session.gone
-        if identity in self._ended:
-            raise _gone(self._ended[identity])
+            raise session.ended_error
+        if identity in self._end_reasons:
+            raise _ended_error(self._end_reasons[identity])
         raise UnavailableError(
             "this worker does not know the session: it was restarted after the session was opened; connect again"
         )
 
-    def _over(self, session: Session) -> None:
-        if self._sessions.pop(session.identity, None) is not None:
-            self._ended[session.identity] = session.why
-            if len(self._ended) > _MOST_REMEMBERED:
-                self._ended.popitem(last=False)
+    def _on_session_end(self, session: Session) -> None:
+        if self._sessions.pop(session.session_id, None) is not None:
+            self._end_reasons[session.session_id] = session.end_reason
+            if len(self._end_reasons) > _MAX_ENDED_SESSIONS:
+                self._end_reasons.popitem(last=False)
 
     def close_all(self, why: str) -> None:
         for session in list(self._sessions.values()):

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collectived.bench.answers import PERIOD, Segment, answer, block, fill, reduced, wrong
-from collectived.bench.kinds import KINDS, extent
-from collectived.bench.order import Order
+from collectived.bench.answers import PERIOD, Segment, answer, block, count_wrong, fill, reduced_block
+from collectived.bench.config import BenchConfig
+from collectived.bench.operation_kinds import KINDS, compute_extent
 from collectived_proto.types import DType, ReduceOp
 
 Array = NDArray[Any]
 RANKS = 3
 
 
-def inputs(order: Order, length: int) -> list[Array]:
+def inputs(order: BenchConfig, length: int) -> list[Array]:
     made = []
     for rank in range(RANKS):
         array = np.empty(length, order.numpy_dtype)
@@ -60,39 +60,39 @@ def computed(operation: str, values: list[Array], rank: int, root: int) -> Array
 @pytest.mark.parametrize("operation", KINDS)
 @pytest.mark.parametrize("nbytes", [4, 4000, 1 << 20])
 def test_the_known_answer_is_what_the_operation_means(operation: str, nbytes: int) -> None:
-    order = Order(operation, root=1)
-    measured = extent(order.kind, nbytes, 4, RANKS)
-    values = inputs(order, measured.taken)
+    order = BenchConfig(operation, root=1)
+    measured = compute_extent(order.kind, nbytes, 4, RANKS)
+    values = inputs(order, measured.input_count)
     for rank in range(RANKS):
         expected = answer(order, measured, rank, RANKS)
         found = computed(operation, values, rank, order.root)
         assert (expected is None) == (found is None)
         if expected is not None and found is not None:
-            assert np.array_equal(whole(expected), found) and len(found) == measured.given
-            assert wrong(found, expected) == 0
+            assert np.array_equal(whole(expected), found) and len(found) == measured.output_count
+            assert count_wrong(found, expected) == 0
 
 
 @pytest.mark.parametrize("kind", DType, ids=lambda kind: str(kind.label))
 def test_every_type_can_be_moved_and_checked(kind: DType) -> None:
-    order = Order("all_gather", dtype=kind.label)
-    measured = extent(order.kind, 1 << 12, kind.itemsize, RANKS)
+    order = BenchConfig("all_gather", dtype=kind.label)
+    measured = compute_extent(order.kind, 1 << 12, kind.itemsize, RANKS)
     expected = answer(order, measured, 0, RANKS)
     assert expected is not None and expected[0].block.dtype == order.numpy_dtype
-    found = np.concatenate(inputs(order, measured.taken))
-    assert wrong(found, expected) == 0
+    found = np.concatenate(inputs(order, measured.input_count))
+    assert count_wrong(found, expected) == 0
     found[0] = not found[0]
-    assert wrong(found, expected) == 1
+    assert count_wrong(found, expected) == 1
 
 
 @pytest.mark.parametrize("op", ReduceOp)
 @pytest.mark.parametrize("dtype", ["int8", "uint64", "int32", "float16", "bfloat16", "float32", "complex64"])
 def test_reductions_are_those_of_all_ranks_in_a_wide_type(op: ReduceOp, dtype: str) -> None:
-    order = Order("all_reduce", dtype=dtype, reduce_op=op.value)
+    order = BenchConfig("all_reduce", dtype=dtype, reduce_op=op.value)
     if op.value.startswith("b") and np.dtype(order.numpy_dtype).kind not in "iu":
         return
     if op in (ReduceOp.MIN, ReduceOp.MAX) and dtype == "complex64":
         return
-    found = reduced(order, RANKS)
+    found = reduced_block(order, RANKS)
     exact = [block(order, rank).astype(complex if dtype == "complex64" else float) for rank in range(RANKS)]
     if op is ReduceOp.MEAN:
         assert np.allclose(found.astype(complex), sum(exact) / RANKS, rtol=2**-8)
@@ -106,40 +106,40 @@ def test_reductions_are_those_of_all_ranks_in_a_wide_type(op: ReduceOp, dtype: s
 
 def test_neighbours_blocks_differ_everywhere() -> None:
     for op in ("sum", "product"):
-        order = Order("all_reduce", reduce_op=op)
+        order = BenchConfig("all_reduce", reduce_op=op)
         assert np.all(block(order, 0) != block(order, 1))
 
 
 def test_each_wrong_element_counts() -> None:
-    order = Order("all_gather")
-    measured = extent(order.kind, 6000, 4, RANKS)
+    order = BenchConfig("all_gather")
+    measured = compute_extent(order.kind, 6000, 4, RANKS)
     expected = answer(order, measured, 0, RANKS)
-    found = np.concatenate(inputs(order, measured.taken))
+    found = np.concatenate(inputs(order, measured.input_count))
     found[[0, 700, -1]] += 1
     found[4] = np.nan
-    assert wrong(found, expected) == 4
-    swapped = np.concatenate(inputs(order, measured.taken)[::-1])
-    assert wrong(swapped, expected) == 1000  # the middle one is in its place
+    assert count_wrong(found, expected) == 4
+    swapped = np.concatenate(inputs(order, measured.input_count)[::-1])
+    assert count_wrong(swapped, expected) == 1000  # the middle one is in its place
 
 
 def test_a_result_of_another_shape_or_type_is_wrong_as_a_whole() -> None:
-    expected = answer(Order("all_reduce"), extent(KINDS["all_reduce"], 40, 4, 2), 0, 2)
+    expected = answer(BenchConfig("all_reduce"), compute_extent(KINDS["all_reduce"], 40, 4, 2), 0, 2)
     for result in (None, 3.0, np.zeros(9, np.float32), np.zeros((2, 5), np.float32), np.zeros(10)):
-        assert wrong(result, expected) == 10
+        assert count_wrong(result, expected) == 10
 
 
 def test_where_there_must_be_no_result_any_is_wrong() -> None:
-    assert (wrong(None, None), wrong(np.zeros(3), None)) == (0, 1)
+    assert (count_wrong(None, None), count_wrong(np.zeros(3), None)) == (0, 1)
 
 
 def test_means_may_differ_in_the_last_bit_and_in_no_other() -> None:
     for dtype in ("float16", "bfloat16", "float32", "float64"):
-        order = Order("all_reduce", dtype=dtype, reduce_op="mean")
-        expected = answer(order, extent(order.kind, 4096, 8, RANKS), 0, RANKS)
+        order = BenchConfig("all_reduce", dtype=dtype, reduce_op="mean")
+        expected = answer(order, compute_extent(order.kind, 4096, 8, RANKS), 0, RANKS)
         assert expected is not None
         found = whole(expected)
         eps = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 2**-23, "float64": 2**-52}[dtype]
         next_one = np.where(found == 0, found, np.nextafter(found, np.array(np.inf, found.dtype)))
-        assert wrong(next_one, expected, tolerant=True) == 0
+        assert count_wrong(next_one, expected, tolerant=True) == 0
         further = (found.astype(float) * (1 + 4 * eps)).astype(found.dtype)
-        assert wrong(further, expected, tolerant=True) == np.count_nonzero(found) > 0
+        assert count_wrong(further, expected, tolerant=True) == np.count_nonzero(found) > 0

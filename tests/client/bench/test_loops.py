@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from collectived.bench.__main__ import USAGE, main
-from collectived.bench.loops import timed, users_code
-from collectived.bench.order import Order
+from collectived.bench.config import BenchConfig
+from collectived.bench.loops import as_user_code, time_calls
 
 
 class Done:
@@ -31,7 +31,7 @@ class Done:
 
 def test_a_blocking_loop_times_every_call_and_returns_the_last_result() -> None:
     results = itertools.count()
-    ticks, last = timed(lambda: next(results), 7, in_flight=0)
+    ticks, last = time_calls(lambda: next(results), 7, in_flight=0)
     assert ticks.shape == (7,) and ticks.dtype == np.int64 and np.all(ticks >= 0)
     assert last == 6
 
@@ -45,7 +45,7 @@ def test_so_many_are_in_flight_before_the_first_is_waited_for(in_flight: int) ->
     def call() -> Any:
         return Done(next(numbers), started, lambda number, begun: waited.append((number, begun)))
 
-    ticks, last = timed(call, 4, in_flight)
+    ticks, last = time_calls(call, 4, in_flight)
     assert ticks.shape == (4,)
     assert waited[:4] == [(number, in_flight + number) for number in range(4)]
     assert [number for number, _ in waited] == started == list(range(in_flight + 3)) and last == in_flight + 2
@@ -62,11 +62,11 @@ def test_a_result_is_given_back_before_the_next_is_made() -> None:
         def __del__(self) -> None:
             alive.clear()
 
-    timed(Result, 3, in_flight=0)
+    time_calls(Result, 3, in_flight=0)
 
 
 def test_a_loop_passes_for_a_users_program() -> None:
-    @users_code
+    @as_user_code
     def function() -> str:
         return sys._getframe().f_code.co_filename
 
@@ -74,8 +74,8 @@ def test_a_loop_passes_for_a_users_program() -> None:
 
 
 def test_an_order_travels_as_json() -> None:
-    order = Order("reduce", reduce_op="max", root=3, timeout=2.5, check=False)
-    assert Order.read(json.dumps(asdict(order))) == order
+    order = BenchConfig("reduce", reduce_op="max", root=3, timeout=2.5, check=False)
+    assert BenchConfig.from_json(json.dumps(asdict(order))) == order
 
 
 @pytest.mark.parametrize("text", ["", "7", "[]", "{}", '{"operation": "sort"}', '{"operation": "reduce", "how": 1}'])

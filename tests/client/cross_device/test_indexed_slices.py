@@ -10,7 +10,7 @@ import pytest
 
 import collectived as cd
 from collectived.values.arithmetic import mean_dtype
-from collectived.values.indexed_slices import add_n, aggregate, divided
+from collectived.values.indexed_slices import add_n, aggregate, divide
 
 
 def test_rows_of_equal_index_add_up_in_the_dense_array() -> None:
@@ -136,20 +136,20 @@ MEANS = {
 @pytest.mark.parametrize(("dtype", "expected"), MEANS.items(), ids=str)
 def test_the_type_of_a_mean(dtype: Any, expected: Any) -> None:
     assert mean_dtype(dtype) == expected
-    found = divided(np.full(2, 6).astype(dtype), 4)
+    found = divide(np.full(2, 6).astype(dtype), 4)
     assert found.dtype == expected and np.all(found == 1.5)
 
 
 def test_the_mean_of_a_sparse_value_divides_its_values_alone() -> None:
     slices = cd.IndexedSlices(np.array([3, 4], np.int32), np.array([1, 0]), (5,))
-    found = divided(slices, 2)
+    found = divide(slices, 2)
     assert found.values.tolist() == [1.5, 2] and found.values.dtype == np.float64
     assert found.indices.tolist() == [1, 0] and found.dense_shape == (5,)
 
 
 def test_bools_have_no_mean() -> None:
     with pytest.raises(TypeError, match="bool has no mean"):
-        divided(np.ones(2, bool), 2)
+        divide(np.ones(2, bool), 2)
 
 
 EXTREMES = [np.int8(127), np.int16(-(2**15)), np.uint32(2**32 - 1), np.int64(-(2**63)), np.uint64(2**64 - 2**11)]
@@ -185,8 +185,8 @@ def test_any_byte_order_is_taken_and_results_are_native(order: str) -> None:
     array, native = np.full((2, 1), 3, f"{order}f4"), np.full((2, 1), 3, np.float32)
     slices = cd.IndexedSlices(array, np.array([1, 0], f"{order}i8"), (2, 1))
     other = cd.IndexedSlices(native, [0, 1], (2, 1))
-    halves = divided(np.ones(2, f"{order}f2"), 2)
-    found = [slices.to_dense(), slices.coalesced().values, add_n([array, native]), divided(array, 1), halves]
+    halves = divide(np.ones(2, f"{order}f2"), 2)
+    found = [slices.to_dense(), slices.coalesced().values, add_n([array, native]), divide(array, 1), halves]
     found += [aggregate([slices, native]), aggregate([slices, other]).values, aggregate([slices, array], mean=True)]
     assert [one.ravel()[0] for one in found] == [3, 3, 6, 3, 0.5, 6, 3, 3]
     assert all(one.dtype.isnative for one in found) and mean_dtype(array.dtype).isnative

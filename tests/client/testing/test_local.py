@@ -119,4 +119,4 @@ def test_a_number_that_is_none_is_refused(workers: object) -> None:
 def test_a_daemon_that_cannot_start_says_why() -> None:
     daemon = Daemon(["worker", *["--task", "0", "--coordinator", "unix:c", "--folder", "f"], "--no-such-option"], "")
     with pytest.raises(cd.errors.UnavailableError, match="--no-such-option"):
-        daemon.ready(20)
+        daemon.wait_ready(20)

@@ -110,9 +110,9 @@ def told_at_leave(scene: Scene) -> None:
     scene.ask([VICTIM], "call", call=odd, site="odd.py", timeout=scene.timeout, waits=False)
     scene.hear(Code.INVALID_ARGUMENT, ranks=[VICTIM], words=("rank 2 differs: ", "odd.py:1", "usual.py:1"))
     tasks = range(scene.cell.workers)
-    lanes = scene.cluster.lanes
+    group_loops = scene.cluster.group_loops
     scene.limit.until(
-        lambda: all(lane.generation != scene.generation for lane in lanes(scene.group, list(tasks))),
+        lambda: all(group_loop.generation != scene.generation for group_loop in group_loops(scene.group, list(tasks))),
         "the verdict on all workers",
     )
     for rank, outcome in scene.outcomes(scene.others).items():

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from collectived_proto.errors import Code
-from collectived_runtime.transport.reception import HANDSHAKE_SECONDS
+from collectived_runtime.transport.connections import HANDSHAKE_SECONDS
 
 from ..cell import ALL, VICTIM, Cell
 from ..cluster import held
@@ -185,7 +185,7 @@ def hundred_generations(scene: Scene) -> None:
 def settled(scene: Scene) -> list[Counter[str]]:
     """What each daemon holds, once nothing of what has ended is held any more.
 
-    A link that comes when its lane has ended is kept as long as a greeting may take: somebody might want it yet.
+    A link that comes when its group loop has ended is kept as long as a greeting may take: somebody might want it yet.
     """
     counted = ("threads", "descriptors", "memfds", "mapped")
     latest: list[Counter[str]] = []

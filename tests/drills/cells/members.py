@@ -165,7 +165,8 @@ def idle(scene: Scene) -> None:
     asked = [process.ask("sum", fill=_ONES) for process in processes[1:]]
     tasks = list(range(scene.cell.workers))
     scene.limit.until(
-        lambda: any(lane.in_flight for lane in scene.cluster.lanes(name, tasks)), "waiting in the idle group"
+        lambda: any(group_loop.in_flight for group_loop in scene.cluster.group_loops(name, tasks)),
+        "waiting in the idle group",
     )
     wait_for_victim(scene)
     scene.until_warned("rank 2", "has waited for 2.0")

@@ -15,9 +15,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from collectived_launcher.__main__ import run
-from collectived_launcher.certs.authority import Issued, issue, renewed
-from collectived_launcher.certs.folder import Refused, authority, entries, put
-from collectived_proto.tls.files import Files, Material, load
+from collectived_launcher.certs.authority import IssuedCertificate, issue, renew_certificate
+from collectived_launcher.certs.folder import CertificateFolderError, list_entries, load_authority, write_issued
+from collectived_proto.tls.files import TlsFiles, TlsMaterial, load_material
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return tmp_path / "certs"
 
 
-def material(place: Path, serves: bool = True) -> Material:
-    return load(Files(place / "tls.crt", place / "tls.key", place / "ca.crt"), serves)
+def material(place: Path, serves: bool = True) -> TlsMaterial:
+    return load_material(TlsFiles(place / "tls.crt", place / "tls.key", place / "ca.crt"), serves)
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ def test_keys_are_p256_and_nobody_else_may_read_them(folder: Path) -> None:
     for key in (folder / "localhost/tls.key", folder / "authority/ca.key"):
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
         assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
-    for entry in entries(folder):
+    for entry in list_entries(folder):
         public = entry.certificate.public_key()
         assert isinstance(public, ec.EllipticCurvePublicKey) and isinstance(public.curve, ec.SECP256R1)
 
@@ -112,9 +112,9 @@ def test_renewing_keeps_key_and_names(folder: Path, capsys: pytest.CaptureFixtur
 
 
 def test_what_is_due_is_renewed_and_the_rest_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own, now = authority(folder), datetime.now(UTC)
-    put(folder, "late", issue(own, "late", (), 9, now - timedelta(days=7)))
-    put(folder, "early", issue(own, "early", (), 9, now))
+    own, now = load_authority(folder), datetime.now(UTC)
+    write_issued(folder, "late", issue(own, "late", (), 9, now - timedelta(days=7)))
+    write_issued(folder, "early", issue(own, "early", (), 9, now))
     before = (folder / "early/tls.crt").read_bytes()
     assert {one["name"] for one in shown(capsys) if one["due"]} == {"late"}
     assert run(["certs", "renew"]) == 0
@@ -128,20 +128,20 @@ def test_nothing_outlives_its_authority(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     assert run(["certs", "init", "--days", "10"]) == 0
     assert run(["certs", "client", "alice", "--days", "90"]) == 0
-    own, alice = entries(tmp_path / "certs")
+    own, alice = list_entries(tmp_path / "certs")
     assert alice.expires <= own.expires
-    longer = renewed(authority(tmp_path / "certs"), alice.certificate, datetime.now(UTC))
-    put(tmp_path / "certs", "again", Issued(longer, b""))
-    assert max(entry.expires for entry in entries(tmp_path / "certs")) <= own.expires
+    longer = renew_certificate(load_authority(tmp_path / "certs"), alice.certificate, datetime.now(UTC))
+    write_issued(tmp_path / "certs", "again", IssuedCertificate(longer, b""))
+    assert max(entry.expires for entry in list_entries(tmp_path / "certs")) <= own.expires
 
 
 def test_show_tells_what_has_expired_and_what_is_of_another_authority(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own, now = authority(folder), datetime.now(UTC)
-    put(folder, "gone", issue(own, "gone", (), 1, now - timedelta(days=5)))
+    own, now = load_authority(folder), datetime.now(UTC)
+    write_issued(folder, "gone", issue(own, "gone", (), 1, now - timedelta(days=5)))
     assert run(["certs", "init", "--folder", str(tmp_path / "other")]) == 0
-    put(folder, "strange", issue(authority(tmp_path / "other"), "strange", (), 5, now))
+    write_issued(folder, "strange", issue(load_authority(tmp_path / "other"), "strange", (), 5, now))
     capsys.readouterr()
     assert run(["certs", "show"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
@@ -164,8 +164,10 @@ def test_a_cluster_file_names_the_hosts(folder: Path, capsys: pytest.CaptureFixt
 
 def test_a_key_of_the_authority_that_everybody_may_read_is_refused(folder: Path) -> None:
     (folder / "authority/ca.key").chmod(0o644)
-    with pytest.raises(Refused, match="has mode 0644, by which everybody on this host gets at it: chmod 600"):
-        authority(folder)
+    with pytest.raises(
+        CertificateFolderError, match="has mode 0644, by which everybody on this host gets at it: chmod 600"
+    ):
+        load_authority(folder)
     assert run(["certs", "client", "alice"]) == 1
 
 

@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from collectived_launcher.cluster.file import BadCluster, Cluster, read
+from collectived_launcher.cluster.file import Cluster, ClusterFileError, read_cluster
 from collectived_launcher.cluster.spec import Spec
 
 
 def cluster(folder: Path, text: str) -> Cluster:
     path = folder / "lab.toml"
     path.write_text(text)
-    return read(path)
+    return read_cluster(path)
 
 
 def test_a_short_file(tmp_path: Path) -> None:
     found = cluster(tmp_path, 'hosts = ["a:2", "me@b"]')
-    assert (found.name, found.coordinator_host, found.spread) == ("lab", "a", True)
-    assert [(host.login, host.slots, list(found.tasks_of(host))) for host in found.hosts] == [
+    assert (found.name, found.coordinator_host, found.has_remote_hosts) == ("lab", "a", True)
+    assert [(host.login, host.slots, list(found.get_tasks(host))) for host in found.hosts] == [
         ("a", 2, [0]),
         ("me@b", 1, [1]),
     ]
-    assert not cluster(tmp_path, 'hosts = ["localhost"]').spread
+    assert not cluster(tmp_path, 'hosts = ["localhost"]').has_remote_hosts
 
 
 def test_a_file_with_everything(tmp_path: Path) -> None:
@@ -48,11 +48,11 @@ memory_limit = "1GiB"
 insecure = false
 """
     found = cluster(tmp_path, text)
-    assert (found.coordinator, found.worker) == (
+    assert (found.coordinator_flags, found.worker_flags) == (
         ("--heartbeat-seconds=2s",),
         ("--memory-limit=1GiB", "--no-insecure"),
     )
-    assert [list(found.tasks_of(host)) for host in found.hosts] == [[0, 1], [2]]
+    assert [list(found.get_tasks(host)) for host in found.hosts] == [[0, 1], [2]]
     assert (found.hosts[1].login, found.hosts[1].address, found.restarts) == ("me@b", "10.0.0.2", 2)
 
 
@@ -84,15 +84,15 @@ insecure = false
     ],
 )
 def test_what_a_file_cannot_say(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(BadCluster, match=re.escape(message)):
+    with pytest.raises(ClusterFileError, match=re.escape(message)):
         cluster(tmp_path, text)
 
 
 def test_certificates_are_told_to_all_daemons_unless_a_kind_has_its_own(tmp_path: Path) -> None:
     text = 'hosts = ["a"]\ntls_cert = "/t/tls.crt"\ntls_key = "/t/tls.key"\n[worker]\ntls_cert = "/w/tls.crt"\n'
     found = cluster(tmp_path, text)
-    assert found.coordinator == ("--tls-cert=/t/tls.crt", "--tls-key=/t/tls.key")
-    assert found.worker == (*found.coordinator, "--tls-cert=/w/tls.crt")
+    assert found.coordinator_flags == ("--tls-cert=/t/tls.crt", "--tls-key=/t/tls.key")
+    assert found.worker_flags == (*found.coordinator_flags, "--tls-cert=/w/tls.crt")
 
 
 def test_a_spec_is_the_same_when_it_is_read_again() -> None:
@@ -100,8 +100,8 @@ def test_a_spec_is_the_same_when_it_is_read_again() -> None:
         "lab", "a", (0, 1), True, "10.0.0.1:7450", "10.0.0.1", ("--tune",), ("--memory-limit=1GiB",), 3, "lab.toml"
     )
     assert Spec.from_json(spec.to_json()) == spec
-    names = [name for name, _ in spec.daemons(Path("/run/x"))]
+    names = [name for name, _ in spec.build_daemon_commands(Path("/run/x"))]
     assert names == ["coordinator", "worker 0", "worker 1"]
-    words = dict(spec.daemons(Path("/run/x")))["worker 1"]
+    words = dict(spec.build_daemon_commands(Path("/run/x")))["worker 1"]
     assert words[words.index("--coordinator") + 1] == "unix:/run/x/coordinator.sock"
     assert words[words.index("--link-listen") + 1] == "10.0.0.1:0"

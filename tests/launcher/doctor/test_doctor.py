@@ -15,9 +15,9 @@ from tests.launcher.conftest import Place
 
 from collectived_launcher.__main__ import run
 from collectived_launcher.doctor import report
-from collectived_launcher.doctor.at_start import tell_failures
-from collectived_launcher.doctor.checks import CHECKS, MEASURED
+from collectived_launcher.doctor.checks import CHECKS, PAIRWISE_CHECKS
 from collectived_launcher.doctor.finding import Finding, Grade, failure, ok, warning
+from collectived_launcher.doctor.startup import report_failures
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-P", "-m", "collectived_launcher"]
@@ -60,7 +60,7 @@ def test_json_has_findings_and_facts(place: Place) -> None:
     assert bad["check"] == "environment" and set(bad) == {"check", "grade", "text", "remedy", "host"}
     assert said["facts"]["kernel"]["system"] == "Linux"
     assert {library["name"] for library in said["facts"]["software"]["libraries"]} >= {"grpcio", "numpy"}
-    assert report.read(said, "")[0].check == "python"
+    assert report.parse_document(said, "")[0].check == "python"
 
 
 def test_a_running_job_answers(place: Place) -> None:
@@ -100,7 +100,7 @@ def test_two_ends_measure(place: Place) -> None:
     assert wrong.returncode == 1 and "another token" in wrong.stdout
     done = doctor(place, "--to", address, said=f"{token}\n")
     assert done.returncode == 0, done.stdout + done.stderr
-    for check in MEASURED:
+    for check in PAIRWISE_CHECKS:
         assert re.search(rf"^(OK|WARNING) +{check}  ", done.stdout, re.MULTILINE), done.stdout
     rest, errors = server.communicate(timeout=PATIENCE)
     assert server.returncode == 0 and "measured with" in rest and errors == ""
@@ -131,7 +131,7 @@ class TestLines:
     )
 
     def test_of_one_host(self) -> None:
-        assert list(report.lines(self.FINDINGS))[1:] == [
+        assert list(report.format_lines(self.FINDINGS))[1:] == [
             "\x1b[33mWARNING\x1b[0m  memory         little",
             "                        → end something",
             "\x1b[31mFAILURE\x1b[0m  kernel         old",
@@ -141,7 +141,7 @@ class TestLines:
 
     def test_what_is_well_on_another_host_is_one_line(self) -> None:
         other = [Finding(check, Grade.OK, "fine", host="b") for check in ("python", "memory", "reach")]
-        shown = list(report.lines([*self.FINDINGS[:1], *other], several=True))
+        shown = list(report.format_lines([*self.FINDINGS[:1], *other], several=True))
         assert [click.unstyle(line)[7:].split() for line in shown] == [
             ["python", "this", "host:", "3.12"],
             ["2", "checks", "b:", "well"],
@@ -166,14 +166,14 @@ class TestLaunch:
         assert "doctor" not in done.stderr
 
     def test_goes_on_where_doctor_himself_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from collectived_launcher.doctor import gather
+        from collectived_launcher.doctor import collect
 
         def broken() -> list[Finding]:
             raise OSError(24, "Too many open files")
 
-        monkeypatch.setattr(gather, "failures_at_start", broken)
+        monkeypatch.setattr(collect, "find_startup_failures", broken)
         said: list[str] = []
-        tell_failures(said.append)
+        report_failures(said.append)
         assert said == ["collectived: doctor could not look at this host: [Errno 24] Too many open files"]
 
 
@@ -182,10 +182,10 @@ class TestPage:
 
     def test_lists_every_check_in_their_order_and_no_other(self) -> None:
         rows = re.findall(r"^\| `([a-z ]+)` \|", self.PAGE.read_text(), re.MULTILINE)
-        assert rows == [check.name for check in CHECKS] + list(MEASURED)
+        assert rows == [check.name for check in CHECKS] + list(PAIRWISE_CHECKS)
 
     def test_names_the_figures_that_are_judged_by(self) -> None:
-        from collectived_launcher.doctor.judgements import network, system
+        from collectived_launcher.doctor.rules import network, system
 
         text = self.PAGE.read_text()
         for figure in (
@@ -196,8 +196,8 @@ class TestPage:
             f"{system.LITTLE_MEMORY >> 30} GiB",
             f"{system.TOO_LITTLE_MEMORY >> 20} MiB",
             f"{network.SLOW_LINK / 1e6:.0f} MB/s",
-            f"{network.SLOW_ROUND * 1e3:.0f} ms",
-            f"{network.SKEW * 1e3:.0f} ms",
+            f"{network.SLOW_ROUND_TRIP * 1e3:.0f} ms",
+            f"{network.MAX_SKEW_SECONDS * 1e3:.0f} ms",
         ):
             assert figure in text, figure
 

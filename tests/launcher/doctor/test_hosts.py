@@ -16,8 +16,8 @@ import click
 import pytest
 from tests.launcher.conftest import Place
 
-from collectived_launcher.doctor.checks import CHECKS, MEASURED
-from collectived_launcher.doctor.hosts import Reached, Way, names, pairs
+from collectived_launcher.doctor.checks import CHECKS, PAIRWISE_CHECKS
+from collectived_launcher.doctor.hosts import HostAccess, ReachedHost, choose_pairs, parse_hosts
 
 COMMAND = [sys.executable, "-P", "-m", "collectived_launcher", "doctor"]
 PATIENCE = 60.0
@@ -27,9 +27,9 @@ def look(place: Place, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *options], env=place.environment, text=True, capture_output=True, timeout=PATIENCE)
 
 
-def reached(*hosts: str) -> list[Reached]:
+def reached(*hosts: str) -> list[ReachedHost]:
     carriers = {host: () if host == "here" else ("ssh",) for host in hosts}
-    return [Reached(Way(host, carriers[host], "python"), "10.0.0.1", ()) for host in hosts]
+    return [ReachedHost(HostAccess(host, carriers[host], "python"), "10.0.0.1", ()) for host in hosts]
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def reached(*hosts: str) -> list[Reached]:
     ],
 )
 def test_who_dials_whom(hosts: list[str], expected: list[str]) -> None:
-    assert [f"{one.way.host}>{other.way.host}" for one, other in pairs(reached(*hosts))] == expected
+    assert [f"{one.access.host}>{other.access.host}" for one, other in choose_pairs(reached(*hosts))] == expected
 
 
 def test_hosts_are_named_as_launch_has_them() -> None:
-    assert names("a:2, b ,a,user@c:4") == ["a", "b", "user@c"]
+    assert parse_hosts("a:2, b ,a,user@c:4") == ["a", "b", "user@c"]
     with pytest.raises(click.UsageError, match="is no host"):
-        names("a,-v")
+        parse_hosts("a,-v")
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_hosts_look_at_themselves_and_are_measured(place: Place, carrier: str) -
     said = json.loads(done.stdout)["findings"]
     assert done.returncode == 1, "one is gone"
     assert {finding["check"] for finding in said if finding["host"] == "b"} >= {check.name for check in CHECKS}
-    assert [finding["check"] for finding in said if finding["host"] == "localhost → b"] == list(MEASURED)
+    assert [finding["check"] for finding in said if finding["host"] == "localhost → b"] == list(PAIRWISE_CHECKS)
     (gone,) = [finding for finding in said if finding["host"] == "gone"]
     assert (gone["check"], gone["grade"]) == ("reach", "FAILURE")
     assert "no route to gone" in gone["text"] and "without a password" in gone["remedy"]

@@ -9,16 +9,25 @@ from typing import Any
 import pytest
 from tests.launcher.doctor import sound
 
-from collectived_launcher.doctor.checks import CHECKS, MEASURED, judge, judge_measured
-from collectived_launcher.doctor.facts import Certificate, Facts, Gpu, Gpus, Interface, Port, RunningJob, Unknown
-from collectived_launcher.doctor.finding import Finding, Grade, failure, ok, worst
-from collectived_launcher.doctor.judgements.gpus import visible
+from collectived_launcher.doctor.checks import CHECKS, PAIRWISE_CHECKS, evaluate_checks, evaluate_measurement
+from collectived_launcher.doctor.facts import (
+    Certificate,
+    Facts,
+    GpuFacts,
+    Gpus,
+    InterfaceFacts,
+    Port,
+    RunningJob,
+    UnknownFact,
+)
+from collectived_launcher.doctor.finding import Finding, Grade, failure, ok, worst_grade
+from collectived_launcher.doctor.rules.gpus import select_visible
 
 OK, WARNING, FAILURE = Grade
 
 
 def judged(check: str, **parts: Any) -> list[Finding]:
-    return [finding for finding in judge(replace(sound.SOUND, **parts)) if finding.check == check]
+    return [finding for finding in evaluate_checks(replace(sound.SOUND, **parts)) if finding.check == check]
 
 
 def spoilt(part: str, **fields: Any) -> dict[str, Any]:
@@ -34,8 +43,8 @@ def with_gpus(nccl: dict[str, Any] | None = None, **fields: Any) -> dict[str, An
 
 
 def test_a_sound_host_has_a_line_per_check_and_all_are_well() -> None:
-    findings = judge(sound.SOUND)
-    assert worst(findings) is OK
+    findings = evaluate_checks(sound.SOUND)
+    assert worst_grade(findings) is OK
     assert {finding.check for finding in findings} == {check.name for check in CHECKS} | {"clock skew"}
 
 
@@ -166,7 +175,7 @@ CASES = [
     ("nccl", with_gpus({"version": "2.19.3"}), WARNING, "2.19.3, which is too old", "nvidia-nccl-cu13>=2.28"),
     ("interfaces", {}, OK, "eth0 10.0.0.2 (10 Gbit/s); other hosts are reached by eth0", ""),
     ("interfaces", spoilt("network", interfaces=()), FAILURE, "not even the loopback", "ip link set lo up"),
-    ("interfaces", spoilt("network", interfaces=(Interface("lo", "::1"),)), OK, "none to reach others by", ""),
+    ("interfaces", spoilt("network", interfaces=(InterfaceFacts("lo", "::1"),)), OK, "none to reach others by", ""),
     ("interfaces", spoilt("network", outward=""), OK, "no way to hosts of other networks", ""),
     ("ports", {}, OK, "7450, 7451 are free", ""),
     (
@@ -284,15 +293,15 @@ def test_every_check_that_can_fail_or_warn_does_so_in_a_case() -> None:
     ],
 )
 def test_what_is_said_of_another_host(fields: dict[str, Any], check: str, grade: Grade, text: str, remedy: str) -> None:
-    findings = list(judge_measured(replace(sound.MEASURED, **fields), sound.SOUND, "b"))
-    assert {finding.check for finding in findings} <= set(MEASURED)
+    findings = list(evaluate_measurement(replace(sound.MEASURED, **fields), sound.SOUND, "b"))
+    assert {finding.check for finding in findings} <= set(PAIRWISE_CHECKS)
     assert {finding.host for finding in findings} == {"b"}
     (finding,) = [finding for finding in findings if finding.check == check]
     assert (finding.grade, text in finding.text, remedy in finding.remedy) == (grade, True, True), finding
 
 
 def test_what_could_not_be_looked_at_is_a_warning_of_every_check_that_needs_it() -> None:
-    findings = judge(replace(sound.SOUND, gpus=Unknown("nothing came back within 10 s")))
+    findings = evaluate_checks(replace(sound.SOUND, gpus=UnknownFact("nothing came back within 10 s")))
     concerned = [finding for finding in findings if finding.grade is WARNING]
     assert [finding.check for finding in concerned] == ["locked memory", "gpus", "nccl"]
     assert all("nothing came back within 10 s" in finding.text for finding in concerned)
@@ -309,12 +318,12 @@ def test_a_finding_that_is_not_ok_says_what_to_do_and_none_else() -> None:
 def test_remedies_name_no_command_of_ours_that_there_is_not() -> None:
     from collectived_launcher.__main__ import collectived
 
-    remedies = [found.remedy for _, parts, *_ in CASES for found in judge(replace(sound.SOUND, **parts))]
+    remedies = [found.remedy for _, parts, *_ in CASES for found in evaluate_checks(replace(sound.SOUND, **parts))]
     named = {word for remedy in remedies for word in re.findall(r"`collectived (\w+)", remedy)}
     assert named and named <= set(collectived.commands)
 
 
-GPUS = (Gpu(0, "x", "GPU-aa1", 1), Gpu(1, "x", "GPU-ab2", 1), Gpu(2, "x", "GPU-ac3", 1))
+GPUS = (GpuFacts(0, "x", "GPU-aa1", 1), GpuFacts(1, "x", "GPU-ab2", 1), GpuFacts(2, "x", "GPU-ac3", 1))
 
 
 @pytest.mark.parametrize(
@@ -332,8 +341,8 @@ GPUS = (Gpu(0, "x", "GPU-aa1", 1), Gpu(1, "x", "GPU-ab2", 1), Gpu(2, "x", "GPU-a
     ],
 )
 def test_which_gpus_a_program_sees(chosen: str | None, indices: list[int]) -> None:
-    assert [gpu.index for gpu in visible(GPUS, chosen)] == indices
+    assert [gpu.index for gpu in select_visible(GPUS, chosen)] == indices
 
 
 def test_every_part_of_the_facts_is_judged_by_somebody() -> None:
-    assert {part for check in CHECKS for part in check.parts} == set(Facts.__slots__)
+    assert {part for check in CHECKS for part in check.fact_names} == set(Facts.__slots__)

@@ -6,7 +6,7 @@ import importlib.metadata as metadata
 
 import pytest
 
-from collectived_launcher.doctor.versions import apart, fulfils, numbers, requirement
+from collectived_launcher.doctor.versions import parse_requirement, parse_version, release_distance, satisfies
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from collectived_launcher.doctor.versions import apart, fulfils, numbers, requir
     ],
 )
 def test_what_fulfils_a_demand(version: str, wanted: str, does: bool) -> None:
-    assert fulfils(version, wanted) is does
+    assert satisfies(version, wanted) is does
 
 
 @pytest.mark.parametrize(
@@ -46,17 +46,17 @@ def test_what_fulfils_a_demand(version: str, wanted: str, does: bool) -> None:
     ],
 )
 def test_requirements_as_metadata_has_them(text: str, read: tuple[str, str] | None) -> None:
-    assert requirement(text) == read
+    assert parse_requirement(text) == read
 
 
 def test_our_own_requirements_are_all_understood() -> None:
     base = [text for text in metadata.requires("collectived") or () if "extra" not in text]
     assert len(base) >= 10
-    assert all(found and numbers(found[1].lstrip("<>=~!")) for found in map(requirement, base))
+    assert all(found and parse_version(found[1].lstrip("<>=~!")) for found in map(parse_requirement, base))
 
 
 @pytest.mark.parametrize(
     ("one", "other", "distance"), [("0.1.0", "0.1.7", 0), ("0.2.0", "0.1.7", 1), ("0.1", "0.4", 2), ("1.0", "0.9", 2)]
 )
 def test_how_far_releases_are_apart(one: str, other: str, distance: int) -> None:
-    assert apart(one, other) == apart(other, one) == distance
+    assert release_distance(one, other) == release_distance(other, one) == distance

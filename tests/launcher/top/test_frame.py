@@ -6,13 +6,13 @@ import pytest
 from rich.console import Console
 from rich.segment import Segment
 
-from collectived_launcher.top.frame import Known, frame, heard, not_heard
-from collectived_launcher.top.state import VIEWS, State, View
-from collectived_launcher.top.views import listing
-from collectived_proto.hurts import findings
+from collectived_launcher.top.frame import LatestStatus, make_frame, status_after_failure, status_from_reply
+from collectived_launcher.top.state import VIEWS, TopState, View
+from collectived_launcher.top.views import build_listing
+from collectived_proto.report.findings import collect_findings
+from collectived_proto.report.phrases import sanitize_text
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
-from collectived_proto.wording import clean
 
 
 def reply() -> pb.StatusReply:
@@ -47,23 +47,25 @@ def reply() -> pb.StatusReply:
     return answer
 
 
-FRESH = State()
+FRESH = TopState()
 
 
-def shown(known: Known, state: State = FRESH, now: float = 0.0, width: int = 160, height: int = 30) -> list[str]:
+def shown(
+    known: LatestStatus, state: TopState = FRESH, now: float = 0.0, width: int = 160, height: int = 30
+) -> list[str]:
     """The lines on the screen."""
     console = Console(width=width, height=height, color_system=None)
-    segments = list(console.render(frame(known, state, now, width, height)))
+    segments = list(console.render(make_frame(known, state, now, width, height)))
     return ["".join(segment.text for segment in line).rstrip() for line in Segment.split_lines(segments)]
 
 
 def rows(view: View, answer: pb.StatusReply | None = None) -> list[tuple[str, ...]]:
     answer = answer or reply()
-    return [row.cells for row in listing(view, answer, findings(answer)).rows]
+    return [row.cells for row in build_listing(view, answer, collect_findings(answer)).rows]
 
 
 def test_it_begins_with_the_job_and_what_hurts() -> None:
-    lines = shown(heard(reply(), 0.0))
+    lines = shown(status_from_reply(reply(), 0.0))
     assert lines[0] == "collectived top  job j  up 1 min 15 s  1 of 2 workers  2 groups  6 ranks"
     assert lines[1].split("   ")[0] == " 1 hurts 3"
     assert [line.split()[0] for line in lines[4:10] if line[:1].strip()] == ["WAITING", "LOST", "FAILED"]
@@ -89,69 +91,71 @@ def test_sends_and_receives_are_in_flight_too() -> None:
 def test_where_waiting_is_normal_nothing_is_red() -> None:
     answer = reply()
     answer.groups[1].idle = True
-    found = listing(View.IN_FLIGHT, answer, findings(answer))
+    found = build_listing(View.IN_FLIGHT, answer, collect_findings(answer))
     assert not any(row.colour for row in found.rows)
 
 
 def test_every_row_has_a_cell_for_every_column() -> None:
     answer = reply()
     for view in VIEWS:
-        found = listing(view, answer, findings(answer))
+        found = build_listing(view, answer, collect_findings(answer))
         assert found.rows and all(len(row.cells) == len(found.columns) for row in found.rows), view
 
 
 def test_nothing_to_show_is_said() -> None:
-    known = heard(pb.StatusReply(coordinator=pb.CoordinatorStatus(address="a", job="j")), 0.0)
-    said = [shown(known, State(view))[3] for view in VIEWS]
+    known = status_from_reply(pb.StatusReply(coordinator=pb.CoordinatorStatus(address="a", job="j")), 0.0)
+    said = [shown(known, TopState(view))[3] for view in VIEWS]
     assert said[0] == "Nothing hurts." and len(set(said)) == len(VIEWS)
     assert shown(known)[1].endswith("all is well")
 
 
 def test_an_answer_that_gets_old_says_how_old_and_why() -> None:
-    known = not_heard(heard(reply(), 10.0), "no worker answered", 12.0)
-    known = not_heard(known, "no worker answered", 13.0)
+    known = status_after_failure(status_from_reply(reply(), 10.0), "no worker answered", 12.0)
+    known = status_after_failure(known, "no worker answered", 13.0)
     assert shown(known, now=15.0)[0] == "collectived top  no answer since 3.0 s; this is 5.0 s old: no worker answered"
-    assert "job j" in shown(heard(reply(), 15.0), now=15.0)[0]
+    assert "job j" in shown(status_from_reply(reply(), 15.0), now=15.0)[0]
 
 
 def test_a_pause_is_said_and_a_picture_without_a_coordinator_too() -> None:
-    assert "paused: this is 4.0 s old" in shown(heard(reply(), 1.0), State(paused=True), now=5.0)[0]
-    assert "no coordinator" in shown(heard(pb.StatusReply(warnings=["it does not answer"]), 0.0))[0]
+    assert "paused: this is 4.0 s old" in shown(status_from_reply(reply(), 1.0), TopState(paused=True), now=5.0)[0]
+    assert "no coordinator" in shown(status_from_reply(pb.StatusReply(warnings=["it does not answer"]), 0.0))[0]
 
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (20, 5), (80, 24), (300, 60)])
 def test_it_fits_any_terminal(view: View, width: int, height: int) -> None:
     for help_is_shown in (False, True):
-        lines = shown(heard(reply(), 0.0), State(view, help=help_is_shown), width=width, height=height)
+        lines = shown(status_from_reply(reply(), 0.0), TopState(view, help=help_is_shown), width=width, height=height)
         assert len(lines) <= max(height, 1) and all(len(line) <= width for line in lines)
 
 
 def test_at_80_columns_what_matters_is_still_there() -> None:
-    (row,) = [line for line in shown(heard(reply(), 0.0), State(View.IN_FLIGHT), width=80) if "barrier" in line]
+    (row,) = [
+        line for line in shown(status_from_reply(reply(), 0.0), TopState(View.IN_FLIGHT), width=80) if "barrier" in line
+    ]
     assert all(word in row for word in ("world", "2.5 s", "1", "t.py:90"))
 
 
 def test_long_lists_are_scrolled() -> None:
     answer = reply()
     answer.groups[0].members.extend(common.Member(rank=rank, host="h") for rank in range(3, 100))
-    known = heard(answer, 0.0)
-    first = shown(known, State(View.RANKS), height=24)
+    known = status_from_reply(answer, 0.0)
+    first = shown(known, TopState(View.RANKS), height=24)
     assert first[-1].endswith("from row 1 of 103") and first[4].split()[:2] == ["world", "1"]
-    later = shown(known, State(View.RANKS, offset=90), height=24)
+    later = shown(known, TopState(View.RANKS, offset=90), height=24)
     assert later[-1].endswith("from row 85 of 103"), "the last page is full"
     assert later[-2].split()[:2] == ["world", "2"]
 
 
 def test_names_cannot_steer_the_terminal() -> None:
-    assert clean("a\x1b[2Jb\u202ec\td\n") == "a\ufffd[2Jb\ufffdc\ufffdd\n"
+    assert sanitize_text("a\x1b[2Jb\u202ec\td\n") == "a\ufffd[2Jb\ufffdc\ufffdd\n"
     answer = reply()
     answer.groups[1].name = "\x1b]0;evil\x07[bold]x"
     answer.warnings.append("\x9b2J\u2028")
     for view in VIEWS:
-        text = "\n".join(shown(heard(answer, 0.0), State(view)))
+        text = "\n".join(shown(status_from_reply(answer, 0.0), TopState(view)))
         assert not any(character in text for character in "\x1b\x07\x9b\u2028")
-    assert "[bold]x" in "\n".join(shown(heard(answer, 0.0), State(View.GROUPS))), "names are no markup"
+    assert "[bold]x" in "\n".join(shown(status_from_reply(answer, 0.0), TopState(View.GROUPS))), "names are no markup"
 
 
 def test_what_was_finished_and_what_was_called_last_are_two_facts() -> None:
@@ -174,4 +178,4 @@ def test_a_group_that_forms_and_hurts_is_first_and_says_from_which_size_on_it_ma
 
 def test_a_worker_that_answers_for_itself_is_not_lost() -> None:
     alone = pb.StatusReply(workers=[pb.WorkerStatus(task=0, host="a", connected=False)])
-    assert rows(View.WORKERS, alone)[0][2] == "not connected" and "1 worker" in shown(heard(alone, 0.0))[0]
+    assert rows(View.WORKERS, alone)[0][2] == "not connected" and "1 worker" in shown(status_from_reply(alone, 0.0))[0]

@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 import pytest
 
-from collectived_proto.local import jobs
+from collectived_proto.ipc import job_files
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.v1 import worker_pb2_grpc
 
@@ -127,7 +127,9 @@ class Job:
         worker_pb2_grpc.add_WorkerServicer_to_server(self.worker, self._server)
         self._server.add_insecure_port(self.address)
         self._server.start()
-        self.file = jobs.publish(jobs.JobFile("j", os.getpid(), "unix:/c.sock", (self.address,), "python train.py"))
+        self.file = job_files.write_job_file(
+            job_files.JobFile("j", os.getpid(), "unix:/c.sock", (self.address,), "python train.py")
+        )
 
     def stop(self) -> None:
         self._server.stop(None).wait()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectived_proto.configuration import quantities
+from collectived_proto.config import units
 
 
 @pytest.mark.parametrize(
@@ -16,21 +16,21 @@ from collectived_proto.configuration import quantities
     [("0", 0), ("2.5", 2.5), ("250ms", 0.25), ("30s", 30), ("2 min", 120), ("2m", 120), ("1h", 3600), ("1e-3", 0.001)],
 )
 def test_times(text: str, seconds: float) -> None:
-    assert quantities.seconds_of(text) == pytest.approx(seconds)
+    assert units.parse_seconds(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1", "-1s", "nan", "inf", "1e999", "3 days", "1,5", "1 2", "٤"])
 def test_what_is_no_time_is_refused_by_its_name(text: str) -> None:
     with pytest.raises(ValueError, match="is not a time: expected a number of seconds") as raised:
-        quantities.seconds_of(text)
+        units.parse_seconds(text)
     assert repr(text) in str(raised.value)
 
 
 @given(st.floats(min_value=0, allow_infinity=False, allow_nan=False))
 def test_a_time_in_words_is_the_same_time(seconds: float) -> None:
-    assert math.isclose(quantities.seconds_of(quantities.time(seconds)), seconds, rel_tol=1e-15)
+    assert math.isclose(units.parse_seconds(units.format_time(seconds)), seconds, rel_tol=1e-15)
 
 
 @given(st.integers(min_value=0, max_value=1 << 60))
 def test_a_size_in_words_is_the_same_size(nbytes: int) -> None:
-    assert quantities.bytes_of(quantities.exact_size(nbytes)) == nbytes
+    assert units.parse_size(units.format_exact_size(nbytes)) == nbytes

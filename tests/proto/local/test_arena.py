@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from collectived_proto.local import arena
-from collectived_proto.local.arena import Arena
+from collectived_proto.ipc import arena
+from collectived_proto.ipc.arena import Arena
 
 SIZE = 1 << 20
 
@@ -93,13 +93,13 @@ def test_pages_exist_as_far_as_they_were_committed() -> None:
 def test_a_stretch_is_that_part_of_the_arena_until_it_is_closed() -> None:
     made = arena.create(7, SIZE, readers_only=True)
     made.view()[100:105] = b"hello"
-    assert bytes(made.stretch(101, 3)) == b"ell" and bytes(made.stretch(104, 1)) == b"o"
-    assert len(made.stretch(SIZE - 2, 10)) == 2
+    assert bytes(made.slice_bytes(101, 3)) == b"ell" and bytes(made.slice_bytes(104, 1)) == b"o"
+    assert len(made.slice_bytes(SIZE - 2, 10)) == 2
     memory = made.memory
     made.close()
     assert memory is not None and memory.closed  # nothing of it was kept
     with pytest.raises(ValueError, match="arena 7 is closed"):
-        made.stretch(0, 1)
+        made.slice_bytes(0, 1)
 
 
 def test_closing_twice_and_while_arrays_look_in_is_harmless() -> None:

@@ -6,38 +6,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectived_proto.local.slots import ALIGNMENT, Slots
+from collectived_proto.ipc.free_list import ALIGNMENT, FreeList
 
 SIZE = 100 * ALIGNMENT
 
 
 @given(st.lists(st.one_of(st.integers(0, SIZE // 4), st.none()), max_size=60), st.randoms())
 def test_ranges_in_use_are_disjoint_aligned_and_within(actions: list[int | None], random: st.DataObject) -> None:
-    slots = Slots(SIZE)
+    slots = FreeList(SIZE)
     used: dict[int, int] = {}
     for length in actions:
         if length is None and used:
             start = random.choice(sorted(used))  # type: ignore[attr-defined]
-            slots.give(start)
+            slots.free(start)
             del used[start]
-        elif length is not None and (start := slots.take(length)) is not None:
+        elif length is not None and (start := slots.allocate(length)) is not None:
             used[start] = length
         ends = [(start, start + max(1, length)) for start, length in sorted(used.items())]
         assert all(end <= after for (_, end), (after, _) in zip(ends, ends[1:], strict=False))
         assert all(start % ALIGNMENT == 0 and end <= SIZE for start, end in ends)
     for start in used:
-        slots.give(start)
+        slots.free(start)
     assert slots.used == 0
-    assert slots.take(SIZE) == 0  # the free ranges have joined again
+    assert slots.allocate(SIZE) == 0  # the free ranges have joined again
 
 
 def test_what_does_not_fit_is_not_given() -> None:
-    slots = Slots(SIZE)
-    assert slots.take(SIZE + 1) is None
-    assert slots.take(SIZE) == 0
-    assert slots.take(1) is None
+    slots = FreeList(SIZE)
+    assert slots.allocate(SIZE + 1) is None
+    assert slots.allocate(SIZE) == 0
+    assert slots.allocate(1) is None
 
 
 def test_giving_back_what_is_not_in_use_is_an_error() -> None:
     with pytest.raises(KeyError):
-        Slots(SIZE).give(0)
+        FreeList(SIZE).free(0)

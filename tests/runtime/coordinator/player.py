@@ -38,7 +38,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from collectived_proto.errors import Code
-from collectived_proto.protocol import Versions
 from collectived_proto.types import (
     AllGather,
     AllReduce,
@@ -58,43 +57,44 @@ from collectived_proto.types import (
     Tier,
     Verdict,
 )
-from collectived_runtime.coordinator.events import (
-    Attached,
-    Beat,
-    Cut,
-    DrainAsked,
+from collectived_proto.version import VersionRange
+from collectived_runtime.coordinator.core.coordinator import Coordinator
+from collectived_runtime.coordinator.core.events import (
+    AbandonedCollective,
+    AttachedGroup,
+    Disconnect,
     DrainDone,
-    DrainedBy,
     DrainOrder,
-    Drop,
+    DrainRequested,
     Effect,
-    End,
     Event,
-    Hello,
+    FaultReported,
+    Heartbeat,
     JoinAsk,
     JoinAsked,
     JoinCancelled,
     JoinDone,
     JoinRefused,
     JoinUpdate,
+    LinkMeasured,
     Log,
-    Measure,
-    Measured,
+    MeasureLink,
     Message,
-    Newcomers,
-    Positioned,
+    PositionQuery,
     Promised,
     Propose,
-    Query,
-    Reported,
-    Send,
-    Store,
+    QueryAnswered,
+    SaveTable,
+    SendToWorker,
+    Shutdown,
     Tick,
+    WaitingCount,
     Welcome,
     WorkerAttached,
-    WorkerGone,
+    WorkerDetached,
+    WorkerDrained,
+    WorkerHello,
 )
-from collectived_runtime.coordinator.state import Coordinator
 
 _LEVELS = ("debug", "info", "warning", "error")
 _POSITION = re.compile(r"(\d+):(-?\d+)/(-?\d+)(?:=(\w+))?(?:@(\S+))?$")
@@ -107,7 +107,7 @@ class Player:
     level: str = "warning"
     names: dict[tuple[str, int], str] = field(default_factory=dict)
     groups: dict[str, GroupInfo] = field(default_factory=dict)
-    queries: dict[str, Query] = field(default_factory=dict)
+    queries: dict[str, PositionQuery] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     contracts: dict[str, Collective] = field(default_factory=dict)
     shows_tables: bool = False
@@ -121,7 +121,7 @@ class Player:
         return lines + list(self._command(rest))
 
     def _advance(self, until: float) -> Iterator[str]:
-        while (due := self.mind.next_wakeup()) is not None and due <= until:
+        while (due := self.mind.next_deadline()) is not None and due <= until:
             self.now = max(due, self.now)
             lines = list(self._show(self.mind.step(Tick(), self.now)))
             if lines:
@@ -164,49 +164,49 @@ class Player:
             case "attach":
                 return WorkerAttached(self._hello(task, words))
             case "gone":
-                return WorkerGone(task, given.get("inc", f"i{task}"), "its stream broke", "orderly" in words)
+                return WorkerDetached(task, given.get("inc", f"i{task}"), "its stream broke", "orderly" in words)
             case "beat":
                 standings = ((self.groups[words[1]].generation, self._positions(words[2:], -1)),) if words[2:] else ()
-                return Beat(task, standings, "more" in words)
+                return Heartbeat(task, standings, "more" in words)
             case "join":
                 return JoinAsked(task, _ask(task, words, given))
             case "cancel":
                 return JoinCancelled(task, words[1], " ".join(words[2:]))
             case "report":
-                return Reported(task, self._report(words, given))
+                return FaultReported(task, self._report(words, given))
             case "measured":
                 generation = next(number for (_, number), name in self.names.items() if name == words[1])
                 link = (int(words[2]), float(words[3]), float(words[4]))
-                return Measured(task, generation, *link, given.get("text", ""))
+                return LinkMeasured(task, generation, *link, given.get("text", ""))
             case "promise":
                 proposal = next(number for (_, number), name in self.names.items() if name == words[1])
                 return Promised(task, proposal, int(words[2].removeprefix("#")), int(given.get("next", 0)))
             case "drained":
-                return DrainedBy(task, int(words[1]), tuple(self._cut(task, word) for word in words[2:]))
+                return WorkerDrained(task, int(words[1]), tuple(self._cut(task, word) for word in words[2:]))
             case "answer":
                 query = self.queries[words[1]]
-                return Positioned(task, query.query, self._positions(words[2:], query.instance))
+                return QueryAnswered(task, query.query, self._positions(words[2:], query.instance))
         raise ValueError(f"unknown command {verb!r}")
 
-    def _cut(self, task: int, word: str) -> Cut:
+    def _cut(self, task: int, word: str) -> AbandonedCollective:
         place, op, ranks, *_ = [*word.split(":"), "", ""]
         name, _, instance = place.partition("#")
         missing = tuple(int(rank) for rank in ranks.split(",") if rank)
-        return Cut(self.groups[name].generation, int(instance), op, "", task, missing)
+        return AbandonedCollective(self.groups[name].generation, int(instance), op, "", task, missing)
 
-    def _hello(self, task: int, words: list[str]) -> Hello:
+    def _hello(self, task: int, words: list[str]) -> WorkerHello:
         given = dict(word.split("=", 1) for word in words if "=" in word)
         brought = tuple(self._attached(word.removeprefix("group=")) for word in words if word.startswith("group="))
         groups = tuple(replace(group, idle=given.get("idle") == "yes") for group in brought)
         epoch = int(given.get("epoch", 0))
         incarnation = given.get("inc", f"i{task}")
-        hello = Hello(task, incarnation, words[1], 100 + task, (), "", f"{words[1]}:7452", epoch, groups)
+        hello = WorkerHello(task, incarnation, words[1], 100 + task, (), "", f"{words[1]}:7452", epoch, groups)
         return replace(hello, versions=_versions(given.get("speaks", "1-1")))
 
-    def _attached(self, text: str) -> Attached:
+    def _attached(self, text: str) -> AttachedGroup:
         name, ranks, *verdicts = text.split(":")
         chosen = [self.verdicts[int(v.removeprefix("v")) - 1] for v in verdicts[0].split("+")] if verdicts else []
-        return Attached(self.groups[name], tuple(map(int, ranks.split(","))), tuple(chosen))
+        return AttachedGroup(self.groups[name], tuple(map(int, ranks.split(","))), tuple(chosen))
 
     def _report(self, words: list[str], given: dict[str, str]) -> Report:
         number = next((int(word[1:]) for word in words if re.fullmatch(r"#-?\d+", word)), -1)
@@ -266,7 +266,7 @@ class Player:
         """One line each; the same message to several workers is one line."""
         pending: list[tuple[list[str], Message]] = []
         for effect in effects:
-            if isinstance(effect, Send):
+            if isinstance(effect, SendToWorker):
                 if pending and pending[-1][1] == effect.message:
                     pending[-1][0].append(str(effect.task))
                 else:
@@ -285,11 +285,11 @@ class Player:
         match effect:
             case Log(level, text) if _LEVELS.index(level) >= _LEVELS.index(self.level):
                 yield f"{level}: {text}"
-            case Drop(task, incarnation, code, why):
+            case Disconnect(task, incarnation, code, why):
                 yield f"drop {task}/{incarnation} {code.name}: {why}"
-            case Store(name, table):
+            case SaveTable(name, table):
                 yield f"store {name}: {_table(table)}"
-            case End(why):
+            case Shutdown(why):
                 yield f"end: {why}"
             case DrainDone(request, workers, groups, cut, notes, error):
                 what = [f"workers {' '.join(map(str, workers))}"] if workers else []
@@ -314,15 +314,15 @@ class Player:
                 return f"{done}, {_table(table)}" if self.shows_tables else done
             case JoinRefused(request, code, text):
                 return f"refused {request} {code.name}: {text}"
-            case Query(_, generation, instance, query):
+            case PositionQuery(_, generation, instance, query):
                 name = self._name("q", query)
                 self.queries[name] = message
                 return f"query {name} {self._name('g', generation)} #{instance}"
-            case Measure(generation, peer, address):
+            case MeasureLink(generation, peer, address):
                 return f"measure {self._name('g', generation)}: the link to {peer} at {address}"
             case Propose(_, generation, proposal):
                 return f"propose {self._name('p', proposal)} {self._name('g', generation)}"
-            case Newcomers(_, generation, proposal, from_instance, waiting):
+            case WaitingCount(_, generation, proposal, from_instance, waiting):
                 agreed = f"{waiting} waiting from #{from_instance}" if from_instance >= 0 else "withdrawn"
                 return f"newcomers {self._name('p', proposal)} {self._name('g', generation)}: {agreed}"
             case DrainOrder(request, timeout, generations, leave, stay):
@@ -378,10 +378,10 @@ class Player:
             yield f"failure {failure.seconds_ago:g} s ago: {Code(failure.verdict.code).name} {failure.verdict.message}"
 
 
-def _drain(words: list[str]) -> DrainAsked:
+def _drain(words: list[str]) -> DrainRequested:
     who, request, timeout = words[:3]
     kind, _, name = who.rpartition("=")
-    return DrainAsked(
+    return DrainRequested(
         int(request),
         float(timeout),
         task=-1 if kind else int(who),
@@ -419,9 +419,9 @@ def _table(table: tuple[Tier, ...]) -> str:
     return f"{'; '.join(map(str, table))}; packs of {table[0].bytes_per_pack >> 20} MiB"
 
 
-def _versions(text: str) -> Versions:
+def _versions(text: str) -> VersionRange:
     lowest, highest = map(int, text.split("-"))
-    return Versions(lowest, highest)
+    return VersionRange(lowest, highest)
 
 
 def _operation(text: str) -> Operation:

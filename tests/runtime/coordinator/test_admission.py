@@ -13,13 +13,18 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from collectived_proto.v1 import coordinator_pb2, worker_pb2
-from collectived_proto.viewing import viewing_token
-from collectived_runtime.admission import VIEWING, Admission, check_exposed, client_metadata
-from collectived_runtime.credentials import Gate
-from collectived_runtime.daemon import bind
-from collectived_runtime.guests.callers import Callers
-from collectived_runtime.guests.peers import guests
-from collectived_runtime.guests.porter import Porter
+from collectived_proto.viewing_token import viewing_token
+from collectived_runtime.auth.callers import CallerIdentifier
+from collectived_runtime.auth.credentials import TokenAuthenticator
+from collectived_runtime.auth.peers import resolve_allowed_users
+from collectived_runtime.auth.unix_proxy import PeerCredentialProxy
+from collectived_runtime.grpc_server.authentication import (
+    VIEW_METHODS,
+    AuthInterceptor,
+    check_exposed,
+    client_metadata,
+)
+from collectived_runtime.process import bind
 
 SHAPES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
@@ -30,7 +35,7 @@ class Echo(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         method = handler_call_details.method
-        shape = "unary_unary" if method in VIEWING else method.rpartition("/")[2]
+        shape = "unary_unary" if method in VIEW_METHODS else method.rpartition("/")[2]
         maker = getattr(grpc, f"{shape}_rpc_method_handler", None)
         return maker(getattr(self, shape)) if maker else None
 
@@ -64,12 +69,12 @@ async def called(
     return result
 
 
-def with_server(gate: Gate, unix: Path, story: Callable[[str, str], Awaitable[None]]) -> None:
+def with_server(gate: TokenAuthenticator, unix: Path, story: Callable[[str, str], Awaitable[None]]) -> None:
     """Runs a story that is given both addresses of a server."""
 
     async def run() -> None:
-        porter = Porter(guests((), ()), 100)
-        server = grpc.aio.server(interceptors=[Admission(Callers(gate, porter))])
+        porter = PeerCredentialProxy(resolve_allowed_users((), ()), 100)
+        server = grpc.aio.server(interceptors=[AuthInterceptor(CallerIdentifier(gate, porter))])
         server.add_generic_rpc_handlers((Echo(),))
         local = bind(server, f"unix:{unix}", porter)
         remote = bind(server, "127.0.0.1:0", porter)
@@ -84,7 +89,7 @@ def with_server(gate: Gate, unix: Path, story: Callable[[str, str], Awaitable[No
     asyncio.run(run())
 
 
-def outcome(gate: Gate, unix: Path, shape: str, where: str, secret: str) -> bytes | tuple[Any, str]:
+def outcome(gate: TokenAuthenticator, unix: Path, shape: str, where: str, secret: str) -> bytes | tuple[Any, str]:
     found: list[bytes | tuple[Any, str]] = []
 
     async def story(local: str, remote: str) -> None:
@@ -102,18 +107,18 @@ def outcome(gate: Gate, unix: Path, shape: str, where: str, secret: str) -> byte
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_unix_socket_needs_no_secret(shape: str, tmp_path: Path) -> None:
-    assert outcome(Gate("s3cret"), tmp_path / "a", shape, "unix", "") == b"hello"
+    assert outcome(TokenAuthenticator("s3cret"), tmp_path / "a", shape, "unix", "") == b"hello"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tcp_passes_with_the_secret(shape: str, tmp_path: Path) -> None:
-    assert outcome(Gate("s3cret"), tmp_path / "a", shape, "tcp", "s3cret") == b"hello"
+    assert outcome(TokenAuthenticator("s3cret"), tmp_path / "a", shape, "tcp", "s3cret") == b"hello"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("secret", ["", "s3cre", "s3cret2", "S3CRET"])
 def test_tcp_is_refused_without_the_secret(shape: str, secret: str, tmp_path: Path) -> None:
-    refused = outcome(Gate("s3cret"), tmp_path / "a", shape, "tcp", secret)
+    refused = outcome(TokenAuthenticator("s3cret"), tmp_path / "a", shape, "tcp", secret)
     assert isinstance(refused, tuple)
     assert refused[0] is grpc.StatusCode.UNAUTHENTICATED
     assert refused[1].startswith("this address needs the job's secret")
@@ -134,7 +139,7 @@ def test_nothing_is_read_of_who_is_refused(shape: str, tmp_path: Path) -> None:
                 await call.read()
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
-    with_server(Gate("s3cret"), tmp_path / "a", story)
+    with_server(TokenAuthenticator("s3cret"), tmp_path / "a", story)
 
 
 @pytest.mark.parametrize("shape", ["unary_unary", "unary_stream"])
@@ -151,7 +156,7 @@ def test_a_call_without_its_message_is_told_so(shape: str, tmp_path: Path) -> No
                 await call.read()
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
-    with_server(Gate("s3cret"), tmp_path / "a", story)
+    with_server(TokenAuthenticator("s3cret"), tmp_path / "a", story)
 
 
 def test_health_needs_no_secret(tmp_path: Path) -> None:
@@ -163,36 +168,36 @@ def test_health_needs_no_secret(tmp_path: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError):
                 await called(channel, "unary_unary", (), "/grpc.health.v1.Healthy/unary_unary")
 
-    with_server(Gate("s3cret"), tmp_path / "a", story)
+    with_server(TokenAuthenticator("s3cret"), tmp_path / "a", story)
     assert answers == [b"hello"]
 
 
 def test_where_there_is_no_secret_nobody_knows_it(tmp_path: Path) -> None:
-    refused = outcome(Gate(), tmp_path / "a", "unary_unary", "tcp", "")
+    refused = outcome(TokenAuthenticator(), tmp_path / "a", "unary_unary", "tcp", "")
     assert isinstance(refused, tuple) and refused[0] is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_insecure_lets_everybody_in(tmp_path: Path) -> None:
-    assert outcome(Gate("s3cret", insecure=True), tmp_path / "a", "stream_stream", "tcp", "") == b"hello"
+    assert outcome(TokenAuthenticator("s3cret", insecure=True), tmp_path / "a", "stream_stream", "tcp", "") == b"hello"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_viewing_token_does_not_open_what_does_more_than_look(shape: str, tmp_path: Path) -> None:
-    gate = Gate("s3cret", token="0123456789abcdef")
+    gate = TokenAuthenticator("s3cret", token="0123456789abcdef")
     for token in (viewing_token("s3cret"), "0123456789abcdef"):
         refused = outcome(gate, tmp_path / "a", shape, "tcp", token)
         assert isinstance(refused, tuple) and refused[0] is grpc.StatusCode.PERMISSION_DENIED
         assert refused[1].startswith("a viewing token is good for looking only") and token not in refused[1]
         assert outcome(gate, tmp_path / "a", shape, "unix", token) == b"hello"
-    assert gate.refused == {("grpc", "viewing"): 2}
+    assert gate.reject_counts == {("grpc", "viewing"): 2}
 
 
 def test_a_viewing_token_opens_what_looks_and_nothing_else_does(tmp_path: Path) -> None:
-    gate = Gate("s3cret")
+    gate = TokenAuthenticator("s3cret")
 
     async def story(local: str, remote: str) -> None:
         async with grpc.aio.insecure_channel(remote) as channel:
-            for method in VIEWING:
+            for method in VIEW_METHODS:
                 metadata = client_metadata(remote, viewing_token("s3cret"))
                 assert await called(channel, "unary_unary", metadata, method) == b"hello"
                 for other in ((), client_metadata(remote, "wrong")):
@@ -201,7 +206,7 @@ def test_a_viewing_token_opens_what_looks_and_nothing_else_does(tmp_path: Path) 
                     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
     with_server(gate, tmp_path / "a", story)
-    assert gate.refused == {("grpc", "nothing"): len(VIEWING), ("grpc", "wrong"): len(VIEWING)}
+    assert gate.reject_counts == {("grpc", "nothing"): len(VIEW_METHODS), ("grpc", "wrong"): len(VIEW_METHODS)}
 
 
 def test_of_all_calls_only_these_look() -> None:
@@ -211,10 +216,10 @@ def test_of_all_calls_only_these_look() -> None:
         for service in file.DESCRIPTOR.services_by_name.values()
     ]
     there = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
-    changing = there - VIEWING
+    changing = there - VIEW_METHODS
     assert {"/collectived.v1.Worker/Submit", "/collectived.v1.Coordinator/Attach"} <= changing
-    assert {path.rpartition("/")[2] for path in VIEWING} == {"Status", "Trace"}
-    assert {path for path in there if path.endswith("/Status")} <= VIEWING
+    assert {path.rpartition("/")[2] for path in VIEW_METHODS} == {"Status", "Trace"}
+    assert {path for path in there if path.endswith("/Status")} <= VIEW_METHODS
 
 
 def test_an_unknown_method_is_unimplemented(tmp_path: Path) -> None:
@@ -224,7 +229,7 @@ def test_an_unknown_method_is_unimplemented(tmp_path: Path) -> None:
                 await called(channel, "unary_unary", (), "/echo/nothing")
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
-    with_server(Gate("s3cret"), tmp_path / "a", story)
+    with_server(TokenAuthenticator("s3cret"), tmp_path / "a", story)
 
 
 def test_client_metadata() -> None:

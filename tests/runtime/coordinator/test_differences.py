@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from collectived_proto.types import AllReduce, Collective, DType, Leaf, ReduceOp
-from collectived_runtime.coordinator.differences import Difference, describe, difference, spots
+from collectived_runtime.coordinator.core.contract_diff import (
+    Difference,
+    describe_collective,
+    describe_paths,
+    find_difference,
+)
 
 SUM = AllReduce(ReduceOp.SUM)
 
@@ -48,15 +53,15 @@ F, INT, SCALAR = DType.FLOAT32, DType.INT64, ()
     ],
 )
 def test_difference(theirs: Collective, ours: Collective, expected: Difference | None) -> None:
-    assert difference(theirs, ours) == expected
+    assert find_difference(theirs, ours) == expected
 
 
 @pytest.mark.parametrize("structure", ["[" * 5000, "(" * 200 + ")" * 200, "\0", "'", "x" * 30_000, "[*" * 50])
 def test_a_structure_from_a_stranger_does_no_harm(structure: str) -> None:
-    spots(value(structure))
+    describe_paths(value(structure))
 
 
 def test_long_values_are_cut_in_the_description() -> None:
     many = value("[]", *((f"[{index}]", F, (index,)) for index in range(1000)))
-    assert describe(many).endswith("(1000 leaves)")
-    assert len(describe(many)) < 500
+    assert describe_collective(many).endswith("(1000 leaves)")
+    assert len(describe_collective(many)) < 500

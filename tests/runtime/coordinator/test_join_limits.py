@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collectived_proto.errors import Code
-from collectived_runtime.coordinator.census import Census
-from collectived_runtime.coordinator.events import (
-    Hello,
+from collectived_runtime.coordinator.core.coordinator import Coordinator
+from collectived_runtime.coordinator.core.events import (
     JoinAsk,
     JoinAsked,
     JoinCancelled,
@@ -13,28 +12,29 @@ from collectived_runtime.coordinator.events import (
     JoinRefused,
     JoinUpdate,
     Message,
-    Send,
+    SendToWorker,
     WorkerAttached,
+    WorkerHello,
 )
-from collectived_runtime.coordinator.state import Coordinator
-from collectived_runtime.limits.refusals import Limit
+from collectived_runtime.coordinator.metrics import MetricsSnapshot
+from collectived_runtime.limits.rejections import Limit
 
 
 def mind(most_groups: int = 2, most_ranks: int = 8) -> Coordinator:
     made = Coordinator(1_000, most_groups=most_groups, most_ranks=most_ranks)
-    made.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    made.step(WorkerAttached(WorkerHello(0, "i", "h", 1)), 0.0)
     return made
 
 
 def asked(mind: Coordinator, request: str, name: str, size: int = 1) -> Message:
     ask = JoinAsk(request, name, size, size, device="CPU:0")
-    sent = [effect.message for effect in mind.step(JoinAsked(0, ask), 0.0) if isinstance(effect, Send)]
+    sent = [effect.message for effect in mind.step(JoinAsked(0, ask), 0.0) if isinstance(effect, SendToWorker)]
     return next(message for message in sent if getattr(message, "request", request) == request)
 
 
 def limited(mind: Coordinator) -> dict[Limit, int]:
-    *_, census = mind.census(0.0)
-    assert isinstance(census, Census)
+    *_, census = mind.collect_metrics(0.0)
+    assert isinstance(census, MetricsSnapshot)
     return census.counts.limited
 
 

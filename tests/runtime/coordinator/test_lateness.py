@@ -7,39 +7,39 @@ from typing import Any
 import pytest
 
 from collectived_proto.types import GroupInfo, Member, RankPosition
-from collectived_runtime.coordinator import lateness
-from collectived_runtime.coordinator.census import Census, GroupCount, census
-from collectived_runtime.coordinator.events import Hello
-from collectived_runtime.coordinator.lateness import MOST
-from collectived_runtime.coordinator.registry import Evidence, Forming, Generation, Registry, Worker
+from collectived_runtime.coordinator.core import stragglers
+from collectived_runtime.coordinator.core.events import WorkerHello
+from collectived_runtime.coordinator.core.registry import Evidence, FormingGroup, GroupRun, Registry, WorkerRecord
+from collectived_runtime.coordinator.core.stragglers import MAX_STRAGGLERS
+from collectived_runtime.coordinator.metrics import GroupSample, MetricsSnapshot, collect_metrics
 
 
-def group(book: Registry, size: int, workers: int = 2, name: str = "job/world", number: int = 100) -> Generation:
+def group(book: Registry, size: int, workers: int = 2, name: str = "job/world", number: int = 100) -> GroupRun:
     """A generation whose ranks are dealt out to workers in turn."""
     members = tuple(Member(rank, "CPU:0", rank % workers, "host", 1000 + rank) for rank in range(size))
-    made = Generation(GroupInfo(name, 7, number, members))
+    made = GroupRun(GroupInfo(name, 7, number, members))
     book.generations[number] = made
     return made
 
 
-def beat(generation: Generation, now: float, **waited: tuple[int, float]) -> None:
+def beat(generation: GroupRun, now: float, **waited: tuple[int, float]) -> None:
     """One heartbeat of every worker, by rank: how many collectives, and seconds that they waited in all."""
-    for task in generation.ranks_of:
+    for task in generation.ranks_by_worker:
         positions = [
             RankPosition(int(rank[1:]), waits=waits, waited_seconds=seconds)
             for rank, (waits, seconds) in waited.items()
         ]
-        lateness.learn(generation, task, positions, now)
+        stragglers.update_wait_stats(generation, task, positions, now)
 
 
-def counted(book: Registry, now: float) -> Census:
-    *pauses, found = census(book, now)
+def counted(book: Registry, now: float) -> MetricsSnapshot:
+    *pauses, found = collect_metrics(book, now)
     assert found is not None and not any(pauses)
     return found
 
 
 def seconds(book: Registry, now: float) -> dict[int, Any]:
-    return {late.rank: pytest.approx(late.seconds) for late in counted(book, now).late}
+    return {late.rank: pytest.approx(late.seconds) for late in counted(book, now).stragglers}
 
 
 def test_who_waits_least_comes_last() -> None:
@@ -69,10 +69,10 @@ def test_what_was_told_long_ago_says_nothing_any_more() -> None:
 def test_who_is_waited_for_now_is_late_by_that() -> None:
     book = Registry(1, 5.0, 1.0)
     generation = group(book, 2)
-    generation.learn(0, -1, [RankPosition(0, 4)], 0.0)
+    generation.update_progress(0, -1, [RankPosition(0, 4)], 0.0)
     generation.evidence[4] = Evidence(20.0)
     assert seconds(book, 22.0) == {1: 3.0}
-    assert counted(book, 22.0).groups == (GroupCount("world", 1, 1, 3.0),)
+    assert counted(book, 22.0).groups == (GroupSample("world", 1, 1, 3.0),)
 
 
 def test_what_is_idle_over_or_gone_is_not_late() -> None:
@@ -89,8 +89,8 @@ def test_what_is_idle_over_or_gone_is_not_late() -> None:
 def test_a_worker_is_believed_about_its_own_ranks_alone() -> None:
     book = Registry(1, 5.0, 1.0)
     generation = group(book, 2)
-    lateness.learn(generation, 0, [RankPosition(1, waits=1, waited_seconds=9.0)], 0.0)
-    assert not generation.paces
+    stragglers.update_wait_stats(generation, 0, [RankPosition(1, waits=1, waited_seconds=9.0)], 0.0)
+    assert not generation.wait_stats
 
 
 def test_only_the_latest_are_told_however_many_there_are() -> None:
@@ -98,21 +98,21 @@ def test_only_the_latest_are_told_however_many_there_are() -> None:
     for number in range(4):
         generation = group(book, 50, name=f"job/g{number}", number=number)
         beat(generation, 0.0, **{f"r{rank}": (1, 100.0 - 50 * number - rank) for rank in range(50)})
-    late = counted(book, 1.0).late
-    assert len(late) == MOST
+    late = counted(book, 1.0).stragglers
+    assert len(late) == MAX_STRAGGLERS
     assert [one.seconds for one in late] == sorted((one.seconds for one in late), reverse=True)
     assert late[0].rank == 49
 
 
 def test_a_census_counts_workers_and_groups() -> None:
     book = Registry(1, 5.0, 1.0)
-    hello = Hello(3, "i", "host", 1, (), "unix:/w", "127.0.0.1:1", 0, ())
-    book.workers[3] = Worker(hello, heard_at=10.0, connected=False)
-    forming = Forming("job/next", 2, 2, 0.0, since=0.0)
+    hello = WorkerHello(3, "i", "host", 1, (), "unix:/w", "127.0.0.1:1", 0, ())
+    book.workers[3] = WorkerRecord(hello, last_seen_at=10.0, connected=False)
+    forming = FormingGroup("job/next", 2, 2, 0.0, since=0.0)
     book.forming["job/next"] = forming
     idle = group(book, 2, number=5)
     idle.idle, idle.evidence[0] = True, Evidence(0.0)
     found = counted(book, 12.0)
     assert [(worker.task, worker.connected, worker.silent_seconds) for worker in found.workers] == [(3, False, 2.0)]
-    assert (found.forming, found.joining) == (1, 0)
-    assert found.groups == (GroupCount("world", 0, 0, 0.0),), "in an idle group waiting is normal"
+    assert (found.forming_groups, found.joining_ranks) == (1, 0)
+    assert found.groups == (GroupSample("world", 0, 0, 0.0),), "in an idle group waiting is normal"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collectived_proto.announcements import formed_from_bytes
 from collectived_proto.codec import tiers_from_proto
+from collectived_proto.group_codec import formed_from_bytes
 from collectived_proto.types import GroupInfo, Member, Peer, Tier, Verdict
-from collectived_runtime.coordinator.events import JoinDone
-from collectived_runtime.coordinator.messages import KEPT, Encoder
+from collectived_runtime.coordinator.codec import CACHE_SIZE, Encoder
+from collectived_runtime.coordinator.core.events import JoinDone
 
 MEMBERS = tuple(Member(rank, "/job:worker/replica:0/task:0/device:CPU:0", 0, "a", rank) for rank in range(3))
 GROUP = GroupInfo("job/train", 1, 2, MEMBERS)
@@ -30,7 +30,7 @@ def test_two_verdicts_that_are_sent_at_the_same_time_are_each_encoded_once() -> 
 def test_few_are_kept() -> None:
     encoder = Encoder()
     first = encoder.encode(VERDICT)
-    for generation in range(KEPT):
+    for generation in range(CACHE_SIZE):
         assert encoder.encode(replace(VERDICT, generation=generation)).verdict.generation == generation
     again = encoder.encode(VERDICT)
     assert again is not first and again == first

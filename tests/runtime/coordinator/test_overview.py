@@ -7,16 +7,24 @@ import pytest
 from collectived_proto.errors import Code
 from collectived_proto.types import RELEASE, Member, Verdict
 from collectived_proto.v1 import status_pb2 as pb
-from collectived_runtime.coordinator.events import Hello
-from collectived_runtime.coordinator.overview import MOST_MEMBERS, everybody_is_back, status_reply
-from collectived_runtime.coordinator.snapshot import FailureView, GroupView, PendingView, Snapshot, WorkerView
-from collectived_runtime.coordinator.wording import pending_text
+from collectived_runtime.coordinator.core.events import WorkerHello
+from collectived_runtime.coordinator.core.verdicts import pending_text
+from collectived_runtime.coordinator.status import (
+    MAX_MEMBERS,
+    FailureView,
+    GroupView,
+    PendingView,
+    Snapshot,
+    WorkerView,
+    is_every_worker_attached,
+    status_reply,
+)
 
 MEMBERS = tuple(Member(rank, "CPU:0", rank, "h", 70 + rank) for rank in range(2))
 
 
 def view(*groups: GroupView, failures: tuple[FailureView, ...] = ()) -> Snapshot:
-    workers = tuple(WorkerView(Hello(task, f"i{task}", "h", 60 + task), True, 0.5) for task in range(2))
+    workers = tuple(WorkerView(WorkerHello(task, f"i{task}", "h", 60 + task), True, 0.5) for task in range(2))
     return Snapshot(1, workers, groups, failures)
 
 
@@ -28,39 +36,39 @@ def test_a_worker_is_told_by_its_own_account_or_by_its_hello_where_it_is_silent(
     assert reply.answered_by == "coordinator"
 
 
-def test_what_lanes_told_before_they_were_stopped_is_not_lost() -> None:
+def test_what_group_loops_told_before_they_were_stopped_is_not_lost() -> None:
     pending = PendingView(7, "barrier()", "train.py:9", 3.0, (0,), (1,))
     group = GroupView("job/train", 1, 2, "ready", 2, MEMBERS, pending=(pending,))
-    lane = pb.LaneStatus(
+    group_loop = pb.LaneStatus(
         generation=2,
         ranks=[1],
         collectives_failed=1,
         rates=[pb.Rate(op="barrier", collectives=4)],
         in_flight=[pb.InFlight(instance=7, op="barrier()", arrived=[1], state="running")],
     )
-    (shown,) = status_reply(view(group), {1: pb.WorkerStatus(lanes=[lane])}, 0.0, ()).groups
+    (shown,) = status_reply(view(group), {1: pb.WorkerStatus(lanes=[group_loop])}, 0.0, ()).groups
     (flight,) = shown.in_flight
     assert (list(flight.arrived), list(flight.missing), flight.seconds) == ([0, 1], [], 3.0)
     assert (flight.state, flight.site) == ("running", "train.py:9")
     assert (shown.collectives_failed, shown.rates[0].collectives) == (1, 4)
 
 
-@pytest.mark.parametrize(("size", "told"), [(MOST_MEMBERS, MOST_MEMBERS), (MOST_MEMBERS + 1, 0)])
+@pytest.mark.parametrize(("size", "told"), [(MAX_MEMBERS, MAX_MEMBERS), (MAX_MEMBERS + 1, 0)])
 def test_failures_of_large_groups_are_told_without_every_rank(size: int, told: int) -> None:
     ranks = tuple(Member(rank, "CPU:0", rank, "h", rank) for rank in range(size))
     verdict = Verdict("job/train", 1, 2, Code.UNAVAILABLE, "lost", 0, missing=ranks, members=ranks)
     (failure,) = status_reply(view(failures=(FailureView(60.0, verdict),)), {}, 100.0, ()).failures
-    assert (len(failure.verdict.members), len(failure.verdict.missing)) == (told, MOST_MEMBERS)
+    assert (len(failure.verdict.members), len(failure.verdict.missing)) == (told, MAX_MEMBERS)
     assert failure.unix_time == 40.0
 
 
 def test_a_coordinator_that_was_started_again_knows_whether_it_has_heard_the_workers_of_its_groups() -> None:
     group = GroupView("job/train", 1, 2, "ready", 2, MEMBERS)
-    assert everybody_is_back(view(group)) and everybody_is_back(view())
+    assert is_every_worker_attached(view(group)) and is_every_worker_attached(view())
     half = Snapshot(1, view().workers[:1], (group,), ())
-    assert not everybody_is_back(half) and not everybody_is_back(Snapshot(1, (), (), ()))
+    assert not is_every_worker_attached(half) and not is_every_worker_attached(Snapshot(1, (), (), ()))
     ended = Snapshot(1, view().workers[:1], (GroupView("job/train", 1, 2, "ended", 2, MEMBERS),), ())
-    assert everybody_is_back(ended)
+    assert is_every_worker_attached(ended)
 
 
 def test_how_long_something_has_waited_is_logged_as_status_says_it() -> None:

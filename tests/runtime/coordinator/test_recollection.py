@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collectived_proto.v1 import status_pb2 as pb
-from collectived_runtime.coordinator.recollection import Recollection
+from collectived_runtime.coordinator.status import LastStatus
 
 ACCOUNT = pb.WorkerStatus(
     task=0,
@@ -21,8 +21,8 @@ def reply(worker: pb.WorkerStatus, **group: object) -> pb.StatusReply:
 
 
 def test_a_silent_worker_is_shown_with_what_it_told_before_and_a_group_with_its_counts() -> None:
-    kept = Recollection()
-    kept.hear(0, ACCOUNT)
+    kept = LastStatus()
+    kept.record(0, ACCOUNT)
     kept.fill(reply(ACCOUNT, collectives_done=7, collectives_failed=1, bytes_reduced=64))
     hello = pb.WorkerStatus(task=0, incarnation="i", silent=True, last_heartbeat_seconds=3, devices=["CPU:0"])
     later = reply(hello, state="ended")
@@ -39,8 +39,8 @@ def test_a_silent_worker_is_shown_with_what_it_told_before_and_a_group_with_its_
 
 
 def test_of_a_worker_that_came_anew_nothing_old_is_told_and_what_is_gone_is_forgotten() -> None:
-    kept = Recollection()
-    kept.hear(0, ACCOUNT)
+    kept = LastStatus()
+    kept.record(0, ACCOUNT)
     anew = reply(pb.WorkerStatus(task=0, incarnation="other"))
     kept.fill(anew)
     assert not anew.workers[0].resident_bytes

@@ -18,9 +18,9 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from collectived_proto.configuration.daemons import CoordinatorSettings
+from collectived_proto.config.daemons import CoordinatorSettings
 from collectived_proto.v1 import coordinator_pb2, coordinator_pb2_grpc, status_pb2
-from collectived_runtime.coordinator.journal import next_epoch
+from collectived_runtime.coordinator.files import next_epoch
 from collectived_runtime.coordinator.server import serve
 
 Story = Callable[[dict[str, Any]], Awaitable[None]]

@@ -15,13 +15,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from collectived_proto.announcements import formed_from_bytes, ruling_from_proto
 from collectived_proto.codec import group_from_proto
 from collectived_proto.errors import Code
-from collectived_proto.protocol import OURS
+from collectived_proto.group_codec import compact_verdict_from_proto, formed_from_bytes
 from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, status_pb2, trace_pb2
-from collectived_runtime.coordinator.service import TURNS, CoordinatorService
-from collectived_runtime.coordinator.state import Coordinator
+from collectived_proto.version import OUR_VERSIONS
+from collectived_runtime.coordinator.core.coordinator import Coordinator
+from collectived_runtime.coordinator.service import MAX_GROUP_SENDS, CoordinatorService
 
 PROTOCOL = common_pb2.Protocol(lowest=1, highest=1, release="test")
 
@@ -161,10 +161,10 @@ def test_two_workers_form_a_group(play: Play) -> None:
 
 def test_workers_that_do_not_read_hold_up_nobody(play: Play) -> None:
     async def story(stage: Stage) -> None:
-        size = TURNS + 1
+        size = MAX_GROUP_SENDS + 1
         async with contextlib.AsyncExitStack() as channels:
             deaf = []
-            for task in range(TURNS):
+            for task in range(MAX_GROUP_SENDS):
                 # A connection of its own, as what one does not read blocks all of it, with a window that does not grow.
                 options = (("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0))
                 channel = grpc.aio.insecure_channel(stage.service.address, options)
@@ -173,7 +173,7 @@ def test_workers_that_do_not_read_hold_up_nobody(play: Play) -> None:
             for worker in deaf:
                 await worker.hello()
                 await worker.ask(f"r{worker.task}", size, secrets.token_hex(8 << 10))
-            last = stage.worker(TURNS)
+            last = stage.worker(MAX_GROUP_SENDS)
             await last.hello()
             await last.ask("last", size)
             done = await last.hear("join_done")
@@ -204,7 +204,7 @@ def test_a_deadline_is_asked_about_and_judged(play: Play) -> None:
         verdicts = [await one.hear("verdict"), await two.hear("verdict")]
         assert verdicts[0] == verdicts[1]
         assert verdicts[0].code == Code.DEADLINE_EXCEEDED
-        verdict = ruling_from_proto(verdicts[0], group_from_proto(group).members)
+        verdict = compact_verdict_from_proto(verdicts[0], group_from_proto(group).members)
         assert [(member.rank, member.last_site) for member in verdict.missing] == [(1, "b.py:2")]
         assert [(member.host, member.last_instance) for member in verdict.members] == [("h", 2), ("h", 2)]
         assert "it last did barrier() #2 at b.py:2; rank 0 is waiting at a.py:1" in verdicts[0].message
@@ -303,7 +303,8 @@ def test_another_protocol_is_refused_naming_both(play: Play) -> None:
         code, details = await worker.refused()
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert details == (
-            f"worker 0 (release 9.9, protocol 7 to 9) and this coordinator ({OURS}) have no version of the protocol in "
+            f"worker 0 (release 9.9, protocol 7 to 9) and this coordinator ({OUR_VERSIONS}) have no "
+            f"version of the protocol in "
             "common: upgrade this coordinator to a release that speaks protocol 7"
         )
 
@@ -324,7 +325,7 @@ def test_a_worker_of_the_first_protocol_is_welcome(play: Play, said: bytes) -> N
         worker = stage.worker(0)
         await worker.call.write(coordinator_pb2.WorkerMessage.FromString(said))
         welcome = await worker.hear("welcome")
-        assert (welcome.protocol.lowest, welcome.protocol.highest) == (OURS.lowest, OURS.highest)
+        assert (welcome.protocol.lowest, welcome.protocol.highest) == (OUR_VERSIONS.lowest, OUR_VERSIONS.highest)
         (told,) = (await stage.status(True)).workers
         assert (told.protocol.lowest, told.protocol.highest) == (1, 1)
 
@@ -358,7 +359,7 @@ def test_a_higher_epoch_ends_this_coordinator(play: Play) -> None:
         worker = stage.worker(0)
         hello = coordinator_pb2.Hello(protocol=PROTOCOL, task=0, incarnation="i", highest_epoch=1_000_001)
         await worker.send(hello=hello)
-        assert "later than this one's 1000000" in await stage.service.ended
+        assert "later than this one's 1000000" in await stage.service.shutdown_reason
         assert (await worker.refused())[0] is grpc.StatusCode.UNAVAILABLE
 
     play(story)
@@ -372,7 +373,7 @@ def test_an_epoch_that_no_coordinator_can_have_yet_ends_nobody(play: Play, caplo
         await other.send(hello=hello)
         code, text = await other.refused()
         assert code is grpc.StatusCode.INVALID_ARGUMENT and f"epoch {2**63}, more than a day ahead" in text
-        assert not stage.service.ended.done()
+        assert not stage.service.shutdown_reason.done()
         await same.ask("r0", size=1)
         await same.hear("join_done")
 
@@ -390,7 +391,7 @@ def test_stopping_tells_the_workers(play: Play) -> None:
     play(story)
 
 
-def _lane(
+def _group_loop(
     group: common_pb2.Group, rank: int, done: int, last: int, flights: list[status_pb2.InFlight]
 ) -> status_pb2.LaneStatus:
     member = common_pb2.Member(rank=rank, last_instance=last, last_op="barrier()", last_site="a.py:1")
@@ -411,9 +412,12 @@ def test_status_merges_what_workers_tell(play: Play) -> None:
         one, two, group = await stage.pair()
         asked = asyncio.ensure_future(stage.status())
         flight = status_pb2.InFlight(instance=1, op="barrier()", site="a.py:2", seconds=0.5, arrived=[0], bytes=8)
-        for worker, lane in ((one, _lane(group, 0, 1, 0, [flight])), (two, _lane(group, 1, 1, 0, []))):
+        for worker, group_loop in (
+            (one, _group_loop(group, 0, 1, 0, [flight])),
+            (two, _group_loop(group, 1, 1, 0, [])),
+        ):
             inspect = (await worker.hear("inspect")).inspect
-            account = status_pb2.WorkerStatus(sessions=3, threads=5, lanes=[lane])
+            account = status_pb2.WorkerStatus(sessions=3, threads=5, lanes=[group_loop])
             await worker.send(inspection=coordinator_pb2.Inspection(inspect=inspect, status=account))
         reply = await asked
         assert reply.coordinator.job == "job" and reply.coordinator.epoch == 1_000_000

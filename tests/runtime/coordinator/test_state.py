@@ -14,39 +14,39 @@ import pytest
 
 import collectived_runtime.coordinator
 from collectived_proto.errors import Code
-from collectived_proto.types import RankPosition, Report, ReportKind, shown_name
-from collectived_proto.wording import ranks_text, seconds
-from collectived_runtime.coordinator.events import (
-    Beat,
-    Drop,
-    End,
-    Hello,
+from collectived_proto.report.phrases import format_seconds, ranks_text
+from collectived_proto.types import RankPosition, Report, ReportKind, unscoped_name
+from collectived_runtime.coordinator.core.coordinator import Coordinator
+from collectived_runtime.coordinator.core.events import (
+    Disconnect,
+    FaultReported,
+    Heartbeat,
     JoinAsk,
     JoinAsked,
     JoinCancelled,
     JoinDone,
     JoinRefused,
     JoinUpdate,
+    LinkMeasured,
     Log,
-    Measured,
     Message,
-    Reported,
-    Send,
+    SendToWorker,
+    Shutdown,
     Tick,
     Welcome,
     WorkerAttached,
-    WorkerGone,
+    WorkerDetached,
+    WorkerHello,
 )
-from collectived_runtime.coordinator.registry import KEPT_FAILURES, KEPT_GENERATIONS, Registry
-from collectived_runtime.coordinator.state import Coordinator
-from collectived_runtime.coordinator.tables import MOST_STORED
-from collectived_runtime.coordinator.workers import DAY_MS
+from collectived_runtime.coordinator.core.membership import DAY_MS
+from collectived_runtime.coordinator.core.registry import MAX_FAILURES, MAX_FINISHED_GENERATIONS, Registry
+from collectived_runtime.coordinator.core.tuning import MAX_STORED
 
 THIS_YEAR = 1_790_000_000_000  # milliseconds
 
 
 def sent(mind: Coordinator, task: int, ask: JoinAsk, now: float = 0.0) -> list[Message]:
-    return [effect.message for effect in mind.step(JoinAsked(task, ask), now) if isinstance(effect, Send)]
+    return [effect.message for effect in mind.step(JoinAsked(task, ask), now) if isinstance(effect, SendToWorker)]
 
 
 def test_numbers_never_repeat_and_fit_into_63_bits() -> None:
@@ -58,7 +58,7 @@ def test_numbers_never_repeat_and_fit_into_63_bits() -> None:
 
 def test_a_name_keeps_its_key_over_generations() -> None:
     mind = Coordinator(THIS_YEAR)
-    mind.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    mind.step(WorkerAttached(WorkerHello(0, "i", "h", 1)), 0.0)
     done = [sent(mind, 0, JoinAsk(f"r{n}", "job/train", 1, 1, device="CPU:0"))[0] for n in range(3)]
     groups = [message.group for message in done if isinstance(message, JoinDone)]
     assert len({group.key for group in groups}) == 1
@@ -67,35 +67,37 @@ def test_a_name_keeps_its_key_over_generations() -> None:
 
 def test_generations_that_are_over_are_forgotten_and_verdicts_remembered_for_a_while() -> None:
     mind = Coordinator(THIS_YEAR)
-    mind.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    mind.step(WorkerAttached(WorkerHello(0, "i", "h", 1)), 0.0)
     groups = []
-    for number in range(KEPT_GENERATIONS + 10):
+    for number in range(MAX_FINISHED_GENERATIONS + 10):
         [done] = sent(mind, 0, JoinAsk(f"r{number}", f"job/{number}", 1, 1, device="CPU:0"))
         assert isinstance(done, JoinDone)
         groups.append(done.group)
-        mind.step(Reported(0, Report(done.group.key, done.group.generation, ReportKind.ABORT, text="x")), 0.0)
-    assert len(mind.snapshot(0.0).failures) == KEPT_FAILURES
+        mind.step(FaultReported(0, Report(done.group.key, done.group.generation, ReportKind.ABORT, text="x")), 0.0)
+    assert len(mind.snapshot(0.0).failures) == MAX_FAILURES
 
     def late(index: int) -> str:
         report = Report(groups[index].key, groups[index].generation, ReportKind.EXPIRED, 0)
-        [message] = [effect.message for effect in mind.step(Reported(0, report), 0.0) if isinstance(effect, Send)]
+        [message] = [
+            effect.message for effect in mind.step(FaultReported(0, report), 0.0) if isinstance(effect, SendToWorker)
+        ]
         return str(getattr(message, "message", ""))
 
-    assert late(-KEPT_GENERATIONS).endswith("aborted the group: x")
+    assert late(-MAX_FINISHED_GENERATIONS).endswith("aborted the group: x")
     assert "is not known to this coordinator any more" in late(0)
 
 
 def test_many_waiting_are_told_together() -> None:
     mind = Coordinator(THIS_YEAR)
-    mind.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    mind.step(WorkerAttached(WorkerHello(0, "i", "h", 1)), 0.0)
     updates = 0
     for number in range(200):
         ask = JoinAsk(f"r{number}", "job/train", 201, 201, device="CPU:0", pid=number)
         updates += len(sent(mind, 0, ask, now=0.1))
     assert updates < 32 * 33 / 2 + 200
-    due = mind.next_wakeup()
+    due = mind.next_deadline()
     assert due is not None
-    told = [e.message for e in mind.step(Tick(), due) if isinstance(e, Send)]
+    told = [e.message for e in mind.step(Tick(), due) if isinstance(e, SendToWorker)]
     assert len(told) == 200
     assert all(isinstance(message, JoinUpdate) and message.present == 200 for message in told)
 
@@ -105,18 +107,18 @@ def test_many_waiting_are_told_together() -> None:
 def test_all_ranks_of_a_large_group_may_go_at_once(kind: ReportKind) -> None:
     mind, size = Coordinator(THIS_YEAR), 4096
     for task in range(size):
-        mind.step(WorkerAttached(Hello(task, "i", "h", task)), 0.0)
+        mind.step(WorkerAttached(WorkerHello(task, "i", "h", task)), 0.0)
     answers: list[Message] = []
     for task in range(size):
         device = f"/job:worker/replica:0/task:{task}/device:CPU:0"
         answers += sent(mind, task, JoinAsk(f"r{task}", "job/train", size, size, device=device))
     [group] = {message.group.generation: message.group for message in answers if isinstance(message, JoinDone)}.values()
     for task in range(size):
-        mind.step(Beat(task, ((group.generation, (RankPosition(task, 5, 5, "barrier()", "a.py:1"),)),)), 0.0)
+        mind.step(Heartbeat(task, ((group.generation, (RankPosition(task, 5, 5, "barrier()", "a.py:1"),)),)), 0.0)
     told = 0
     for task in range(size):
         report = Report(group.key, group.generation, kind, 5, task)
-        told += sum(isinstance(effect, Send) for effect in mind.step(Reported(task, report), 0.0))
+        told += sum(isinstance(effect, SendToWorker) for effect in mind.step(FaultReported(task, report), 0.0))
     assert told == (size if kind is ReportKind.LOST else size - 1)
     [shown] = mind.snapshot(0.0).groups
     assert len(shown.left) == size
@@ -125,14 +127,14 @@ def test_all_ranks_of_a_large_group_may_go_at_once(kind: ReportKind) -> None:
 @pytest.mark.parametrize("settle", [-1.0, float("nan"), float("inf")])
 def test_a_settle_that_is_no_time_is_refused(settle: float) -> None:
     mind = Coordinator(THIS_YEAR)
-    mind.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    mind.step(WorkerAttached(WorkerHello(0, "i", "h", 1)), 0.0)
     [refused] = sent(mind, 0, JoinAsk("r", "job/train", 1, 2, settle, device="CPU:0"))
     assert isinstance(refused, JoinRefused) and "settle must be a number of seconds" in refused.message
 
 
 def test_a_device_of_another_worker_is_refused() -> None:
     mind = Coordinator(THIS_YEAR)
-    mind.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    mind.step(WorkerAttached(WorkerHello(0, "i", "h", 1)), 0.0)
     [refused] = sent(mind, 0, JoinAsk("r", "job/train", 1, 1, device="/task:3/device:CPU:0"))
     assert isinstance(refused, JoinRefused) and "is a device of worker 3" in refused.message
 
@@ -141,27 +143,23 @@ def test_words() -> None:
     assert ranks_text([2]) == "rank 2"
     assert ranks_text([3, 0, 1]) == "ranks 0, 1, 3"
     assert ranks_text([*range(8), 9]) == "ranks 0-7, 9"
-    assert [seconds(value) for value in (10, 0.05, 86400, 1 / 3)] == ["10.0 s", "0.05 s", "86400.0 s", "0.3333 s"]
+    assert [format_seconds(value) for value in (10, 0.05, 86400, 1 / 3)] == [
+        "10.0 s",
+        "0.05 s",
+        "86400.0 s",
+        "0.3333 s",
+    ]
     scoped = ("job/train", "/shared", "job/a/b", "bare")
-    assert [shown_name(name) for name in scoped] == ["train", "/shared", "a/b", "bare"]
+    assert [unscoped_name(name) for name in scoped] == ["train", "/shared", "a/b", "bare"]
 
 
-SHELLS = {
-    "roll.py",
-    "service.py",
-    "server.py",
-    "journal.py",
-    "table_file.py",
-    "messages.py",
-    "overview.py",
-    "traces.py",
-}
 WORLD = {"grpc", "socket", "threading", "asyncio", "time", "select", "os", "logging", "random", "google"}
+READ_SIDE = ("metrics", "status")  # what the core knows, told to whoever asks
 
 
 def test_the_mind_imports_nothing_of_the_world() -> None:
     folder = Path(collectived_runtime.coordinator.__path__[0])
-    files = [path for path in folder.glob("*.py") if path.name not in SHELLS]
+    files = [*sorted((folder / "core").glob("*.py")), *(folder / f"{name}.py" for name in READ_SIDE)]
     assert len(files) >= 8
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -170,12 +168,15 @@ def test_the_mind_imports_nothing_of_the_world() -> None:
                 names = [node.module or ""]
             for name in names:
                 assert name.partition(".")[0] not in WORLD, f"{path.name} imports {name}"
-                assert f"{name.rpartition('.')[2]}.py" not in SHELLS, f"{path.name} imports {name}"
+                parts = name.split(".")
+                assert parts[:2] != ["collectived_runtime", "coordinator"] or parts[2] in ("core", *READ_SIDE), (
+                    f"{path.name} imports {name}"
+                )
 
 
 def test_a_snapshot_tells_since_when_an_elastic_group_forms_and_from_which_size_it_may_start() -> None:
     mind = Coordinator(THIS_YEAR)
-    mind.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    mind.step(WorkerAttached(WorkerHello(0, "i", "h", 1)), 0.0)
     for number, now in enumerate((10.0, 12.0)):
         sent(mind, 0, JoinAsk(f"r{number}", "job/train", 3, 8, 5.0, device="CPU:0"), now)
     sent(mind, 0, JoinAsk("r", "job/fixed", 2, 2, device="CPU:0"), 13.0)
@@ -189,8 +190,8 @@ MADE, GIVEN_BEFORE = "a" * 64, "b" * 64
 
 def welcomed(mind: Coordinator, task: int, link_secret: str = "") -> Welcome:
     """What a worker that comes with this secret for links, or comes back with it, is welcomed with."""
-    effects = mind.step(WorkerAttached(Hello(task, f"i{task}", "h", 1, link_secret=link_secret)), 0.0)
-    [found] = [one.message for one in effects if isinstance(one, Send) and isinstance(one.message, Welcome)]
+    effects = mind.step(WorkerAttached(WorkerHello(task, f"i{task}", "h", 1, link_secret=link_secret)), 0.0)
+    [found] = [one.message for one in effects if isinstance(one, SendToWorker) and isinstance(one.message, Welcome)]
     return found
 
 
@@ -215,9 +216,9 @@ def test_a_coordinator_that_has_given_out_a_secret_for_links_takes_over_none() -
 
 def test_a_secret_for_links_is_in_no_text_of_what_knows_it() -> None:
     mind = Coordinator(THIS_YEAR, link_secret=MADE)
-    hello = Hello(0, "i0", "h", 1, link_secret=MADE)
+    hello = WorkerHello(0, "i0", "h", 1, link_secret=MADE)
     effects = mind.step(WorkerAttached(hello), 0.0)
-    texts = [repr(hello), str(hello), repr(effects), repr(mind._book), repr(mind.snapshot(0.0))]
+    texts = [repr(hello), str(hello), repr(effects), repr(mind._registry), repr(mind.snapshot(0.0))]
     assert not any(MADE in text for text in texts)
 
 
@@ -225,37 +226,37 @@ def test_a_secret_for_links_is_in_no_text_of_what_knows_it() -> None:
 def test_an_epoch_of_more_than_a_day_ahead_is_the_fault_of_whoever_brings_it(clock: int) -> None:
     mind = Coordinator(THIS_YEAR)
     latest = max(THIS_YEAR, clock) + DAY_MS
-    mad = Hello(0, "i", "h", 1, highest_epoch=latest + 1)
+    mad = WorkerHello(0, "i", "h", 1, highest_epoch=latest + 1)
     drop, log = mind.step(WorkerAttached(mad, clock), 0.0)
-    assert isinstance(drop, Drop) and (drop.incarnation, drop.code) == ("i", Code.INVALID_ARGUMENT)
-    assert f"epoch {latest + 1}, more than a day ahead of this one's clock, {latest - DAY_MS}" in drop.why
-    assert isinstance(log, Log) and (log.level, log.text) == ("warning", drop.why)
+    assert isinstance(drop, Disconnect) and (drop.incarnation, drop.code) == ("i", Code.INVALID_ARGUMENT)
+    assert f"epoch {latest + 1}, more than a day ahead of this one's clock, {latest - DAY_MS}" in drop.reason
+    assert isinstance(log, Log) and (log.level, log.text) == ("warning", drop.reason)
     assert not mind.snapshot(0.0).workers
     [end] = mind.step(WorkerAttached(replace(mad, highest_epoch=latest), clock), 0.0)
-    assert isinstance(end, End), "a later coordinator may well have been started within a day"
+    assert isinstance(end, Shutdown), "a later coordinator may well have been started within a day"
 
 
 def sizes(mind: Coordinator) -> dict[str, int]:
     """How much each part of what it knows holds."""
-    book = mind._book
+    book = mind._registry
     return {name: len(part) for name in book.__slots__ if isinstance(part := getattr(book, name), Sized)}
 
 
 def test_thousands_of_groups_that_come_and_go_leave_no_more_than_the_latest_few() -> None:
     """Whether they end in order, fail, are lost, are given up while they form or just after, go on or settle late."""
     mind, chance, now = Coordinator(THIS_YEAR, tune=True), random.Random(7), 0.0
-    book, late = mind._book, deque[JoinCancelled]()
+    book, late = mind._registry, deque[JoinCancelled]()
 
     def tell(kind: ReportKind, key: int, generation: int, task: int = 0, **fields: Any) -> list[Message]:
         report = Report(key, generation, kind, **fields)
-        return [e.message for e in mind.step(Reported(task, report), now) if isinstance(e, Send)]
+        return [e.message for e in mind.step(FaultReported(task, report), now) if isinstance(e, SendToWorker)]
 
     most: Counter[str] = Counter()
     for number in range(4000):  # of which any one fate is that of more than all bounds below
         now += 1.0
         for task in (0, 1):
-            mind.step(WorkerAttached(Hello(task, f"i{number // 100}", f"h{task}", 1)), now)
-            mind.step(Beat(task), now)
+            mind.step(WorkerAttached(WorkerHello(task, f"i{number // 100}", f"h{task}", 1)), now)
+            mind.step(Heartbeat(task), now)
         mind.step(Tick(), now)
         name, fate = f"job/{number}", chance.randrange(6)
         low = 1 if fate == 5 else 2
@@ -266,10 +267,10 @@ def test_thousands_of_groups_that_come_and_go_leave_no_more_than_the_latest_few(
             continue
         for task, ask in enumerate(asks):
             mind.step(JoinAsked(task, ask), now)
-        generation = book.latest[name]
+        generation = book.latest_generations[name]
         key = book.keys[name]
         for task, peer in ((0, 1), (1, 0)):
-            mind.step(Measured(task, generation, peer, 1e-4, 1e9), now)
+            mind.step(LinkMeasured(task, generation, peer, 1e-4, 1e9), now)
         match fate:
             case 1:
                 for rank in (0, 1):
@@ -282,28 +283,30 @@ def test_thousands_of_groups_that_come_and_go_leave_no_more_than_the_latest_few(
                 mind.step(JoinCancelled(0, asks[0].request), now)
         if number % 100 == 99:
             for task in (0, 1):
-                mind.step(WorkerGone(task, f"i{number // 100}", "", True), now)
+                mind.step(WorkerDetached(task, f"i{number // 100}", "", True), now)
         # A name of which nothing else is known forms for long, and is given up.
         asked = JoinAsk(f"again{number}", name, 3, 3, device="CPU:0", rank=2)
         mind.step(JoinAsked(0, asked), now)
         late.append(JoinCancelled(0, asked.request))
-        if len(late) > KEPT_GENERATIONS:
+        if len(late) > MAX_FINISHED_GENERATIONS:
             mind.step(late.popleft(), now)
         most |= Counter(sizes(mind))
-    assert most["generations"] <= KEPT_GENERATIONS + 10
-    assert most["stored"] <= MOST_STORED and most["timers"] <= 200
-    assert {name: count for name, count in most.items() if count > 2 * KEPT_GENERATIONS + 20} == {"stored": MOST_STORED}
+    assert most["generations"] <= MAX_FINISHED_GENERATIONS + 10
+    assert most["stored_tables"] <= MAX_STORED and most["timers"] <= 200
+    assert {name: count for name, count in most.items() if count > 2 * MAX_FINISHED_GENERATIONS + 20} == {
+        "stored_tables": MAX_STORED
+    }
 
 
 def test_a_group_that_settles_for_long_is_complete_in_time() -> None:
     mind = Coordinator(THIS_YEAR)
-    mind.step(WorkerAttached(Hello(0, "i", "h", 1)), 0.0)
+    mind.step(WorkerAttached(WorkerHello(0, "i", "h", 1)), 0.0)
     sent(mind, 0, JoinAsk("r", "job/g", 1, 2, 150.0, device="CPU:0"))
     done: list[Message] = []
     while not done:
-        now = mind.next_wakeup()
+        now = mind.next_deadline()
         assert now is not None and now <= 150.0
-        mind.step(Beat(0), now)
+        mind.step(Heartbeat(0), now)
         effects = mind.step(Tick(), now)
-        done = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, JoinDone)]
+        done = [e.message for e in effects if isinstance(e, SendToWorker) and isinstance(e.message, JoinDone)]
     assert now == 150.0

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from collectived_proto.configuration.daemons import CoordinatorSettings
+from collectived_proto.config.daemons import CoordinatorSettings
 from collectived_proto.types import Tier
-from collectived_runtime.coordinator import tables
+from collectived_runtime.coordinator.core import tuning
+from collectived_runtime.coordinator.files import default_table_path, read_tables, store_table
 from collectived_runtime.coordinator.server import serve
-from collectived_runtime.coordinator.table_file import default_path, read, store
 
 ROWS = (Tier("one_shot", 1, 4096, 1 << 20), Tier("ring", 2, -1, 1 << 20))
 ROW = {"algorithm": "ring", "shards": 1, "limit": -1, "bytes_per_pack": 0}
@@ -21,11 +21,11 @@ ROW = {"algorithm": "ring", "shards": 1, "limit": -1, "bytes_per_pack": 0}
 
 def test_what_is_stored_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "not" / "there" / "tables.json"
-    assert read(file) == {}
-    store(file, "world 2,2", ROWS)
-    store(file, "world 1,1", ROWS[1:])
-    store(file, "world 2,2", ROWS[1:])
-    assert read(file) == {"world 1,1": ROWS[1:], "world 2,2": ROWS[1:]}
+    assert read_tables(file) == {}
+    store_table(file, "world 2,2", ROWS)
+    store_table(file, "world 1,1", ROWS[1:])
+    store_table(file, "world 2,2", ROWS[1:])
+    assert read_tables(file) == {"world 1,1": ROWS[1:], "world 2,2": ROWS[1:]}
     assert [path.name for path in file.parent.iterdir()] == ["tables.json"]
 
 
@@ -47,7 +47,7 @@ def test_a_damaged_file_is_named(damaged: Any, what: str, tmp_path: Path) -> Non
     file = tmp_path / "tables.json"
     file.write_text(damaged if isinstance(damaged, str) else json.dumps(damaged))
     with pytest.raises(ValueError) as caught:
-        read(file)
+        read_tables(file)
     assert str(caught.value).startswith(f"{file} is not a file of stored tables: ") and what in str(caught.value)
     assert str(caught.value).endswith("; remove it, and links will be measured again")
 
@@ -56,7 +56,7 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
     file = tmp_path / "tables.json"
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="tables.json is not a file of stored tables"):
-        read(file)
+        read_tables(file)
 
 
 def test_a_coordinator_does_not_start_with_a_damaged_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,25 +72,25 @@ def test_a_coordinator_does_not_start_with_a_damaged_file(tmp_path: Path, capsys
 
 def test_a_failed_write_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "tables.json"
-    store(file, "world 1,1", ROWS)
+    store_table(file, "world 1,1", ROWS)
     with pytest.raises(TypeError):
-        store(file, "world 2,2", (Tier(object()),))  # type: ignore[arg-type]
-    assert read(file) == {"world 1,1": ROWS}
+        store_table(file, "world 2,2", (Tier(object()),))  # type: ignore[arg-type]
+    assert read_tables(file) == {"world 1,1": ROWS}
     assert [path.name for path in tmp_path.iterdir()] == ["tables.json"]
 
 
 def test_the_file_lies_where_the_user_keeps_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
-    assert default_path() == Path("/state/collectived/tables.json")
+    assert default_table_path() == Path("/state/collectived/tables.json")
     monkeypatch.setenv("HOME", "/home/u")
     for unset in ("", "relative/does/not/count"):
         monkeypatch.setenv("XDG_STATE_HOME", unset)
-        assert default_path() == Path("/home/u/.local/state/collectived/tables.json")
+        assert default_table_path() == Path("/home/u/.local/state/collectived/tables.json")
 
 
 def test_the_latest_thousand_tables_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "MOST_STORED", 3)
+    monkeypatch.setattr(tuning, "MAX_STORED", 3)
     path = tmp_path / "tables.json"
     for name in ("a", "b", "c", "a", "d"):
-        store(path, name, (Tier("ring"),))
-    assert list(read(path)) == ["c", "a", "d"]
+        store_table(path, name, (Tier("ring"),))
+    assert list(read_tables(path)) == ["c", "a", "d"]

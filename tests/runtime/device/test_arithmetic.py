@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import DType, ReduceOp
-from collectived_runtime.device.arithmetic import Arithmetic, unsupported
-from collectived_runtime.plan.packs import result_dtype
+from collectived_runtime.device.arithmetic import Arithmetic, unsupported_reason
+from collectived_runtime.plan.packing import result_dtype
 
 Array = NDArray[Any]
 
@@ -23,12 +23,12 @@ def reduce(op: ReduceOp, dtype: DType, sources: list[Array]) -> Array:
     result = result_dtype(dtype, op)
     arithmetic = Arithmetic(op, dtype, result, len(sources))
     count = len(sources[0])
-    partials = arithmetic.partials(np.empty(count * arithmetic.partial_bytes, np.uint8), count)
-    arithmetic.gather(sources, partials)
+    partials = arithmetic.view_partials(np.empty(count * arithmetic.partial_bytes, np.uint8), count)
+    arithmetic.fold_all(sources, partials)
     out = np.empty(count, to_numpy(result))
     arithmetic.finish(partials, out)
-    if arithmetic.in_place:
-        arithmetic.finish_here(partials)
+    if arithmetic.can_finish_in_place:
+        arithmetic.finish_in_place(partials)
         assert partials.tobytes() == out.tobytes()
     combined = np.empty_like(out)
     arithmetic.combine(sources, combined)
@@ -36,7 +36,7 @@ def reduce(op: ReduceOp, dtype: DType, sources: list[Array]) -> Array:
     return out
 
 
-DEFINED = [(op, dtype) for op in ReduceOp for dtype in DType if not unsupported(op, dtype)]
+DEFINED = [(op, dtype) for op in ReduceOp for dtype in DType if not unsupported_reason(op, dtype)]
 
 
 @pytest.mark.parametrize(("op", "dtype"), DEFINED, ids=lambda value: value.name.lower())
@@ -112,7 +112,7 @@ def test_long_vectors_are_folded_in_stretches_with_the_same_bits() -> None:
     ],
 )
 def test_what_is_not_defined_says_why(op: ReduceOp, dtype: DType, word: str) -> None:
-    assert word in unsupported(op, dtype)
+    assert word in unsupported_reason(op, dtype)
 
 
 HALVES = pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16], ids=lambda dtype: dtype.label)

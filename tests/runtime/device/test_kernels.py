@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import DType, ReduceOp
-from collectived_runtime.device.arithmetic import Arithmetic, unsupported
-from collectived_runtime.device.cuda.driver import Fold
-from collectived_runtime.device.cuda.kernels import source
-from collectived_runtime.plan.packs import result_dtype
+from collectived_runtime.device.arithmetic import Arithmetic, unsupported_reason
+from collectived_runtime.device.cuda.driver import FoldSpec
+from collectived_runtime.device.cuda.kernels import generate_source
+from collectived_runtime.plan.packing import result_dtype
 
 COMPILER = shutil.which("g++")
 COUNT = 1000  # elements
-PAIRS = [(op, dtype) for op, dtype in itertools.product(ReduceOp, DType) if not unsupported(op, dtype)]
+PAIRS = [(op, dtype) for op, dtype in itertools.product(ReduceOp, DType) if not unsupported_reason(op, dtype)]
 _ON_THE_HOST = """
 #include <cstring>
 #define __device__ static inline
@@ -38,16 +38,16 @@ extern "C" void %s(const void **at, void *out, unsigned long long length, double
 }
 """
 
-Folder = Callable[[Fold, Sequence[NDArray[Any]], NDArray[Any]], None]
+Folder = Callable[[FoldSpec, Sequence[NDArray[Any]], NDArray[Any]], None]
 
 
-def folds(op: ReduceOp, dtype: DType, ranks: int) -> tuple[Fold, Fold, Fold]:
+def folds(op: ReduceOp, dtype: DType, ranks: int) -> tuple[FoldSpec, FoldSpec, FoldSpec]:
     """All in one; to partial sums; from partial sums to the result."""
     result = result_dtype(dtype, op)
     return (
-        Fold(op, dtype, result, ranks, widen=True, finish=True),
-        Fold(op, dtype, result, ranks, widen=True, finish=False),
-        Fold(op, dtype, result, ranks, widen=False, finish=True),
+        FoldSpec(op, dtype, result, ranks, widen=True, finish=True),
+        FoldSpec(op, dtype, result, ranks, widen=True, finish=False),
+        FoldSpec(op, dtype, result, ranks, widen=False, finish=True),
     )
 
 
@@ -57,13 +57,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     if COMPILER is None:
         pytest.skip("g++ is not installed, which compiles the kernels for the host")
     place: Path = tmp_path_factory.mktemp("kernels")
-    names: dict[tuple[Fold, int], str] = {}
+    names: dict[tuple[FoldSpec, int], str] = {}
     parts = [_ON_THE_HOST]
     for op, dtype in PAIRS:
         for number, (fold, count) in enumerate(zip(folds(op, dtype, 3), (3, 3, 1), strict=True)):
             name = f"{op.value}_{dtype.label}_{number}"
             names[fold, count] = name
-            text = source(fold, count).replace('extern "C" __global__', "static")
+            text = generate_source(fold, count).replace('extern "C" __global__', "static")
             parts.append(f"namespace of_{name} {{\n{text}\n{_ENTRY % (name, count)}\n}}\n")
     (place / "kernels.cpp").write_text("".join(parts))
     library = place / "kernels.so"
@@ -71,7 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     subprocess.run([*line, str(place / "kernels.cpp")], check=True, timeout=50)
     loaded = ctypes.CDLL(str(library))
 
-    def fold_on_host(fold: Fold, sources: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
+    def fold_on_host(fold: FoldSpec, sources: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
         addresses = (ctypes.c_void_p * len(sources))(*(one.ctypes.data for one in sources))
         function = loaded[names[fold, len(sources)]]
         function(
@@ -114,7 +114,7 @@ def same(got: NDArray[Any], expected: NDArray[Any]) -> bool:
 def test_a_kernel_gives_the_bits_that_the_host_gives(op: ReduceOp, dtype: DType, folder: Folder) -> None:
     arithmetic = Arithmetic(op, dtype, result_dtype(dtype, op), 3)
     sources = [values(dtype, seed) for seed in range(3)]
-    expected = np.empty(COUNT, to_numpy(arithmetic.result))
+    expected = np.empty(COUNT, to_numpy(arithmetic.result_dtype))
     arithmetic.combine(sources, expected)
     at_once, gather, finish = folds(op, dtype, 3)
 
@@ -122,10 +122,10 @@ def test_a_kernel_gives_the_bits_that_the_host_gives(op: ReduceOp, dtype: DType,
     folder(at_once, sources, out)
     assert same(out, expected)
 
-    partials = arithmetic.partials(np.empty(COUNT * arithmetic.partial_bytes, np.uint8), COUNT)
+    partials = arithmetic.view_partials(np.empty(COUNT * arithmetic.partial_bytes, np.uint8), COUNT)
     folder(gather, sources, partials)
     known = np.empty_like(partials)
-    arithmetic.gather(sources, known)
+    arithmetic.fold_all(sources, known)
     assert same(partials, known)
     folder(finish, [partials], out)
     assert same(out, expected)
@@ -141,4 +141,4 @@ def test_the_kernels_compile_for_a_gpu() -> None:
         pytest.skip(f"NVRTC is not installed, which compiles for GPUs: {error}")
     for op, dtype in PAIRS:
         for fold, count in zip(folds(op, dtype, 3), (2, 3, 1), strict=True):
-            assert b".entry fold" in compiler.compiled(source(fold, count), (9, 0))
+            assert b".entry fold" in compiler.compile_ptx(generate_source(fold, count), (9, 0))

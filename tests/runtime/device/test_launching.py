@@ -12,8 +12,8 @@ import pytest
 from tests.gpu.fake_cuda import FakeCuda
 
 from collectived_runtime.device.cuda.driver import CudaError
-from collectived_runtime.device.gpus import view
-from collectived_runtime.device.launching import Launching
+from collectived_runtime.device.gpus import view_host_memory
+from collectived_runtime.device.launch_thread import LaunchThread
 
 
 class Gate:
@@ -40,52 +40,54 @@ def cuda(gate: Gate, tmp_path: Path) -> FakeCuda:
 
 
 @pytest.fixture
-def launching(cuda: FakeCuda, gate: Gate) -> Iterator[Launching]:
-    launching = Launching(cuda, 0)
+def launching(cuda: FakeCuda, gate: Gate) -> Iterator[LaunchThread]:
+    launching = LaunchThread(cuda, 0)
     yield launching
     if gate.path.exists():
         gate.open()
     launching.close()
 
 
-def test_work_is_done_and_told(cuda: FakeCuda, launching: Launching) -> None:
+def test_work_is_done_and_told(cuda: FakeCuda, launching: LaunchThread) -> None:
     source, target = cuda.pin(100), cuda.pin(100)
-    view(source, 100)[:] = 7
+    view_host_memory(source, 100)[:] = 7
     told = threading.Event()
     launch = launching.submit(lambda stream: cuda.copy(target, source, 100, stream), told.set)
     assert told.wait(20)
-    assert launch.done and launch.failed is None
-    assert (view(target, 100) == 7).all()
+    assert launch.done and launch.error is None
+    assert (view_host_memory(target, 100) == 7).all()
 
 
-def test_work_that_is_under_way_is_not_done(cuda: FakeCuda, launching: Launching, gate: Gate) -> None:
+def test_work_that_is_under_way_is_not_done(cuda: FakeCuda, launching: LaunchThread, gate: Gate) -> None:
     gate.close()
     begun, told = threading.Event(), threading.Event()
     launch = launching.submit(lambda stream: begun.set(), told.set)
     assert begun.wait(20)
-    launch.stop()
+    launch.cancel()
     assert not launch.done and not launch.wait(0.02)
     gate.open()
     assert told.wait(20) and launch.done
 
 
-def test_what_cannot_be_launched_has_failed(cuda: FakeCuda, launching: Launching) -> None:
+def test_what_cannot_be_launched_has_failed(cuda: FakeCuda, launching: LaunchThread) -> None:
     told = threading.Event()
     launch = launching.submit(lambda stream: cuda.copy(1, 2, 3, stream), told.set)
     assert told.wait(20)
-    assert isinstance(launch.failed, CudaError)
+    assert isinstance(launch.error, CudaError)
 
 
-def test_what_fails_on_the_device_has_failed(cuda: FakeCuda, launching: Launching, tmp_path: Path) -> None:
+def test_what_fails_on_the_device_has_failed(cuda: FakeCuda, launching: LaunchThread, tmp_path: Path) -> None:
     (tmp_path / "broken").touch()
     told = threading.Event()
     launch = launching.submit(lambda stream: None, told.set)
     assert told.wait(20)
-    assert isinstance(launch.failed, CudaError) and launch.failed.code == 700
+    assert isinstance(launch.error, CudaError) and launch.error.code == 700
 
 
-def test_work_comes_after_its_events_and_holds_nobody_else_up(cuda: FakeCuda, launching: Launching, gate: Gate) -> None:
-    stream, event = cuda.stream(0), cuda.event(0)
+def test_work_comes_after_its_events_and_holds_nobody_else_up(
+    cuda: FakeCuda, launching: LaunchThread, gate: Gate
+) -> None:
+    stream, event = cuda.create_stream(0), cuda.create_event(0)
     gate.close()
     cuda.record(event, stream)
     first, second, begun = threading.Event(), threading.Event(), threading.Event()
@@ -97,18 +99,18 @@ def test_work_comes_after_its_events_and_holds_nobody_else_up(cuda: FakeCuda, la
     assert first.wait(20) and begun.is_set()
 
 
-def test_what_has_not_begun_never_does_once_it_is_unwanted(cuda: FakeCuda, launching: Launching, gate: Gate) -> None:
-    stream, event = cuda.stream(0), cuda.event(0)
+def test_what_has_not_begun_never_does_once_it_is_unwanted(cuda: FakeCuda, launching: LaunchThread, gate: Gate) -> None:
+    stream, event = cuda.create_stream(0), cuda.create_event(0)
     gate.close()
     cuda.record(event, stream)
     begun = threading.Event()
     waiting = launching.submit(lambda stream: begun.set(), lambda: None, (event,))
-    waiting.stop()
+    waiting.cancel()
     assert waiting.wait(20)
     assert not begun.is_set()
 
 
-def test_what_is_on_the_stream_has_begun(cuda: FakeCuda, launching: Launching, gate: Gate) -> None:
+def test_what_is_on_the_stream_has_begun(cuda: FakeCuda, launching: LaunchThread, gate: Gate) -> None:
     gate.close()
     told: list[str] = []
     begun, over = threading.Event(), threading.Event()
@@ -120,9 +122,9 @@ def test_what_is_on_the_stream_has_begun(cuda: FakeCuda, launching: Launching, g
 
 
 def test_who_only_waits_for_an_event_waits_for_nothing_that_is_on_the_stream(
-    cuda: FakeCuda, launching: Launching, gate: Gate
+    cuda: FakeCuda, launching: LaunchThread, gate: Gate
 ) -> None:
-    event, over = cuda.event(0), threading.Event()
+    event, over = cuda.create_event(0), threading.Event()
     gate.close()
     begun = threading.Event()
     under_way = launching.submit(lambda stream: None, lambda: None, begun=begun.set)
@@ -131,21 +133,21 @@ def test_who_only_waits_for_an_event_waits_for_nothing_that_is_on_the_stream(
     assert over.wait(20) and not under_way.done
 
 
-def test_what_will_not_come_to_its_end_is_told_while_it_is_under_way(launching: Launching, gate: Gate) -> None:
+def test_what_will_not_come_to_its_end_is_told_while_it_is_under_way(launching: LaunchThread, gate: Gate) -> None:
     def check() -> None:
         raise ConnectionError("a rank is gone")
 
     gate.close()
     told = threading.Event()
     launch = launching.submit(lambda stream: None, told.set, check=check)
-    assert told.wait(20) and launch.done and isinstance(launch.failed, ConnectionError)
+    assert told.wait(20) and launch.done and isinstance(launch.error, ConnectionError)
     assert not launch.wait(0.02), "the device is still at it"
     gate.open()
-    assert launch.wait(20) and isinstance(launch.failed, ConnectionError)
+    assert launch.wait(20) and isinstance(launch.error, ConnectionError)
 
 
 def test_what_is_under_way_keeps_what_it_works_on_though_nobody_wants_it(
-    cuda: FakeCuda, launching: Launching, gate: Gate
+    cuda: FakeCuda, launching: LaunchThread, gate: Gate
 ) -> None:
     class Memory:
         pass
@@ -160,7 +162,7 @@ def test_what_is_under_way_keeps_what_it_works_on_though_nobody_wants_it(
     launch = launching.submit(work, lambda: None)
     del work, memory
     assert begun.wait(20)
-    launch.stop()
+    launch.cancel()
     gc.collect()
     assert kept() is not None
     gate.open()

@@ -1,4 +1,4 @@
-"""Lanes with real sockets but without daemons: doorbells are socket pairs, links are TCP pairs made on demand."""
+"""Group loops with real sockets but without daemons: doorbells are socket pairs, links are TCP pairs made on demand."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from collectived_proto.codec import verdict_from_proto
 from collectived_proto.devices import DeviceName
-from collectived_proto.local import wire
-from collectived_proto.local.outline import Outline, parse
+from collectived_proto.ipc import messages
+from collectived_proto.ipc.result_header import ResultHeader, parse_header
 from collectived_proto.numpy_types import from_numpy
 from collectived_proto.types import (
     AllReduce,
@@ -36,28 +36,28 @@ from collectived_proto.types import (
     Verdict,
 )
 from collectived_proto.v1 import common_pb2
-from collectived_runtime.engine.crew import Crew
-from collectived_runtime.engine.lane import Lane, Surroundings
-from collectived_runtime.engine.meeting import Engine
-from collectived_runtime.engine.preliminary import prepare
-from collectived_runtime.engine.results import Budget
-from collectived_runtime.engine.seat import Seat
-from collectived_runtime.engine.topology import Topology
+from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.clients.local_rank import LocalRank
+from collectived_runtime.engine.compile.negotiation import prepare
+from collectived_runtime.engine.gpu.communicator import NcclContext
+from collectived_runtime.engine.loop.group_loop import GroupLoop, WorkerContext
+from collectived_runtime.engine.run.fold_pool import FoldPool
+from collectived_runtime.transport.connections import ConnectionServer, DialRequest, LinkKey
 from collectived_runtime.transport.link import Link, TcpStream
-from collectived_runtime.transport.reception import Call, LinkKey, Reception
 
 SLOT = 1 << 20  # bytes of client memory per rank
 TABLE = (Tier("tree", limit=32 << 10), Tier("ring"))
 
 
 class Switchboard:
-    """Connects lanes of one process: a dial of one worker meets the expectation of the other."""
+    """Connects group loops of one process: a dial of one worker meets the expectation of the other."""
 
     def __init__(self) -> None:
         self.expected: dict[tuple[int, LinkKey], Callable[[Link], None]] = {}
         self.dialled: dict[tuple[int, LinkKey], socket.socket] = {}  # by the worker that was dialled
         self.connections: list[socket.socket] = []
-        self.lock = threading.Lock()  # lanes dial and expect from their threads
+        self.lock = threading.Lock()  # group loops dial and expect from their threads
 
 
 class Exchange:
@@ -67,7 +67,7 @@ class Exchange:
         self._task = task
         self._board = board
 
-    def dial(self, call: Call) -> None:
+    def dial(self, call: DialRequest) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             mine = socket.create_connection(listener.getsockname())
             theirs, _ = listener.accept()
@@ -80,9 +80,9 @@ class Exchange:
                 board.dialled[key] = theirs
         if arrived is not None:
             arrived(Link(hello.dialler, hello.channel, TcpStream(theirs)))
-        call.arrived(Link(hello.acceptor, hello.channel, TcpStream(mine)))
+        call.on_link(Link(hello.acceptor, hello.channel, TcpStream(mine)))
 
-    def expect(self, key: LinkKey, arrived: Callable[[Link], None]) -> None:
+    def expect_link(self, key: LinkKey, arrived: Callable[[Link], None]) -> None:
         with self._board.lock:
             early = self._board.dialled.pop((self._task, key), None)
             if early is None:
@@ -90,26 +90,28 @@ class Exchange:
         if early is not None:
             arrived(Link(key[2], key[3], TcpStream(early)))
 
-    def forget(self, key: int, generation: int) -> None:
+    def discard_generation(self, key: int, generation: int) -> None:
         pass
 
-    def keep(self, link: Link, farewell: bytes) -> None:
+    def release_link(self, link: Link, farewell: bytes) -> None:
         link.close()
 
 
 class Rank:
     """The client's end of one rank."""
 
-    def __init__(self, world: World, rank: int, bell: socket.socket, seat: Seat, memory: NDArray[np.uint8]) -> None:
+    def __init__(
+        self, world: World, rank: int, doorbell: socket.socket, local_rank: LocalRank, memory: NDArray[np.uint8]
+    ) -> None:
         self.world = world
         self.rank = rank
-        self.bell = bell
-        self.seat = seat
+        self.doorbell = doorbell
+        self.local_rank = local_rank
         self.memory = memory
         self.next = 0
-        self.posted = wire.POST
+        self.posted = messages.P2P_BASE
         self.waiting = 0  # who wait to join, as told
-        self.launched: list[wire.Launched] = []
+        self.launched: list[messages.Launched] = []
         self.in_use = False  # its memory, as the last failure said
         self.freed: list[tuple[int, int]] = []
 
@@ -132,14 +134,14 @@ class Rank:
         collective = Collective(
             operation or AllReduce(ReduceOp.SUM), "" if taking else "*", leaves, site="test.py:1", **fields
         )
-        prepared = prepare(collective, self.rank, self.world.lane_of(self.rank).topology)
+        prepared = prepare(collective, self.rank, self.world.group_loop_of(self.rank).topology)
         number = int.from_bytes(prepared.contract, "little") >> 1
-        self.seat.prepared[number] = prepared
+        self.local_rank.prepared[number] = prepared
         instance = self.next if instance is None else instance
         self.next = instance + 1
         generation = self.world.group.generation if generation is None else generation
         addresses = () if taking else ((1, 0),)
-        self.bell.send(wire.Ring(generation, number, instance, remaining, not taking, addresses).encode())
+        self.doorbell.send(messages.Submit(generation, number, instance, remaining, not taking, addresses).encode())
 
     def post(self, operation: Operation, values: NDArray[Any] | None = None, **options: Any) -> int:
         """Submits a send or recv; its number."""
@@ -151,60 +153,60 @@ class Rank:
         self.next = following
         return number
 
-    def hear(self, timeout: float = 10.0) -> wire.Done | tuple[int, Verdict]:
+    def hear(self, timeout: float = 10.0) -> messages.Completion | tuple[int, Verdict]:
         """The next completion or failure; arenas are taken in passing."""
         while True:
-            assert select.select([self.bell], [], [], timeout)[0], f"rank {self.rank} heard nothing for {timeout} s"
-            data, descriptors, _, _ = socket.recv_fds(self.bell, wire.MAX_MESSAGE, 1)
-            kind = wire.kind_of(data)
-            if kind is wire.Kind.ARENA:
-                self.world.arenas[wire.parse_arena(data)[0]] = descriptors[0]
-            elif kind is wire.Kind.WAITING:
-                self.waiting = wire.parse_waiting(data)
-            elif kind is wire.Kind.LAUNCHED:
-                self.launched.append(wire.parse_launched(data))
-            elif kind is wire.Kind.FREED:
-                self.freed.append(wire.parse_freed(data))
-            elif kind is wire.Kind.WITHDRAWN:
-                os.close(self.world.arenas.pop(wire.parse_arena(data)[0]))
-            elif kind is wire.Kind.DONE:
-                return wire.parse_done(data)
+            assert select.select([self.doorbell], [], [], timeout)[0], f"rank {self.rank} heard nothing for {timeout} s"
+            data, descriptors, _, _ = socket.recv_fds(self.doorbell, messages.MAX_MESSAGE, 1)
+            kind = messages.parse_type(data)
+            if kind is messages.MessageType.ARENA:
+                self.world.arenas[messages.parse_arena(data)[0]] = descriptors[0]
+            elif kind is messages.MessageType.WAITING_JOINERS:
+                self.waiting = messages.parse_waiting(data)
+            elif kind is messages.MessageType.LAUNCHED:
+                self.launched.append(messages.parse_launched(data))
+            elif kind is messages.MessageType.FREED:
+                self.freed.append(messages.parse_freed(data))
+            elif kind is messages.MessageType.ARENA_RETIRED:
+                os.close(self.world.arenas.pop(messages.parse_arena(data)[0]))
+            elif kind is messages.MessageType.DONE:
+                return messages.parse_done(data)
             else:
-                assert kind is wire.Kind.FAILED, kind
-                instance, raw = wire.parse_failed(data)
-                self.in_use = wire.in_use(data)
+                assert kind is messages.MessageType.FAILED, kind
+                instance, raw = messages.parse_failed(data)
+                self.in_use = messages.is_in_use(data)
                 return instance, verdict_from_proto(common_pb2.Verdict.FromString(raw))
 
-    def done(self) -> wire.Done:
+    def done(self) -> messages.Completion:
         heard = self.hear()
-        assert isinstance(heard, wire.Done), heard
+        assert isinstance(heard, messages.Completion), heard
         return heard
 
     def failed(self) -> tuple[int, Verdict]:
         heard = self.hear()
-        assert not isinstance(heard, wire.Done), heard
+        assert not isinstance(heard, messages.Completion), heard
         return heard
 
     def pong(self) -> bool:
         """Whether it says that memory is in use."""
-        return wire.in_use(self._next(wire.Kind.PONG))
+        return messages.is_in_use(self._next(messages.MessageType.PONG))
 
     def hear_freed(self) -> tuple[int, int]:
-        return wire.parse_freed(self._next(wire.Kind.FREED))
+        return messages.parse_freed(self._next(messages.MessageType.FREED))
 
-    def _next(self, kind: wire.Kind) -> bytes:
-        assert select.select([self.bell], [], [], 10.0)[0], f"rank {self.rank} did not hear {kind.name}"
-        data = self.bell.recv(wire.MAX_MESSAGE)
-        assert wire.kind_of(data) is kind
+    def _next(self, kind: messages.MessageType) -> bytes:
+        assert select.select([self.doorbell], [], [], 10.0)[0], f"rank {self.rank} did not hear {kind.name}"
+        data = self.doorbell.recv(messages.MAX_MESSAGE)
+        assert messages.parse_type(data) is kind
         return data
 
-    def result(self, done: wire.Done, dtype: Any = np.float32, count: int = 4) -> NDArray[Any]:
-        lane = self.world.lane_of(self.rank)
-        slot = lane._results._slots[done.slot]
+    def result(self, done: messages.Completion, dtype: Any = np.float32, count: int = 4) -> NDArray[Any]:
+        group_loop = self.world.group_loop_of(self.rank)
+        slot = group_loop._results._slots[done.slot]
         values: NDArray[Any] = slot.memory.view(dtype)[:count].copy()
         return values
 
-    def outlined(self, done: wire.Done, dtype: Any = np.float32, width: int = 1) -> list[NDArray[Any]]:
+    def outlined(self, done: messages.Completion, dtype: Any = np.float32, width: int = 1) -> list[NDArray[Any]]:
         """The leaves of a result that has an outline, in rows of `width` elements."""
         memory, outline = self.outline(done)
         row = np.dtype(dtype).itemsize * width
@@ -213,11 +215,11 @@ class Rank:
             for leaf in outline.leaves
         ]
 
-    def outline(self, done: wire.Done) -> tuple[memoryview, Outline]:
+    def outline(self, done: messages.Completion) -> tuple[memoryview, ResultHeader]:
         """What lies where a completion points, and the outline there."""
-        slot = self.world.lane_of(self.rank)._results._slots[done.slot]
+        slot = self.world.group_loop_of(self.rank)._results._slots[done.slot]
         memory = slot.memory.data[done.offset - slot.offset :]
-        return memory, parse(memory)
+        return memory, parse_header(memory)
 
 
 def device_of(rank: int, task: int, gpus: tuple[int, ...]) -> DeviceName:
@@ -225,10 +227,11 @@ def device_of(rank: int, task: int, gpus: tuple[int, ...]) -> DeviceName:
 
 
 class World:
-    """A group over lanes in this process. `hosts` are numbers of ranks per worker, or the ranks themselves.
+    """A group over group loops in this process. `hosts` are numbers of ranks per worker, or the ranks themselves.
 
-    Where `gpus` says so each rank is on one; `natives` are what the workers have of NCCL. Links come from `receptions`
-    where there are any. `connected` is what lanes are told of a coordinator, whose part is played by the test.
+    Where `gpus` says so each rank is on one; `natives` are what the workers have of NCCL. Links come from
+    `connection_servers` where there are any. `connected` is what group loops are told of a coordinator, whose part is
+    played by the test.
     """
 
     def __init__(
@@ -239,10 +242,10 @@ class World:
         idle: bool = False,
         idle_after: float = 60.0,
         gpus: tuple[int, ...] = (),
-        natives: Sequence[Engine] = (),
+        natives: Sequence[NcclContext] = (),
         key: int = 7,
         generation: int = 100,
-        receptions: Sequence[Reception] = (),
+        connection_servers: Sequence[ConnectionServer] = (),
         lost_after: float = 60.0,
         connected: bool = True,
     ) -> None:
@@ -260,53 +263,53 @@ class World:
             )
         )
         self.group = GroupInfo("world", key, generation, members)
-        ports = [reception.link_port for reception in receptions] or [1] * len(hosts)
+        ports = [connection_server.link_port for connection_server in connection_servers] or [1] * len(hosts)
         peers = tuple(
             Peer(task, "i", f"host{task}", f"127.0.0.1:{port}", local, nccl)
             for task, (local, port) in enumerate(zip(self.layout, ports, strict=True))
         )
         self.board = Switchboard()
         self.reports: queue.Queue[Report] = queue.Queue()
-        self.ended: queue.Queue[Lane] = queue.Queue()
+        self.ended: queue.Queue[GroupLoop] = queue.Queue()
         self.arenas: dict[int, int] = {}
-        self.lanes: list[Lane] = []
-        self.crew = Crew(2)
+        self.group_loops: list[GroupLoop] = []
+        self.fold_pool = FoldPool(2)
         self.ranks: list[Rank] = []
         for task, local in enumerate(self.layout):
-            around = Surroundings(
+            around = WorkerContext(
                 f"worker {task}",
-                receptions[task] if receptions else Exchange(task, self.board),
-                Budget(1 << 30),
-                self.crew,
+                connection_servers[task] if connection_servers else Exchange(task, self.board),
+                MemoryBudget(1 << 30),
+                self.fold_pool,
                 stall_after,
                 idle_after,
                 self.reports.put,
                 self.ended.put,
-                native=natives[task] if natives else None,
-                lost_after=lost_after,
-                connected=lambda: connected,
+                nccl=natives[task] if natives else None,
+                worker_timeout=lost_after,
+                is_connected=lambda: connected,
             )
-            lane = Lane(Topology.of(self.group, peers, task, table or TABLE, idle), around)
-            self.lanes.append(lane)
-            self.ranks += [self._rank(lane, members[rank]) for rank in local]
+            group_loop = GroupLoop(GroupTopology.from_peers(self.group, peers, task, table or TABLE, idle), around)
+            self.group_loops.append(group_loop)
+            self.ranks += [self._rank(group_loop, members[rank]) for rank in local]
         self.ranks.sort(key=lambda rank: rank.rank)
 
-    def _rank(self, lane: Lane, member: Member) -> Rank:
+    def _rank(self, group_loop: GroupLoop, member: Member) -> Rank:
         theirs, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         memory = np.zeros(SLOT, np.uint8)
 
         def resolve(arena: int, offset: int, length: int) -> NDArray[np.uint8]:
             if arena != 1 or offset + length > SLOT:
-                raise wire.Malformed(f"bytes {offset} to {offset + length} of arena {arena}")
+                raise messages.MalformedMessage(f"bytes {offset} to {offset + length} of arena {arena}")
             return memory[offset : offset + length]
 
-        seat = Seat(member.rank, member, resolve, -1)
-        lane.take_seat(seat)
-        lane.connect(member.rank, theirs)
-        return Rank(self, member.rank, mine, seat, memory)
+        local_rank = LocalRank(member.rank, member, resolve, -1)
+        group_loop.add_local_rank(local_rank)
+        group_loop.attach_doorbell(member.rank, theirs)
+        return Rank(self, member.rank, mine, local_rank, memory)
 
-    def lane_of(self, rank: int) -> Lane:
-        return next(lane for lane in self.lanes if rank in lane.topology.ranks)
+    def group_loop_of(self, rank: int) -> GroupLoop:
+        return next(group_loop for group_loop in self.group_loops if rank in group_loop.topology.own_ranks)
 
     def report(self, *kinds: ReportKind) -> Report:
         """The next report of one of these kinds; others are passed over."""
@@ -316,8 +319,8 @@ class World:
                 return report
 
     def rule(self, verdict: Verdict) -> None:
-        for lane in self.lanes:
-            lane.rule(verdict)
+        for group_loop in self.group_loops:
+            group_loop.apply_verdict(verdict)
 
     def verdict(self, code: int, from_instance: int = 0, successor: int = 0, message: str = "decided") -> Verdict:
         group = self.group
@@ -333,13 +336,13 @@ class World:
         )
 
     def close(self) -> None:
-        for lane in self.lanes:
-            lane.stop()
-        for lane in self.lanes:
-            lane.join()
-        self.crew.close()
+        for group_loop in self.group_loops:
+            group_loop.stop()
+        for group_loop in self.group_loops:
+            group_loop.join()
+        self.fold_pool.close()
         for rank in self.ranks:
-            rank.bell.close()
+            rank.doorbell.close()
         for connection in self.board.connections:
             connection.close()
         for descriptor in self.arenas.values():

@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 from tests.gpu.fake_nccl import FakeNccl
 
-from collectived_runtime.device.nccl.communicators import Communicator, Communicators, Rank
+from collectived_runtime.device.nccl.communicators import Communicator, Communicators, DeviceRank
 from collectived_runtime.device.nccl.interface import NcclError
-from collectived_runtime.engine.agreement import Talk, agree, meet, partners
-from collectived_runtime.engine.strand import Wait
-from collectived_runtime.engine.tickets import Key, Turnstile
-from collectived_runtime.transport.frame import Stamp, parse
+from collectived_runtime.engine.gpu.launch_agreement import (
+    AgreementContext,
+    agree_on_turn,
+    compute_peers,
+    create_communicators,
+)
+from collectived_runtime.engine.gpu.launch_queue import LaunchQueue, TicketKey
+from collectived_runtime.engine.run.host_task import Wait
+from collectived_runtime.transport.frame import FrameTemplate, parse
 from collectived_runtime.transport.link import Link
-from collectived_runtime.transport.loopback import Network
+from collectived_runtime.transport.loopback import LoopbackNetwork
 
 Talking = Generator[Wait, None, Any]
 CHAIN = b"chainchn"
@@ -32,14 +37,14 @@ def nothing() -> None:
 
 def talks(
     places: int, group: int = 1, judge: Any = never, chains: tuple[bytes, ...] = (), wake: Any = nothing
-) -> list[Talk]:
+) -> list[AgreementContext]:
     """Of one instance of a group over all of `places` workers."""
-    links = Network().links(range(places))
+    links = LoopbackNetwork().links(range(places))
     found = []
     for place in range(places):
-        stamp = Stamp(group, 1, 0, 0, 0, b"replaced", chains[place] if chains else CHAIN)
-        there = {peer: links[place][peer] for peer in partners(places, place)}
-        found.append(Talk(places, place, there, stamp, judge, wake))
+        stamp = FrameTemplate(group, 1, 0, 0, 0, b"replaced", chains[place] if chains else CHAIN)
+        there = {peer: links[place][peer] for peer in compute_peers(places, place)}
+        found.append(AgreementContext(places, place, there, stamp, judge, wake))
     return found
 
 
@@ -58,8 +63,8 @@ def go_on(talking: dict[Any, Talking], steps: int = 50) -> dict[Any, Any]:
 
 @pytest.mark.parametrize("places", [1, 2, 3, 4, 7])
 def test_every_worker_gets_its_turn_when_all_have_come(places: int) -> None:
-    key, stiles = Key(1, 1, 0), [Turnstile() for _ in range(places)]
-    talking: dict[Any, Talking] = {talk.place: agree(talk, key, stiles[talk.place]) for talk in talks(places)}
+    key, stiles = TicketKey(1, 1, 0), [LaunchQueue() for _ in range(places)]
+    talking: dict[Any, Talking] = {talk.place: agree_on_turn(talk, key, stiles[talk.place]) for talk in talks(places)}
     last = talking.pop(places - 1)
     assert go_on(talking) == {}
     talking[places - 1] = last
@@ -67,11 +72,13 @@ def test_every_worker_gets_its_turn_when_all_have_come(places: int) -> None:
 
 
 def test_two_groups_over_two_workers_in_opposite_orders_take_their_turns_in_one_order() -> None:
-    keys = {"a": Key(1, 1, 0), "b": Key(2, 1, 0)}
-    stiles = [Turnstile(), Turnstile()]
+    keys = {"a": TicketKey(1, 1, 0), "b": TicketKey(2, 1, 0)}
+    stiles = [LaunchQueue(), LaunchQueue()]
     groups = {name: talks(2, key.group) for name, key in keys.items()}
     talking = {
-        (name, place): agree(groups[name][place], keys[name], stiles[place]) for name in "ab" for place in (0, 1)
+        (name, place): agree_on_turn(groups[name][place], keys[name], stiles[place])
+        for name in "ab"
+        for place in (0, 1)
     }
     waiting: dict[Any, Talking] = {}
     for name, place in (("a", 0), ("b", 1)):  # each worker hears of another group first
@@ -82,16 +89,16 @@ def test_two_groups_over_two_workers_in_opposite_orders_take_their_turns_in_one_
     names = {name for name, _ in first}
     assert len(names) == 1 and {place for _, place in first} == {0, 1}
     for place, stile in enumerate(stiles):
-        stile.over(keys[next(iter(names))])
+        stile.remove(keys[next(iter(names))])
         assert [one[1] for one in go_on({key: one for key, one in waiting.items() if key[1] == place})] == [place]
 
 
 def test_a_group_that_waits_for_a_rank_holds_up_no_other() -> None:
-    stiles = [Turnstile(), Turnstile()]
+    stiles = [LaunchQueue(), LaunchQueue()]
     late, prompt = talks(2, 1), talks(2, 2)
-    talking: dict[Any, Talking] = {"late": agree(late[0], Key(1, 1, 0), stiles[0])}
+    talking: dict[Any, Talking] = {"late": agree_on_turn(late[0], TicketKey(1, 1, 0), stiles[0])}
     go_on(talking)
-    talking |= {talk.place: agree(talk, Key(2, 1, 0), stiles[talk.place]) for talk in prompt}
+    talking |= {talk.place: agree_on_turn(talk, TicketKey(2, 1, 0), stiles[talk.place]) for talk in prompt}
     assert sorted(go_on(talking)) == [0, 1]
 
 
@@ -102,11 +109,11 @@ def test_a_worker_that_differs_is_found_out_before_anybody_proposes() -> None:
         seen.append(link.peer)
         return True
 
-    stiles = [Turnstile(), Turnstile()]
+    stiles = [LaunchQueue(), LaunchQueue()]
     differing = talks(2, 1, judge, (CHAIN, b"another!"))
-    talking: dict[Any, Talking] = {t.place: agree(t, Key(1, 1, 0), stiles[t.place]) for t in differing}
+    talking: dict[Any, Talking] = {t.place: agree_on_turn(t, TicketKey(1, 1, 0), stiles[t.place]) for t in differing}
     assert go_on(talking) == {} and set(seen) == {0, 1}
-    assert [stile.propose(Key(9, 1, 0)) for stile in stiles] == [1, 1]  # nobody had proposed anything
+    assert [stile.propose(TicketKey(9, 1, 0)) for stile in stiles] == [1, 1]  # nobody had proposed anything
 
 
 Make = Callable[..., Communicators]
@@ -139,10 +146,12 @@ def until_ended(talking: dict[Any, Talking], woken: threading.Event) -> dict[Any
 
 def test_workers_meet_with_one_rank_per_gpu(communicators: Make) -> None:
     woken = threading.Event()
-    ranks = ([Rank(0, 0), Rank(1, 1)], [Rank(0, 2)])
+    ranks = ([DeviceRank(0, 0), DeviceRank(1, 1)], [DeviceRank(0, 2)])
     talking: dict[Any, Talking] = {}
     for talk in talks(2, wake=woken.set):
-        talking[talk.place] = meet(talk, Key(1, 1, 0), Turnstile(), communicators(), 3, ranks[talk.place])
+        talking[talk.place] = create_communicators(
+            talk, TicketKey(1, 1, 0), LaunchQueue(), communicators(), 3, ranks[talk.place]
+        )
     made = until_ended(talking, woken)
     assert [[one.device for one in made[place]] for place in (0, 1)] == [[0, 1], [0]]
     assert all(isinstance(one, Communicator) for one in made[0] + made[1])
@@ -151,11 +160,15 @@ def test_workers_meet_with_one_rank_per_gpu(communicators: Make) -> None:
 
 
 def test_a_meeting_that_is_closed_leaves_no_communicator_and_holds_up_nobody(communicators: Make) -> None:
-    woken, nccl, stile = threading.Event(), FakeNccl(), Turnstile()
+    woken, nccl, stile = threading.Event(), FakeNccl(), LaunchQueue()
     mine = communicators(nccl)
     both = talks(2, wake=woken.set)
-    other = meet(both[1], Key(1, 1, 0), Turnstile(), communicators(FakeNccl()), 3, [Rank(0, 1)])
-    meeting = meet(both[0], Key(1, 1, 0), stile, mine, 3, [Rank(0, 0)])  # rank 2 never comes
+    other = create_communicators(
+        both[1], TicketKey(1, 1, 0), LaunchQueue(), communicators(FakeNccl()), 3, [DeviceRank(0, 1)]
+    )
+    meeting = create_communicators(
+        both[0], TicketKey(1, 1, 0), stile, mine, 3, [DeviceRank(0, 0)]
+    )  # rank 2 never comes
     while not nccl.inits:
         go_on({0: meeting, 1: other})
         woken.wait(0.001)
@@ -163,15 +176,22 @@ def test_a_meeting_that_is_closed_leaves_no_communicator_and_holds_up_nobody(com
     other.close()
     while nccl.freed != [("abort", 0)]:
         woken.wait(0.001)
-    assert stile.settle(Key(2, 1, 0), stile.propose(Key(2, 1, 0)), nothing).done
+    assert stile.settle(TicketKey(2, 1, 0), stile.propose(TicketKey(2, 1, 0)), nothing).done
 
 
 def test_what_nccl_refuses_is_raised_where_it_was_refused(communicators: Make) -> None:
     class Refusing(FakeNccl):
-        def unique_id(self) -> bytes:
+        def create_unique_id(self) -> bytes:
             raise NcclError(2, "unique_id")
 
     woken = threading.Event()
     (talk,) = talks(1, wake=woken.set)
     with pytest.raises(NcclError, match="unique_id"):
-        until_ended({0: meet(talk, Key(1, 1, 0), Turnstile(), communicators(Refusing()), 1, [Rank(0, 0)])}, woken)
+        until_ended(
+            {
+                0: create_communicators(
+                    talk, TicketKey(1, 1, 0), LaunchQueue(), communicators(Refusing()), 1, [DeviceRank(0, 0)]
+                )
+            },
+            woken,
+        )

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.types import AllGather, Broadcast, Tier
-from collectived_runtime.engine.lane import Lane
+from collectived_runtime.engine.loop.group_loop import GroupLoop
 from collectived_runtime.transport.frame import HEADER_BYTES
 
 from .conftest import SLOT, World
@@ -19,7 +19,7 @@ ROUNDS = 50
 
 
 class CountingPoll:
-    """A poll that counts how often its lane has gone to sleep, or looked without anything being there."""
+    """A poll that counts how often its group loop has gone to sleep, or looked without anything being there."""
 
     def __init__(self, poll: Any) -> None:
         self._poll = poll
@@ -33,10 +33,10 @@ class CountingPoll:
         return getattr(self._poll, name)
 
 
-def counted(lane: Lane) -> CountingPoll:
-    counting = CountingPoll(lane._watch._poll)
-    lane._watch._poll = counting  # type: ignore[assignment]
-    lane._watch._spin.budget = 0.0  # looking again and again would be counted too
+def counted(group_loop: GroupLoop) -> CountingPoll:
+    counting = CountingPoll(group_loop._poller._poll)
+    group_loop._poller._poll = counting  # type: ignore[assignment]
+    group_loop._poller._spin.budget = 0.0  # looking again and again would be counted too
     return counting
 
 
@@ -49,16 +49,16 @@ def test_a_small_all_reduce_on_one_worker_costs_one_message_each_way_and_at_most
         rank.submit()
     for rank in here.ranks:
         rank.done()
-    waits = counted(here.lanes[0])
+    waits = counted(here.group_loops[0])
     heard = 0
     for _ in range(ROUNDS):
         for rank in here.ranks:
             rank.submit()
         for rank in here.ranks:
-            message = rank.bell.recv(wire.MAX_MESSAGE)
+            message = rank.doorbell.recv(messages.MAX_MESSAGE)
             heard += 1
-            assert wire.parse_done(message).last
-            rank.bell.send(wire.release((wire.parse_done(message).slot,)))
+            assert messages.parse_done(message).is_last
+            rank.doorbell.send(messages.encode_release((messages.parse_done(message).slot,)))
     assert heard == ROUNDS * ranks
     assert waits.waits <= ROUNDS * 2 * ranks + 2  # a wait per ring and one per release, which here come apart
 
@@ -73,8 +73,8 @@ def test_a_large_all_reduce_on_one_worker_reads_each_byte_once_and_copies_none(
         for rank in here.ranks:
             rank.submit(values)
         for rank in here.ranks:
-            rank.bell.send(wire.release((rank.done().slot,)))
-    counters = here.lanes[0].counters
+            rank.doorbell.send(messages.encode_release((rank.done().slot,)))
+    counters = here.group_loops[0].counters
     assert counters.folded_bytes == 3 * ranks * values.nbytes
     assert counters.copied_bytes == 0
 
@@ -85,18 +85,18 @@ def test_what_is_gathered_is_copied_once(world: Callable[..., World]) -> None:
         rank.submit(np.ones(1000, np.float32), operation=AllGather())
     for rank in here.ranks:
         rank.done()
-    assert here.lanes[0].counters.copied_bytes == 2 * 4000
+    assert here.group_loops[0].counters.copied_bytes == 2 * 4000
 
 
 def test_results_of_one_size_need_no_new_memory(world: Callable[..., World]) -> None:
     here = world(2)
-    budget = here.lanes[0]._around.budget
+    budget = here.group_loops[0]._worker.budget
     used = set()
     for _ in range(ROUNDS):
         for rank in here.ranks:
             rank.submit()
         for rank in here.ranks:
-            rank.bell.send(wire.release((rank.done().slot,)))
+            rank.doorbell.send(messages.encode_release((rank.done().slot,)))
         used.add(budget.used)
     assert len(used) == 1
 
@@ -111,7 +111,7 @@ def test_an_all_reduce_between_workers_moves_what_its_algorithm_promises(
         rank.submit(values)
     for rank in here.ranks:
         rank.done()
-    sent = [lane.traffic()[0] for lane in here.lanes]
+    sent = [group_loop.traffic()[0] for group_loop in here.group_loops]
     if algorithm == "tree":  # up and down, in all
         assert sum(sent) == 2 * (workers - 1) * (values.nbytes + HEADER_BYTES)
         return
@@ -127,4 +127,8 @@ def test_a_broadcast_between_workers_sends_its_value_to_each_once(world: Callabl
         rank.submit(values, operation=Broadcast(0))
     for rank in here.ranks:
         rank.done()
-    assert 2 * values.nbytes <= sum(lane.traffic()[0] for lane in here.lanes) <= 2 * (values.nbytes + 1024)
+    assert (
+        2 * values.nbytes
+        <= sum(group_loop.traffic()[0] for group_loop in here.group_loops)
+        <= 2 * (values.nbytes + 1024)
+    )

@@ -11,19 +11,25 @@ import pytest
 
 from collectived_proto.types import DType, ReduceOp, ReportKind
 from collectived_runtime.device.arithmetic import Arithmetic
-from collectived_runtime.engine.crew import PIECE_BYTES, SPREAD_BYTES, Crew, Help, Job
+from collectived_runtime.engine.run.fold_pool import (
+    MIN_PARALLEL_BYTES,
+    PIECE_BYTES,
+    FoldPool,
+    ParallelFold,
+    PoolClient,
+)
 
 from .conftest import World
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
-    made = Crew(2)
+def fold_pool() -> Iterator[FoldPool]:
+    made = FoldPool(2)
     yield made
     made.close()
 
 
-def test_every_piece_is_worked_on_once_and_the_last_one_wakes_the_lane(crew: Crew) -> None:
+def test_every_piece_is_worked_on_once_and_the_last_one_wakes_the_group_loop(fold_pool: FoldPool) -> None:
     counts = np.zeros(1000, np.int64)
     helped, woken = threading.Event(), threading.Event()
     me = threading.get_ident()
@@ -33,7 +39,7 @@ def test_every_piece_is_worked_on_once_and_the_last_one_wakes_the_lane(crew: Cre
         if threading.get_ident() != me:
             helped.set()
 
-    job = Help(crew, woken.set).begin(len(counts), 7, work)
+    job = PoolClient(fold_pool, woken.set).submit(len(counts), 7, work)
     assert helped.wait(10)
     while job.step():
         pass
@@ -41,19 +47,19 @@ def test_every_piece_is_worked_on_once_and_the_last_one_wakes_the_lane(crew: Cre
     assert (counts == 1).all()
 
 
-def test_a_lane_looks_at_the_world_between_pieces_that_take_long_and_not_between_short_ones(
+def test_a_group_loop_looks_at_the_world_between_pieces_that_take_long_and_not_between_short_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = itertools.count()
-    monkeypatch.setattr("collectived_runtime.engine.crew.time.monotonic", lambda: next(clock) * 1.0)
+    monkeypatch.setattr("collectived_runtime.engine.run.fold_pool.time.monotonic", lambda: next(clock) * 1.0)
     done: list[int] = []
-    job = Job(5, 1, lambda start, stop: done.append(start), lambda: None)
+    job = ParallelFold(5, 1, lambda start, stop: done.append(start), lambda: None)
     assert job.step() and done == [0]
-    monkeypatch.setattr("collectived_runtime.engine.crew.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("collectived_runtime.engine.run.fold_pool.time.monotonic", lambda: 0.0)
     assert not job.step() and done == [0, 1, 2, 3, 4]
 
 
-def test_after_stop_nobody_works_on_it(crew: Crew) -> None:
+def test_after_stop_nobody_works_on_it(fold_pool: FoldPool) -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
     ended = []
 
@@ -62,42 +68,42 @@ def test_after_stop_nobody_works_on_it(crew: Crew) -> None:
         assert go_on.wait(10)
         ended.append(start)
 
-    job = Help(crew, lambda: None).begin(100, 1, work)
-    for _ in range(crew.helpers):
+    job = PoolClient(fold_pool, lambda: None).submit(100, 1, work)
+    for _ in range(fold_pool.helpers):
         assert begun.acquire(timeout=10)
     threading.Timer(0.05, go_on.set).start()
     job.stop()
-    assert len(ended) == crew.helpers  # those that had begun, and no other
+    assert len(ended) == fold_pool.helpers  # those that had begun, and no other
     assert not job.step()
 
 
-def test_a_crew_that_ends_leaves_no_thread() -> None:
+def test_a_fold_pool_that_ends_leaves_no_thread() -> None:
     before = threading.active_count()
-    crew = Crew(3)
-    Help(crew, lambda: None).begin(3, 1, lambda start, stop: None).stop()
+    fold_pool = FoldPool(3)
+    PoolClient(fold_pool, lambda: None).submit(3, 1, lambda start, stop: None).stop()
     assert threading.active_count() == before + 3
-    crew.close()
+    fold_pool.close()
     assert threading.active_count() == before
 
 
-def test_bits_are_the_same_with_help_and_without(crew: Crew) -> None:
-    count = 3 * SPREAD_BYTES // 4 + 5
+def test_bits_are_the_same_with_help_and_without(fold_pool: FoldPool) -> None:
+    count = 3 * MIN_PARALLEL_BYTES // 4 + 5
     random = np.random.default_rng(1)
     sources = [random.normal(size=count).astype(np.float32) for _ in range(3)]
     arithmetic = Arithmetic(ReduceOp.SUM, DType.FLOAT32, DType.FLOAT32, 3)
     alone, helped = np.empty(count, np.float32), np.empty(count, np.float32)
-    arithmetic.gather(sources, alone)
-    job = Help(crew, lambda: None).begin(
-        count, PIECE_BYTES // 4, lambda i, j: arithmetic.gather([one[i:j] for one in sources], helped[i:j])
+    arithmetic.fold_all(sources, alone)
+    job = PoolClient(fold_pool, lambda: None).submit(
+        count, PIECE_BYTES // 4, lambda i, j: arithmetic.fold_all([one[i:j] for one in sources], helped[i:j])
     )
     while job.step() or not job.done:
         pass
     assert alone.tobytes() == helped.tobytes()
 
 
-def test_a_lane_folds_what_is_large_with_help(world: Callable[..., World]) -> None:
+def test_a_group_loop_folds_what_is_large_with_help(world: Callable[..., World]) -> None:
     one = world(2)
-    values = np.arange(SPREAD_BYTES // 4, dtype=np.float32)
+    values = np.arange(MIN_PARALLEL_BYTES // 4, dtype=np.float32)
     for rank in one.ranks:
         rank.submit(values)
     for rank in one.ranks:
@@ -106,7 +112,7 @@ def test_a_lane_folds_what_is_large_with_help(world: Callable[..., World]) -> No
     assert "fold" in {thread.name for thread in threading.enumerate()}
 
 
-def test_an_error_of_a_helper_ends_the_lane_that_asked_and_not_the_helper(
+def test_an_error_of_a_helper_ends_the_group_loop_that_asked_and_not_the_helper(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: Arithmetic, sources: object, out: object) -> None:
@@ -115,25 +121,25 @@ def test_an_error_of_a_helper_ends_the_lane_that_asked_and_not_the_helper(
     one = world(2)
     monkeypatch.setattr(Arithmetic, "combine", fail)
     for rank in one.ranks:
-        rank.submit(np.ones(SPREAD_BYTES // 4, np.float32))
+        rank.submit(np.ones(MIN_PARALLEL_BYTES // 4, np.float32))
     assert "nothing left" in one.report(ReportKind.LOST).text
     helped = threading.Event()
-    job = Help(one.crew, lambda: None).begin(100, 1, lambda start, stop: helped.set())
+    job = PoolClient(one.fold_pool, lambda: None).submit(100, 1, lambda start, stop: helped.set())
     assert helped.wait(10)
     job.stop()
 
 
-def test_the_end_of_one_job_does_not_wait_for_another(crew: Crew) -> None:
+def test_the_end_of_one_job_does_not_wait_for_another(fold_pool: FoldPool) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(start: int, stop: int) -> None:
         begun.set()
         assert go_on.wait(10)
 
-    other = Help(crew, lambda: None).begin(1, 1, slow)
+    other = PoolClient(fold_pool, lambda: None).submit(1, 1, slow)
     assert begun.wait(10)
-    Help(crew, lambda: None).begin(0, 1, slow).stop()
-    Help(crew, lambda: None).begin(5, 1, lambda start, stop: None).stop()
+    PoolClient(fold_pool, lambda: None).submit(0, 1, slow).stop()
+    PoolClient(fold_pool, lambda: None).submit(5, 1, lambda start, stop: None).stop()
     assert not other.done
     go_on.set()
     other.stop()

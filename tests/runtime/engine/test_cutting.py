@@ -1,4 +1,6 @@
-"""Operations that cut values or join them, and those that take what comes: over lanes, for any spread of ranks."""
+"""Operations that cut values or join them, and those that take what comes: over group loops, for any spread of
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 
 from collectived_proto.codec import collective_from_proto
 from collectived_proto.errors import Code, InvalidArgumentError
-from collectived_proto.local.wire import Done
+from collectived_proto.ipc.messages import Completion
 from collectived_proto.types import (
     AllGather,
     AllReduce,
@@ -52,7 +54,7 @@ def test_a_gather_reaches_its_root_alone(world: Any, hosts: Any) -> None:
     for rank, value in zip(here.ranks, values, strict=True):
         rank.submit(value, operation=Gather(root))
     dones = [rank.done() for rank in here.ranks]
-    assert [done.result for done in dones] == [rank.rank == root for rank in here.ranks]
+    assert [done.has_result for done in dones] == [rank.rank == root for rank in here.ranks]
     (leaf,) = here.ranks[root].outlined(dones[root], width=2)
     assert np.array_equal(leaf, np.concatenate(values))
 
@@ -147,8 +149,8 @@ def test_a_broadcast_reaches_those_who_take_what_comes_and_those_who_know(world:
     for rank in here.ranks:
         done = rank.done()
         if rank.rank == root or rank.rank % 2:
-            memory, _ = here.lane_of(rank.rank)._results._slots[done.slot].memory, None
-            start = done.offset - here.lane_of(rank.rank)._results._slots[done.slot].offset
+            memory, _ = here.group_loop_of(rank.rank)._results._slots[done.slot].memory, None
+            start = done.offset - here.group_loop_of(rank.rank)._results._slots[done.slot].offset
             assert np.array_equal(memory[start : start + value.nbytes].view(np.float32).reshape(value.shape), value)
         else:
             (leaf,) = rank.outlined(done, width=2)
@@ -188,9 +190,9 @@ def test_a_template_that_differs_from_what_comes_is_a_mismatch(world: Any, hosts
     here.rule(here.verdict(Code.INVALID_ARGUMENT))
     assert here.ranks[1].failed()[1].code == Code.INVALID_ARGUMENT
     heard = here.ranks[0].hear()
-    if isinstance(heard, Done):  # the root had sent all before it could know
+    if isinstance(heard, Completion):  # the root had sent all before it could know
         heard = here.ranks[0].hear()
-    assert not isinstance(heard, Done) and heard[1].code == Code.INVALID_ARGUMENT
+    assert not isinstance(heard, Completion) and heard[1].code == Code.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)

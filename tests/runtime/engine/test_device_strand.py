@@ -1,4 +1,4 @@
-"""Values in the memory of GPUs, through real lanes on fake devices."""
+"""Values in the memory of GPUs, through real group loops on fake devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.gpu.fake_cuda import FakeCuda
 from tests.runtime.engine.conftest import wait_for
 
 from collectived_proto.errors import Code
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.numpy_types import from_numpy
 from collectived_proto.types import (
     AllGather,
@@ -33,12 +33,12 @@ from collectived_proto.types import (
     Tier,
 )
 from collectived_runtime.device.cuda.driver import CudaError
-from collectived_runtime.device.gpus import DeviceArena, Gpu, chosen, view
-from collectived_runtime.engine.carriers import SEGMENT_BYTES
-from collectived_runtime.engine.preliminary import prepare
-from collectived_runtime.engine.program import compose
-from collectived_runtime.engine.seat import Bytes
-from collectived_runtime.engine.topology import Topology
+from collectived_runtime.device.gpus import DeviceArena, Gpu, select_gpus, view_host_memory
+from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.clients.local_rank import HostOrGpuBytes
+from collectived_runtime.engine.compile.negotiation import prepare
+from collectived_runtime.engine.compile.program import compile_program
+from collectived_runtime.engine.compile.selection import SEGMENT_BYTES
 
 ARENA_BYTES = 4 << 20
 HOST, GPU = 1, 2  # arenas
@@ -53,31 +53,31 @@ class Party:
         self.places = places
         self.cudas = cudas
         self.lost: list[str] = []
-        gpus = [chosen(cuda, None, self.lost.append) for cuda in cudas]
+        gpus = [select_gpus(cuda, None, self.lost.append) for cuda in cudas]
         self.gpus: list[Gpu] = [gpu for some in gpus for gpu in some]
         self.arenas: dict[int, DeviceArena] = {}
         for rank, place in enumerate(places):
             if place >= 0:
                 task = next(task for task, local in enumerate(world.layout) if rank in local)
-                self._seat(rank, gpus[task][place].arena(GPU, ARENA_BYTES))
+                self._local_rank(rank, gpus[task][place].create_arena(GPU, ARENA_BYTES))
 
-    def _seat(self, rank: int, arena: DeviceArena) -> None:
-        seat, host = self.world.ranks[rank].seat, self.world.ranks[rank].seat.memory
+    def _local_rank(self, rank: int, arena: DeviceArena) -> None:
+        local_rank, host = self.world.ranks[rank].local_rank, self.world.ranks[rank].local_rank.resolve_memory
         self.arenas[rank] = arena
 
-        def memory(number: int, offset: int, length: int) -> Bytes:
+        def memory(number: int, offset: int, length: int) -> HostOrGpuBytes:
             if number != GPU:
                 found: NDArray[np.uint8] = host(number, offset, length)
                 return found
             if offset + length > arena.size:
-                raise wire.Malformed(f"{offset + length} bytes of {arena.size}")
+                raise messages.MalformedMessage(f"{offset + length} bytes of {arena.size}")
             return arena.region(offset, length)
 
-        seat.memory = memory
+        local_rank.resolve_memory = memory
 
     def memory(self, rank: int, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """What a client of this rank sees of its arena."""
-        return view(self.arenas[rank].region(offset, nbytes).address, nbytes)
+        return view_host_memory(self.arenas[rank].region(offset, nbytes).address, nbytes)
 
     def submit(
         self,
@@ -96,8 +96,8 @@ class Party:
             for number, leaf in enumerate(leaves)
         )
         collective = Collective(operation, "[*]", described, site="test.py:1", **described_as)
-        prepared = prepare(collective, rank, self.world.lane_of(rank).topology)
-        one.seat.prepared[5] = prepared
+        prepared = prepare(collective, rank, self.world.group_loop_of(rank).topology)
+        one.local_rank.prepared[5] = prepared
         there, addresses, at = self.places[rank] >= 0, [], 0
         for leaf in leaves:
             into = self.memory(rank, at, leaf.nbytes) if there else one.memory[at : at + leaf.nbytes]
@@ -106,7 +106,7 @@ class Party:
             at += -(-leaf.nbytes // 64) * 64 + 64
         output = (GPU, OUTPUT) if there and receives else None
         where = tuple(addresses)
-        ring = wire.Ring(
+        ring = messages.Submit(
             self.world.group.generation,
             5,
             one.next,
@@ -118,14 +118,14 @@ class Party:
             event=event,
         )
         one.next += 1
-        one.bell.send(ring.encode())
+        one.doorbell.send(ring.encode())
 
-    def result(self, rank: int, dtype: Any, count: int, done: wire.Done) -> NDArray[Any]:
+    def result(self, rank: int, dtype: Any, count: int, done: messages.Completion) -> NDArray[Any]:
         kind = np.dtype(dtype)
         if self.places[rank] < 0:
             found: NDArray[Any] = self.world.ranks[rank].result(done, kind, count)
             return found
-        assert not done.result
+        assert not done.has_result
         return self.memory(rank, OUTPUT, count * kind.itemsize).view(kind)
 
     def let_go(self) -> None:
@@ -218,10 +218,12 @@ def test_the_lower_rank_is_left_wherever_the_ranks_are(party: Make, places: tupl
 def test_what_passes_between_gpus_of_one_worker_passes_in_pieces(
     world: Callable[..., Any], gpus: tuple[int, ...], pieces: int
 ) -> None:
-    topology = world(3, gpus=gpus).lane_of(0).topology
+    topology = world(3, gpus=gpus).group_loop_of(0).topology
     leaf = Leaf("", DType.FLOAT32, (SEGMENT_BYTES * 5 // 2 // 4,))
     for operation in (AllReduce(ReduceOp.SUM), Reduce(ReduceOp.SUM, 1), Broadcast(1)):
-        spans = [one.span for one in compose(Collective(operation, "*", (leaf,), site="test.py:1"), topology).strands]
+        spans = [
+            one.span for one in compile_program(Collective(operation, "*", (leaf,), site="test.py:1"), topology).tasks
+        ]
         assert len(spans) == pieces
 
 
@@ -245,7 +247,7 @@ def test_reduce_reaches_its_root_alone(party: Make, hosts: tuple[int, ...], plac
         if rank == 0:
             assert (ranks.result(0, np.int32, 100, done) == len(places)).all()
         else:
-            assert not done.result
+            assert not done.has_result
 
 
 def test_what_meets_on_one_gpu_never_leaves_it(party: Make) -> None:
@@ -259,17 +261,17 @@ def test_what_meets_on_one_gpu_never_leaves_it(party: Make) -> None:
     assert cuda.copied_bytes == 2 * 4000, "to the two others"
 
 
-@pytest.mark.parametrize(("device", "strands"), [("GPU:0", 3), ("CPU:0", 1)])
-def test_a_large_pack_is_cut_where_it_passes_between_gpus_and_hosts(device: str, strands: int) -> None:
+@pytest.mark.parametrize(("device", "tasks"), [("GPU:0", 3), ("CPU:0", 1)])
+def test_a_large_pack_is_cut_where_it_passes_between_gpus_and_hosts(device: str, tasks: int) -> None:
     members = tuple(
         Member(rank, f"/job:worker/replica:0/task:{rank}/device:{device}", rank, "h", 1) for rank in range(2)
     )
     peers = tuple(Peer(task, "i", "h", "127.0.0.1:1", (task,)) for task in range(2))
-    topology = Topology.of(GroupInfo("g", 1, 1, members), peers, 0, (Tier("ring"),))
+    topology = GroupTopology.from_peers(GroupInfo("g", 1, 1, members), peers, 0, (Tier("ring"),))
     leaf = Leaf("", DType.FLOAT32, ((2 * SEGMENT_BYTES) // 4 + 1,))
-    program = compose(Collective(AllReduce(ReduceOp.SUM), "*", (leaf,)), topology)
-    assert len(program.strands) == strands
-    assert sum(len(strand.span) for strand in program.strands) == leaf.count
+    program = compile_program(Collective(AllReduce(ReduceOp.SUM), "*", (leaf,)), topology)
+    assert len(program.tasks) == tasks
+    assert sum(len(task.span) for task in program.tasks) == leaf.count
 
 
 def test_a_deadline_ends_what_a_gpu_holds_up_and_the_device_is_usable_afterwards(party: Make, hold: Path) -> None:
@@ -277,8 +279,8 @@ def test_a_deadline_ends_what_a_gpu_holds_up_and_the_device_is_usable_afterwards
     hold.touch()
     for rank in range(2):
         ranks.submit(rank, [np.full(100, rank, np.float32)], AllReduce(ReduceOp.SUM))
-    lane = ranks.world.lanes[0]
-    wait_for(lambda: lane.running is not None)
+    group_loop = ranks.world.group_loops[0]
+    wait_for(lambda: group_loop.execution is not None)
     ranks.world.rule(ranks.world.verdict(Code.DEADLINE_EXCEEDED, successor=101))
     hold.unlink()
     for rank in range(2):
@@ -311,12 +313,12 @@ def test_a_verdict_is_told_while_gpus_hang_and_their_memory_is_free_when_they_go
     for one in ranks.world.ranks:
         assert one.failed()[1].code == Code.DEADLINE_EXCEEDED
         assert one.in_use and not one.freed
-        one.bell.send(wire.bare(wire.Kind.PING))
+        one.doorbell.send(messages.encode_bare(messages.MessageType.PING))
         assert one.pong(), "whoever asks hears that its memory is in use"
     hold.unlink()
     for one in ranks.world.ranks:
         assert one.hear_freed() == (100, 1)
-        one.bell.send(wire.bare(wire.Kind.PING))
+        one.doorbell.send(messages.encode_bare(messages.MessageType.PING))
         assert not one.pong()
     wait_for(lambda: [(len(gpu.pinned._free), len(gpu.scratch._free)) for gpu in ranks.gpus] == idle)
     assert not ranks.lost
@@ -329,8 +331,8 @@ def test_who_aborts_hears_that_its_memory_is_in_use_before_anybody_has_decided(p
     for rank in range(2):
         ranks.submit(rank, [np.ones(10)], AllReduce(ReduceOp.SUM))
     wait_for(lambda: any(ranks.cudas[0]._streams.values()))
-    one.bell.send(wire.bare(wire.Kind.ABORT, "enough"))
-    one.bell.send(wire.bare(wire.Kind.PING))
+    one.doorbell.send(messages.encode_bare(messages.MessageType.ABORT, "enough"))
+    one.doorbell.send(messages.encode_bare(messages.MessageType.PING))
     assert one.pong()
     hold.unlink()
     assert one.hear_freed() == (100, 0)
@@ -340,7 +342,7 @@ def test_a_gpu_that_does_not_end_what_nobody_wants_is_given_up(
     party: Make, hold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = party((2,), (0, 0))
-    monkeypatch.setattr(ranks.gpus[0]._opening, "_within", 0.05)
+    monkeypatch.setattr(ranks.gpus[0]._blocking_thread, "_within", 0.05)
     hold.touch()
     for rank in range(2):
         ranks.submit(rank, [np.ones(10)], AllReduce(ReduceOp.SUM))
@@ -380,7 +382,7 @@ def test_a_gpu_without_memory_for_what_lies_in_between_refuses_the_instance(part
 def test_memory_is_freed_when_nobody_looks_into_it(party: Make) -> None:
     ranks = party((1,), (0,))
     (cuda,) = ranks.cudas
-    arena = ranks.gpus[0].arena(9, 1 << 20)
+    arena = ranks.gpus[0].create_arena(9, 1 << 20)
     used = cuda.used_bytes
     region = arena.region(0, 100)
     arena.close()
@@ -406,8 +408,8 @@ def test_what_cannot_be_meant_ends_its_rank(
     ranks = party((1,), (0,))
     one = ranks.world.ranks[0]
     collective = Collective(operation, "*", (Leaf("", from_numpy(np.dtype(np.float32)) or pytest.fail(), (10,)),))
-    one.seat.prepared[5] = prepare(collective, 0, ranks.world.lane_of(0).topology)
-    one.bell.send(wire.event(1, b"/nowhere".ljust(64, b"\0")))
-    one.bell.send(wire.Ring(100, 5, 0, 0.0, False, ((GPU, 0),), output=output, event=event).encode())
+    one.local_rank.prepared[5] = prepare(collective, 0, ranks.world.group_loop_of(0).topology)
+    one.doorbell.send(messages.encode_event(1, b"/nowhere".ljust(64, b"\0")))
+    one.doorbell.send(messages.Submit(100, 5, 0, 0.0, False, ((GPU, 0),), output=output, event=event).encode())
     report = ranks.world.report(ReportKind.LOST)
     assert why in report.text

@@ -11,22 +11,22 @@ from numpy.typing import NDArray
 
 from collectived_proto.types import DType, ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic
-from collectived_runtime.engine.execute import Buffers, Wait, execute
+from collectived_runtime.engine.run.schedule import Buffers, Wait, execute
 from collectived_runtime.plan import ring, tree
 from collectived_runtime.plan.moves import Plan, Span
-from collectived_runtime.transport.frame import Stamp, parse
+from collectived_runtime.transport.frame import FrameTemplate, parse
 from collectived_runtime.transport.link import Link, LinkBroken
-from collectived_runtime.transport.loopback import Network
+from collectived_runtime.transport.loopback import LoopbackNetwork
 
 Array = NDArray[Any]
 Algorithm = Callable[[Sequence[int], int, Span], Plan]
 
-STAMP = Stamp(key=1, generation=2, instance=3, pack=0, shard=0, plan=b"planplan", chain=b"chainchn")
+STAMP = FrameTemplate(key=1, generation=2, instance=3, pack=0, shard=0, plan=b"planplan", chain=b"chainchn")
 SUM = Arithmetic(ReduceOp.SUM, DType.FLOAT32, DType.FLOAT32, 1)
 
 
 def sums(source: Array, scratch: Array, output: Array) -> Buffers:
-    return Buffers(source, scratch, output, SUM.fold, SUM.finish, SUM.finish_here)
+    return Buffers(source, scratch, output, SUM.fold, SUM.finish, SUM.finish_in_place)
 
 
 def never(link: Link, expected: bytes, got: bytes) -> bool:
@@ -48,7 +48,7 @@ def run_all(generators: dict[int, Iterator[Wait]]) -> None:
 
 def all_reduce(algorithm: Algorithm, inputs: list[Array], capacity: int = 1 << 16) -> list[Array]:
     members = range(len(inputs))
-    links = Network(capacity).links(members)
+    links = LoopbackNetwork(capacity).links(members)
     outputs = [np.full_like(one, np.nan) for one in inputs]
     generators = {}
     for me in members:
@@ -85,7 +85,7 @@ def test_buffers_of_a_few_bytes_in_between_do_not_dead_lock_full_duplex() -> Non
 
 
 def test_a_missing_partner_is_waited_for_without_spinning() -> None:
-    links = Network().links(range(2))
+    links = LoopbackNetwork().links(range(2))
     data = np.ones(4, np.float32)
     plan = ring.all_reduce(range(2), 0, Span(0, 4))
     generator = execute(plan, sums(data, data.copy(), data.copy()), links[0], STAMP, never)
@@ -94,7 +94,7 @@ def test_a_missing_partner_is_waited_for_without_spinning() -> None:
 
 
 def test_a_peer_that_ends_breaks_the_plan_and_is_named() -> None:
-    links = Network().links(range(2))
+    links = LoopbackNetwork().links(range(2))
     links[1][0].close()
     data = np.ones(4, np.float32)
     plan = tree.all_reduce(range(2), 0, Span(0, 4))
@@ -105,10 +105,10 @@ def test_a_peer_that_ends_breaks_the_plan_and_is_named() -> None:
 
 
 def test_a_frame_of_another_contract_is_judged_before_anything_is_folded() -> None:
-    links = Network().links(range(2))
+    links = LoopbackNetwork().links(range(2))
     data = np.ones(4, np.float32)
     output = np.zeros(4, np.float32)
-    other = Stamp(1, 2, 3, 0, 0, b"planplan", b"DIFFERS!")
+    other = FrameTemplate(1, 2, 3, 0, 0, b"planplan", b"DIFFERS!")
     links[1][0].send([other.header(0, 0, 16), data.tobytes()])
     seen = []
 
@@ -125,9 +125,9 @@ def test_a_frame_of_another_contract_is_judged_before_anything_is_folded() -> No
 
 
 def test_a_send_that_stands_midway_marks_its_link() -> None:
-    links = Network(capacity=80).links(range(2))
+    links = LoopbackNetwork(capacity=80).links(range(2))
     data = np.ones(100, np.float32)
     plan = tree.all_reduce(range(2), 1, Span(0, 100))
     generator = execute(plan, sums(data, data.copy(), data.copy()), links[1], STAMP, never)
     next(generator)
-    assert links[1][0].midway_out
+    assert links[1][0].is_mid_send

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from collectived_proto.errors import Code
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.types import Member, Recv, ReportKind, Send, Verdict
-from collectived_runtime.engine import flood, reports
-from collectived_runtime.engine.flood import rank_of
+from collectived_runtime.engine.failure import peer_consensus, reporter
+from collectived_runtime.engine.failure.peer_consensus import precedence
 from collectived_runtime.transport.link import LinkBroken
 
 
@@ -20,7 +20,7 @@ from collectived_runtime.transport.link import LinkBroken
 def test_all_hear_the_same_verdict_which_names_the_missing_rank(
     world: Any, monkeypatch: pytest.MonkeyPatch, hosts: Any
 ) -> None:
-    monkeypatch.setattr(flood, "LISTEN_SECONDS", 1.0)  # for as long as a busy machine may need
+    monkeypatch.setattr(peer_consensus, "LISTEN_SECONDS", 1.0)  # for as long as a busy machine may need
     here = world(*hosts)
     *present, absent = here.ranks
     for rank in present:
@@ -36,15 +36,17 @@ def test_all_hear_the_same_verdict_which_names_the_missing_rank(
 
 
 def test_a_lost_peer_is_named_alike_by_all_that_are_left(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flood, "LISTEN_SECONDS", 1.0)
+    monkeypatch.setattr(peer_consensus, "LISTEN_SECONDS", 1.0)
     here = world(1, 1, 1, 1)
     *present, last = here.ranks
     for rank in present:
         rank.submit()
-    here.lane_of(last.rank).stop()
-    last.bell.close()
-    for lane in here.lanes[:-1]:
-        lane._watch.ask(lambda lane=lane: lane._generation.link_broken(LinkBroken("cut", 3)))
+    here.group_loop_of(last.rank).stop()
+    last.doorbell.close()
+    for group_loop in here.group_loops[:-1]:
+        group_loop._poller.call_soon_threadsafe(
+            lambda group_loop=group_loop: group_loop._generation.on_link_broken(LinkBroken("cut", 3))
+        )
     verdicts = [rank.failed()[1] for rank in present]
     assert len({verdict.message for verdict in verdicts}) == 1
     assert all(verdict.code == Code.UNAVAILABLE and verdict.missing[0].rank == 3 for verdict in verdicts)
@@ -53,7 +55,7 @@ def test_a_lost_peer_is_named_alike_by_all_that_are_left(world: Any, monkeypatch
 def test_what_the_coordinator_has_said_goes_before_what_a_worker_decides(world: Any) -> None:
     here = world(1, 1)
     said = here.verdict(Code.ABORTED, message="the coordinator's word")
-    here.lanes[1].rule(said)  # the other one does not hear of it
+    here.group_loops[1].apply_verdict(said)  # the other one does not hear of it
     here.ranks[0].submit(remaining=0.05)
     assert here.ranks[0].failed()[1].message == "the coordinator's word"
 
@@ -67,14 +69,14 @@ def test_of_several_verdicts_the_lowest_instance_and_rank_counts(world: Any) -> 
         return replace(verdict, from_instance=instance, missing=members)
 
     ordered = [about(1, 7), about(2, 0, 3), about(2, 1), about(2)]
-    assert sorted(reversed(ordered), key=rank_of) == ordered
-    assert rank_of(replace(verdict, decided_by="coordinator", from_instance=9)) < rank_of(ordered[0])
+    assert sorted(reversed(ordered), key=precedence) == ordered
+    assert precedence(replace(verdict, decided_by="coordinator", from_instance=9)) < precedence(ordered[0])
 
 
 @pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
 def test_without_a_coordinator_a_lost_rank_ends_what_comes_later(world: Any, hosts: Any) -> None:
     here = world(*hosts)
-    here.ranks[1].bell.close()
+    here.ranks[1].doorbell.close()
     assert here.report(ReportKind.LOST).rank == 1
     here.ranks[0].submit()
     code = here.ranks[0].failed()[1].code
@@ -85,7 +87,7 @@ def test_without_a_coordinator_a_lost_rank_ends_what_comes_later(world: Any, hos
 def test_without_a_coordinator_a_lost_sender_ends_a_recv(world: Any, hosts: Any) -> None:
     here = world(*hosts)
     number = here.ranks[0].post(Recv(1))
-    here.ranks[1].bell.close()
+    here.ranks[1].doorbell.close()
     failed, verdict = here.ranks[0].failed()
     assert (failed, verdict.code) == (number, Code.UNAVAILABLE)
 
@@ -102,8 +104,8 @@ def test_without_a_coordinator_a_peer_that_has_left_is_not_waited_for(world: Any
 
 
 def leave(rank: Any) -> None:
-    rank.bell.send(wire.bare(wire.Kind.LEAVE))
-    rank.bell.close()
+    rank.doorbell.send(messages.encode_bare(messages.MessageType.LEAVE))
+    rank.doorbell.close()
 
 
 def left(verdict: Verdict) -> list[int]:
@@ -161,13 +163,13 @@ def test_without_a_coordinator_who_left_before_anything_was_said_between_workers
     assert left(here.ranks[waiting].failed()[1]) == [1 - waiting]
 
 
-def test_where_the_coordinator_is_there_a_lane_that_all_have_left_ends_without_deciding_anything(
+def test_where_the_coordinator_is_there_a_group_loop_that_all_have_left_ends_without_deciding_anything(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports, "DECIDE_ALONE_SECONDS", 60.0)
+    monkeypatch.setattr(reporter, "DECIDE_ALONE_SECONDS", 60.0)
     here = world(1, 1)
     leave(here.ranks[1])
-    assert here.ended.get(timeout=10) is here.lanes[1]
+    assert here.ended.get(timeout=10) is here.group_loops[1]
 
 
 @pytest.mark.parametrize("hosts", [(3,), (1, 1, 1), (1, 2), (2, 1)], ids=str)
@@ -199,7 +201,7 @@ def test_without_a_coordinator_recvs_from_ranks_that_left_fail_and_others_go_on(
 def test_without_a_coordinator_sends_and_recvs_fail_when_a_worker_with_which_they_had_mail_has_parted(
     world: Any, mail: str
 ) -> None:
-    here = world(1, 1)  # whose lanes think that the coordinator says what is to be said
+    here = world(1, 1)  # whose group loops think that the coordinator says what is to be said
     stays, goes = here.ranks
     sender, receiver = (stays, goes) if mail == "to it" else (goes, stays)
     sender.post(Send(receiver.rank), np.arange(3, dtype=np.float32))
@@ -207,7 +209,7 @@ def test_without_a_coordinator_sends_and_recvs_fail_when_a_worker_with_which_the
     receiver.post(Recv(sender.rank))
     receiver.done()
     leave(goes)
-    assert here.ended.get(timeout=10) is here.lanes[1]
+    assert here.ended.get(timeout=10) is here.group_loops[1]
     asked = stays.post(Recv(1))
     failed, verdict = stays.failed()
     assert (failed, left(verdict)) == (asked, [1])
@@ -220,7 +222,7 @@ def test_a_fault_after_a_departure_in_order_reaches_those_that_wait(world: Any) 
     gone = replace(here.verdict(Code.ABORTED), missing=(here.group.members[2],), orderly=True)
     here.rule(gone)
     number = here.ranks[0].post(Recv(1))
-    here.ranks[1].bell.close()  # the coordinator says nothing about it
+    here.ranks[1].doorbell.close()  # the coordinator says nothing about it
     failed, verdict = here.ranks[0].failed()
     assert (failed, verdict.code) == (number, Code.UNAVAILABLE)
 
@@ -231,8 +233,8 @@ def test_a_worker_that_the_coordinator_gave_up_hears_of_it_from_the_others(world
         if rank.rank:
             rank.submit()
     lost = replace(here.verdict(Code.UNAVAILABLE, message="worker 2 is lost"), missing=(here.group.members[2],))
-    for lane in here.lanes[:2]:
-        lane.rule(lost)
+    for group_loop in here.group_loops[:2]:
+        group_loop.apply_verdict(lost)
     assert [here.ranks[rank].failed()[1].message for rank in (1, 2)] == ["worker 2 is lost"] * 2
 
 
@@ -251,7 +253,7 @@ def test_without_a_coordinator_an_instance_after_letters_hears_too_that_a_worker
     stays.post(Recv(1))
     stays.done()
     leave(goes)
-    assert here.ended.get(timeout=10) is here.lanes[1]
+    assert here.ended.get(timeout=10) is here.group_loops[1]
     if posts:
         asked = stays.post(Recv(1))
         assert stays.failed()[0] == asked
@@ -261,8 +263,10 @@ def test_without_a_coordinator_an_instance_after_letters_hears_too_that_a_worker
 
 def test_a_departure_that_a_worker_decides_alone_does_not_outrun_what_the_coordinator_has_said(world: Any) -> None:
     here = world(1, 1)
-    here.lanes[1].rule(here.verdict(Code.ABORTED, message="the coordinator's word"))  # the other one has not heard it
+    here.group_loops[1].apply_verdict(
+        here.verdict(Code.ABORTED, message="the coordinator's word")
+    )  # the other one has not heard it
     here.ranks[0].submit()
-    lane = here.lanes[0]
-    lane._watch.ask(lambda: lane._generation.reports.parted(1, 0))
+    group_loop = here.group_loops[0]
+    group_loop._poller.call_soon_threadsafe(lambda: group_loop._generation.reporter.report_worker_left(1, 0))
     assert here.ranks[0].failed()[1].message == "the coordinator's word"

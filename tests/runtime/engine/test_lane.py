@@ -1,4 +1,4 @@
-"""The lane: matches, runs, delivers, and is never deaf in its one wait."""
+"""The group loop: matches, runs, delivers, and is never deaf in its one wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from collectived_proto.errors import Code
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.types import (
     AllReduce,
     Barrier,
@@ -23,10 +23,10 @@ from collectived_proto.types import (
     ReportKind,
     Tier,
 )
-from collectived_runtime.engine import workshop
-from collectived_runtime.limits.refusals import Where
+from collectived_runtime.engine.loop import context
+from collectived_runtime.limits.rejections import MessageSource
 from collectived_runtime.plan import moves
-from collectived_runtime.transport.frame import Stamp, bye
+from collectived_runtime.transport.frame import FrameTemplate, encode_bye
 from collectived_runtime.transport.link import Link, TcpStream
 
 from .conftest import wait_for
@@ -40,7 +40,7 @@ def test_everybody_receives_the_sum(world: Any, hosts: tuple[int, ...]) -> None:
     expected = np.full(1000, sum(r.rank + 1 for r in here.ranks), np.float32)
     for rank in here.ranks:
         done = rank.done()
-        assert done.last and done.result
+        assert done.is_last and done.has_result
         assert np.array_equal(rank.result(done, count=1000), expected)
 
 
@@ -71,7 +71,9 @@ def test_packs_by_number_cut_right_through_and_give_the_sum(world: Any, hosts: t
         rank.submit(np.arange(count, dtype=np.float32) + rank.rank, packing=Packing(num_packs=4))
     for rank in here.ranks:
         done = rank.done()
-        assert done.last and np.array_equal(rank.result(done, count=count), np.arange(count, dtype=np.float32) * 3 + 3)
+        assert done.is_last and np.array_equal(
+            rank.result(done, count=count), np.arange(count, dtype=np.float32) * 3 + 3
+        )
 
 
 @pytest.mark.parametrize("algorithm", ACROSS)
@@ -91,7 +93,7 @@ def test_a_hint_for_nccl_on_cpus_falls_back_and_says_so_once(world: Any, caplog:
         for rank in here.ranks:
             rank.submit(np.ones(count, np.float32), implementation=CommunicationImplementation.NCCL)
         for rank in here.ranks:
-            assert rank.done().last
+            assert rank.done().is_last
     assert [record.getMessage() for record in caplog.records].count(
         "group world is on CPU devices: the hint NCCL falls back to RING"
     ) == 1
@@ -103,7 +105,7 @@ def test_a_reduce_reaches_its_root_alone(world: Any, hosts: tuple[int, ...]) -> 
     for rank in here.ranks:
         rank.submit(operation=Reduce(ReduceOp.SUM, 1))
     dones = [rank.done() for rank in here.ranks]
-    assert [done.result for done in dones] == [rank.rank == 1 for rank in here.ranks]
+    assert [done.has_result for done in dones] == [rank.rank == 1 for rank in here.ranks]
     assert here.ranks[1].result(dones[1]).tolist() == [len(here.ranks)] * 4
 
 
@@ -122,7 +124,7 @@ def test_a_barrier_completes_when_the_last_rank_arrives(world: Any) -> None:
     for rank in here.ranks:
         rank.submit(empty, operation=Barrier())
     for rank in here.ranks:
-        assert rank.done().last
+        assert rank.done().is_last
 
 
 def test_results_of_one_instance_are_the_same_memory_for_all_local_ranks(world: Any) -> None:
@@ -142,7 +144,7 @@ def test_a_slot_is_free_again_when_every_holder_has_released_it(world: Any) -> N
         for rank in here.ranks:
             done = rank.done()
             offsets.add(done.offset)
-            rank.bell.send(wire.release((done.slot,)))
+            rank.doorbell.send(messages.encode_release((done.slot,)))
     assert len(offsets) <= 2
 
 
@@ -167,7 +169,7 @@ def test_an_address_out_of_bounds_is_that_clients_fault_alone(world: Any) -> Non
     here = world(2)
     rank = here.ranks[0]
     rank.submit()
-    rank.bell.send(wire.Ring(100, next(iter(rank.seat.prepared)), 1, 0, True, ((1, 1 << 40),)).encode())
+    rank.doorbell.send(messages.Submit(100, next(iter(rank.local_rank.prepared)), 1, 0, True, ((1, 1 << 40),)).encode())
     report = here.report(ReportKind.LOST)
     assert report.rank == 0 and "malformed" in report.text and report.instance == 0
 
@@ -231,13 +233,13 @@ def test_waiting_is_reported_after_a_while_and_when_it_ends(world: Any) -> None:
     assert [p.arrived for p in report.ranks] == [True, False]
     here.ranks[1].submit()
     here.report(ReportKind.RESUMED)
-    assert here.ranks[0].done().last
+    assert here.ranks[0].done().is_last
 
 
 def test_a_client_that_hangs_up_is_reported_with_its_last_instance(world: Any) -> None:
     here = world(2)
     here.ranks[0].submit()
-    here.ranks[1].bell.close()
+    here.ranks[1].doorbell.close()
     report = here.report(ReportKind.LOST)
     assert (report.rank, report.instance) == (1, -1)
 
@@ -245,7 +247,7 @@ def test_a_client_that_hangs_up_is_reported_with_its_last_instance(world: Any) -
 def test_what_a_lost_client_had_fully_submitted_completes(world: Any) -> None:
     here = world(2)
     here.ranks[1].submit(np.full(4, 5, np.float32))
-    here.ranks[1].bell.close()
+    here.ranks[1].doorbell.close()
     assert here.report(ReportKind.LOST).instance == 0
     here.rule(here.verdict(Code.UNAVAILABLE, from_instance=1))
     here.ranks[0].submit()
@@ -254,13 +256,13 @@ def test_what_a_lost_client_had_fully_submitted_completes(world: Any) -> None:
     assert here.ranks[0].failed()[0] == 1
 
 
-def test_an_abort_stops_the_lane_before_it_is_answered_so_that_memory_may_be_used_again(world: Any) -> None:
+def test_an_abort_stops_the_group_loop_before_it_is_answered_so_that_memory_may_be_used_again(world: Any) -> None:
     here = world(2)
     here.ranks[0].submit()
-    here.ranks[0].bell.send(wire.bare(wire.Kind.ABORT, "interrupted"))
-    here.ranks[0].bell.send(wire.bare(wire.Kind.PING))
+    here.ranks[0].doorbell.send(messages.encode_bare(messages.MessageType.ABORT, "interrupted"))
+    here.ranks[0].doorbell.send(messages.encode_bare(messages.MessageType.PING))
     assert here.report(ReportKind.ABORT).text == "interrupted"
-    while wire.kind_of(here.ranks[0].bell.recv(1000)) is not wire.Kind.PONG:
+    while messages.parse_type(here.ranks[0].doorbell.recv(1000)) is not messages.MessageType.PONG:
         pass
     here.ranks[0].memory[:] = 0xFF  # what its caller does next
     here.ranks[1].submit()
@@ -273,7 +275,7 @@ def test_frames_of_an_instance_that_is_over_are_a_mismatch_of_that_instance(worl
     for rank in here.ranks:  # each is the root, to itself
         rank.submit(operation=Broadcast(rank.rank))
     for rank in here.ranks:
-        assert rank.done().last
+        assert rank.done().is_last
     assert here.report(ReportKind.MISMATCH).instance == 0
     here.rule(here.verdict(Code.INVALID_ARGUMENT, successor=101))
     for rank in here.ranks:  # they had gone on, and hear of it unasked
@@ -282,7 +284,7 @@ def test_frames_of_an_instance_that_is_over_are_a_mismatch_of_that_instance(worl
 
 def test_more_than_the_allowed_instances_outstanding_are_that_clients_fault(world: Any) -> None:
     here = world(2)
-    for _ in range(wire.MAX_OUTSTANDING + 1):
+    for _ in range(messages.MAX_OUTSTANDING + 1):
         here.ranks[0].submit()
     report = here.report(ReportKind.LOST)
     assert report.rank == 0 and "64 instances outstanding" in report.text
@@ -295,7 +297,7 @@ def test_a_client_that_does_not_read_delays_nobody(world: Any) -> None:
             rank.submit()
         done = here.ranks[0].done()
         assert done.instance == step
-        here.ranks[0].bell.send(wire.release((done.slot,)))
+        here.ranks[0].doorbell.send(messages.encode_release((done.slot,)))
     assert [here.ranks[1].done().instance for _ in range(2000)] == list(range(2000))
     assert here.reports.empty()
 
@@ -310,7 +312,7 @@ def test_a_verdict_over_very_many_ranks_fits_in_one_message(world: Any) -> None:
     assert [member.rank for member in heard.missing] == list(range(4096))
 
 
-def test_a_defect_in_a_lane_is_reported_so_that_no_peer_waits_for_it(
+def test_a_defect_in_a_group_loop_is_reported_so_that_no_peer_waits_for_it(
     world: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = world(2, 1)
@@ -322,17 +324,17 @@ def test_a_defect_in_a_lane_is_reported_so_that_no_peer_waits_for_it(
     def broken(*_: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(here.lanes[0].ledger, "arrive", broken)
+    monkeypatch.setattr(here.group_loops[0].tracker, "record_arrival", broken)
     here.ranks[0].submit()
     reports = sorted((here.report(ReportKind.LOST) for _ in range(2)), key=lambda report: report.rank)
     assert [(report.rank, report.instance) for report in reports] == [(0, 0), (1, 0)]
     assert all("planted" in report.text for report in reports)
-    assert here.ended.get(timeout=10) is here.lanes[0]
+    assert here.ended.get(timeout=10) is here.group_loops[0]
 
 
 def test_rings_of_a_generation_that_nobody_announced_are_not_kept_for_ever(world: Any) -> None:
     here = world(1)
-    for instance in range(wire.MAX_OUTSTANDING + 1):
+    for instance in range(messages.MAX_OUTSTANDING + 1):
         here.ranks[0].submit(generation=999, instance=instance)
     assert "999" in here.report(ReportKind.LOST).text
 
@@ -340,25 +342,25 @@ def test_rings_of_a_generation_that_nobody_announced_are_not_kept_for_ever(world
 def test_programs_of_ever_changing_shapes_are_forgotten_and_made_again(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workshop, "MAX_PROGRAMS", 3)
+    monkeypatch.setattr(context, "MAX_PROGRAMS", 3)
     here = world(2)
     for count in (1, 2, 3, 4, 5, 1):
         for rank in here.ranks:
             rank.submit(np.full(count, 2, np.float32))
         for rank in here.ranks:
             assert rank.result(rank.done(), count=count).tolist() == [4] * count
-    assert len(here.lanes[0]._shop.programs) == 3
+    assert len(here.group_loops[0]._context.programs) == 3
 
 
-def test_a_lane_ends_when_its_last_member_has_gone(world: Any) -> None:
+def test_a_group_loop_ends_when_its_last_member_has_gone(world: Any) -> None:
     here = world(2)
     for rank in here.ranks:
         rank.submit()
     for rank in here.ranks:
         rank.done()
-        rank.bell.send(wire.bare(wire.Kind.LEAVE))
-        rank.bell.close()
-    assert here.ended.get(timeout=10) is here.lanes[0]
+        rank.doorbell.send(messages.encode_bare(messages.MessageType.LEAVE))
+        rank.doorbell.close()
+    assert here.ended.get(timeout=10) is here.group_loops[0]
     kinds = [here.reports.get_nowait().kind for _ in range(here.reports.qsize())]
     assert kinds == [ReportKind.LEFT, ReportKind.LEFT]
 
@@ -369,7 +371,7 @@ def test_who_only_sent_tells_what_when_it_leaves_for_others_may_still_find_that_
     for count in (4, 5):
         root.submit(np.ones(count, np.float32), operation=Broadcast(0))
         root.done()
-    root.bell.send(wire.bare(wire.Kind.LEAVE))
+    root.doorbell.send(messages.encode_bare(messages.MessageType.LEAVE))
     report = here.report(ReportKind.LEFT)
     assert [(one.instance, one.op, one.site) for one in report.last] == [
         (number, "broadcast(root=0)", "test.py:1") for number in (0, 1)
@@ -386,8 +388,8 @@ def test_leaving_in_order_alarms_no_peer(world: Any) -> None:
         rank.submit()
     for rank in here.ranks:
         rank.done()
-        rank.bell.send(wire.bare(wire.Kind.LEAVE))
-        rank.bell.close()
+        rank.doorbell.send(messages.encode_bare(messages.MessageType.LEAVE))
+        rank.doorbell.close()
         here.ended.get(timeout=10)
     assert {here.reports.get_nowait().kind for _ in range(here.reports.qsize())} == {ReportKind.LEFT}
 
@@ -397,16 +399,16 @@ class Opposite:
 
     def __init__(self, world: Any, count: int) -> None:
         self.world = here = world(1, 1)
-        here.lanes[1].stop()
-        here.lanes[1].join()
+        here.group_loops[1].stop()
+        here.group_loops[1].join()
         here.ended.get(timeout=10)
         here.ranks[0].submit(np.ones(count, np.float32))
-        self.lane = lane = here.lanes[0]
-        wait_for(lambda: lane.running is not None and here.board.dialled)
+        self.group_loop = group_loop = here.group_loops[0]
+        wait_for(lambda: group_loop.execution is not None and here.board.dialled)
         self.link = next(iter(here.board.dialled.values()))
-        assert lane.running is not None
-        strand = lane.running.program.strands[0]
-        self.stamp = Stamp(7, 100, 0, 0, 0, strand.plan_hash, lane._generation._stages.chain)
+        assert group_loop.execution is not None
+        task = group_loop.execution.program.tasks[0]
+        self.stamp = FrameTemplate(7, 100, 0, 0, 0, task.plan_hash, group_loop._generation._phases.chain)
 
 
 class Stalled(Opposite):
@@ -415,15 +417,15 @@ class Stalled(Opposite):
     def __init__(self, world: Any) -> None:
         super().__init__(world, 100_000)
         self.link.sendall(self.stamp.header(0, 0, 200_000) + bytes(1000))
-        wait_for(lambda: any(link.received > 1000 for link in self.lane._generation.links))
+        wait_for(lambda: any(link.bytes_received > 1000 for link in self.group_loop._generation.links))
 
 
 def test_a_farewell_that_is_read_together_with_the_last_frame_is_no_fault(world: Any) -> None:
     peer = Opposite(world, 4)
-    peer.link.sendall(peer.stamp.header(0, 0, 16) + np.ones(4, np.float32).tobytes() + bye(7, 100))
+    peer.link.sendall(peer.stamp.header(0, 0, 16) + np.ones(4, np.float32).tobytes() + encode_bye(7, 100))
     done = peer.world.ranks[0].done()
     assert (peer.world.ranks[0].result(done) == 2).all()
-    wait_for(lambda: not list(peer.lane._generation.links))  # the link has been given up
+    wait_for(lambda: not list(peer.group_loop._generation.links))  # the link has been given up
     assert peer.world.reports.empty()
 
 
@@ -432,18 +434,18 @@ def test_nonsense_that_is_read_together_with_the_last_frame_is_noticed(world: An
     peer.link.sendall(peer.stamp.header(0, 0, 16) + np.ones(4, np.float32).tobytes() + b"garbage!" * 8)
     peer.world.ranks[0].done()
     assert "frame" in peer.world.report(ReportKind.LINK).text
-    assert peer.lane._shop.around.refusals.malformed == {Where.LINK: 1}
+    assert peer.group_loop._context.worker.refusals.malformed_counts == {MessageSource.LINK: 1}
 
 
 def test_a_verdict_ends_the_wait_for_a_peer_stalled_in_the_middle_of_a_frame(world: Any) -> None:
     stalled = Stalled(world)
-    stalled.world.lanes[0].rule(stalled.world.verdict(Code.ABORTED))
+    stalled.world.group_loops[0].apply_verdict(stalled.world.verdict(Code.ABORTED))
     assert stalled.world.ranks[0].failed()[1].code == Code.ABORTED
 
 
 def test_a_clients_death_is_noticed_while_a_peer_is_stalled_in_the_middle_of_a_frame(world: Any) -> None:
     stalled = Stalled(world)
-    stalled.world.ranks[0].bell.close()
+    stalled.world.ranks[0].doorbell.close()
     assert stalled.world.report(ReportKind.LOST).rank == 0
 
 
@@ -451,12 +453,12 @@ def test_a_stray_frame_on_another_link_is_noticed_while_a_peer_is_stalled_in_the
     world: Any,
 ) -> None:
     stalled = Stalled(world)
-    lane = stalled.world.lanes[0]
+    group_loop = stalled.world.group_loops[0]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = socket.create_connection(listener.getsockname())
         mine, _ = listener.accept()
     with theirs:
-        lane._watch.ask(lambda: lane._generation.links.add(Link(1, 3, TcpStream(mine))))
+        group_loop._poller.call_soon_threadsafe(lambda: group_loop._generation.links.add(Link(1, 3, TcpStream(mine))))
         theirs.sendall(b"garbage!" * 8)
         report = stalled.world.report(ReportKind.LINK)
     assert report.worker == 1 and "frame" in report.text
@@ -464,25 +466,25 @@ def test_a_stray_frame_on_another_link_is_noticed_while_a_peer_is_stalled_in_the
 
 def test_who_has_gone_is_said_again_to_a_coordinator_that_is_back(world: Any) -> None:
     here = world(3)
-    here.ranks[0].bell.send(wire.bare(wire.Kind.LEAVE))
+    here.ranks[0].doorbell.send(messages.encode_bare(messages.MessageType.LEAVE))
     assert here.report(ReportKind.LEFT).rank == 0
-    here.ranks[1].bell.close()
+    here.ranks[1].doorbell.close()
     assert here.report(ReportKind.LOST).rank == 1
-    here.lanes[0].report_again()
+    here.group_loops[0].resend_reports()
     assert [(report.kind, report.rank) for report in (here.reports.get(timeout=10), here.reports.get(timeout=10))] == [
         (ReportKind.LEFT, 0),
         (ReportKind.LOST, 1),
     ]
 
 
-def test_the_end_of_a_link_is_noticed_while_its_strand_waits_for_another_one(world: Any) -> None:
+def test_the_end_of_a_link_is_noticed_while_its_task_waits_for_another_one(world: Any) -> None:
     here = world(1, 1, 1, table=(Tier("ring"),))
-    lane = here.lanes[0]
+    group_loop = here.group_loops[0]
     here.ranks[0].submit(np.ones(4, np.float32))  # sends to worker 1, and waits for worker 2
 
     def waits() -> bool:
-        running = lane.running
-        return running is not None and {link.peer: events for link, events in running.uses().items()}.get(1) == 0
+        running = group_loop.execution
+        return running is not None and {link.peer: events for link, events in running.link_events().items()}.get(1) == 0
 
     wait_for(waits)
     next(sock for (worker, _), sock in here.board.dialled.items() if worker == 1).close()
@@ -490,36 +492,38 @@ def test_the_end_of_a_link_is_noticed_while_its_strand_waits_for_another_one(wor
     assert report.worker == 1
 
 
-def test_a_link_that_arrives_when_its_lane_has_ended_is_closed(world: Any) -> None:
+def test_a_link_that_arrives_when_its_group_loop_has_ended_is_closed(world: Any) -> None:
     here = world(1)
-    watch = here.lanes[0]._watch
-    here.lanes[0].stop()
-    here.lanes[0].join()
+    watch = here.group_loops[0]._poller
+    here.group_loops[0].stop()
+    here.group_loops[0].join()
     one, other = socket.socketpair()
     with other:
-        watch.ask(lambda: None, one.close)
+        watch.call_soon_threadsafe(lambda: None, one.close)
         assert other.recv(1) == b""
 
 
 def test_when_a_link_breaks_nobody_reads_on_amid_the_frames_of_others(world: Any) -> None:
     """In a ring of four, worker 0 sends to 1 and receives from 3; 1 is gone while a frame of 3 is on its way."""
     here = world(1, 1, 1, 1, table=(Tier("ring"),))
-    lane = here.lanes[0]
+    group_loop = here.group_loops[0]
     here.ranks[0].submit(np.ones(100_000, np.float32))
-    wait_for(lambda: lane.running is not None and {worker for worker, _ in here.board.dialled} >= {1, 3})
+    wait_for(lambda: group_loop.execution is not None and {worker for worker, _ in here.board.dialled} >= {1, 3})
     links = {worker: sock for (worker, key), sock in here.board.dialled.items() if key[2] == 0}
-    assert lane.running is not None
-    strand = lane.running.program.strands[0]
-    stamp = Stamp(7, 100, 0, 0, 0, strand.plan_hash, lane._generation._stages.chain)
-    receive = next(move for move in strand.plan[0] if isinstance(move, moves.Recv) and move.peer == 3)
+    assert group_loop.execution is not None
+    task = group_loop.execution.program.tasks[0]
+    stamp = FrameTemplate(7, 100, 0, 0, 0, task.plan_hash, group_loop._generation._phases.chain)
+    receive = next(move for move in task.plan[0] if isinstance(move, moves.RecvMove) and move.peer == 3)
     header = stamp.header(0, receive.span.start * 4, len(receive.span) * 4)
     links[3].sendall(header + b"not a header, but payload" * 100)
-    wait_for(lambda: any(link.received > 1000 for link in lane._generation.links))
+    wait_for(lambda: any(link.bytes_received > 1000 for link in group_loop._generation.links))
     links[1].close()
     assert here.report(ReportKind.LINK).worker == 1
     links[3].sendall(b"more of the payload" * 1000)
-    lane.query(0, lambda generation, positions: here.ended.put(lane))  # the lane has looked at everything by then
+    group_loop.query_positions(
+        0, lambda generation, positions: here.ended.put(group_loop)
+    )  # the group loop has looked at everything by then
     here.ended.get(timeout=10)
-    lane.query(0, lambda generation, positions: here.ended.put(lane))
+    group_loop.query_positions(0, lambda generation, positions: here.ended.put(group_loop))
     here.ended.get(timeout=10)
     assert here.reports.empty()

@@ -1,4 +1,4 @@
-"""The ledger: what a rank that goes leaves behind, and when waiting is told again."""
+"""The tracker: what a rank that goes leaves behind, and when waiting is told again."""
 
 from __future__ import annotations
 
@@ -20,42 +20,48 @@ from collectived_proto.types import (
     ReportKind,
     Scatter,
 )
-from collectived_runtime.engine.ledger import LAST_LEAVES, LAST_SUBMISSIONS, Arrival, Ledger, Prepared
+from collectived_runtime.engine.submit.tracker import (
+    MAX_DESCRIBED_LEAVES,
+    MAX_LAST_SUBMISSIONS,
+    Arrival,
+    InstanceTracker,
+    PreparedCollective,
+)
 
 SUM = AllReduce(ReduceOp.SUM)
 EMPTY = Layout((), (), 0, 0)
 
 
-def submit(ledger: Ledger, rank: int, operation: Operation, leaves: int = 1, now: float = 0.0) -> int:
+def submit(tracker: InstanceTracker, rank: int, operation: Operation, leaves: int = 1, now: float = 0.0) -> int:
     """The number of the instance."""
-    number = ledger.standings[rank].submitted + 1
+    number = tracker.progress[rank].submitted + 1
     described = tuple(Leaf(f"[{index}]", DType.FLOAT32, (4,)) for index in range(leaves))
     collective = Collective(operation, "*", described, site=f"train.py:{number}")
-    prepared = Prepared(collective, collective.contract().encode(), EMPTY, str(operation))
-    ledger.arrive(rank, number, Arrival(prepared, None, now), 0.0)
+    prepared = PreparedCollective(collective, collective.contract().encode(), EMPTY, str(operation))
+    tracker.record_arrival(rank, number, Arrival(prepared, None, now), 0.0)
     return number
 
 
-def carry_out(ledger: Ledger, operation: Operation, leaves: int = 1) -> None:
+def carry_out(tracker: InstanceTracker, operation: Operation, leaves: int = 1) -> None:
     number = -1
-    for rank in ledger.standings:
-        number = submit(ledger, rank, operation, leaves)
-    ledger.finish(ledger.instances[number], 1.0)
+    for rank in tracker.progress:
+        number = submit(tracker, rank, operation, leaves)
+    tracker.finish(tracker.instances[number], 1.0)
 
 
-def left(ledger: Ledger, rank: int) -> list[int]:
+def left(tracker: InstanceTracker, rank: int) -> list[int]:
     """Which instances its departure tells of."""
-    return [one.instance for one in ledger.last_submissions(rank)]
+    return [one.instance for one in tracker.last_submissions(rank)]
 
 
 @pytest.mark.parametrize(
     "operation", [Broadcast(0), Broadcast(1), Scatter(0), Reduce(ReduceOp.SUM, 1), Gather(1)], ids=str
 )
 def test_what_a_rank_has_done_without_hearing_everybody_is_told_when_it_goes(operation: Operation) -> None:
-    ledger = Ledger(7, 100, [0], 1.0, 0.0)
+    tracker = InstanceTracker(7, 100, [0], 1.0, 0.0)
     for _ in range(3):
-        carry_out(ledger, operation)
-    last = ledger.last_submissions(0)
+        carry_out(tracker, operation)
+    last = tracker.last_submissions(0)
     assert [(one.instance, one.op, one.site) for one in last] == [
         (number, str(operation), f"train.py:{number}") for number in range(3)
     ]
@@ -64,85 +70,87 @@ def test_what_a_rank_has_done_without_hearing_everybody_is_told_when_it_goes(ope
 
 @pytest.mark.parametrize("operation", [SUM, Reduce(ReduceOp.SUM, 0), Gather(0)], ids=str)
 def test_who_has_heard_everybody_knows_that_all_agreed_until_then(operation: Operation) -> None:
-    ledger = Ledger(7, 100, [0], 1.0, 0.0)
+    tracker = InstanceTracker(7, 100, [0], 1.0, 0.0)
     for one in (Broadcast(0), Broadcast(0), operation, Broadcast(0), Broadcast(0)):
-        carry_out(ledger, one)
-    assert left(ledger, 0) == [3, 4]
-    carry_out(ledger, operation)
-    assert left(ledger, 0) == []
+        carry_out(tracker, one)
+    assert left(tracker, 0) == [3, 4]
+    carry_out(tracker, operation)
+    assert left(tracker, 0) == []
 
 
 def test_what_has_not_finished_is_told_whatever_it_is() -> None:
-    ledger = Ledger(7, 100, [0, 1], 1.0, 0.0)
-    carry_out(ledger, SUM)
-    submit(ledger, 0, SUM)
-    submit(ledger, 0, SUM)
-    assert (left(ledger, 0), left(ledger, 1)) == ([1, 2], [])
+    tracker = InstanceTracker(7, 100, [0, 1], 1.0, 0.0)
+    carry_out(tracker, SUM)
+    submit(tracker, 0, SUM)
+    submit(tracker, 0, SUM)
+    assert (left(tracker, 0), left(tracker, 1)) == ([1, 2], [])
 
 
 def test_only_the_latest_are_told_and_very_many_leaves_are_not_described() -> None:
-    ledger = Ledger(7, 100, [0], 1.0, 0.0)
-    for _ in range(3 * LAST_SUBMISSIONS):
-        carry_out(ledger, Broadcast(0), LAST_LEAVES // 2)
-    last = ledger.last_submissions(0)
-    assert [one.instance for one in last] == list(range(2 * LAST_SUBMISSIONS, 3 * LAST_SUBMISSIONS))
-    assert [one.collective is not None for one in last] == [False] * (LAST_SUBMISSIONS - 2) + [True] * 2
+    tracker = InstanceTracker(7, 100, [0], 1.0, 0.0)
+    for _ in range(3 * MAX_LAST_SUBMISSIONS):
+        carry_out(tracker, Broadcast(0), MAX_DESCRIBED_LEAVES // 2)
+    last = tracker.last_submissions(0)
+    assert [one.instance for one in last] == list(range(2 * MAX_LAST_SUBMISSIONS, 3 * MAX_LAST_SUBMISSIONS))
+    assert [one.collective is not None for one in last] == [False] * (MAX_LAST_SUBMISSIONS - 2) + [True] * 2
     assert all(one.op and one.site and one.contract for one in last)
 
 
 def test_a_departure_survives_the_trip_through_protobuf() -> None:
-    ledger = Ledger(7, 100, [0], 1.0, 0.0)
+    tracker = InstanceTracker(7, 100, [0], 1.0, 0.0)
     for _ in range(3):
-        carry_out(ledger, Broadcast(0), LAST_LEAVES // 2)
-    report = Report(7, 100, ReportKind.LEFT, 2, 0, last=ledger.last_submissions(0))
+        carry_out(tracker, Broadcast(0), MAX_DESCRIBED_LEAVES // 2)
+    report = Report(7, 100, ReportKind.LEFT, 2, 0, last=tracker.last_submissions(0))
     assert report_from_proto(report_to_proto(report)) == report
 
 
 def test_what_waits_is_told_after_a_while_and_again_after_twice_the_time() -> None:
-    ledger = Ledger(7, 100, [0, 1], 1.0, 0.0)
-    submit(ledger, 0, SUM, now=10.0)
+    tracker = InstanceTracker(7, 100, [0, 1], 1.0, 0.0)
+    submit(tracker, 0, SUM, now=10.0)
     told = []
     for _ in range(5):
-        now = ledger.wakeup()
-        assert [report.kind for report in ledger.due(now)] == [ReportKind.PENDING]
-        assert ledger.due(now) == []
+        now = tracker.next_deadline()
+        assert [report.kind for report in tracker.collect_due_reports(now)] == [ReportKind.PENDING]
+        assert tracker.collect_due_reports(now) == []
         told.append(now - 10.0)
     assert told == [1.0, 2.0, 4.0, 8.0, 16.0]
 
 
-def ring(ledger: Ledger, rank: int, number: int, *, ready: bool, contract: bytes = b"same", now: float = 0.0) -> bool:
+def ring(
+    tracker: InstanceTracker, rank: int, number: int, *, ready: bool, contract: bytes = b"same", now: float = 0.0
+) -> bool:
     """Whether it agrees with those before it."""
-    prepared = Prepared(Collective(SUM, "*", (), site=f"train.py:{number}"), contract, EMPTY, "sum")
-    return ledger.arrive(rank, number, Arrival(prepared, None, now, ready), 5.0)
+    prepared = PreparedCollective(Collective(SUM, "*", (), site=f"train.py:{number}"), contract, EMPTY, "sum")
+    return tracker.record_arrival(rank, number, Arrival(prepared, None, now, ready), 5.0)
 
 
 def test_a_rank_whose_value_is_being_written_is_known_and_has_not_arrived() -> None:
-    ledger = Ledger(7, 100, [0, 1], 1.0, 0.0)
-    assert ring(ledger, 0, 0, ready=False) and ring(ledger, 1, 0, ready=True, now=1.0)
-    assert ledger.startable() is None and ledger.missing(ledger.instances[0]) == [0]
-    waiting, there = ledger.positions(0, 2.0)
+    tracker = InstanceTracker(7, 100, [0, 1], 1.0, 0.0)
+    assert ring(tracker, 0, 0, ready=False) and ring(tracker, 1, 0, ready=True, now=1.0)
+    assert tracker.find_startable() is None and tracker.missing_ranks(tracker.instances[0]) == [0]
+    waiting, there = tracker.positions(0, 2.0)
     assert (waiting.arrived, waiting.submitted, waiting.contract) == (False, -1, b"same")
     assert (there.arrived, there.submitted, there.contract) == (True, 0, b"same")
-    assert ledger.wakeup() == 1.0, "it may stall"
-    ledger.written(0, 0, 3.0)
-    instance = ledger.startable()
-    assert instance is not None and (instance.first.at, instance.last.at) == (1.0, 3.0)
-    assert ledger.positions(0, 3.0)[0].arrived
+    assert tracker.next_deadline() == 1.0, "it may stall"
+    tracker.mark_ready(0, 0, 3.0)
+    instance = tracker.find_startable()
+    assert instance is not None and (instance.first_arrival.arrived_at, instance.last_arrival.arrived_at) == (1.0, 3.0)
+    assert tracker.positions(0, 3.0)[0].arrived
 
 
 def test_a_rank_has_arrived_at_what_follows_when_all_before_it_is_there() -> None:
-    ledger = Ledger(7, 100, [0], 1.0, 0.0)
+    tracker = InstanceTracker(7, 100, [0], 1.0, 0.0)
     for number, ready in enumerate((True, False, True, False, True)):
-        ring(ledger, 0, number, ready=ready)
-    standing = ledger.standings[0]
-    assert (standing.rung, standing.submitted, standing.site) == (4, 0, "train.py:0")
-    ledger.written(0, 3, 1.0)
+        ring(tracker, 0, number, ready=ready)
+    standing = tracker.progress[0]
+    assert (standing.received, standing.submitted, standing.site) == (4, 0, "train.py:0")
+    tracker.mark_ready(0, 3, 1.0)
     assert standing.submitted == 0
-    ledger.written(0, 1, 1.0)
+    tracker.mark_ready(0, 1, 1.0)
     assert (standing.submitted, standing.site) == (4, "train.py:4")
 
 
 def test_who_differs_is_found_while_its_value_is_being_written() -> None:
-    ledger = Ledger(7, 100, [0, 1], 1.0, 0.0)
-    assert ring(ledger, 0, 0, ready=True)
-    assert not ring(ledger, 1, 0, ready=False, contract=b"other")
+    tracker = InstanceTracker(7, 100, [0, 1], 1.0, 0.0)
+    assert ring(tracker, 0, 0, ready=True)
+    assert not ring(tracker, 1, 0, ready=False, contract=b"other")

@@ -1,4 +1,4 @@
-"""Links across generations: lanes over real receptions, each generation a world of its own."""
+"""Links across generations: group loops over real connection servers, each generation a world of its own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from tests.certificates import Signer
 
 from collectived_proto.errors import Code
-from collectived_proto.local import wire
-from collectived_proto.tls.files import Material, client_context, load, server_context
+from collectived_proto.ipc import messages
+from collectived_proto.tls.files import TlsMaterial, client_context, load_material, server_context
 from collectived_proto.types import Recv, Send, Tier
-from collectived_runtime.engine.lane import Lane
-from collectived_runtime.transport.handshake import Contexts
-from collectived_runtime.transport.reception import Reception
+from collectived_runtime.engine.loop.group_loop import GroupLoop
+from collectived_runtime.transport.connections import ConnectionServer
+from collectived_runtime.transport.handshake import TlsContexts
 
 from .conftest import SLOT, World
 
@@ -26,30 +26,32 @@ WORKERS = 3
 RING = (Tier("ring", shards=2),)
 
 
-def contexts_of(material: Material) -> Contexts:
+def contexts_of(material: TlsMaterial) -> TlsContexts:
     both = server_context(material, demand=True), client_context(material)
     return lambda: both
 
 
 @pytest.fixture(params=["tcp", "tls"])
-def receptions(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Reception]]:
-    contexts = contexts_of(load(Signer(tmp_path / "authority").issue("host"))) if request.param == "tls" else None
+def connection_servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[ConnectionServer]]:
+    contexts = (
+        contexts_of(load_material(Signer(tmp_path / "authority").issue("host"))) if request.param == "tls" else None
+    )
     made = [
-        Reception(task, "of these tests", str(tmp_path / f"door-{task}"), ("127.0.0.1", 0), contexts=contexts)
+        ConnectionServer(task, "of these tests", str(tmp_path / f"door-{task}"), ("127.0.0.1", 0), contexts=contexts)
         for task in range(WORKERS)
     ]
     yield made
-    for reception in made:
-        reception.close()
+    for connection_server in made:
+        connection_server.close()
 
 
-def opened(receptions: list[Reception], how: str) -> int:
-    return sum(reception.opened[how] for reception in receptions)
+def opened(connection_servers: list[ConnectionServer], how: str) -> int:
+    return sum(connection_server.links_opened[how] for connection_server in connection_servers)
 
 
-def free(receptions: list[Reception]) -> int:
+def free(connection_servers: list[ConnectionServer]) -> int:
     """Connections that may be taken again."""
-    return sum(len(reception._kept._free) for reception in receptions)
+    return sum(len(connection_server._pool._reusable) for connection_server in connection_servers)
 
 
 def settle(fact: Callable[[], bool]) -> None:
@@ -57,8 +59,8 @@ def settle(fact: Callable[[], bool]) -> None:
         select.select([], [], [], 0.001)
 
 
-def runs(lanes: list[Lane], instance: int) -> bool:
-    running = [lane.running for lane in lanes]
+def runs(group_loops: list[GroupLoop], instance: int) -> bool:
+    running = [group_loop.execution for group_loop in group_loops]
     return all(one is not None and one.instance.number == instance for one in running)
 
 
@@ -79,43 +81,47 @@ def letter(world: World) -> None:
 
 def leave(world: World) -> None:
     for rank in world.ranks:
-        rank.bell.send(wire.bare(wire.Kind.LEAVE))
-        rank.bell.close()
-    for lane in world.lanes:
-        lane.join()
+        rank.doorbell.send(messages.encode_bare(messages.MessageType.LEAVE))
+        rank.doorbell.close()
+    for group_loop in world.group_loops:
+        group_loop.join()
 
 
-def test_twenty_generations_dial_once_for_each_pair_and_channel(world: Any, receptions: list[Reception]) -> None:
+def test_twenty_generations_dial_once_for_each_pair_and_channel(
+    world: Any, connection_servers: list[ConnectionServer]
+) -> None:
     links = 3 * 2 + 1  # each two of a ring of three in two shards, and the way of a letter
     for number in range(20):
-        one = world(1, 1, 1, table=RING, generation=100 + number, receptions=receptions)
+        one = world(1, 1, 1, table=RING, generation=100 + number, connection_servers=connection_servers)
         all_reduce(one)
         letter(one)
         leave(one)
-        settle(lambda: free(receptions) == links)
-    assert opened(receptions, "dialled") == opened(receptions, "accepted") == links
-    assert opened(receptions, "kept") == 2 * 19 * links
+        settle(lambda: free(connection_servers) == links)
+    assert opened(connection_servers, "dialled") == opened(connection_servers, "accepted") == links
+    assert opened(connection_servers, "kept") == 2 * 19 * links
 
 
-def test_another_group_of_the_same_workers_takes_them_too(world: Any, receptions: list[Reception]) -> None:
+def test_another_group_of_the_same_workers_takes_them_too(
+    world: Any, connection_servers: list[ConnectionServer]
+) -> None:
     for key in (7, 8):
-        one = world(1, 1, 1, table=RING, key=key, receptions=receptions)
+        one = world(1, 1, 1, table=RING, key=key, connection_servers=connection_servers)
         all_reduce(one)
         leave(one)
-        settle(lambda: free(receptions) == 6)
-    assert opened(receptions, "dialled") == 6
+        settle(lambda: free(connection_servers) == 6)
+    assert opened(connection_servers, "dialled") == 6
 
 
 def test_what_was_under_way_on_a_link_never_reaches_the_next_generation(
-    world: Any, receptions: list[Reception]
+    world: Any, connection_servers: list[ConnectionServer]
 ) -> None:
     """Two of three submit, and a verdict comes amid it: frames of that instance lie where nobody reads them."""
     for number in range(5):
-        one = world(1, 1, 1, table=RING, generation=100 + number, receptions=receptions)
+        one = world(1, 1, 1, table=RING, generation=100 + number, connection_servers=connection_servers)
         all_reduce(one)
         for rank in one.ranks[:2]:
             rank.submit(np.full(SLOT // 8, 13.0, np.float32))
-        settle(partial(runs, one.lanes[:2], 1))
+        settle(partial(runs, one.group_loops[:2], 1))
         one.rule(one.verdict(Code.ABORTED, from_instance=1))
         assert [rank.failed()[0] for rank in one.ranks[:2]] == [1, 1]
         leave(one)

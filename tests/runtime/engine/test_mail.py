@@ -13,11 +13,11 @@ import pytest
 from tests.certificates import Signer
 from tests.runtime.engine.conftest import Exchange, Switchboard
 
-from collectived_proto.tls.files import client_context, load, server_context
-from collectived_runtime.engine.links import Parting
-from collectived_runtime.engine.mail import Parcel, WayOut
-from collectived_runtime.engine.watch import Watch
-from collectived_runtime.transport.handshake import prove
+from collectived_proto.tls.files import client_context, load_material, server_context
+from collectived_runtime.engine.base.poller import Poller
+from collectived_runtime.engine.run.links import LinkHandback
+from collectived_runtime.engine.run.streams import OutgoingMessage, SendStream
+from collectived_runtime.transport.handshake import do_tls_handshake
 from collectived_runtime.transport.link import Link, Stream, TcpStream
 from collectived_runtime.transport.tls import RECORD_BYTES, TlsStream
 
@@ -31,14 +31,14 @@ def streams(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[St
     if request.param == "tcp":
         pair = TcpStream(one), TcpStream(other)
     else:
-        material = load(Signer(tmp_path).issue("host"))
+        material = load_material(Signer(tmp_path).issue("host"))
         one.setblocking(False)
         other.setblocking(False)
         calling = client_context(material).wrap_socket(one, server_hostname="localhost", do_handshake_on_connect=False)
         called = server_context(material, demand=True).wrap_socket(
             other, server_side=True, do_handshake_on_connect=False
         )
-        sides = {prove(calling), prove(called)}
+        sides = {do_tls_handshake(calling), do_tls_handshake(called)}
         while sides:
             sides = {side for side in sides if next(side, None) is not None}
         pair = TlsStream(calling), TlsStream(called)
@@ -49,20 +49,20 @@ def streams(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[St
 
 def test_what_was_begun_arrives_whole_when_its_sender_lets_go(streams: tuple[Stream, Stream]) -> None:
     """Parcels of one record each: of the one that finds no room, nothing has been taken, and yet it may have begun."""
-    watch, gone = Watch(), list[str]()
-    part = Parting(Exchange(0, Switchboard()), 7, 100)
-    way = WayOut(watch, lambda there, _: there(Link(1, 0, streams[0])), lambda error: gone.append(str(error)), part)
+    watch, gone = Poller(), list[str]()
+    part = LinkHandback(Exchange(0, Switchboard()), 7, 100)
+    way = SendStream(watch, lambda there, _: there(Link(1, 0, streams[0])), lambda error: gone.append(str(error)), part)
     left = deque[int]()
     for _ in range(2000):
-        way.post(Parcel(0, deque([bytes([97]) * RECORD_BYTES]), lambda: left.append(0)))
+        way.send(OutgoingMessage(0, deque([bytes([97]) * RECORD_BYTES]), lambda: left.append(0)))
     poll = select.poll()
     poll.register(streams[0].fileno(), select.POLLOUT)
     while poll.poll(100):  # until the kernel takes no more
         watch.wait(time.monotonic() + 0.1)
     whole = len(left)
     assert whole < 2000
-    way.let_go(0)
-    way.post(Parcel(1, deque([bytes([98]) * RECORD_BYTES]), lambda: left.append(1)))
+    way.discard(0)
+    way.send(OutgoingMessage(1, deque([bytes([98]) * RECORD_BYTES]), lambda: left.append(1)))
     got, view = bytearray(), memoryview(bytearray(4 * RECORD_BYTES))
     while 1 not in left or len(got) < len(left) * RECORD_BYTES:
         watch.wait(time.monotonic() + 0.01)

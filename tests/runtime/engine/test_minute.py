@@ -1,4 +1,4 @@
-"""What a lane has done in the last minute: what is counted, what is forgotten, and as how much it counts."""
+"""What a group loop has done in the last minute: what is counted, what is forgotten, and as how much it counts."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from collectived_proto.types import (
     ReduceScatter,
 )
 from collectived_proto.v1 import status_pb2 as pb
-from collectived_runtime.engine.minute import SLICES, Load, Minute, load_of
+from collectived_runtime.engine.record.rates import SLICES, OperationLoad, RateWindow, compute_load
 
-SUMS = Load("all_reduce", 100, 150.0)
+SUMS = OperationLoad("all_reduce", 100, 150.0)
 
 
-def sums(minute: Minute, now: float) -> pb.Rate:
+def sums(minute: RateWindow, now: float) -> pb.Rate:
     (rate,) = minute.rates(now)
     return rate
 
 
 def test_what_ended_is_added_up_by_operation() -> None:
-    minute = Minute(begun=1000.0)
+    minute = RateWindow(begun=1000.0)
     minute.add(SUMS, 1000.0, 1001.0, 1001.5)
     minute.add(SUMS, 1002.0, 1002.0, 1002.5)
-    minute.add(Load("barrier"), 1003.0, 1003.0, 1003.1)
+    minute.add(OperationLoad("barrier"), 1003.0, 1003.0, 1003.1)
     rate, barrier = minute.rates(1010.0)
     assert rate == pb.Rate(
         op="all_reduce",
@@ -50,7 +50,7 @@ def test_what_ended_is_added_up_by_operation() -> None:
 
 
 def test_what_is_older_than_a_minute_is_forgotten() -> None:
-    minute = Minute(begun=0.0)
+    minute = RateWindow(begun=0.0)
     for second in range(200):
         minute.add(SUMS, second, second, second + 0.5)
     assert sums(minute, 199.9).collectives == 60
@@ -60,7 +60,7 @@ def test_what_is_older_than_a_minute_is_forgotten() -> None:
 
 
 def test_it_holds_no_more_however_long_it_runs() -> None:
-    minute = Minute(begun=0.0)
+    minute = RateWindow(begun=0.0)
     for second in range(1000):
         minute.add(SUMS, second, second, second)
     assert [len(slices) for slices in minute._slices.values()] == [SLICES]
@@ -88,4 +88,4 @@ def value(operation: Operation, *shapes: tuple[int, ...]) -> Collective:
 def test_sizes_are_those_of_nccl_tests(
     collective: Collective, rows: tuple[tuple[int, ...], ...], op: str, size: int, bus: int
 ) -> None:
-    assert load_of(collective, 4, rows) == Load(op, size, bus)
+    assert compute_load(collective, 4, rows) == OperationLoad(op, size, bus)

@@ -1,4 +1,4 @@
-"""What NCCL carries out, through real lanes on fake GPUs and a NCCL of our own."""
+"""What NCCL carries out, through real group loops on fake GPUs and a NCCL of our own."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ from collectived_proto.types import (
     Tier,
 )
 from collectived_runtime.device.arithmetic import Arithmetic
-from collectived_runtime.device.gpus import Gpu, chosen
+from collectived_runtime.device.gpus import Gpu, select_gpus
 from collectived_runtime.device.nccl.communicators import Communicators
 from collectived_runtime.device.nccl.interface import NcclError, NcclRemoteError
-from collectived_runtime.engine import flood, native, reports
-from collectived_runtime.engine.alarms import Alarms
-from collectived_runtime.engine.meeting import Engine, LaunchOrder
-from collectived_runtime.engine.native import averages, patiently
-from collectived_runtime.engine.tickets import Key, Turnstile
+from collectived_runtime.engine.base.poller import Timers
+from collectived_runtime.engine.failure import peer_consensus, reporter
+from collectived_runtime.engine.gpu import nccl_task
+from collectived_runtime.engine.gpu.communicator import LaunchOrder, NcclContext
+from collectived_runtime.engine.gpu.launch_queue import LaunchQueue, TicketKey
+from collectived_runtime.engine.gpu.nccl_task import can_average_in_nccl, with_grace_period
 from collectived_runtime.transport.link import Link, LinkBroken
 
 NCCL: Any = {"implementation": CommunicationImplementation.NCCL}
@@ -53,7 +54,7 @@ class Group(Party):
         self.arenas = {}
         for rank, place in enumerate(places):
             task = next(task for task, local in enumerate(world.layout) if rank in local)
-            self._seat(rank, gpus[task][max(0, place)].arena(2, 4 << 20))
+            self._local_rank(rank, gpus[task][max(0, place)].create_arena(2, 4 << 20))
 
     def all_reduce(self, values: list[Any], op: ReduceOp = ReduceOp.SUM, **described: Any) -> list[Any]:
         """What every rank has received."""
@@ -82,9 +83,9 @@ class Cluster:
         self.died: queue.Queue[str] = queue.Queue()
         self.lost: list[str] = []
         self.groups: list[Group] = []
-        self.gpus = [chosen(cuda, None, self.lost.append) for cuda in self.cudas]
+        self.gpus = [select_gpus(cuda, None, self.lost.append) for cuda in self.cudas]
         self.engines = [
-            Engine(Communicators(nccl, cuda.use, self.died.put), {gpu.index: gpu for gpu in gpus})
+            NcclContext(Communicators(nccl, cuda.set_device, self.died.put), {gpu.index: gpu for gpu in gpus})
             for nccl, cuda, gpus in zip(self.nccls, self.cudas, self.gpus, strict=True)
         ]
 
@@ -123,7 +124,7 @@ def hold(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def made() -> Iterator[list[Cluster]]:
-    """Clusters, which end after the lanes that use them."""
+    """Clusters, which end after the group loops that use them."""
     found: list[Cluster] = []
     yield found
     for one in found:
@@ -307,9 +308,9 @@ def test_a_failure_of_nccl_here_is_told_before_the_others_hear_of_it_and_a_verdi
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that decide alone listen for as long as a busy machine may need, though not for those whose NCCL says
     later that another rank is gone."""
-    monkeypatch.setattr(flood, "LISTEN_SECONDS", 1.0)
-    monkeypatch.setattr(native, "GRACE_SECONDS", 3.0)
-    monkeypatch.setattr(reports, "NATIVE_ALONE_SECONDS", 0.2)
+    monkeypatch.setattr(peer_consensus, "LISTEN_SECONDS", 1.0)
+    monkeypatch.setattr(nccl_task, "GRACE_SECONDS", 3.0)
+    monkeypatch.setattr(reporter, "NCCL_DECIDE_ALONE_SECONDS", 0.2)
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -334,8 +335,8 @@ def test_without_a_coordinator_a_link_that_breaks_names_who_is_lost_though_nccl_
     group = there.group((1, 1, 1), (0, 0, 0))
     fails_on(0, there, group)
     group.world.report(ReportKind.NATIVE)
-    lane = group.world.lanes[0]
-    lane._watch.ask(lambda: lane._generation.link_broken(LinkBroken("cut", 1)))
+    group_loop = group.world.group_loops[0]
+    group_loop._poller.call_soon_threadsafe(lambda: group_loop._generation.on_link_broken(LinkBroken("cut", 1)))
     verdicts = [rank.failed()[1] for rank in group.world.ranks]
     assert len({verdict.message for verdict in verdicts}) == 1
     assert [member.rank for member in verdicts[0].missing] == [1] and "cut" in verdicts[0].message
@@ -355,7 +356,7 @@ def test_a_coordinator_that_comes_back_hears_again_that_nccl_failed(cluster: Mak
     group = there.group((1, 1), (0, 0))
     fails_on(0, there, group)
     first = group.world.report(ReportKind.NATIVE)
-    group.world.lanes[0].report_again()
+    group.world.group_loops[0].resend_reports()
     assert group.world.report(ReportKind.NATIVE) == first
     group.world.rule(group.world.verdict(Code.UNAVAILABLE))
     assert group.world.ranks[0].failed()[1].message == "decided"
@@ -366,8 +367,8 @@ def test_the_last_rank_that_leaves_takes_the_communicators_along(cluster: Make, 
     group = there.group((1, 1), (0, 0))
     value = np.ones(10, np.float32)
     group.all_reduce([value, value])
-    for lane in group.world.lanes:
-        lane.stop()
+    for group_loop in group.world.group_loops:
+        group_loop.stop()
     wait_for(lambda: [nccl.freed for nccl in there.nccls] == [[("destroy", 0)], [("destroy", 1)]])
 
 
@@ -514,21 +515,21 @@ def test_a_hint_for_what_nccl_cannot_do_falls_back_and_says_so(cluster: Make) ->
     group = there.group((1, 1), (0, 0))
     value = np.full(10, 5, np.int32)
     assert (group.all_reduce([value, value], ReduceOp.BXOR)[0] == 0).all()
-    assert group.world.lanes[0].notes == ["on GPUs, but not for NCCL: the hint NCCL falls back to RING"]
+    assert group.world.group_loops[0].notes == ["on GPUs, but not for NCCL: the hint NCCL falls back to RING"]
     assert there.calls == []
 
 
-def test_strands_are_launched_in_the_order_of_the_program_and_then_the_turn_is_over() -> None:
-    stile, woken = Turnstile(), []
-    key, later = Key(1, 1, 0), Key(2, 1, 0)
+def test_tasks_are_launched_in_the_order_of_the_program_and_then_the_turn_is_over() -> None:
+    stile, woken = LaunchQueue(), []
+    key, later = TicketKey(1, 1, 0), TicketKey(2, 1, 0)
     stile.settle(key, stile.propose(key), lambda: None)
     waiting = stile.settle(later, stile.propose(later), lambda: None)
     order = LaunchOrder(key, 2, stile, lambda: woken.append(1))
-    first, second = order.turn(0), order.turn(1)
+    first, second = order.create_turn(0), order.create_turn(1)
     assert first.done and not second.done
-    order.launched()
+    order.mark_launched()
     assert second.done and not first.done and len(woken) == 1 and not waiting.done
-    order.launched()
+    order.mark_launched()
     assert waiting.done
 
 
@@ -543,7 +544,7 @@ def test_nccl_divides_a_mean_where_every_gpu_has_one_rank_and_nothing_is_rounded
     op: ReduceOp, dtype: DType, single: bool, found: bool
 ) -> None:
     result = DType.FLOAT64 if op is ReduceOp.MEAN and dtype.is_integer else dtype
-    assert averages(Arithmetic(op, dtype, result, 2), single) is found
+    assert can_average_in_nccl(Arithmetic(op, dtype, result, 2), single) is found
 
 
 def failing(error: NcclError) -> Iterator[Any]:
@@ -552,16 +553,16 @@ def failing(error: NcclError) -> Iterator[Any]:
 
 
 def test_that_a_rank_is_gone_is_said_after_those_who_know_which_and_all_else_at_once() -> None:
-    alarms, threads = Alarms(), threading.active_count()
-    patient = patiently(failing(NcclRemoteError(6, "all_reduce")), alarms)
+    alarms, threads = Timers(), threading.active_count()
+    patient = with_grace_period(failing(NcclRemoteError(6, "all_reduce")), alarms)
     ((grace, _),) = next(patient)
     assert not isinstance(grace, Link) and not grace.done
-    assert threading.active_count() == threads, "none per strand that failed"
-    wait_for(lambda: time.monotonic() >= alarms.wakeup)
+    assert threading.active_count() == threads, "none per task that failed"
+    wait_for(lambda: time.monotonic() >= alarms.next_deadline)
     assert grace.done
-    alarms.due(time.monotonic())
-    assert alarms.wakeup == math.inf
+    alarms.discard_expired(time.monotonic())
+    assert alarms.next_deadline == math.inf
     with pytest.raises(NcclRemoteError):
         next(patient)
     with pytest.raises(NcclError):
-        next(patiently(failing(NcclError(3, "all_reduce")), alarms))
+        next(with_grace_period(failing(NcclError(3, "all_reduce")), alarms))

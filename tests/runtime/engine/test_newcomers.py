@@ -11,10 +11,10 @@ GENERATION = 100
 
 
 def promises(here: Any) -> list[int]:
-    """What each lane promises, in order of lanes."""
-    answers: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in here.lanes]
-    for lane, answer in zip(here.lanes, answers, strict=True):
-        lane.promise(GENERATION, answer.put)
+    """What each group loop promises, in order of group loops."""
+    answers: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in here.group_loops]
+    for group_loop, answer in zip(here.group_loops, answers, strict=True):
+        group_loop.promise(GENERATION, answer.put)
     return [answer.get(timeout=10) for answer in answers]
 
 
@@ -32,8 +32,8 @@ def test_the_number_changes_with_the_agreed_instance_on_all_ranks(world: Any) ->
     together(here)
     agreed = max(promises(here))
     assert agreed == 1
-    for lane in here.lanes:
-        lane.newcomers(GENERATION, agreed + 1, 3)
+    for group_loop in here.group_loops:
+        group_loop.set_waiting_joiners(GENERATION, agreed + 1, 3)
     assert together(here) == [0, 0, 0]
     assert together(here) == [3, 3, 3]
     assert together(here) == [3, 3, 3]
@@ -44,8 +44,8 @@ def test_nothing_starts_beyond_a_promise_until_it_is_settled(world: Any) -> None
     assert promises(here) == [0, 0]
     for rank in here.ranks:
         rank.submit(np.ones(4, np.float32))
-    here.lanes[0].newcomers(GENERATION, 0, 1)
-    here.lanes[1].newcomers(GENERATION, 0, 1)
+    here.group_loops[0].set_waiting_joiners(GENERATION, 0, 1)
+    here.group_loops[1].set_waiting_joiners(GENERATION, 0, 1)
     for rank in here.ranks:
         rank.done()
         assert rank.waiting == 1
@@ -60,6 +60,6 @@ def test_a_promise_that_nobody_settles_is_kept_for_a_moment_only(world: Any) -> 
 def test_one_that_is_withdrawn_changes_nothing(world: Any) -> None:
     here = world(1, 1)
     promises(here)
-    for lane in here.lanes:
-        lane.newcomers(GENERATION, -1, 7)
+    for group_loop in here.group_loops:
+        group_loop.set_waiting_joiners(GENERATION, -1, 7)
     assert together(here) == [0, 0]

@@ -11,10 +11,11 @@ import pytest
 
 from collectived_proto.codec import collective_from_proto
 from collectived_proto.errors import Code
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.types import AllReduce, Recv, ReduceOp, ReportKind, Send
 from collectived_proto.v1 import common_pb2
-from collectived_runtime.engine import mail, posts
+from collectived_runtime.engine.p2p import point_to_point
+from collectived_runtime.engine.run import streams
 
 from .conftest import wait_for
 
@@ -30,10 +31,10 @@ def test_a_letter_arrives_whoever_comes_first(world: Any, hosts: Any) -> None:
     here = world(*hosts)
     first, second = here.ranks
     number = first.post(Send(1, 5), numbers(7))
-    assert first.done() == wire.Done(number, 0, True, False)
+    assert first.done() == messages.Completion(number, 0, True, False)
     asked = second.post(Recv(0, 5))
     done = second.done()
-    assert (done.instance, done.last, done.result) == (asked, True, True)
+    assert (done.instance, done.is_last, done.has_result) == (asked, True, True)
     assert second.outlined(done)[0].ravel().tolist() == numbers(7).tolist()
     asked = first.post(Recv(1, 0))
     second.post(Send(0, 0), numbers(3, 9.0))
@@ -59,7 +60,7 @@ def test_two_ranks_that_both_send_first_both_receive(world: Any, hosts: Any) -> 
     for rank, value in zip(here.ranks, values, strict=True):
         rank.post(Send(1 - rank.rank), value)
     for rank in here.ranks:
-        assert not rank.done().result
+        assert not rank.done().has_result
     for rank in here.ranks:
         rank.post(Recv(1 - rank.rank))
         assert np.array_equal(rank.outlined(rank.done())[0].ravel(), values[1 - rank.rank])
@@ -82,7 +83,7 @@ def test_letters_of_one_tag_keep_their_order_and_tags_do_not_mix(world: Any, hos
 
 @pytest.mark.parametrize("count", [1023, 1024, 1025, 2048, 4096])
 def test_letters_of_every_size_arrive_whole(world: Any, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(mail, "STEP_BYTES", 4096)  # of which some of these are multiples
+    monkeypatch.setattr(streams, "STEP_BYTES", 4096)  # of which some of these are multiples
     here = world(1, 1)
     here.ranks[0].post(Send(1), numbers(count))
     here.ranks[1].post(Recv(0))
@@ -105,7 +106,7 @@ def test_posts_do_not_count_as_instances_and_do_not_wait_for_them(world: Any, ho
     first, second = here.ranks
     first.submit(np.ones(4, np.float32), operation=AllReduce(ReduceOp.SUM))  # waits for the other rank
     second.post(Send(0), numbers(2))
-    assert not second.done().result
+    assert not second.done().has_result
     first.post(Recv(1))
     assert first.outlined(first.done())[0].ravel().tolist() == [0, 1]
     second.submit(np.ones(4, np.float32), operation=AllReduce(ReduceOp.SUM))
@@ -150,7 +151,7 @@ def test_a_letter_that_is_there_is_given_even_after_a_verdict(world: Any, hosts:
     assert here.ranks[1].failed()[0] == number
 
 
-def test_a_post_out_of_turn_costs_its_rank_the_seat(world: Any) -> None:
+def test_a_post_out_of_turn_costs_its_rank_the_local_rank(world: Any) -> None:
     here = world(2)
     here.ranks[0].posted += 1
     here.ranks[0].post(Send(1), numbers(2))
@@ -167,7 +168,7 @@ def test_a_send_numbered_as_an_instance_is_malformed(world: Any) -> None:
 def test_letters_of_a_rank_that_is_gone_still_arrive(world: Any, hosts: Any) -> None:
     here = world(*hosts)
     here.ranks[0].post(Send(1), numbers(200_000))
-    here.ranks[0].bell.close()
+    here.ranks[0].doorbell.close()
     here.ranks[1].post(Recv(0))
     assert len(here.ranks[1].outlined(here.ranks[1].done())[0]) == 200_000
 
@@ -182,13 +183,13 @@ def test_what_nobody_asks_for_is_given_back_when_its_receiver_goes(world: Any, h
     sender.post(Send(2), numbers(1))
     other.post(Recv(0))
     done = other.done()  # which came after the letters for rank 1
-    receiver.bell.close()
+    receiver.doorbell.close()
     assert here.report(ReportKind.LOST).rank == 1
     sender.post(Send(1), numbers(100))  # for nobody
     sender.post(Send(2), numbers(1))
     other.post(Recv(0))
     last = other.done()
-    assert set(here.lane_of(1)._results._slots) == {done.slot, last.slot}
+    assert set(here.group_loop_of(1)._results._slots) == {done.slot, last.slot}
 
 
 def test_a_post_takes_no_part_in_a_generation_that_succeeds(world: Any) -> None:
@@ -197,7 +198,7 @@ def test_a_post_takes_no_part_in_a_generation_that_succeeds(world: Any) -> None:
     number = second.post(Recv(0))
     here.rule(here.verdict(Code.INVALID_ARGUMENT, successor=101))
     assert second.failed()[0] == number
-    second.posted = wire.POST
+    second.posted = messages.P2P_BASE
     number = second.post(Recv(0), generation=101)
     first.post(Send(1), numbers(3), generation=101)
     first.done()
@@ -214,7 +215,7 @@ def test_who_leaves_in_order_ends_only_what_waits_for_it(world: Any, hosts: Any)
     here.rule(gone)
     assert first.failed()[0] == number
     third.post(Send(0), numbers(3))
-    assert not third.done().result
+    assert not third.done().has_result
     assert len(first.outlined(first.done())[0]) == 3
     number = first.post(Send(1), numbers(3))
     assert first.failed()[0] == number
@@ -232,7 +233,7 @@ def test_letters_that_nobody_asks_for_have_a_bound_and_their_sender_is_named(
     world: Any, monkeypatch: pytest.MonkeyPatch, hosts: Any
 ) -> None:
     here = world(*hosts)
-    monkeypatch.setattr(posts, "SHARE", (1 << 30) // 100_000)  # of the worker's budget
+    monkeypatch.setattr(point_to_point, "UNEXPECTED_MEMORY_DIVISOR", (1 << 30) // 100_000)  # of the worker's budget
     for _ in range(2):
         here.ranks[0].post(Send(1), numbers(20_000))
     report = here.report(ReportKind.UNCLAIMED)
@@ -243,32 +244,32 @@ def test_letters_that_nobody_asks_for_have_a_bound_and_their_sender_is_named(
     assert len(here.ranks[1].outlined(here.ranks[1].done())[0]) == 20_000
 
 
-def test_a_letter_that_cannot_be_delivered_does_not_keep_its_lane_alive(world: Any) -> None:
+def test_a_letter_that_cannot_be_delivered_does_not_keep_its_group_loop_alive(world: Any) -> None:
     here = world(1, 1)
-    lane = here.lanes[0]
-    exchange = here.lanes[0]._around.exchange
+    group_loop = here.group_loops[0]
+    exchange = here.group_loops[0]._worker.link_provider
 
     def unreachable(call: Any) -> None:
-        call.failed(call.hello.acceptor, "nobody listens there")
+        call.on_failure(call.hello.acceptor, "nobody listens there")
 
     exchange.dial = unreachable
     here.ranks[0].post(Send(1), numbers(1000))
     assert here.report(ReportKind.LINK).worker == 1
-    lane.rule(here.verdict(Code.UNAVAILABLE))
+    group_loop.apply_verdict(here.verdict(Code.UNAVAILABLE))
     assert here.ranks[0].failed()[1].code == Code.UNAVAILABLE
     here.ranks[0].post(Send(1), numbers(1000))
     here.ranks[0].failed()
-    here.ranks[0].bell.send(wire.bare(wire.Kind.LEAVE))
-    here.ranks[0].bell.close()
-    assert here.ended.get(timeout=10) is lane
+    here.ranks[0].doorbell.send(messages.encode_bare(messages.MessageType.LEAVE))
+    here.ranks[0].doorbell.close()
+    assert here.ended.get(timeout=10) is group_loop
 
 
 def test_a_post_that_is_overdue_fails_at_once_when_that_is_decided(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posts, "LAST_LETTERS_SECONDS", 3600.0)
+    monkeypatch.setattr(point_to_point, "LAST_MESSAGES_SECONDS", 3600.0)
     here = world(2)
     here.ranks[0].post(Recv(1), remaining=0.02)
     number, verdict = here.ranks[0].failed()
-    assert verdict.code == Code.DEADLINE_EXCEEDED and number >= wire.POST
+    assert verdict.code == Code.DEADLINE_EXCEEDED and number >= messages.P2P_BASE
 
 
 def test_a_send_that_has_failed_is_copied_no_further(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,12 +279,12 @@ def test_a_send_that_has_failed_is_copied_no_further(world: Any, monkeypatch: py
         while True:
             yield ()
 
-    monkeypatch.setattr(posts, "copied", without_end)
+    monkeypatch.setattr(point_to_point, "copy_in_stretches", without_end)
     here = world(2)
     here.ranks[0].post(Send(1), numbers(1000))
-    wait_for(lambda: here.lanes[0].posts)
+    wait_for(lambda: here.group_loops[0].pending_ops)
     here.rule(here.verdict(Code.DEADLINE_EXCEEDED))
     assert here.ranks[0].failed()[1].code == Code.DEADLINE_EXCEEDED
     told: queue.Queue[bool] = queue.Queue()
-    here.lanes[0].query(0, lambda *_: told.put(here.lanes[0]._generation.posts.idle))
+    here.group_loops[0].query_positions(0, lambda *_: told.put(here.group_loops[0]._generation.point_to_point.idle))
     assert told.get(timeout=10)

@@ -25,16 +25,16 @@ from collectived_proto.types import (
     ReduceOp,
     Tier,
 )
-from collectived_runtime.engine.checks import check
-from collectived_runtime.engine.preliminary import prepare
-from collectived_runtime.engine.program import CHANNELS, compose, strand_count
-from collectived_runtime.engine.topology import Topology
+from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.compile.negotiation import prepare
+from collectived_runtime.engine.compile.program import CHANNELS, compile_program, count_tasks
+from collectived_runtime.engine.submit.validation import check
 
 TABLE = (Tier("tree", limit=1000), Tier("halving_doubling", 2))
 SUM = AllReduce(ReduceOp.SUM)
 
 
-def topology(*hosts: int, me: int = 0) -> Topology:
+def topology(*hosts: int, me: int = 0) -> GroupTopology:
     ranks = iter(range(sum(hosts)))
     peers = tuple(Peer(task, "", "", "", tuple(next(ranks) for _ in range(count))) for task, count in enumerate(hosts))
     members = tuple(
@@ -42,7 +42,7 @@ def topology(*hosts: int, me: int = 0) -> Topology:
         for peer in peers
         for rank in peer.ranks
     )
-    return Topology.of(GroupInfo("job/world", 1, 2, members), peers, me, TABLE)
+    return GroupTopology.from_peers(GroupInfo("job/world", 1, 2, members), peers, me, TABLE)
 
 
 def floats(*counts: int, operation: Operation = SUM, **fields: Any) -> Collective:
@@ -51,31 +51,31 @@ def floats(*counts: int, operation: Operation = SUM, **fields: Any) -> Collectiv
 
 
 def test_the_table_decides_by_bytes_and_shards_have_channels_of_their_own() -> None:
-    assert compose(floats(250), topology(1, 1, 1)).algorithm == "tree"
-    program = compose(floats(251), topology(1, 1, 1))
-    assert [(s.algorithm, s.shard, s.channel) for s in program.strands] == [
+    assert compile_program(floats(250), topology(1, 1, 1)).algorithm == "tree"
+    program = compile_program(floats(251), topology(1, 1, 1))
+    assert [(s.algorithm, s.shard, s.channel) for s in program.tasks] == [
         ("halving_doubling", 0, 0),
         ("halving_doubling", 1, 1),
     ]
-    assert [len(strand.span) for strand in program.strands] == [126, 125]
+    assert [len(task.span) for task in program.tasks] == [126, 125]
 
 
 def test_a_hint_for_the_ring_forces_it_and_a_specification_comes_before_both() -> None:
     ring = CommunicationImplementation.RING
-    assert compose(floats(10), topology(1, 1)).algorithm == "tree"
-    assert compose(floats(10, implementation=ring), topology(1, 1)).algorithm == "ring"
+    assert compile_program(floats(10), topology(1, 1)).algorithm == "tree"
+    assert compile_program(floats(10, implementation=ring), topology(1, 1)).algorithm == "ring"
     nccl = CommunicationImplementation.NCCL  # of which there is none on CPUs
-    assert compose(floats(10, implementation=nccl), topology(1, 1)).algorithm == "ring"
+    assert compile_program(floats(10, implementation=nccl), topology(1, 1)).algorithm == "ring"
     spec = (Tier("pscpu", 1, 100), Tier("xring", 3))
-    program = compose(floats(10, implementation=ring, all_reduce_spec=spec), topology(1, 1))
+    program = compile_program(floats(10, implementation=ring, all_reduce_spec=spec), topology(1, 1))
     assert program.algorithm == "pscpu"
-    assert len(compose(floats(100, all_reduce_spec=spec), topology(1, 1)).strands) == 3
+    assert len(compile_program(floats(100, all_reduce_spec=spec), topology(1, 1)).tasks) == 3
 
 
 def test_a_specification_chooses_by_the_bytes_of_each_tensor_before_packing_and_keeps_their_order() -> None:
     spec = (Tier("pscpu", 1, 400), Tier("xring", 2))
-    program = compose(floats(1000, 100, 101, 7, all_reduce_spec=spec), topology(1, 1))
-    assert [(s.pack_number, s.algorithm, s.shard) for s in program.strands] == [
+    program = compile_program(floats(1000, 100, 101, 7, all_reduce_spec=spec), topology(1, 1))
+    assert [(s.pack_number, s.algorithm, s.shard) for s in program.tasks] == [
         (0, "pscpu", 0),
         (1, "xring", 0),
         (1, "xring", 1),
@@ -85,11 +85,11 @@ def test_a_specification_chooses_by_the_bytes_of_each_tensor_before_packing_and_
 
 
 def test_packs_by_number_are_cut_as_in_the_original() -> None:
-    program = compose(floats(4, 7, packing=Packing(num_packs=3)), topology(1, 1))
-    assert [len(strand.span) for strand in program.strands] == [3, 3, 5]
+    program = compile_program(floats(4, 7, packing=Packing(num_packs=3)), topology(1, 1))
+    assert [len(task.span) for task in program.tasks] == [3, 3, 5]
     assert [(place.pack, place.offset) for place in program.layout.places] == [(0, 0), (0, 4)]
-    few = compose(floats(2, packing=Packing(num_packs=4)), topology(1, 1))
-    assert [len(strand.span) for strand in few.strands] == [2], "what would be empty does not travel"
+    few = compile_program(floats(2, packing=Packing(num_packs=4)), topology(1, 1))
+    assert [len(task.span) for task in few.tasks] == [2], "what would be empty does not travel"
 
 
 MANY: dict[str, tuple[Collective, str]] = {
@@ -122,7 +122,7 @@ def test_more_than_can_travel_at_once_is_refused_by_name_before_it_is_built(case
         prepare(collective, 0, topology(1, 1))
 
 
-def test_as_many_strands_as_can_travel_at_once_are_counted_before_they_are_built() -> None:
+def test_as_many_tasks_as_can_travel_at_once_are_counted_before_they_are_built() -> None:
     spec = (Tier("pscpu", 2, 40), Tier("xring", 5))
     for collective in (
         floats(4096, packing=Packing(num_packs=4096)),
@@ -137,17 +137,17 @@ def test_as_many_strands_as_can_travel_at_once_are_counted_before_they_are_built
     ):
         where = topology(1, 1)
         rows = tuple((10, 10) for _ in range(2)) if isinstance(collective.operation, AllGather) else ()
-        strands = compose(collective, where, rows).strands
-        assert len(strands) == strand_count(collective, where, prepare(collective, 0, where).layout) <= 4096
-        assert all(len(strand.span) for strand in strands) or not sum(leaf.count for leaf in collective.leaves)
+        tasks = compile_program(collective, where, rows).tasks
+        assert len(tasks) == count_tasks(collective, where, prepare(collective, 0, where).layout) <= 4096
+        assert all(len(task.span) for task in tasks) or not sum(leaf.count for leaf in collective.leaves)
 
 
 def test_small_neighbours_travel_together_and_everything_else_alone() -> None:
     packing = Packing(max_bytes=40, max_group=2)
-    program = compose(floats(10, 10, 10, 50, 10, packing=packing), topology(1, 1))
+    program = compile_program(floats(10, 10, 10, 50, 10, packing=packing), topology(1, 1))
     assert [pack.count for pack in program.layout.packs] == [20, 10, 50, 10]
     assert [place.pack for place in program.layout.places] == [0, 0, 1, 2, 3]
-    alone = compose(floats(3, 3, packing=Packing()), topology(1, 1))
+    alone = compile_program(floats(3, 3, packing=Packing()), topology(1, 1))
     assert len(alone.layout.packs) == 2
 
 
@@ -165,19 +165,19 @@ def test_an_algorithm_that_does_not_exist_is_refused() -> None:
 @pytest.mark.parametrize("operation", [Reduce(ReduceOp.SUM, 4), Broadcast(4)], ids=str)
 def test_a_root_outside_the_group_is_refused(operation: Operation) -> None:
     with pytest.raises(InvalidArgumentError, match="root 4 .* group of 4: expected 0 to 3"):
-        compose(floats(10, operation=operation), topology(2, 2))
+        compile_program(floats(10, operation=operation), topology(2, 2))
 
 
 def test_what_has_no_meaning_for_a_type_is_refused_with_its_path() -> None:
     collective = Collective(SUM, "*", (Leaf("['mask']", DType.BOOL, (3,)),))
     with pytest.raises(UnimplementedError, match=r"\['mask'\]: sum of bool"):
-        compose(collective, topology(2))
+        compile_program(collective, topology(2))
 
 
-def test_every_worker_makes_the_same_strands_with_the_same_hashes() -> None:
-    made = [compose(floats(1000, 7, 3), topology(2, 1, 1, me=me)) for me in range(3)]
+def test_every_worker_makes_the_same_tasks_with_the_same_hashes() -> None:
+    made = [compile_program(floats(1000, 7, 3), topology(2, 1, 1, me=me)) for me in range(3)]
     described = [
-        [(s.pack_number, s.shard, s.span, s.channel, s.algorithm, s.plan_hash) for s in program.strands]
+        [(s.pack_number, s.shard, s.span, s.channel, s.algorithm, s.plan_hash) for s in program.tasks]
         for program in made
     ]
     assert described[0] == described[1] == described[2]
@@ -185,8 +185,8 @@ def test_every_worker_makes_the_same_strands_with_the_same_hashes() -> None:
 
 def test_who_contributes_and_who_receives_follows_from_the_operation() -> None:
     def roles(operation: Operation, me: int) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
-        program = compose(floats(10, operation=operation), topology(2, 2, me=me))
-        return program.sources, program.receivers, program.delivers
+        program = compile_program(floats(10, operation=operation), topology(2, 2, me=me))
+        return program.contributors, program.receivers, program.has_results
 
     assert roles(SUM, 1) == ((2, 3), (2, 3), True)
     assert roles(Reduce(ReduceOp.SUM, 3), 1) == ((2, 3), (3,), True)
@@ -195,17 +195,17 @@ def test_who_contributes_and_who_receives_follows_from_the_operation() -> None:
     assert roles(Broadcast(3), 1) == ((3,), (2, 3), True)
 
 
-def test_a_barrier_has_one_strand_and_delivers_nothing() -> None:
-    program = compose(Collective(Barrier(), "", ()), topology(2, 2))
-    assert len(program.strands) == 1 and program.strands[0].peers == {1}
-    assert (program.sources, program.receivers, program.delivers) == ((), (), False)
+def test_a_barrier_has_one_task_and_delivers_nothing() -> None:
+    program = compile_program(Collective(Barrier(), "", ()), topology(2, 2))
+    assert len(program.tasks) == 1 and program.tasks[0].peers == {1}
+    assert (program.contributors, program.receivers, program.has_results) == ((), (), False)
 
 
-def test_strands_of_one_channel_run_in_order() -> None:
-    program = compose(floats(*[300] * 20, bytes_per_pack=1), topology(1, 1))
+def test_tasks_of_one_channel_run_in_order() -> None:
+    program = compile_program(floats(*[300] * 20, bytes_per_pack=1), topology(1, 1))
     for channel, queue in program.queues:
-        numbers = [(strand.pack_number, strand.shard) for strand in reversed(queue)]
-        assert numbers == sorted(numbers) and all(strand.channel == channel for strand in queue)
+        numbers = [(task.pack_number, task.shard) for task in reversed(queue)]
+        assert numbers == sorted(numbers) and all(task.channel == channel for task in queue)
     assert len(program.queues) == CHANNELS
     first = [queue[-1].pack_number for _, queue in program.queues]
     assert first == sorted(first)  # the last leaves start first

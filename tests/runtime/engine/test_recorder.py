@@ -1,4 +1,4 @@
-"""The flight recorder: what is kept of collectives, how much, and that it is read while lanes hang."""
+"""The flight recorder: what is kept of collectives, how much, and that it is read while group loops hang."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 
 from collectived_proto.errors import Code
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.types import Recv, Send, Tier
 from collectived_proto.v1 import trace_pb2
-from collectived_runtime.engine.lane import Lane
-from collectived_runtime.engine.recorder import MOST_MARKS, MOST_MOVES, Entry, MarkKind, Ring
+from collectived_runtime.engine.loop.group_loop import GroupLoop
+from collectived_runtime.engine.record.flight_recorder import MOST_MARKS, MOST_MOVES, Entry, MarkKind, RingBuffer
 from collectived_runtime.transport.frame import HEADER_BYTES
-from collectived_runtime.worker.status import Identity
-from collectived_runtime.worker.trace import worker_trace
+from collectived_runtime.worker.observe.status import WorkerIdentity
+from collectived_runtime.worker.observe.trace import worker_trace
 
 from .conftest import World, wait_for
 
 Worlds = Callable[..., World]
 
 
-def kept(lane: Lane, count: int = 1) -> list[Entry]:
+def kept(group_loop: GroupLoop, count: int = 1) -> list[Entry]:
     """So many entries, once they are there: ranks hear that they are done a moment before it is recorded."""
-    recorder = lane._around.recorder
+    recorder = group_loop._worker.recorder
     wait_for(lambda: len(recorder.entries()) >= count)
     return recorder.entries()
 
@@ -35,7 +35,7 @@ def fields(number: int) -> tuple[Any, ...]:
 
 
 def test_a_ring_keeps_the_latest_in_order() -> None:
-    ring = Ring(4)
+    ring = RingBuffer(4)
     for number in range(10):
         ring.put(fields(number))
     assert [(entry.number, entry.instance) for entry in ring.entries()] == [(6, 6), (7, 7), (8, 8), (9, 9)]
@@ -43,7 +43,7 @@ def test_a_ring_keeps_the_latest_in_order() -> None:
 
 
 def test_a_ring_takes_from_many_threads_and_loses_nothing_that_fits() -> None:
-    ring = Ring(4 * 500)
+    ring = RingBuffer(4 * 500)
 
     def write() -> None:
         for number in range(500):
@@ -63,12 +63,17 @@ def test_what_a_collective_leaves(world: Worlds) -> None:
         rank.submit()
     for rank in here.ranks:
         rank.done()
-    (entry,) = kept(here.lanes[0])
+    (entry,) = kept(here.group_loops[0])
     assert (entry.label.name, entry.label.key, entry.label.size, entry.label.ranks) == ("world", 7, 2, (0, 1))
     assert (entry.generation, entry.instance, entry.op, entry.code) == (100, 0, "all_reduce(sum)", 0)
-    assert (entry.gist.algorithm, entry.gist.nbytes, entry.gist.packs, entry.gist.shards) == ("local", 16, 1, 1)
+    assert (entry.summary.algorithm, entry.summary.nbytes, entry.summary.packs, entry.summary.shards) == (
+        "local",
+        16,
+        1,
+        1,
+    )
     assert set(entry.ranks) == {0, 1} and entry.sites == ("test.py:1",) * 2
-    assert entry.arrived[0] <= entry.arrived[1] <= entry.started <= entry.ended
+    assert entry.arrival_times[0] <= entry.arrival_times[1] <= entry.started_at <= entry.ended_at
 
 
 def test_between_workers_folds_and_moves_are_marked_and_add_up_to_what_was_sent(world: Worlds) -> None:
@@ -78,16 +83,16 @@ def test_between_workers_folds_and_moves_are_marked_and_add_up_to_what_was_sent(
         rank.submit(values)
     for rank in here.ranks:
         rank.done()
-    for lane, other in ((here.lanes[0], 1), (here.lanes[1], 0)):
-        (entry,) = kept(lane)
+    for group_loop, other in ((here.group_loops[0], 1), (here.group_loops[1], 0)):
+        (entry,) = kept(group_loop)
         kinds = [mark[0] for mark in entry.marks]
         assert kinds[0] == MarkKind.FOLD and kinds[-1] == MarkKind.STRAND
         moves = [mark for mark in entry.marks if mark[0] in (MarkKind.SEND, MarkKind.RECEIVE)]
         assert sorted((kind, round) for kind, _, _, round, _, _, _ in moves) == [(3, 0), (3, 1), (4, 0), (4, 1)]
         assert {peer for _, _, _, _, peer, _, _ in moves} == {other}
-        assert all(entry.started <= begin <= end <= entry.ended for *_, begin, end in entry.marks)
-        (flow,) = entry.gist.traffic
-        sent, received = lane.traffic()
+        assert all(entry.started_at <= begin <= end <= entry.ended_at for *_, begin, end in entry.marks)
+        (flow,) = entry.summary.traffic
+        sent, received = group_loop.traffic()
         assert (flow.task, flow.sent, flow.received) == (other, sent - 2 * HEADER_BYTES, received - 2 * HEADER_BYTES)
 
 
@@ -98,8 +103,8 @@ def test_a_collective_leaves_one_record_and_few_marks_however_much_it_moves(worl
             rank.submit(np.ones(10_000, np.float32))
         for rank in here.ranks:
             rank.done()
-    for lane in here.lanes:
-        entries = kept(lane, 3)
+    for group_loop in here.group_loops:
+        entries = kept(group_loop, 3)
         assert [entry.instance for entry in entries] == [0, 1, 2]
         for entry in entries:
             moves = sum(mark[0] != MarkKind.STRAND for mark in entry.marks)
@@ -113,29 +118,29 @@ def test_a_record_is_a_fixed_number_of_values_and_holds_nothing_of_the_call(worl
         for rank in here.ranks:
             rank.submit()
         for rank in here.ranks:
-            rank.bell.send(wire.release((rank.done().slot,)))
-    entries = kept(here.lanes[0], 50)
-    recorder = here.lanes[0]._around.recorder
-    assert len(recorder.ended.slots) == recorder.ended.size  # made once, never grown
-    assert {len(slot) for slot in recorder.ended.slots if slot is not None} == {12}
-    assert len({id(entry.label) for entry in entries}) == len({id(entry.gist) for entry in entries}) == 1
+            rank.doorbell.send(messages.encode_release((rank.done().slot,)))
+    entries = kept(here.group_loops[0], 50)
+    recorder = here.group_loops[0]._worker.recorder
+    assert len(recorder.completed.slots) == recorder.completed.size  # made once, never grown
+    assert {len(slot) for slot in recorder.completed.slots if slot is not None} == {12}
+    assert len({id(entry.label) for entry in entries}) == len({id(entry.summary) for entry in entries}) == 1
     kinds = {type(value).__name__ for entry in entries for value in entry}
-    assert kinds == {"int", "Label", "str", "Gist", "tuple", "float", "list"}
+    assert kinds == {"int", "GroupLabel", "str", "ProgramSummary", "tuple", "float", "list"}
 
 
 def test_a_failure_is_kept_with_its_verdict_and_no_busy_group_flushes_it(world: Worlds) -> None:
     here = world(2, stall_after=60.0)
     here.ranks[0].submit()
-    wait_for(lambda: here.lanes[0].ledger.instances)
+    wait_for(lambda: here.group_loops[0].tracker.instances)
     verdict = here.verdict(Code.DEADLINE_EXCEEDED, message="rank 1 was missing")
     here.rule(verdict)
     here.ranks[0].failed()
-    recorder = here.lanes[0]._around.recorder
-    (entry,) = kept(here.lanes[0])
-    for number in range(recorder.ended.size + 1):
-        recorder.ended.put(fields(number))
+    recorder = here.group_loops[0]._worker.recorder
+    (entry,) = kept(here.group_loops[0])
+    for number in range(recorder.completed.size + 1):
+        recorder.completed.put(fields(number))
     assert entry in recorder.failed.entries()
-    assert (entry.code, entry.message, entry.ranks, entry.started) == (4, "rank 1 was missing", (0,), 0.0)
+    assert (entry.code, entry.message, entry.ranks, entry.started_at) == (4, "rank 1 was missing", (0,), 0.0)
     here.ranks[1].submit()  # too late: that it came is kept too
     here.ranks[1].failed()
     late = recorder.failed.entries()[-1]
@@ -148,31 +153,33 @@ def test_sends_and_recvs_are_kept_with_the_rank_at_their_other_end(world: Worlds
     here.ranks[1].post(Recv(0, 3))
     here.ranks[0].done()
     here.ranks[1].done()
-    (sent,), (received,) = kept(here.lanes[0]), kept(here.lanes[1])
-    assert (sent.ranks, sent.peer, sent.op, sent.gist.nbytes) == ((0,), 1, "send(to=1, tag=3)", 16)
+    (sent,), (received,) = kept(here.group_loops[0]), kept(here.group_loops[1])
+    assert (sent.ranks, sent.peer, sent.op, sent.summary.nbytes) == ((0,), 1, "send(to=1, tag=3)", 16)
     assert (received.ranks, received.peer, received.op) == ((1,), 0, "recv(source=0, tag=3)")
 
 
-def test_what_is_under_way_is_told_while_its_lane_hangs(world: Worlds) -> None:
+def test_what_is_under_way_is_told_while_its_group_loop_hangs(world: Worlds) -> None:
     here = world(2, 2)
-    (lane, other), ranks = here.lanes, here.ranks
+    (group_loop, other), ranks = here.group_loops, here.ranks
     for rank in ranks[:3]:
         rank.submit()
     ranks[0].post(Recv(3, 9))
-    wait_for(lambda: lane.running is not None and lane.running.waited_for and lane.posts)
-    wait_for(lambda: other.ledger.instances)
+    wait_for(lambda: group_loop.execution is not None and group_loop.execution.awaited_peers and group_loop.pending_ops)
+    wait_for(lambda: other.tracker.instances)
     hold, held = threading.Event(), threading.Event()
 
     def hang() -> None:
         held.set()
         hold.wait(30)
 
-    lane._watch.ask(hang)
+    group_loop._poller.call_soon_threadsafe(hang)
     assert held.wait(30)
     try:
-        identity = Identity(0, "host", "i", (), "", "")
-        (part,) = worker_trace(identity, [lane], lane._around.recorder, trace_pb2.TraceRequest(group="world"))
-        (theirs,) = worker_trace(identity, [other], other._around.recorder, trace_pb2.TraceRequest())
+        identity = WorkerIdentity(0, "host", "i", (), "", "")
+        (part,) = worker_trace(
+            identity, [group_loop], group_loop._worker.recorder, trace_pb2.TraceRequest(group="world")
+        )
+        (theirs,) = worker_trace(identity, [other], other._worker.recorder, trace_pb2.TraceRequest())
     finally:
         hold.set()
     running, receiving = part.collectives
@@ -191,4 +198,6 @@ def test_what_is_under_way_is_told_while_its_lane_hangs(world: Worlds) -> None:
             [2, 3],
         ]
     )
-    assert not list(worker_trace(identity, [lane], lane._around.recorder, trace_pb2.TraceRequest(group="x")))[0].lanes
+    assert not list(
+        worker_trace(identity, [group_loop], group_loop._worker.recorder, trace_pb2.TraceRequest(group="x"))
+    )[0].lanes

@@ -1,4 +1,4 @@
-"""Ranks that go on in stream order, through real lanes on fake devices: what they are told, and when."""
+"""Ranks that go on in stream order, through real group loops on fake devices: what they are told, and when."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.runtime.engine.conftest import wait_for
 from tests.runtime.engine.test_device_strand import Party
 
 from collectived_proto.errors import Code
-from collectived_proto.local import wire
+from collectived_proto.ipc import messages
 from collectived_proto.types import AllReduce, ReduceOp
-from collectived_runtime.engine.stream_order import MOST_EVENTS
+from collectived_runtime.engine.gpu.stream_order import MOST_EVENTS
 
 SUM = AllReduce(ReduceOp.SUM)
 Make = Callable[..., Party]
@@ -64,11 +64,11 @@ def party(world: Callable[..., Any]) -> Iterator[Make]:
         one.close()
 
 
-def launched(ranks: Party, rank: int) -> wire.Launched:
+def launched(ranks: Party, rank: int) -> messages.Launched:
     """What the rank hears next."""
-    bell = ranks.world.ranks[rank].bell
-    assert select.select([bell], [], [], 10)[0]
-    return wire.parse_launched(bell.recv(wire.MAX_MESSAGE))
+    doorbell = ranks.world.ranks[rank].doorbell
+    assert select.select([doorbell], [], [], 10)[0]
+    return messages.parse_launched(doorbell.recv(messages.MAX_MESSAGE))
 
 
 def all_reduce(ranks: Party, rank: int = 0, ordered: bool = True, event: int = 0) -> None:
@@ -83,13 +83,13 @@ def test_a_rank_that_asks_is_told_of_an_event_while_the_device_is_at_it(party: M
     all_reduce(ranks, 1, ordered=False)
     heard, client = launched(ranks, 0), FakeClientCuda()
     assert heard.instance == 0
-    client.wait(0, client.open_event(0, heard.handle), 1)
+    client.wait_event(0, client.open_event(0, heard.handle), 1)
     assert client.under_way(1)
     hold.unlink()
     client.synchronize(0, 1)
     assert (ranks.memory(0, 2 << 20, 400).view(np.float32) == 3).all(), "behind the event all is there"
     for one in ranks.world.ranks:
-        assert one.done().last
+        assert one.done().is_last
     assert not ranks.world.ranks[1].launched, "who does not ask is not told"
 
 
@@ -111,14 +111,14 @@ def test_nobody_else_waits_while_the_driver_opens_an_event(party: Make) -> None:
     cuda = SlowToOpen()
     ranks = party((2,), [cuda])
     one, other = ranks.world.ranks
-    event, handle = FakeClientCuda().event(0)
-    one.bell.send(wire.event(1, handle))
+    event, handle = FakeClientCuda().create_event(0)
+    one.doorbell.send(messages.encode_event(1, handle))
     all_reduce(ranks, 0, ordered=False, event=1)
     all_reduce(ranks, 1, ordered=False)
     assert cuda.asked.wait(10)
-    other.bell.send(wire.bare(wire.Kind.PING))
-    assert select.select([other.bell], [], [], 10)[0], "the lane goes on"
-    assert other.bell.recv(wire.MAX_MESSAGE)[0] == wire.Kind.PONG
+    other.doorbell.send(messages.encode_bare(messages.MessageType.PING))
+    assert select.select([other.doorbell], [], [], 10)[0], "the group loop goes on"
+    assert other.doorbell.recv(messages.MAX_MESSAGE)[0] == messages.MessageType.PONG
     cuda.may.set()
     for number, rank in enumerate((one, other)):
         assert (ranks.result(number, np.float32, 100, rank.done()) == 3).all()
@@ -128,15 +128,15 @@ def test_nobody_else_waits_while_the_driver_opens_an_event(party: Make) -> None:
 def test_an_event_whose_rank_has_gone_while_it_was_opened_is_ended(party: Make) -> None:
     cuda = SlowToOpen()
     ranks = party((1,), [cuda])
-    event, handle = FakeClientCuda().event(0)
-    ranks.world.ranks[0].bell.send(wire.event(1, handle))
+    event, handle = FakeClientCuda().create_event(0)
+    ranks.world.ranks[0].doorbell.send(messages.encode_event(1, handle))
     all_reduce(ranks, event=1)
     assert cuda.asked.wait(10)
-    ranks.world.ranks[0].bell.close()
-    wait_for(lambda: ranks.world.lanes[0].seats[0].gone)
+    ranks.world.ranks[0].doorbell.close()
+    wait_for(lambda: ranks.world.group_loops[0].local_ranks[0].closed)
     cuda.may.set()
     ended = threading.Event()
-    ranks.gpus[0].end_event(ranks.gpus[0].open_event(handle, lambda: None))
+    ranks.gpus[0].destroy_event(ranks.gpus[0].open_event(handle, lambda: None))
     ranks.gpus[0].open_event(handle, ended.set)  # behind those
     assert ended.wait(10)
     wait_for(lambda: len(cuda._opened) == 1)
@@ -157,7 +157,7 @@ def test_an_event_is_recorded_again_only_when_it_has_been_given_back(party: Make
     all_reduce(ranks)
     one.done()
     assert not one.launched, "it has none left, and hears when it is done"
-    one.bell.send(wire.release((seen[3], seen[3], wire.WORKER_EVENT + 1000)))
+    one.doorbell.send(messages.encode_release((seen[3], seen[3], messages.WORKER_EVENT_BASE + 1000)))
     hold.touch()
     all_reduce(ranks)
     assert launched(ranks, 0).event == seen[3]
@@ -185,9 +185,9 @@ def test_events_end_with_their_rank_and_not_before_they_are_over(party: Make, tm
     hold.touch()
     all_reduce(ranks)
     client, heard = FakeClientCuda(), launched(ranks, 0)
-    client.wait(0, client.open_event(0, heard.handle), 1)
-    ranks.world.ranks[0].bell.close()
-    wait_for(lambda: ranks.world.lanes[0].seats[0].gone)
+    client.wait_event(0, client.open_event(0, heard.handle), 1)
+    ranks.world.ranks[0].doorbell.close()
+    wait_for(lambda: ranks.world.group_loops[0].local_ranks[0].closed)
     assert cuda.shared_events == 1, "somebody may wait for it"
     hold.unlink()
     wait_for(lambda: cuda.shared_events == 0)

@@ -8,20 +8,20 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from collectived_runtime.engine.tickets import Key, Tickets, Turnstile
+from collectived_runtime.engine.gpu.launch_queue import LamportTickets, LaunchQueue, TicketKey
 
-A, B, C = Key(1, 1, 0), Key(2, 1, 0), Key(3, 1, 0)
+A, B, C = TicketKey(1, 1, 0), TicketKey(2, 1, 0), TicketKey(3, 1, 0)
 
 
 class Simulated:
     """Workers that tell each other their proposals over a network which delivers in any order."""
 
-    def __init__(self, groups: Mapping[Key, Sequence[int]], chance: random.Random) -> None:
+    def __init__(self, groups: Mapping[TicketKey, Sequence[int]], chance: random.Random) -> None:
         self.groups = groups
         self.chance = chance
-        self.workers = {worker: Tickets() for members in groups.values() for worker in members}
-        self.launched: dict[int, list[Key]] = {worker: [] for worker in self.workers}
-        self.proposals: dict[Key, dict[int, int]] = {key: {} for key in groups}
+        self.workers = {worker: LamportTickets() for members in groups.values() for worker in members}
+        self.launched: dict[int, list[TicketKey]] = {worker: [] for worker in self.workers}
+        self.proposals: dict[TicketKey, dict[int, int]] = {key: {} for key in groups}
         self.steps = [("propose", key, worker) for key, members in groups.items() for worker in members]
 
     def run(self) -> None:
@@ -34,9 +34,9 @@ class Simulated:
                     self.steps += [("settle", key, member) for member in members]
             else:
                 tickets.settle(key, max(self.proposals[key].values()))
-                while (turn := tickets.turn()) is not None:
+                while (turn := tickets.next_ready()) is not None:
                     self.launched[worker].append(turn)
-                    tickets.over(turn)
+                    tickets.remove(turn)
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -44,7 +44,7 @@ def test_any_two_workers_launch_what_they_share_in_the_same_order(seed: int) -> 
     chance = random.Random(seed)
     workers = range(chance.randint(2, 6))
     groups = {
-        Key(number, 1, 0): sorted(chance.sample(workers, chance.randint(2, len(workers))))
+        TicketKey(number, 1, 0): sorted(chance.sample(workers, chance.randint(2, len(workers))))
         for number in range(chance.randint(2, 8))
     }
     world = Simulated(groups, chance)
@@ -58,48 +58,48 @@ def test_any_two_workers_launch_what_they_share_in_the_same_order(seed: int) -> 
 
 
 def test_two_groups_over_two_workers_in_opposite_orders_are_launched_in_one() -> None:
-    one, other = Tickets(), Tickets()
+    one, other = LamportTickets(), LamportTickets()
     proposed = {A: [one.propose(A)], B: [one.propose(B)]}
     proposed[B].append(other.propose(B))
     proposed[A].append(other.propose(A))
     assert proposed == {A: [1, 2], B: [2, 1]}
     other.settle(B, max(proposed[B]))
     one.settle(B, max(proposed[B]))
-    assert one.turn() is None and other.turn() is None  # A may still come before it
+    assert one.next_ready() is None and other.next_ready() is None  # A may still come before it
     one.settle(A, max(proposed[A]))
     other.settle(A, max(proposed[A]))
-    assert one.turn() == other.turn() == A  # equal tickets: the lower key
+    assert one.next_ready() == other.next_ready() == A  # equal tickets: the lower key
     for worker in (one, other):
-        worker.over(A)
-        assert worker.turn() == B
+        worker.remove(A)
+        assert worker.next_ready() == B
 
 
 def test_what_is_proposed_waits_for_nothing_that_comes_later() -> None:
-    tickets = Tickets()
+    tickets = LamportTickets()
     tickets.settle(A, max(tickets.propose(A), 7))
     assert tickets.propose(B) == 8
-    assert tickets.turn() == A
+    assert tickets.next_ready() == A
 
 
 def test_a_collective_that_failed_holds_up_nobody() -> None:
-    tickets = Tickets()
+    tickets = LamportTickets()
     tickets.propose(A)
     tickets.settle(B, tickets.propose(B))
-    assert tickets.turn() is None
-    tickets.over(A)
-    assert tickets.turn() == B
+    assert tickets.next_ready() is None
+    tickets.remove(A)
+    assert tickets.next_ready() == B
 
 
-def test_a_turn_wakes_its_lane_when_it_has_come_and_once() -> None:
-    stile, woken = Turnstile(), []
+def test_a_turn_wakes_its_group_loop_when_it_has_come_and_once() -> None:
+    stile, woken = LaunchQueue(), []
     first = stile.propose(A)
     second = stile.propose(B)
     later = stile.settle(B, second, lambda: woken.append(B))
     assert not later.done
     now = stile.settle(A, first, lambda: woken.append(A))
     assert now.done and not later.done and woken == [A]
-    stile.over(A)
+    stile.remove(A)
     assert later.done and woken == [A, B]
     stile.propose(C)
-    stile.over(C)
+    stile.remove(C)
     assert woken == [A, B]

@@ -6,11 +6,11 @@ import pytest
 
 from collectived_proto.errors import Code
 from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, Report, ReportKind
-from collectived_runtime.engine import verdicts
-from collectived_runtime.engine.topology import Topology
+from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.failure import local_verdict
 
 MEMBERS = tuple(Member(rank, f"CPU:{rank}", rank // 2, f"host{rank // 2}", 70 + rank) for rank in range(4))
-TOPOLOGY = Topology.of(
+TOPOLOGY = GroupTopology.from_peers(
     GroupInfo("job/train", 7, 100, MEMBERS),
     (Peer(0, "i", "host0", "h:1", (0, 1)), Peer(1, "i", "host1", "h:2", (2, 3))),
     0,
@@ -81,7 +81,7 @@ RANK_3 = "rank 3 (host host1, pid 73, CPU:3)"
     ids=lambda value: value.kind.name if isinstance(value, Report) else "",
 )
 def test_it_names_ranks_in_full(report: Report, text: str, missing: list[int]) -> None:
-    verdict = verdicts.alone(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
+    verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
     assert verdict.message == text + ALONE
     assert [member.rank for member in verdict.missing] == missing
     assert (verdict.group, verdict.decided_by) == ("train", "worker 0")
@@ -89,7 +89,7 @@ def test_it_names_ranks_in_full(report: Report, text: str, missing: list[int]) -
 
 def test_it_tells_what_the_ranks_of_this_worker_did_last() -> None:
     report = Report(7, 100, ReportKind.LOST, 16, rank=1, text="its process ended", ranks=(FIRST, SECOND))
-    verdict = verdicts.alone(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
+    verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
     assert [(member.last_instance, member.last_site) for member in verdict.members] == [
         (16, "train.py:88"),
         (16, "train.py:70"),
@@ -101,13 +101,13 @@ def test_it_tells_what_the_ranks_of_this_worker_did_last() -> None:
 
 def test_where_nobody_has_submitted_it_the_group_is_named() -> None:
     report = Report(7, 100, ReportKind.LOST, 16, rank=1, text="its process ended")
-    verdict = verdicts.alone(TOPOLOGY, "worker 0", 100, 17, "", report)
+    verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "", report)
     assert verdict.message == f"group 'train': {RANK_1} is lost: its process ended{ALONE}"
 
 
 def test_what_another_worker_adds_is_said_in_full_too() -> None:
     report = Report(7, 100, ReportKind.EXPIRED, 17, timeout_seconds=2, ranks=(FIRST,))
-    verdict = verdicts.alone(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
-    added = verdicts.with_missing(TOPOLOGY, "worker 1", verdict, [2, 3])
+    verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
+    added = local_verdict.with_missing(TOPOLOGY, "worker 1", verdict, [2, 3])
     assert added.message == f"{verdict.message}; worker 1 adds: {RANK_2}, {RANK_3} have not come"
     assert [member.rank for member in added.missing] == [2, 3] and added.decided_by == "worker 1"

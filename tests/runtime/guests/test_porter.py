@@ -1,4 +1,4 @@
-"""The porter: who makes a call at a Unix socket is known, and nobody comes in beside it."""
+"""The proxy: who makes a call at a Unix socket is known, and nobody comes in beside it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from collectived_proto.local.jobs import MAX_SOCKET_PATH
-from collectived_runtime.cannot_start import CannotStart
-from collectived_runtime.daemon import bind
-from collectived_runtime.guests import porter as porter_module
-from collectived_runtime.guests.peers import Guests, Peer
-from collectived_runtime.guests.porter import Porter
+from collectived_proto.ipc.job_files import MAX_SOCKET_PATH
+from collectived_runtime.auth import unix_proxy as porter_module
+from collectived_runtime.auth.peers import AllowedUsers, UnixPeer
+from collectived_runtime.auth.unix_proxy import PeerCredentialProxy
+from collectived_runtime.process import bind
+from collectived_runtime.startup_error import StartupError
 
 Ask = Callable[[Any], Awaitable[bytes]]
 PATIENCE = 20.0
@@ -34,13 +34,17 @@ def folder() -> Iterator[Path]:
 
 
 class Scene:
-    """A gRPC server behind a porter: `who` answers as `ask` does, `echo` with what it was sent, `wait` never."""
+    """A gRPC server behind a proxy: `who` answers as `ask` does, `echo` with what it was sent, `wait` never."""
 
     def __init__(
-        self, path: Path, ask: Callable[[Porter, str], bytes], invited: Guests | None = None, most: int = 100
+        self,
+        path: Path,
+        ask: Callable[[PeerCredentialProxy, str], bytes],
+        invited: AllowedUsers | None = None,
+        most: int = 100,
     ) -> None:
         self.path, self.ask = path, ask
-        self.porter = Porter(invited or Guests(os.getuid()), most)
+        self.porter = PeerCredentialProxy(invited or AllowedUsers(os.getuid()), most)
         self.server = grpc.aio.server()
         self.waiting, self.hung_up = False, asyncio.Event()
 
@@ -82,8 +86,8 @@ class Scene:
             yield channel
 
 
-def told(porter: Porter, name: str) -> bytes:
-    found = porter.caller(name)
+def told(porter: PeerCredentialProxy, name: str) -> bytes:
+    found = porter.find_peer(name)
     return b"nobody" if found is None else f"{found[0].pid} {found[0].uid}".encode()
 
 
@@ -104,7 +108,7 @@ def test_who_calls_is_known_while_they_are_connected_and_forgotten_then(folder: 
         async with Scene(folder / "s", told) as scene:
             async with scene.channel() as channel:
                 assert await channel.unary_unary("/t/who")(b"") == f"{os.getpid()} {os.getuid()}".encode()
-            await until(lambda: not scene.porter._callers and not scene.porter._guests)
+            await until(lambda: not scene.porter._peers_by_name and not scene.porter._clients)
 
     play(story())
 
@@ -139,13 +143,13 @@ def test_a_path_may_be_as_long_as_the_kernel_allows_and_not_longer(folder: Path,
     if not beyond:
         play(story())
         return
-    with pytest.raises(CannotStart, match=f"the path is longer than {MAX_SOCKET_PATH} bytes.*another path"):
+    with pytest.raises(StartupError, match=f"the path is longer than {MAX_SOCKET_PATH} bytes.*another path"):
         play(story())
     assert not path.parent.joinpath("s").exists()
 
 
 def test_a_caller_that_says_nothing_is_shown_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(porter_module, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(porter_module, "FIRST_BYTE_SECONDS", 0.05)
 
     async def story() -> None:
         async with Scene(folder / "s", told) as scene:
@@ -153,7 +157,7 @@ def test_a_caller_that_says_nothing_is_shown_out(folder: Path, monkeypatch: pyte
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
             writer.close()
-            assert not scene.porter._callers
+            assert not scene.porter._peers_by_name
 
     play(story())
 
@@ -166,7 +170,7 @@ def test_the_server_hears_nothing_of_who_only_knocks(folder: Path) -> None:
                     knocking.connect(str(folder / "s"))
             async with scene.channel() as channel:
                 await channel.unary_unary("/t/who")(b"")
-                assert len(scene.porter._callers) == 1
+                assert len(scene.porter._peers_by_name) == 1
 
     play(story())
 
@@ -178,7 +182,7 @@ def test_whoever_hangs_up_ends_their_call(folder: Path) -> None:
                 await channel.unary_unary("/t/who")(b"")
                 call = channel.unary_unary("/t/wait")(b"")
                 await until(lambda: scene.waiting)
-                guest = next(iter(scene.porter._guests))
+                guest = next(iter(scene.porter._clients))
                 guest.transport.abort()
                 with pytest.raises(grpc.aio.AioRpcError):
                     await call
@@ -194,7 +198,7 @@ def test_a_file_that_a_killed_daemon_left_is_taken_over_and_one_in_use_is_not(fo
     async def story() -> None:
         async with Scene(folder / "s", told):
             assert stat.S_IMODE((folder / "s").stat().st_mode) == 0o600
-            with pytest.raises(CannotStart, match="in use by another process"):
+            with pytest.raises(StartupError, match="in use by another process"):
                 async with Scene(folder / "s", told):
                     pass
 
@@ -205,7 +209,7 @@ def test_where_guests_are_named_everybody_may_knock_whom_the_folder_lets_in(fold
     folder.chmod(0o711)
 
     async def story() -> None:
-        async with Scene(folder / "s", told, Guests(os.getuid(), frozenset({4711}))):
+        async with Scene(folder / "s", told, AllowedUsers(os.getuid(), frozenset({4711}))):
             assert stat.S_IMODE((folder / "s").stat().st_mode) == 0o666
 
     play(story())
@@ -232,10 +236,10 @@ def test_a_user_who_is_not_trusted_has_an_eighth_of_the_places_at_most(
     folder.chmod(0o711)
 
     async def story() -> None:
-        async with Scene(folder / "s", told, Guests(os.getuid(), frozenset({4711})), most=16) as scene:
+        async with Scene(folder / "s", told, AllowedUsers(os.getuid(), frozenset({4711})), most=16) as scene:
             kept = []
             with monkeypatch.context() as patched:
-                patched.setattr("collectived_runtime.guests.porter.peer_of", lambda _: Peer(1, 4712))
+                patched.setattr("collectived_runtime.auth.unix_proxy.get_unix_peer", lambda _: UnixPeer(1, 4712))
                 for _ in range(2):
                     kept.append(await asyncio.open_unix_connection(str(folder / "s")))
                 third, writer = await asyncio.open_unix_connection(str(folder / "s"))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from collectived_proto.configuration.rules import Rule
+from collectived_proto.config.rules import Rule
 from collectived_proto.devices import DeviceName
-from collectived_runtime.cannot_start import CannotStart
-from collectived_runtime.credentials import Right
-from collectived_runtime.guests.callers import Caller
-from collectived_runtime.guests.peers import Peer
-from collectived_runtime.guests.rules import may_have, offered, resolved
+from collectived_runtime.auth.acl import filter_devices, is_permitted, resolve_rules
+from collectived_runtime.auth.callers import Caller
+from collectived_runtime.auth.credentials import AccessLevel
+from collectived_runtime.auth.peers import UnixPeer
+from collectived_runtime.startup_error import StartupError
 
-ANN = Caller(Right.USE, local=Peer(7, 1001, frozenset({1001, 50})))
-BOB = Caller(Right.USE, local=Peer(7, 1002, frozenset({1002})))
-CI = Caller(Right.USE, token="ci")
-OWNER = Caller(Right.ALL, local=Peer(7, 1000))
-RULES = resolved(
+ANN = Caller(AccessLevel.USE, unix_peer=UnixPeer(7, 1001, frozenset({1001, 50})))
+BOB = Caller(AccessLevel.USE, unix_peer=UnixPeer(7, 1002, frozenset({1002})))
+CI = Caller(AccessLevel.USE, token_name="ci")
+OWNER = Caller(AccessLevel.ALL, unix_peer=UnixPeer(7, 1000))
+RULES = resolve_rules(
     [Rule.parse("night/* = user:1001 token:ci"), Rule.parse("/serving = group:50"), Rule.parse("shut* =")], "g"
 )
 DEVICES = tuple(DeviceName(3, kind, index) for kind in ("CPU", "GPU") for index in range(3))
@@ -35,17 +35,17 @@ DEVICES = tuple(DeviceName(3, kind, index) for kind in ("CPU", "GPU") for index 
 )
 def test_the_first_rule_that_fits_decides_and_where_none_does_everybody_may(name: str, who: set[str]) -> None:
     callers = {"ann": ANN, "bob": BOB, "ci": CI, "owner": OWNER}
-    assert {called for called, caller in callers.items() if may_have(RULES, name, caller)} == who
+    assert {called for called, caller in callers.items() if is_permitted(RULES, name, caller)} == who
 
 
 def test_a_later_rule_does_not_open_what_an_earlier_one_closes() -> None:
-    rules = resolved([Rule.parse("a* = user:1001"), Rule.parse("* = user:1002")], "g")
-    assert not may_have(rules, "ab", BOB) and may_have(rules, "b", BOB) and not may_have(rules, "b", ANN)
+    rules = resolve_rules([Rule.parse("a* = user:1001"), Rule.parse("* = user:1002")], "g")
+    assert not is_permitted(rules, "ab", BOB) and is_permitted(rules, "b", BOB) and not is_permitted(rules, "b", ANN)
 
 
 def test_a_number_from_another_pid_namespace_is_nobodys() -> None:
-    elsewhere = Caller(Right.USE, token="other", local=Peer(0, 1001, frozenset({50})))
-    assert not may_have(RULES, "night/a", elsewhere) and not may_have(RULES, "/serving", elsewhere)
+    elsewhere = Caller(AccessLevel.USE, token_name="other", unix_peer=UnixPeer(0, 1001, frozenset({50})))
+    assert not is_permitted(RULES, "night/a", elsewhere) and not is_permitted(RULES, "/serving", elsewhere)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_a_rule_reads_as_it_is_written() -> None:
 
 
 def test_a_rule_for_nobody_on_this_host_is_refused_at_the_start() -> None:
-    with pytest.raises(CannotStart, match="group_rules: there is no user 'no-such-user'"):
-        resolved([Rule.parse("x = user:no-such-user")], "group_rules")
+    with pytest.raises(StartupError, match="group_rules: there is no user 'no-such-user'"):
+        resolve_rules([Rule.parse("x = user:no-such-user")], "group_rules")
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,15 @@ def test_a_rule_for_nobody_on_this_host_is_refused_at_the_start() -> None:
     ],
 )
 def test_gpus_are_those_that_the_clients_environment_shows(visible: str | None, gpus: list[int]) -> None:
-    found = offered(DEVICES, (), ANN, visible, {0: "GPU-aa11", 1: "GPU-bb22", 2: "GPU-cc33"})
+    found = filter_devices(DEVICES, (), ANN, visible, {0: "GPU-aa11", 1: "GPU-bb22", 2: "GPU-cc33"})
     assert [device.short for device in found] == ["CPU:0", "CPU:1", "CPU:2", *(f"GPU:{index}" for index in gpus)]
 
 
 def test_devices_are_for_whom_their_rules_name() -> None:
-    rules = resolved([Rule.parse("GPU:0 = user:1001"), Rule.parse("GPU:* = token:ci"), Rule.parse("CPU:2 =")], "d")
-    seen = {who: [d.short for d in offered(DEVICES, rules, caller)] for who, caller in (("ann", ANN), ("ci", CI))}
+    rules = resolve_rules([Rule.parse("GPU:0 = user:1001"), Rule.parse("GPU:* = token:ci"), Rule.parse("CPU:2 =")], "d")
+    seen = {
+        who: [d.short for d in filter_devices(DEVICES, rules, caller)] for who, caller in (("ann", ANN), ("ci", CI))
+    }
     assert seen == {"ann": ["CPU:0", "CPU:1", "GPU:0"], "ci": ["CPU:0", "CPU:1", "GPU:1", "GPU:2"]}
-    assert offered(DEVICES, rules, OWNER) == DEVICES
-    assert [d.short for d in offered(DEVICES, rules, ANN, "1,2")] == ["CPU:0", "CPU:1"]
+    assert filter_devices(DEVICES, rules, OWNER) == DEVICES
+    assert [d.short for d in filter_devices(DEVICES, rules, ANN, "1,2")] == ["CPU:0", "CPU:1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from collectived_proto.viewing import viewing_token
+from collectived_proto.viewing_token import viewing_token
 from collectived_runtime.http.server import HttpServer
 
 PATIENCE = 20.0

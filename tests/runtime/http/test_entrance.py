@@ -7,31 +7,31 @@ from http import HTTPStatus
 
 import pytest
 
-from collectived_proto.viewing import http_address
-from collectived_runtime.credentials import Right
-from collectived_runtime.http.entrance import Names, names_at, refusal
-from collectived_runtime.http.messages import Answer, Request, Route, answer
+from collectived_proto.viewing_token import parse_http_address
+from collectived_runtime.auth.credentials import AccessLevel
+from collectived_runtime.http.messages import Request, Response, Route, ok_response
+from collectived_runtime.http.policy import AllowedHosts, check_request, compute_allowed_hosts
 
-LOOPBACK = Names()
-_HERE = Route(lambda _: answer(b"", "text/plain"))
+LOOPBACK = AllowedHosts()
+_HERE = Route(lambda _: ok_response(b"", "text/plain"))
 ROUTES = {
-    "/": Route(_HERE.respond, open=True),
+    "/": Route(_HERE.handler, is_public=True),
     "/data": _HERE,
-    "/asked": Route(_HERE.respond, query=True),
+    "/asked": Route(_HERE.handler, ignores_query=True),
 }
 
 
 def asked(
-    names: Names = LOOPBACK,
+    names: AllowedHosts = LOOPBACK,
     target: str = "/data",
     method: str = "GET",
     headers: Mapping[str, str] = {"host": "localhost:8080"},
-    right: Right = Right.LOOK,
-) -> Answer | None:
-    return refusal(ROUTES, names, right, Request(method, target, headers))
+    right: AccessLevel = AccessLevel.VIEW,
+) -> Response | None:
+    return check_request(ROUTES, names, right, Request(method, target, headers))
 
 
-def status(refused: Answer | None) -> HTTPStatus | None:
+def status(refused: Response | None) -> HTTPStatus | None:
     return refused.status if refused else None
 
 
@@ -43,7 +43,7 @@ def test_what_is_there_can_be_looked_at(target: str, method: str) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "CONNECT", "get"])
 def test_nothing_can_be_done(method: str) -> None:
-    refused = asked(method=method, right=Right.ALL)
+    refused = asked(method=method, right=AccessLevel.ALL)
     assert refused and refused.status == 405 and refused.headers["allow"] == "GET, HEAD"
 
 
@@ -67,25 +67,25 @@ def test_the_loopback_answers_to_its_names(host: str) -> None:
     ["evil.example", "localhost.evil.example:8080", "10.0.0.1", "[fe80::1]", "127.0.0.1.evil.example", "", ":80"],
 )
 def test_a_site_that_gives_its_name_our_address_sees_nothing(target: str, host: str) -> None:
-    assert status(asked(target=target, headers={"host": host}, right=Right.ALL)) == 421
-    assert status(asked(target=target, headers={}, right=Right.ALL)) == 421
+    assert status(asked(target=target, headers={"host": host}, right=AccessLevel.ALL)) == 421
+    assert status(asked(target=target, headers={}, right=AccessLevel.ALL)) == 421
 
 
 def test_who_may_not_look_gets_what_is_open_and_is_told_what_to_show() -> None:
-    assert asked(target="/", right=Right.NOTHING) is None
-    refused = asked(target="/data", right=Right.NOTHING)
+    assert asked(target="/", right=AccessLevel.NONE) is None
+    refused = asked(target="/data", right=AccessLevel.NONE)
     assert refused and refused.status == 401 and refused.headers["www-authenticate"].startswith("Bearer")
     assert b"viewing token" in bytes(refused.body if isinstance(refused.body, bytes) else b"")
 
 
 def test_by_which_names_it_goes_follows_from_the_address() -> None:
-    assert names_at("127.0.0.1", "127.0.0.1", insecure=False) == Names(frozenset({"127.0.0.1"}))
-    assert names_at("Box", "::1", insecure=True) == Names(frozenset({"box"}))
-    assert names_at("10.0.0.1", "10.0.0.1", insecure=False) == Names(None)
-    everybody = names_at("0.0.0.0", "0.0.0.0", insecure=True)
+    assert compute_allowed_hosts("127.0.0.1", "127.0.0.1", insecure=False) == AllowedHosts(frozenset({"127.0.0.1"}))
+    assert compute_allowed_hosts("Box", "::1", insecure=True) == AllowedHosts(frozenset({"box"}))
+    assert compute_allowed_hosts("10.0.0.1", "10.0.0.1", insecure=False) == AllowedHosts(None)
+    everybody = compute_allowed_hosts("0.0.0.0", "0.0.0.0", insecure=True)
     assert asked(everybody, headers={"host": "10.0.0.1:80"}) is None
     assert status(asked(everybody, headers={"host": "evil.example"})) == 421
-    assert asked(Names(None), headers={"host": "train1.example"}) is None
+    assert asked(AllowedHosts(None), headers={"host": "train1.example"}) is None
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_by_which_names_it_goes_follows_from_the_address() -> None:
     ],
 )
 def test_addresses(text: str, address: tuple[str, int]) -> None:
-    assert http_address(text) == address
+    assert parse_http_address(text) == address
 
 
 @pytest.mark.parametrize(
@@ -106,4 +106,4 @@ def test_addresses(text: str, address: tuple[str, int]) -> None:
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no \[HOST:\]PORT: expected PORT or HOST:PORT"):
-        http_address(text)
+        parse_http_address(text)

@@ -10,13 +10,13 @@ import pytest
 from tests.certificates import Signer
 from tests.runtime.http.serving import ADMITTED, SECRET, Story, get, port, serve, status
 
-from collectived_proto.tls.files import Files, client_context, load
-from collectived_runtime.certificates import Certificates
-from collectived_runtime.credentials import Gate
-from collectived_runtime.http.messages import Route, answer, health
-from collectived_runtime.http.server import HttpServer, Limits
+from collectived_proto.tls.files import TlsFiles, client_context, load_material
+from collectived_runtime.auth.certificates import Certificates
+from collectived_runtime.auth.credentials import TokenAuthenticator
+from collectived_runtime.http.messages import Route, healthz_routes, ok_response
+from collectived_runtime.http.server import HttpLimits, HttpServer
 
-USUAL = Limits()
+USUAL = HttpLimits()
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ def signer(tmp_path: Path) -> Signer:
     return Signer(tmp_path)
 
 
-def served(files: Files, story: Story, limits: Limits = USUAL) -> None:
-    tls, gate = Certificates(files), Gate(SECRET)
-    serve(lambda: HttpServer("--http", "0", health(lambda: True), gate, limits, tls.pages), story)
+def served(files: TlsFiles, story: Story, limits: HttpLimits = USUAL) -> None:
+    tls, gate = Certificates(files), TokenAuthenticator(SECRET)
+    serve(lambda: HttpServer("--http", "0", healthz_routes(lambda: True), gate, limits, tls.get_http_context), story)
 
 
 async def asked(server: HttpServer, trust: ssl.SSLContext) -> bytes:
@@ -43,7 +43,7 @@ def test_an_answer_comes_whole_and_its_address_says_https(signer: Signer) -> Non
 
     async def story(server: HttpServer) -> None:
         assert server.url.startswith("https://")
-        said = await asked(server, client_context(load(Files(ca=host.ca))))
+        said = await asked(server, client_context(load_material(TlsFiles(ca=host.ca))))
         head, _, body = said.partition(b"\r\n\r\n")
         assert status(head) == 200
         assert f"content-length: {len(body)}".encode() in head.lower()
@@ -56,7 +56,7 @@ def test_a_long_answer_comes_whole_to_who_reads_slowly(signer: Signer) -> None:
     tls, body = Certificates(host), bytes(range(256)) * (24 << 10)
 
     async def story(server: HttpServer) -> None:
-        trust = client_context(load(Files(ca=host.ca)))
+        trust = client_context(load_material(TlsFiles(ca=host.ca)))
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", port(server), ssl=trust, server_hostname="localhost", limit=1 << 10
         )
@@ -68,8 +68,8 @@ def test_a_long_answer_comes_whole_to_who_reads_slowly(signer: Signer) -> None:
         assert got.partition(b"\r\n\r\n")[2] == body
         writer.close()
 
-    routes = {"/long": Route(lambda _: answer(body, "text/plain"))}
-    serve(lambda: HttpServer("--http", "0", routes, Gate(SECRET), secure=tls.pages), story)
+    routes = {"/long": Route(lambda _: ok_response(body, "text/plain"))}
+    serve(lambda: HttpServer("--http", "0", routes, TokenAuthenticator(SECRET), secure=tls.get_http_context), story)
 
 
 def test_plain_text_gets_no_answer(signer: Signer) -> None:
@@ -88,7 +88,7 @@ def test_who_says_nothing_is_shown_out(signer: Signer) -> None:
         while server.connections:
             await asyncio.sleep(0)
 
-    served(signer.issue("host"), story, Limits(request_seconds=0.1))
+    served(signer.issue("host"), story, HttpLimits(request_seconds=0.1))
 
 
 def test_more_than_are_let_in_are_closed_before_anything_is_said(signer: Signer) -> None:
@@ -101,14 +101,14 @@ def test_more_than_are_let_in_are_closed_before_anything_is_said(signer: Signer)
         writer.close()
         other.close()
 
-    served(signer.issue("host"), story, Limits(connections=1))
+    served(signer.issue("host"), story, HttpLimits(connections=1))
 
 
 def test_a_new_certificate_is_served_to_the_next(signer: Signer) -> None:
     host = signer.issue("host")
 
     async def shown(server: HttpServer) -> bytes:
-        trust = client_context(load(Files(ca=host.ca)))
+        trust = client_context(load_material(TlsFiles(ca=host.ca)))
         _, writer = await asyncio.open_connection("127.0.0.1", port(server), ssl=trust, server_hostname="localhost")
         found: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         writer.close()

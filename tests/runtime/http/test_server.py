@@ -11,10 +11,10 @@ from http import HTTPStatus
 import pytest
 from tests.runtime.http.serving import ADMITTED, SECRET, TOKEN, Story, get, port, say, serve, status
 
-from collectived_runtime.cannot_start import CannotStart
-from collectived_runtime.credentials import Gate
-from collectived_runtime.http.messages import Answer, Request, Route, Routes, answer, health
-from collectived_runtime.http.server import HttpServer, Limits
+from collectived_runtime.auth.credentials import TokenAuthenticator
+from collectived_runtime.http.messages import Request, Response, Route, Routes, healthz_routes, ok_response
+from collectived_runtime.http.server import HttpLimits, HttpServer
+from collectived_runtime.startup_error import StartupError
 
 LARGE = 16 << 20  # bytes: more than sockets buffer
 TEXT = "text/plain"
@@ -34,20 +34,22 @@ class Pages:
     @property
     def routes(self) -> Routes:
         return {
-            "/": Route(lambda _: answer(b"hello\n", TEXT), open=True),
-            "/plain": Route(lambda request: answer(request.headers.get("x", "").encode(), TEXT), query=True),
+            "/": Route(lambda _: ok_response(b"hello\n", TEXT), is_public=True),
+            "/plain": Route(
+                lambda request: ok_response(request.headers.get("x", "").encode(), TEXT), ignores_query=True
+            ),
             "/later": Route(self._later),
-            "/pieces": Route(lambda _: answer(self._pieces(), TEXT)),
-            "/large": Route(lambda _: answer(b"x" * LARGE, TEXT)),
-            **health(lambda: self.well),
+            "/pieces": Route(lambda _: ok_response(self._pieces(), TEXT)),
+            "/large": Route(lambda _: ok_response(b"x" * LARGE, TEXT)),
+            **healthz_routes(lambda: self.well),
         }
 
-    async def _later(self, request: Request) -> Answer:
+    async def _later(self, request: Request) -> Response:
         self.asked += 1
         await self.may.wait()
         if self.fault:
             raise self.fault
-        return answer(b"at last\n", TEXT)
+        return ok_response(b"at last\n", TEXT)
 
     def _pieces(self) -> Iterator[bytes]:
         self.making += 1
@@ -62,12 +64,14 @@ class Pages:
 def tell(
     story: Story,
     pages: Pages | None = None,
-    limits: Limits | None = None,
-    gate: Gate | None = None,
+    limits: HttpLimits | None = None,
+    gate: TokenAuthenticator | None = None,
     address: str = "0",
 ) -> None:
     serve(
-        lambda: HttpServer("--http", address, (pages or Pages()).routes, gate or Gate(SECRET), limits or Limits()),
+        lambda: HttpServer(
+            "--http", address, (pages or Pages()).routes, gate or TokenAuthenticator(SECRET), limits or HttpLimits()
+        ),
         story,
     )
 
@@ -128,18 +132,18 @@ def test_a_header_that_comes_twice_is_read_as_one() -> None:
 
 @pytest.mark.parametrize("shown", [SECRET, TOKEN, "token-of-a-file"])
 def test_the_secret_and_viewing_tokens_open(shown: str) -> None:
-    gate = Gate(SECRET, token="token-of-a-file")
+    gate = TokenAuthenticator(SECRET, token="token-of-a-file")
 
     async def story(server: HttpServer) -> None:
         for target in ("/plain", "/pieces", "/later"):
             assert status((await get(server, target, f"Authorization: Bearer {shown}"))[0]) == 200
-        assert not gate.refused
+        assert not gate.reject_counts
 
     tell(story, gate=gate)
 
 
 def test_without_a_credential_only_what_is_open_is_told_also_on_the_loopback_and_refusals_are_counted() -> None:
-    gate = Gate(SECRET)
+    gate = TokenAuthenticator(SECRET)
 
     async def story(server: HttpServer) -> None:
         for target, expected in (("/", 200), ("/healthz", 200), ("/plain", 401), ("/pieces", 401), ("/later", 401)):
@@ -149,7 +153,7 @@ def test_without_a_credential_only_what_is_open_is_told_also_on_the_loopback_and
         for wrong in ("Bearer wrong", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}, Bearer {TOKEN}"):
             assert status((await get(server, "/plain", f"Authorization: {wrong}"))[0]) == 401
         assert status((await get(server, "/plain", ADMITTED, ADMITTED))[0]) == 401
-        assert gate.refused == {("http", "nothing"): 3, ("http", "wrong"): 5}
+        assert gate.reject_counts == {("http", "nothing"): 3, ("http", "wrong"): 5}
 
     tell(story, gate=gate)
 
@@ -159,8 +163,8 @@ def test_insecure_lets_everybody_look_but_by_no_foreign_name() -> None:
         assert status((await get(server, "/plain"))[0]) == 200
         assert status((await say(server, b"GET /plain HTTP/1.1\r\nHost: evil.example\r\n\r\n"))[0]) == 421
 
-    tell(story, gate=Gate(insecure=True))
-    tell(story, gate=Gate(insecure=True), address="0.0.0.0:0")
+    tell(story, gate=TokenAuthenticator(insecure=True))
+    tell(story, gate=TokenAuthenticator(insecure=True), address="0.0.0.0:0")
 
 
 def test_beyond_the_loopback_it_answers_to_any_name_but_needs_a_credential() -> None:
@@ -233,7 +237,7 @@ def test_who_says_nothing_is_closed() -> None:
             await asyncio.sleep(0)
         assert status((await get(server, "/"))[0]) == 200
 
-    tell(story, limits=Limits(connections=2, request_seconds=0.2))
+    tell(story, limits=HttpLimits(connections=2, request_seconds=0.2))
 
 
 def test_one_beyond_the_last_place_is_closed_at_once() -> None:
@@ -247,7 +251,7 @@ def test_one_beyond_the_last_place_is_closed_at_once() -> None:
             await asyncio.sleep(0)
         assert status((await get(server, "/"))[0]) == 200
 
-    tell(story, limits=Limits(connections=1, request_seconds=3600))
+    tell(story, limits=HttpLimits(connections=1, request_seconds=3600))
 
 
 def test_who_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
@@ -264,7 +268,7 @@ def test_who_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
             while server.connections:
                 await asyncio.sleep(0.01)
 
-    tell(story, limits=Limits(send_seconds=0.3))
+    tell(story, limits=HttpLimits(send_seconds=0.3))
 
 
 def test_an_answer_that_takes_too_long_is_given_up() -> None:
@@ -276,7 +280,7 @@ def test_an_answer_that_takes_too_long_is_given_up() -> None:
         pages.may.set()
         assert status((await get(server, "/"))[0]) == 200, "and others are answered"
 
-    tell(story, pages, Limits(answer_seconds=0.3))
+    tell(story, pages, HttpLimits(answer_seconds=0.3))
 
 
 @pytest.mark.parametrize("target", ["/later", "/pieces"])
@@ -311,20 +315,20 @@ def test_addresses_that_cannot_be_served_are_refused_in_words() -> None:
             ("no-such-host.invalid:80", "no-such-host.invalid"),
             ("http", "--metrics: 'http' is no .* expected PORT or HOST:PORT"),
         ):
-            with pytest.raises(CannotStart, match=words):
-                HttpServer("--metrics", address, {}, Gate(SECRET))
+            with pytest.raises(StartupError, match=words):
+                HttpServer("--metrics", address, {}, TokenAuthenticator(SECRET))
 
     tell(story)
 
 
 @pytest.mark.parametrize("address", ["0", "0.0.0.0:0"])
 def test_where_nobody_could_show_anything_it_is_not_served(address: str) -> None:
-    with pytest.raises(CannotStart, match="no secret by which.*COLLECTIVED_SECRET.*--viewing-token-file.*--insecure"):
-        HttpServer("--metrics", address, {}, Gate())
+    with pytest.raises(StartupError, match="no secret by which.*COLLECTIVED_SECRET.*--viewing-token-file.*--insecure"):
+        HttpServer("--metrics", address, {}, TokenAuthenticator())
 
 
 def test_one_that_never_started_leaves_nothing() -> None:
     async def run() -> None:
-        await HttpServer("--http", "0", {}, Gate(SECRET)).stop()
+        await HttpServer("--http", "0", {}, TokenAuthenticator(SECRET)).stop()
 
     asyncio.run(run())

@@ -7,7 +7,11 @@ import sys
 
 import pytest
 
-from collectived_runtime.limits.descriptors import RESERVE, connections_at_most, room
+from collectived_runtime.limits.descriptors import (
+    RESERVED_DESCRIPTORS,
+    compute_connection_limit,
+    has_descriptor_room,
+)
 
 RAISING = """
 import resource
@@ -25,10 +29,15 @@ def test_the_soft_limit_becomes_the_hard_one() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "descriptor", "admits"),
-    [(20_000, 20_000 - RESERVE - 1, True), (20_000, 20_000 - RESERVE, False), (400, 299, True), (400, 300, False)],
+    [
+        (20_000, 20_000 - RESERVED_DESCRIPTORS - 1, True),
+        (20_000, 20_000 - RESERVED_DESCRIPTORS, False),
+        (400, 299, True),
+        (400, 300, False),
+    ],
 )
 def test_a_reserve_stays_of_a_quarter_at_most(limit: int, descriptor: int, admits: bool) -> None:
-    assert room(limit, descriptor) == admits
+    assert has_descriptor_room(limit, descriptor) == admits
 
 
 @pytest.mark.parametrize(
@@ -36,4 +45,4 @@ def test_a_reserve_stays_of_a_quarter_at_most(limit: int, descriptor: int, admit
     [(8192, 10_000, 1, 8192), (8192, 10_000, 2, 5000), (0, 10_000, 2, 5000), (20, 10_000, 2, 20), (8192, 1, 2, 1)],
 )
 def test_connections_never_take_more_than_is_there(wanted: int, available: int, addresses: int, each: int) -> None:
-    assert connections_at_most(wanted, available, addresses) == each
+    assert compute_connection_limit(wanted, available, addresses) == each

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from collectived_runtime.limits.lines import MOST_A_SECOND, Sparing
+from collectived_runtime.limits.log_rate import MAX_LINES_PER_SECOND, LogRateFilter
 
 
 class Log:
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self._sparing = Sparing()
+        self._sparing = LogRateFilter()
 
     def say(self, at: float, text: str = "refused %d", number: int = 0, line: int = 1, facts: bool = False) -> None:
         record = logging.LogRecord("collectived", logging.WARNING, "a.py", line, text, (number,), None)
@@ -25,9 +25,9 @@ def test_a_flood_of_one_kind_is_few_lines_and_the_next_says_how_many_were_left_o
     log = Log()
     for number in range(10_000):
         log.say(100.5, number=number)
-    assert log.lines == [f"refused {number}" for number in range(MOST_A_SECOND)]
+    assert log.lines == [f"refused {number}" for number in range(MAX_LINES_PER_SECOND)]
     log.say(102.0, number=7)
-    assert log.lines[-1] == f"refused 7 ({10_000 - MOST_A_SECOND} more like this were left out before)"
+    assert log.lines[-1] == f"refused 7 ({10_000 - MAX_LINES_PER_SECOND} more like this were left out before)"
     log.say(102.1, number=8)
     assert log.lines[-1] == "refused 8"
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collectived_runtime.limits.refusals import COORDINATOR_LIMITS, WORKER_LIMITS, Limit, Refusals, Where, too_many
+from collectived_runtime.limits.rejections import (
+    COORDINATOR_LIMITS,
+    WORKER_LIMITS,
+    Limit,
+    MessageSource,
+    RejectionCounters,
+    format_limit_error,
+)
 
 
 def test_each_is_counted_and_the_latest_is_known() -> None:
     now = iter((1.0, 2.0, 3.0))
-    refusals = Refusals(lambda: next(now))
+    refusals = RejectionCounters(lambda: next(now))
     for limit in (Limit.SESSIONS, Limit.GROUPS, Limit.SESSIONS):
-        refusals.limit(limit)
-    refusals.bad(Where.DOORBELL)
-    assert refusals.limited == {Limit.SESSIONS: 2, Limit.GROUPS: 1} and refusals.malformed == {Where.DOORBELL: 1}
-    assert refusals.latest == {Limit.SESSIONS: 3.0, Limit.GROUPS: 2.0}
+        refusals.count_limit(limit)
+    refusals.count_malformed(MessageSource.DOORBELL)
+    assert refusals.limit_counts == {Limit.SESSIONS: 2, Limit.GROUPS: 1} and refusals.malformed_counts == {
+        MessageSource.DOORBELL: 1
+    }
+    assert refusals.last_limited == {Limit.SESSIONS: 3.0, Limit.GROUPS: 2.0}
 
 
 def test_a_refusal_says_what_how_many_and_what_to_do() -> None:
-    assert too_many("this worker has 7 sessions", 7, "max_sessions", "close some") == (
+    assert format_limit_error("this worker has 7 sessions", 7, "max_sessions", "close some") == (
         "this worker has 7 sessions, and there may be 7: close some, or raise max_sessions of the daemon"
     )
 

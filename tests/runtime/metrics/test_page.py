@@ -9,18 +9,18 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from collectived_runtime.engine.counters import BOUNDS, Histogram
-from collectived_runtime.metrics.catalogue import COORDINATOR, PROCESS, WORKER
+from collectived_runtime.engine.record.counters import BOUNDS, Histogram
+from collectived_runtime.metrics.catalogue import COORDINATOR_METRICS, PROCESS_METRICS, WORKER_METRICS
 from collectived_runtime.metrics.page import (
     PAUSE,
-    PIECE,
-    Families,
+    SAMPLES_PER_CHUNK,
     Reading,
-    build,
-    histograms,
-    numbers,
-    pieces,
-    process,
+    SourceCollector,
+    make_histogram_reading,
+    make_reading,
+    read_build_info,
+    read_process,
+    render_chunks,
 )
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -35,23 +35,23 @@ class Told:
             self.histogram.add(seconds)
 
     def read(self) -> Iterator[Reading | None]:
-        yield build("worker")
+        yield read_build_info("worker")
         yield PAUSE
-        groups = ((("0", f"g{number}"), float(number)) for number in range(3 * PIECE))
-        yield numbers(WORKER["collectived_link_sent_bytes_total"], groups)
+        groups = ((("0", f"g{number}"), float(number)) for number in range(3 * SAMPLES_PER_CHUNK))
+        yield make_reading(WORKER_METRICS["collectived_link_sent_bytes_total"], groups)
         name = "collectived_collective_duration_seconds"
         labels = [("0", "all_reduce", "ring"), ("0", 'a "quoted"\\name', "tree")]
-        yield histograms(WORKER[name], BOUNDS, ((which, self.histogram) for which in labels))
-        yield numbers(WORKER["collectived_verdicts_total"], [])
-        yield from process()
+        yield make_histogram_reading(WORKER_METRICS[name], BOUNDS, ((which, self.histogram) for which in labels))
+        yield make_reading(WORKER_METRICS["collectived_verdicts_total"], [])
+        yield from read_process()
 
 
 @pytest.mark.parametrize(("accept", "parser"), [("", parse), ("text/plain", parse), (OPENMETRICS, parse_openmetrics)])
 def test_both_formats_say_what_the_source_tells(accept: str, parser: type) -> None:
     encode, _ = choose_encoder(accept)
-    text = b"".join(pieces(Told(), encode)).decode()
+    text = b"".join(render_chunks(Told(), encode)).decode()
     families = {family.name: family for family in parser(text)}
-    told = {family.name: family for family in Families(Told()).collect() if family.samples}
+    told = {family.name: family for family in SourceCollector(Told()).collect() if family.samples}
     assert list(families) == list(told)
     for name, family in families.items():
         assert (family.type, family.documentation) == (told[name].type, told[name].documentation)
@@ -62,7 +62,7 @@ def test_both_formats_say_what_the_source_tells(accept: str, parser: type) -> No
 
 
 def test_a_histogram_is_cumulative_and_its_bounds_are_inclusive() -> None:
-    (family,) = [f for f in Families(Told()).collect() if f.name == "collectived_collective_duration_seconds"]
+    (family,) = [f for f in SourceCollector(Told()).collect() if f.name == "collectived_collective_duration_seconds"]
     of = [sample for sample in family.samples if sample.labels["algorithm"] == "ring"]
     counts = {sample.labels["le"]: sample.value for sample in of if sample.name.endswith("_bucket")}
     assert (counts["5e-05"], counts["0.0001"], counts["0.25"], counts["0.5"], counts["60.0"], counts["+Inf"]) == (
@@ -73,12 +73,12 @@ def test_a_histogram_is_cumulative_and_its_bounds_are_inclusive() -> None:
 
 def test_no_piece_is_longer_than_what_is_written_in_one_stretch() -> None:
     encode, _ = choose_encoder("")
-    for piece in pieces(Told(), encode):
-        assert sum(not line.startswith(b"#") for line in piece.splitlines()) <= PIECE
+    for piece in render_chunks(Told(), encode):
+        assert sum(not line.startswith(b"#") for line in piece.splitlines()) <= SAMPLES_PER_CHUNK
 
 
 def test_names_follow_the_conventions() -> None:
-    for metric in (WORKER | COORDINATOR | PROCESS).values():
+    for metric in (WORKER_METRICS | COORDINATOR_METRICS | PROCESS_METRICS).values():
         assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
         assert metric.name.startswith(("collectived_", "process_"))
         assert not metric.name.removesuffix("_total").endswith(("_ms", "_milliseconds", "_kb", "_count", "_sum"))

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 from tests.runtime.http.serving import ADMITTED, SECRET, Story, get, serve, status
 
-from collectived_runtime.credentials import Gate
+from collectived_runtime.auth.credentials import TokenAuthenticator
 from collectived_runtime.http.server import HttpServer
-from collectived_runtime.metrics.catalogue import WORKER
-from collectived_runtime.metrics.page import PAUSE, Reading, numbers, refusals
-from collectived_runtime.metrics.route import metrics_server
+from collectived_runtime.metrics.catalogue import WORKER_METRICS
+from collectived_runtime.metrics.page import PAUSE, Reading, make_reading, read_auth_rejections
+from collectived_runtime.metrics.route import create_metrics_server
 
 
 class Told:
@@ -21,18 +21,18 @@ class Told:
     def __init__(self, groups: int = 3) -> None:
         self.groups = groups
         self.well = True
-        self.gate = Gate(SECRET)
+        self.gate = TokenAuthenticator(SECRET)
 
     def read(self) -> Iterator[Reading | None]:
         yield PAUSE
         groups = ((("0", f"g{number}"), 1.0) for number in range(self.groups))
-        yield numbers(WORKER["collectived_ranks"], groups)
-        yield refusals("worker", self.gate.refused)
+        yield make_reading(WORKER_METRICS["collectived_ranks"], groups)
+        yield read_auth_rejections("worker", self.gate.reject_counts)
 
 
 def served(story: Story, source: Told | None = None) -> None:
     told = source or Told()
-    serve(lambda: metrics_server("0", told, lambda: told.well, told.gate), story)
+    serve(lambda: create_metrics_server("0", told, lambda: told.well, told.gate), story)
 
 
 def test_metrics_are_told_in_the_format_that_is_asked_for() -> None:

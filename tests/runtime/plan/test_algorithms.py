@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 
 from collectived_runtime.plan import (
+    all_to_all,
+    catalog,
     double_tree,
-    exchange,
-    goals,
     halving_doubling,
-    named,
     one_shot,
     ring,
     shuffle,
     tree,
 )
-from collectived_runtime.plan.check import check
-from collectived_runtime.plan.collect import WidePlan, WideRound
-from collectived_runtime.plan.errors import Stuck
-from collectived_runtime.plan.moves import Buffer, Finish, Send, Span
+from collectived_runtime.plan.errors import PlanDeadlock
+from collectived_runtime.plan.moves import Buffer, FinishMove, SendMove, Span
+from collectived_runtime.plan.verify import postconditions
+from collectived_runtime.plan.verify.verifier import verify_plans
+from collectived_runtime.plan.wide_moves import WidePlan, WideRound
 
 SIZES = range(1, 18)
 COUNTS = (0, 1, 3, 7, 64, 65, 1001)
-ALL_REDUCE = named.FLAT
+ALL_REDUCE = catalog.FLAT_ALGORITHMS
 
 
 def each(plan: Callable[..., Iterable[WideRound]], members: Sequence[int], *arguments: object) -> dict[int, WidePlan]:
@@ -48,21 +48,21 @@ def uneven(size: int, count: int) -> tuple[Span, ...]:
 @pytest.mark.parametrize("name", ALL_REDUCE)
 def test_all_reduce_has_each_contribution_exactly_once_everywhere(name: str, size: int, count: int) -> None:
     span = Span(5, 5 + count)
-    check(each(ALL_REDUCE[name], range(size), span), goals.all_reduced(range(size), span))
+    verify_plans(each(ALL_REDUCE[name], range(size), span), postconditions.all_reduce_goal(range(size), span))
 
 
 @pytest.mark.parametrize("name", ALL_REDUCE)
 def test_members_may_be_any_numbers_in_any_order(name: str) -> None:
     members = (7, 3, 11, 0, 5)
     span = Span(0, 23)
-    check(each(ALL_REDUCE[name], members, span), goals.all_reduced(members, span))
+    verify_plans(each(ALL_REDUCE[name], members, span), postconditions.all_reduce_goal(members, span))
 
 
 @pytest.mark.parametrize("name", ALL_REDUCE)
 def test_a_lone_member_only_finishes_its_input(name: str) -> None:
     span = Span(0, 4)
     moves = [move for moves in ALL_REDUCE[name]((6,), 6, span) for move in moves]
-    assert all(isinstance(move, Finish) and move.source is Buffer.INPUT for move in moves)
+    assert all(isinstance(move, FinishMove) and move.source is Buffer.INPUT for move in moves)
     assert sum(len(move.span) for move in moves) == len(span)
 
 
@@ -70,7 +70,7 @@ def test_a_lone_member_only_finishes_its_input(name: str) -> None:
 @pytest.mark.parametrize("size", (2, 4, 8, 16))
 def test_each_member_of_a_ring_sends_exactly_the_lower_bound(size: int, count: int) -> None:
     span = Span(0, count)
-    traffic = check(each(ring.all_reduce, range(size), span), goals.all_reduced(range(size), span))
+    traffic = verify_plans(each(ring.all_reduce, range(size), span), postconditions.all_reduce_goal(range(size), span))
     assert set(traffic.elements.values()) == {2 * (size - 1) * count // size}
 
 
@@ -78,7 +78,7 @@ def test_each_member_of_a_ring_sends_exactly_the_lower_bound(size: int, count: i
 @pytest.mark.parametrize("size", SIZES)
 def test_the_volume_of_a_ring_is_the_lower_bound_for_any_length(size: int, count: int) -> None:
     span = Span(0, count)
-    traffic = check(each(ring.all_reduce, range(size), span), goals.all_reduced(range(size), span))
+    traffic = verify_plans(each(ring.all_reduce, range(size), span), postconditions.all_reduce_goal(range(size), span))
     assert sum(traffic.elements.values()) == 2 * (size - 1) * count
     assert traffic.rounds == max(2 * (size - 1), 1)
 
@@ -88,29 +88,35 @@ def test_the_volume_of_a_ring_is_the_lower_bound_for_any_length(size: int, count
 def test_a_tree_reduces_to_and_broadcasts_from_any_root(size: int, count: int) -> None:
     span = Span(0, count)
     for root in range(size):
-        check(each(tree.reduce, range(size), span, root), goals.reduced(range(size), span, root))
-        check(each(tree.broadcast, range(size), span, root), goals.broadcasted(range(size), span, root))
+        verify_plans(each(tree.reduce, range(size), span, root), postconditions.reduce_goal(range(size), span, root))
+        verify_plans(
+            each(tree.broadcast, range(size), span, root), postconditions.broadcast_goal(range(size), span, root)
+        )
 
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_ring_scatters_sums_and_gathers_shares_of_any_size(size: int, count: int) -> None:
     shares = uneven(size, count)
-    check(each(ring.reduce_scatter, range(size), shares), goals.reduce_scattered(range(size), shares))
-    check(each(ring.all_gather, range(size), shares), goals.all_gathered(range(size), shares))
+    verify_plans(
+        each(ring.reduce_scatter, range(size), shares), postconditions.reduce_scatter_goal(range(size), shares)
+    )
+    verify_plans(each(ring.all_gather, range(size), shares), postconditions.all_gather_goal(range(size), shares))
 
 
 @pytest.mark.parametrize("name", ALL_REDUCE)
 def test_an_empty_span_still_meets_every_partner_of_a_full_one(name: str) -> None:
     def peers(span: Span, me: int) -> set[int]:
-        return {move.peer for moves in ALL_REDUCE[name](range(6), me, span) for move in moves if isinstance(move, Send)}
+        return {
+            move.peer for moves in ALL_REDUCE[name](range(6), me, span) for move in moves if isinstance(move, SendMove)
+        }
 
     assert [peers(Span(0, 0), me) for me in range(6)] == [peers(Span(0, 60), me) for me in range(6)]
 
 
 def test_empty_pieces_travel_once_per_partner_only() -> None:
     span = Span(0, 1)
-    traffic = check(each(ring.all_reduce, range(9), span), goals.all_reduced(range(9), span))
+    traffic = verify_plans(each(ring.all_reduce, range(9), span), postconditions.all_reduce_goal(range(9), span))
     assert sum(traffic.messages.values()) <= 16 + 9
 
 
@@ -120,8 +126,8 @@ def test_a_missing_partner_leaves_every_algorithm_stuck_and_named(name: str, siz
     span = Span(0, 10)
     for missing in range(size):
         plans = {me: tuple(ALL_REDUCE[name](range(size), me, span)) for me in range(size) if me != missing}
-        with pytest.raises(Stuck, match=f"waits for {missing}"):
-            check(plans, goals.all_reduced(range(size), span))
+        with pytest.raises(PlanDeadlock, match=f"waits for {missing}"):
+            verify_plans(plans, postconditions.all_reduce_goal(range(size), span))
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -132,7 +138,7 @@ def test_a_shuffle_goes_onto_any_servers_members_or_not(servers: tuple[int, ...]
     shares = dict(zip(servers, span.split(len(servers)), strict=True))
     beside = {server: share for server, share in shares.items() if server not in members}
     plans = {me: shuffle.all_reduce(members, me, span, servers) for me in (*members, *beside)}
-    check(plans, goals.all_reduced(members, span, beside))
+    verify_plans(plans, postconditions.all_reduce_goal(members, span, beside))
 
 
 @pytest.mark.parametrize("segments", (1, 2, 3, 8))
@@ -140,13 +146,15 @@ def test_a_shuffle_goes_onto_any_servers_members_or_not(servers: tuple[int, ...]
 def test_a_double_tree_takes_any_number_of_segments(size: int, segments: int) -> None:
     span = Span(0, 65)
     plans = {me: double_tree.all_reduce(range(size), me, span, segments) for me in range(size)}
-    check(plans, goals.all_reduced(range(size), span))
+    verify_plans(plans, postconditions.all_reduce_goal(range(size), span))
 
 
 @pytest.mark.parametrize("size", (2, 4, 8, 16))
 def test_halving_doubling_sends_the_lower_bound_in_few_rounds(size: int) -> None:
     span = Span(0, 160)
-    traffic = check(each(halving_doubling.all_reduce, range(size), span), goals.all_reduced(range(size), span))
+    traffic = verify_plans(
+        each(halving_doubling.all_reduce, range(size), span), postconditions.all_reduce_goal(range(size), span)
+    )
     assert set(traffic.elements.values()) == {2 * (size - 1) * 160 // size}
     assert traffic.rounds == 2 * (size - 1).bit_length()
 
@@ -154,14 +162,18 @@ def test_halving_doubling_sends_the_lower_bound_in_few_rounds(size: int) -> None
 @pytest.mark.parametrize("size", SIZES)
 def test_inner_members_of_one_tree_are_leaves_of_the_other(size: int) -> None:
     span = Span(0, 64 * 64)
-    traffic = check(each(double_tree.all_reduce, range(size), span), goals.all_reduced(range(size), span))
+    traffic = verify_plans(
+        each(double_tree.all_reduce, range(size), span), postconditions.all_reduce_goal(range(size), span)
+    )
     assert all(elements <= 2 * len(span) for elements in traffic.elements.values())
 
 
 @pytest.mark.parametrize("size", range(2, 18))
 def test_one_shot_needs_one_exchange(size: int) -> None:
     span = Span(0, 7)
-    traffic = check(each(one_shot.all_reduce, range(size), span), goals.all_reduced(range(size), span))
+    traffic = verify_plans(
+        each(one_shot.all_reduce, range(size), span), postconditions.all_reduce_goal(range(size), span)
+    )
     assert set(traffic.messages.values()) == {size - 1}
 
 
@@ -171,8 +183,10 @@ def test_shares_of_any_size_are_gathered_and_scattered_at_any_root(size: int, co
     shares = uneven(size, count)
     members = range(size)
     for root in members:
-        check(each(exchange.gather, members, shares, root), goals.gathered(members, shares, root))
-        check(each(exchange.scatter, members, shares, root), goals.scattered(members, shares, root))
+        verify_plans(each(all_to_all.gather, members, shares, root), postconditions.gather_goal(members, shares, root))
+        verify_plans(
+            each(all_to_all.scatter, members, shares, root), postconditions.scatter_goal(members, shares, root)
+        )
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -180,18 +194,18 @@ def test_shares_of_any_size_are_gathered_and_scattered_at_any_root(size: int, co
 def test_all_to_all_delivers_every_entry_of_any_table(size: int, count: int) -> None:
     flat = iter(Span(0, count).split(size * size))
     table = [[next(flat) for _ in range(size)] for _ in range(size)]
-    check(each(exchange.all_to_all, range(size), table), goals.all_exchanged(range(size), table))
+    verify_plans(each(all_to_all.all_to_all, range(size), table), postconditions.all_to_all_goal(range(size), table))
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_nobody_leaves_a_barrier_before_everybody_has_come(size: int) -> None:
-    plans = {me: exchange.barrier(range(size), me) for me in range(size)}
+    plans = {me: all_to_all.barrier(range(size), me) for me in range(size)}
     heard = {me: {me} for me in range(size)}
     for number in range(len(plans[0])):
         before = {me: set(whom) for me, whom in heard.items()}
         for me, plan in plans.items():
             for move in plan[number]:
-                if isinstance(move, Send):
+                if isinstance(move, SendMove):
                     heard[move.peer] |= before[me]
     assert all(whom == set(range(size)) for whom in heard.values())
-    check(plans, goals.all_reduced(range(size), Span(0, 0)))
+    verify_plans(plans, postconditions.all_reduce_goal(range(size), Span(0, 0)))

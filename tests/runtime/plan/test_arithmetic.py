@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from collectived_proto.spec import ALGORITHMS
-from collectived_runtime.plan import named
-from collectived_runtime.plan.collect import Collect, Kind, Native, WidePlan, WideRound
-from collectived_runtime.plan.moves import Buffer, Finish, Recv, Send, Span
+from collectived_proto.all_reduce_spec import ALGORITHMS
+from collectived_runtime.plan import catalog
+from collectived_runtime.plan.moves import Buffer, FinishMove, RecvMove, SendMove, Span
+from collectived_runtime.plan.wide_moves import CollectMove, NativeKind, NativeMove, WidePlan, WideRound
 
 Array = NDArray[np.float32]
 Memory = dict[Buffer, Array]
 Operator = Callable[[Array, Array], Array]
 HOSTS = ((0, 1, 2), (3,), (4, 5))
-NAMES = sorted({*ALGORITHMS, *named.FLAT})
+NAMES = sorted({*ALGORITHMS, *catalog.FLAT_ALGORITHMS})
 
 
 def separate(mine: Array) -> Memory:
@@ -46,11 +46,11 @@ def carry_out(plans: Mapping[int, WidePlan], memories: Mapping[int, Memory], ope
 
 def _read(me: int, moves: WideRound, memory: Memory, sent: dict[tuple[int, int], list[Array]]) -> None:
     for move in moves:
-        if isinstance(move, Finish):
+        if isinstance(move, FinishMove):
             at = slice(move.span.start, move.span.stop)
             memory[Buffer.OUTPUT][at] = memory[move.source][at]
     for move in moves:
-        if isinstance(move, Send):
+        if isinstance(move, SendMove):
             sent.setdefault((me, move.peer), []).append(memory[move.source][move.span.start : move.span.stop].copy())
 
 
@@ -65,20 +65,20 @@ def _receive(
     for move in moves:
         at = slice(move.span.start, move.span.stop)
         match move:
-            case Recv(peer, _, target, fold):
+            case RecvMove(peer, _, target, fold):
                 value = sent[peer, me].pop(0)
                 if fold is not None:
                     mine = memory[fold.mine][at]
                     value = operator(value, mine) if fold.received_left else operator(mine, value)
                 memory[target][at] = value
-            case Collect(order, _, source):
+            case CollectMove(order, _, source):
                 values = [memory[source][at] if peer == me else sent[peer, me].pop(0) for peer in order]
                 memory[Buffer.SCRATCH][at] = left_to_right(values, operator)
-            case Native(Kind.BROADCAST, _, _, root):
+            case NativeMove(NativeKind.BROADCAST, _, _, root):
                 memory[Buffer.OUTPUT][at] = memories[root][Buffer.OUTPUT][at]
-            case Native(Kind.REDUCE, members, _, root) if root == me:
+            case NativeMove(NativeKind.REDUCE, members, _, root) if root == me:
                 memory[Buffer.SCRATCH][at] = left_to_right([memories[m][Buffer.INPUT][at] for m in members], operator)
-            case Native(Kind.ALL_REDUCE, members, _, _):
+            case NativeMove(NativeKind.ALL_REDUCE, members, _, _):
                 # INPUT of the others is still theirs: with one memory for all buffers, the last of them writes for all.
                 if me == members[-1]:
                     folded = left_to_right([memories[m][Buffer.INPUT][at] for m in members], operator)
@@ -95,7 +95,7 @@ def left_to_right(values: list[Array], operator: Operator) -> Array:
 
 def all_reduce(name: str, inputs: list[Array], operator: Operator, memory: Callable[[Array], Memory]) -> list[Array]:
     span = Span(0, len(inputs[0]))
-    plans = {me: named.all_reduce(name, HOSTS, me, span) for me in range(6)}
+    plans = {me: catalog.all_reduce(name, HOSTS, me, span) for me in range(6)}
     memories = {me: memory(inputs[me]) for me in range(6)}
     carry_out(plans, memories, operator)
     return [memories[me][Buffer.OUTPUT] for me in range(6)]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectived_proto.types import DType, Leaf
-from collectived_runtime.plan.batches import batches, cut, strands_of
 from collectived_runtime.plan.moves import Span
+from collectived_runtime.plan.tf_packing import batches, count_pack_tasks, split_elements
 
 
 def leaf(count: int, dtype: DType = DType.FLOAT32) -> Leaf:
@@ -24,25 +24,25 @@ def runs(*counts: int, max_bytes: int = 40, max_group: int = 10) -> list[tuple[i
     ((7, 3, [2, 2, 3]), (2, 4, [2]), (6, 1, [6]), (0, 2, [0]), (9, 3, [3, 3, 3]), (13, 1 << 40, [13])),
 )
 def test_the_last_cut_has_the_remainder(count: int, parts: int, lengths: list[int]) -> None:
-    assert [len(span) for span in cut(count, parts)] == lengths
+    assert [len(span) for span in split_elements(count, parts)] == lengths
 
 
 @given(st.integers(0, 100), st.integers(1, 30), st.integers(1, 20))
-def test_no_strand_is_empty_and_their_number_is_known_before(count: int, parts: int, shards: int) -> None:
-    spans = [span for part in cut(count, parts) for span in part.split(min(shards, max(1, len(part))))]
-    assert len(spans) == strands_of(count, parts, shards) and (not count or all(len(span) for span in spans))
+def test_no_task_is_empty_and_their_number_is_known_before(count: int, parts: int, shards: int) -> None:
+    spans = [span for part in split_elements(count, parts) for span in part.split(min(shards, max(1, len(part))))]
+    assert len(spans) == count_pack_tasks(count, parts, shards) and (not count or all(len(span) for span in spans))
     assert (spans[0].start, spans[-1].stop) == (0, count)
 
 
 def test_num_packs_cuts_through_leaves_type_by_type() -> None:
     first, second = batches([leaf(3), leaf(5, DType.INT64), leaf(4)], num_packs=2)
-    assert (first.dtype, first.leaves, first.offsets, first.cuts) == (
+    assert (first.dtype, first.leaves, first.offsets, first.spans) == (
         DType.FLOAT32,
         (0, 2),
         (0, 3),
         (Span(0, 3), Span(3, 7)),
     )
-    assert (second.leaves, second.cuts) == ((1,), (Span(0, 2), Span(2, 5)))
+    assert (second.leaves, second.spans) == ((1,), (Span(0, 2), Span(2, 5)))
 
 
 def test_num_packs_comes_before_small_runs() -> None:
@@ -101,5 +101,5 @@ def test_every_leaf_is_in_one_batch_and_every_element_in_one_cut(
         for index, offset in zip(batch.leaves, batch.offsets, strict=True):
             assert offset == stop
             stop += leaves[index].count
-        assert [span.start for span in batch.cuts] + [stop] == [0] + [span.stop for span in batch.cuts]
+        assert [span.start for span in batch.spans] + [stop] == [0] + [span.stop for span in batch.spans]
         assert num_packs or len(batch.leaves) <= max(max_group, 1)

@@ -7,38 +7,45 @@ import tracemalloc
 
 import pytest
 
-from collectived_runtime.plan import goals, halving_doubling, ring, tree
-from collectived_runtime.plan.check import check
-from collectived_runtime.plan.errors import Divergent, Miscounted, Misordered, Overwritten, Stuck
-from collectived_runtime.plan.hierarchical import Flat
-from collectived_runtime.plan.moves import Buffer, Finish, Fold, Plan, Recv, Send, Span
+from collectived_runtime.plan import halving_doubling, ring, tree
+from collectived_runtime.plan.errors import (
+    BufferOverwrite,
+    ContributionError,
+    FoldDivergence,
+    FoldOrderError,
+    PlanDeadlock,
+)
+from collectived_runtime.plan.hierarchical import FlatAlgorithm
+from collectived_runtime.plan.moves import Buffer, FinishMove, FoldMove, Plan, RecvMove, SendMove, Span
+from collectived_runtime.plan.verify import postconditions
+from collectived_runtime.plan.verify.verifier import verify_plans
 
 SPAN = Span(0, 10)
 LOW, HIGH = Span(0, 5), Span(5, 10)
-LEFT, RIGHT = Fold(Buffer.INPUT, True), Fold(Buffer.INPUT, False)
-PAIR = goals.all_reduced((0, 1), SPAN)
+LEFT, RIGHT = FoldMove(Buffer.INPUT, True), FoldMove(Buffer.INPUT, False)
+PAIR = postconditions.all_reduce_goal((0, 1), SPAN)
 
 
-def send(peer: int, span: Span = SPAN, source: Buffer = Buffer.INPUT) -> Send:
-    return Send(peer, span, source)
+def send(peer: int, span: Span = SPAN, source: Buffer = Buffer.INPUT) -> SendMove:
+    return SendMove(peer, span, source)
 
 
-def recv(peer: int, span: Span = SPAN, fold: Fold | None = None, target: Buffer = Buffer.SCRATCH) -> Recv:
-    return Recv(peer, span, target, fold)
+def recv(peer: int, span: Span = SPAN, fold: FoldMove | None = None, target: Buffer = Buffer.SCRATCH) -> RecvMove:
+    return RecvMove(peer, span, target, fold)
 
 
-def result(peer: int, span: Span = SPAN) -> Recv:
-    return Recv(peer, span, Buffer.OUTPUT)
+def result(peer: int, span: Span = SPAN) -> RecvMove:
+    return RecvMove(peer, span, Buffer.OUTPUT)
 
 
 GOOD: dict[int, Plan] = {
-    0: ((recv(1, fold=RIGHT),), (Finish(SPAN, Buffer.SCRATCH), send(1, source=Buffer.OUTPUT))),
+    0: ((recv(1, fold=RIGHT),), (FinishMove(SPAN, Buffer.SCRATCH), send(1, source=Buffer.OUTPUT))),
     1: ((send(0),), (result(0),)),
 }
 
 
 def test_a_right_pair_of_plans_passes() -> None:
-    traffic = check(GOOD, PAIR)
+    traffic = verify_plans(GOOD, PAIR)
     assert (traffic.rounds, traffic.elements, traffic.messages) == (2, {0: 10, 1: 10}, {0: 1, 1: 1})
 
 
@@ -48,99 +55,99 @@ def test_a_missing_partner_is_reported_as_stuck(algorithm: object, size: int) ->
     assert callable(algorithm)
     for missing in range(size):
         plans = {me: algorithm(range(size), me, SPAN) for me in range(size) if me != missing}
-        with pytest.raises(Stuck, match=f"waits for {missing}"):
-            check(plans, goals.all_reduced(range(size), SPAN))
+        with pytest.raises(PlanDeadlock, match=f"waits for {missing}"):
+            verify_plans(plans, postconditions.all_reduce_goal(range(size), SPAN))
 
 
 def test_a_receive_that_nobody_sends_names_both_sides() -> None:
-    with pytest.raises(Stuck, match="round 0: 0 waits for 1$"):
-        check({0: GOOD[0], 1: ()}, PAIR)
+    with pytest.raises(PlanDeadlock, match="round 0: 0 waits for 1$"):
+        verify_plans({0: GOOD[0], 1: ()}, PAIR)
 
 
 def test_a_send_that_nobody_takes_names_both_sides() -> None:
-    with pytest.raises(Stuck, match="1 waits for 0 to take its send"):
-        check({0: (), 1: GOOD[1]}, PAIR)
+    with pytest.raises(PlanDeadlock, match="1 waits for 0 to take its send"):
+        verify_plans({0: (), 1: GOOD[1]}, PAIR)
 
 
 def test_a_partner_in_another_round_is_stuck() -> None:
-    with pytest.raises(Stuck):
-        check({0: GOOD[0], 1: ((), *GOOD[1])}, PAIR)
+    with pytest.raises(PlanDeadlock):
+        verify_plans({0: GOOD[0], 1: ((), *GOOD[1])}, PAIR)
 
 
 def test_unequal_spans_are_stuck() -> None:
-    with pytest.raises(Stuck, match="expects"):
-        check({0: GOOD[0], 1: ((send(0, LOW),), GOOD[1][1])}, PAIR)
+    with pytest.raises(PlanDeadlock, match="expects"):
+        verify_plans({0: GOOD[0], 1: ((send(0, LOW),), GOOD[1][1])}, PAIR)
 
 
 def test_a_forgotten_fold_is_miscounted() -> None:
-    with pytest.raises(Miscounted, match="without 0"):
-        check({0: ((recv(1),), GOOD[0][1]), 1: GOOD[1]}, PAIR)
+    with pytest.raises(ContributionError, match="without 0"):
+        verify_plans({0: ((recv(1),), GOOD[0][1]), 1: GOOD[1]}, PAIR)
 
 
 def test_a_forgotten_half_is_miscounted() -> None:
     one = ((send(0, LOW),), GOOD[1][1])
-    other = ((recv(1, LOW, RIGHT),), (Finish(LOW, Buffer.SCRATCH), Finish(HIGH, Buffer.INPUT), GOOD[0][1][1]))
-    with pytest.raises(Miscounted, match="without 1"):
-        check({0: other, 1: one}, PAIR)
+    other = ((recv(1, LOW, RIGHT),), (FinishMove(LOW, Buffer.SCRATCH), FinishMove(HIGH, Buffer.INPUT), GOOD[0][1][1]))
+    with pytest.raises(ContributionError, match="without 1"):
+        verify_plans({0: other, 1: one}, PAIR)
 
 
 def test_a_contribution_folded_twice_is_miscounted() -> None:
-    twice: Plan = ((recv(1, fold=RIGHT),), (recv(1, fold=Fold(Buffer.SCRATCH, False)),))
-    with pytest.raises(Miscounted, match="folds 1 twice"):
-        check({0: twice, 1: ((send(0),), (send(0),))}, PAIR)
+    twice: Plan = ((recv(1, fold=RIGHT),), (recv(1, fold=FoldMove(Buffer.SCRATCH, False)),))
+    with pytest.raises(ContributionError, match="folds 1 twice"):
+        verify_plans({0: twice, 1: ((send(0),), (send(0),))}, PAIR)
 
 
 def test_a_result_that_does_not_arrive_is_miscounted() -> None:
-    with pytest.raises(Miscounted, match="1 ends without"):
-        check({0: (GOOD[0][0], GOOD[0][1][:1]), 1: GOOD[1][:1]}, PAIR)
+    with pytest.raises(ContributionError, match="1 ends without"):
+        verify_plans({0: (GOOD[0][0], GOOD[0][1][:1]), 1: GOOD[1][:1]}, PAIR)
 
 
 def test_a_result_where_none_is_wanted_is_miscounted() -> None:
-    with pytest.raises(Miscounted, match="1 ends with more"):
-        check(GOOD, goals.reduced((0, 1), SPAN, 0))
+    with pytest.raises(ContributionError, match="1 ends with more"):
+        verify_plans(GOOD, postconditions.reduce_goal((0, 1), SPAN, 0))
 
 
 def test_a_result_that_was_never_finished_is_miscounted() -> None:
-    with pytest.raises(Miscounted, match="has not finished"):
-        check({0: (GOOD[0][0], (send(1, source=Buffer.SCRATCH),)), 1: GOOD[1]}, PAIR)
+    with pytest.raises(ContributionError, match="has not finished"):
+        verify_plans({0: (GOOD[0][0], (send(1, source=Buffer.SCRATCH),)), 1: GOOD[1]}, PAIR)
 
 
 def test_swapped_operands_are_misordered() -> None:
-    with pytest.raises(Misordered, match="with 1 left of 0"):
-        check({0: ((recv(1, fold=LEFT),), GOOD[0][1]), 1: GOOD[1]}, PAIR)
+    with pytest.raises(FoldOrderError, match="with 1 left of 0"):
+        verify_plans({0: ((recv(1, fold=LEFT),), GOOD[0][1]), 1: GOOD[1]}, PAIR)
 
 
 def test_reading_what_the_round_writes_is_refused() -> None:
     exchange: dict[int, Plan] = {me: ((send(1 - me), recv(1 - me, fold=RIGHT if me == 0 else LEFT)),) for me in (0, 1)}
-    with pytest.raises(Overwritten, match="in the same round"):
-        check(exchange, PAIR)
+    with pytest.raises(BufferOverwrite, match="in the same round"):
+        verify_plans(exchange, PAIR)
 
 
 def test_two_receives_into_one_span_in_one_round_are_refused() -> None:
-    twice: Plan = ((recv(1, fold=RIGHT), recv(2, fold=Fold(Buffer.SCRATCH, False))),)
-    with pytest.raises(Overwritten, match="in the same round"):
-        check({0: twice, 1: ((send(0),),), 2: ((send(0),),)}, goals.reduced((0, 1, 2), SPAN, 0))
+    twice: Plan = ((recv(1, fold=RIGHT), recv(2, fold=FoldMove(Buffer.SCRATCH, False))),)
+    with pytest.raises(BufferOverwrite, match="in the same round"):
+        verify_plans({0: twice, 1: ((send(0),),), 2: ((send(0),),)}, postconditions.reduce_goal((0, 1, 2), SPAN, 0))
 
 
 def test_input_is_not_read_after_scratch_was_written() -> None:
-    with pytest.raises(Overwritten, match="0 reads INPUT"):
-        check({0: (GOOD[0][0], (send(1),)), 1: (GOOD[1][0], (recv(0),))}, PAIR)
+    with pytest.raises(BufferOverwrite, match="0 reads INPUT"):
+        verify_plans({0: (GOOD[0][0], (send(1),)), 1: (GOOD[1][0], (recv(0),))}, PAIR)
 
 
 def test_input_is_not_read_after_output_was_written() -> None:
-    with pytest.raises(Overwritten, match="1 reads INPUT"):
-        check({0: (*GOOD[0], (recv(1),)), 1: (*GOOD[1], (send(0),))}, PAIR)
+    with pytest.raises(BufferOverwrite, match="1 reads INPUT"):
+        verify_plans({0: (*GOOD[0], (recv(1),)), 1: (*GOOD[1], (send(0),))}, PAIR)
 
 
 def test_scratch_is_not_read_after_output_was_written() -> None:
-    with pytest.raises(Overwritten, match="reads SCRATCH"):
-        check({0: (GOOD[0][0], (GOOD[0][1][0], send(1, source=Buffer.SCRATCH))), 1: GOOD[1]}, PAIR)
+    with pytest.raises(BufferOverwrite, match="reads SCRATCH"):
+        verify_plans({0: (GOOD[0][0], (GOOD[0][1][0], send(1, source=Buffer.SCRATCH))), 1: GOOD[1]}, PAIR)
 
 
 def test_scratch_is_not_written_after_output_was() -> None:
     late: dict[int, Plan] = {0: (*GOOD[0], (recv(1),)), 1: (*GOOD[1], (send(0, source=Buffer.SCRATCH),))}
-    with pytest.raises(Overwritten):
-        check(late, PAIR)
+    with pytest.raises(BufferOverwrite):
+        verify_plans(late, PAIR)
 
 
 def test_a_partial_sum_is_handed_on_once() -> None:
@@ -148,40 +155,40 @@ def test_a_partial_sum_is_handed_on_once() -> None:
         0: ((recv(1, fold=RIGHT),), (send(1, source=Buffer.SCRATCH),), (send(1, source=Buffer.SCRATCH),)),
         1: ((send(0),), (recv(0),), (recv(0),)),
     }
-    with pytest.raises(Overwritten, match="holds nothing"):
-        check(plans, PAIR)
+    with pytest.raises(BufferOverwrite, match="holds nothing"):
+        verify_plans(plans, PAIR)
 
 
 def test_output_is_written_once() -> None:
-    with pytest.raises(Overwritten):
-        check({0: (*GOOD[0], (send(1, source=Buffer.OUTPUT),)), 1: (*GOOD[1], (result(0),))}, PAIR)
+    with pytest.raises(BufferOverwrite):
+        verify_plans({0: (*GOOD[0], (send(1, source=Buffer.OUTPUT),)), 1: (*GOOD[1], (result(0),))}, PAIR)
 
 
 def test_only_its_own_contribution_is_read_as_input() -> None:
     plans = {me: tree.broadcast((0, 1), me, SPAN, 1) for me in (0, 1)}
-    with pytest.raises(Overwritten, match="nothing to contribute"):
-        check(plans, goals.broadcasted((0, 1), SPAN, 0))
+    with pytest.raises(BufferOverwrite, match="nothing to contribute"):
+        verify_plans(plans, postconditions.broadcast_goal((0, 1), SPAN, 0))
 
 
 def test_another_fold_tree_is_divergent() -> None:
     """Both ends finish a sum of three, but 0 folds (0 1) 2 and 3 folds 0 (1 2)."""
-    more = Fold(Buffer.SCRATCH, False)
+    more = FoldMove(Buffer.SCRATCH, False)
     plans: dict[int, Plan] = {
-        0: ((send(3),), (recv(1, fold=RIGHT),), (recv(2, fold=more),), (Finish(SPAN, Buffer.SCRATCH),)),
+        0: ((send(3),), (recv(1, fold=RIGHT),), (recv(2, fold=more),), (FinishMove(SPAN, Buffer.SCRATCH),)),
         1: ((), (send(0),), (), (send(2),)),
         2: ((), (), (send(0),), (recv(1, fold=LEFT),), (send(3, source=Buffer.SCRATCH),)),
-        3: ((recv(0),), (), (), (), (recv(2, fold=more),), (Finish(SPAN, Buffer.SCRATCH),)),
+        3: ((recv(0),), (), (), (), (recv(2, fold=more),), (FinishMove(SPAN, Buffer.SCRATCH),)),
     }
-    goal = goals.Goal(dict.fromkeys((0, 1, 2), (SPAN,)), ((SPAN, (0, 1, 2)),), {0: (SPAN,), 3: (SPAN,)})
-    with pytest.raises(Divergent, match="3 folds"):
-        check(plans, goal)
+    goal = postconditions.Goal(dict.fromkeys((0, 1, 2), (SPAN,)), ((SPAN, (0, 1, 2)),), {0: (SPAN,), 3: (SPAN,)})
+    with pytest.raises(FoldDivergence, match="3 folds"):
+        verify_plans(plans, goal)
 
 
 def test_memory_of_a_check_grows_with_the_participants_and_not_with_their_square() -> None:
     def peak(size: int) -> int:
         span = Span(0, 100_000)
         tracemalloc.start()
-        check({me: ring.all_reduce_rounds(range(size), me, span) for me in range(size)}, all_reduced(size, span))
+        verify_plans({me: ring.all_reduce_rounds(range(size), me, span) for me in range(size)}, all_reduced(size, span))
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         return peak
@@ -189,8 +196,8 @@ def test_memory_of_a_check_grows_with_the_participants_and_not_with_their_square
     assert peak(96) < 6 * peak(24)
 
 
-def all_reduced(size: int, span: Span) -> goals.Goal:
-    return goals.all_reduced(range(size), span)
+def all_reduced(size: int, span: Span) -> postconditions.Goal:
+    return postconditions.all_reduce_goal(range(size), span)
 
 
 @pytest.mark.slow
@@ -199,13 +206,13 @@ def test_a_ring_of_512_is_checked_in_seconds() -> None:
     members = range(512)
     span = Span(0, 100_000)
     begin = time.thread_time()  # of a processor: what else the machine does is not counted
-    traffic = check({me: ring.all_reduce_rounds(members, me, span) for me in members}, all_reduced(512, span))
+    traffic = verify_plans({me: ring.all_reduce_rounds(members, me, span) for me in members}, all_reduced(512, span))
     assert sum(traffic.elements.values()) == 2 * 511 * len(span)
     assert time.thread_time() - begin < 15
 
 
 @pytest.mark.parametrize("algorithm", (tree.all_reduce_rounds, halving_doubling.all_reduce_rounds))
-def test_4096_participants_of_a_short_plan_are_checked_too(algorithm: Flat) -> None:
+def test_4096_participants_of_a_short_plan_are_checked_too(algorithm: FlatAlgorithm) -> None:
     members = range(4096)
     span = Span(0, 1 << 16)
-    check({me: algorithm(members, me, span) for me in members}, all_reduced(4096, span))
+    verify_plans({me: algorithm(members, me, span) for me in members}, all_reduced(4096, span))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from collectived_proto.spec import ALGORITHMS
-from collectived_runtime.plan import goals
-from collectived_runtime.plan.check import check
+from collectived_proto.all_reduce_spec import ALGORITHMS
+from collectived_runtime.plan.catalog import FLAT_ALGORITHMS, all_reduce, plan_shards
 from collectived_runtime.plan.moves import Span
-from collectived_runtime.plan.named import FLAT, all_reduce, sharded
+from collectived_runtime.plan.verify import postconditions
+from collectived_runtime.plan.verify.verifier import verify_plans
 
 SHAPES = (
     ((0,),),
@@ -22,19 +22,21 @@ SHAPES = (
 
 @pytest.mark.parametrize("count", (0, 1, 7, 64))
 @pytest.mark.parametrize("hosts", SHAPES)
-@pytest.mark.parametrize("name", sorted({*ALGORITHMS, *FLAT}))
+@pytest.mark.parametrize("name", sorted({*ALGORITHMS, *FLAT_ALGORITHMS}))
 def test_every_name_is_an_all_reduce_with_and_without_cpus(
     name: str, hosts: tuple[tuple[int, ...], ...], count: int
 ) -> None:
     span = Span(0, count)
     members = [member for host in hosts for member in host]
-    check({me: all_reduce(name, hosts, me, span) for me in members}, goals.all_reduced(members, span))
+    verify_plans(
+        {me: all_reduce(name, hosts, me, span) for me in members}, postconditions.all_reduce_goal(members, span)
+    )
     if "pscpu" not in name or name == "nccl/pscpu":
         return
     cpus = range(100, 100 + len(hosts))
     shares = span.split(len(hosts)) if name == "pscpu" else [span] * len(hosts)
     plans = {me: all_reduce(name, hosts, me, span, cpus) for me in (*members, *cpus)}
-    check(plans, goals.all_reduced(members, span, dict(zip(cpus, shares, strict=True))))
+    verify_plans(plans, postconditions.all_reduce_goal(members, span, dict(zip(cpus, shares, strict=True))))
 
 
 def test_an_unknown_name_is_an_error() -> None:
@@ -44,10 +46,10 @@ def test_an_unknown_name_is_an_error() -> None:
 
 @pytest.mark.parametrize("shards", (1, 2, 3, 4))
 @pytest.mark.parametrize("count", (0, 1, 3, 7, 64, 65, 1001))
-@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize("name", FLAT_ALGORITHMS)
 def test_shards_are_all_reduces_of_their_own_that_make_up_the_span(name: str, count: int, shards: int) -> None:
     members = range(5)
     span = Span(0, count)
-    plans = {me: sharded(FLAT[name], members, me, span, shards) for me in members}
+    plans = {me: plan_shards(FLAT_ALGORITHMS[name], members, me, span, shards) for me in members}
     for number, part in enumerate(span.split(shards)):
-        check({me: plan[number] for me, plan in plans.items()}, goals.all_reduced(members, part))
+        verify_plans({me: plan[number] for me, plan in plans.items()}, postconditions.all_reduce_goal(members, part))

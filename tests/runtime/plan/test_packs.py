@@ -13,12 +13,12 @@ from collectived_proto.types import (
     Collective,
     DType,
     Leaf,
+    LeafPlacement,
     Operation,
-    Place,
     Reduce,
     ReduceOp,
 )
-from collectived_runtime.plan.packs import ALIGNMENT, group, layout, result_dtype
+from collectived_runtime.plan.packing import ALIGNMENT, group_leaves, layout, result_dtype
 
 SUM = AllReduce(ReduceOp.SUM)
 
@@ -32,7 +32,7 @@ def collective(*leaves: Leaf, operation: Operation = SUM, bytes_per_pack: int = 
 
 
 def indices(bytes_per_pack: int, *leaves: Leaf) -> list[list[int]]:
-    return [each.leaves for each in group(leaves, bytes_per_pack)]
+    return [each.leaves for each in group_leaves(leaves, bytes_per_pack)]
 
 
 def test_last_leaves_come_first_and_a_pack_closes_once_it_exceeds_the_limit() -> None:
@@ -64,7 +64,7 @@ def test_a_barrier_has_no_packs() -> None:
 def test_a_scalar_counts_one_element_and_an_empty_leaf_none() -> None:
     leaves = (Leaf("a", DType.INT8, ()), Leaf("b", DType.INT8, (0, 3)), Leaf("c", DType.INT8, (5,)))
     laid = layout(collective(*leaves), 0)
-    assert laid.places == (Place(0, 5), Place(0, 5), Place(0, 0))
+    assert laid.places == (LeafPlacement(0, 5), LeafPlacement(0, 5), LeafPlacement(0, 0))
     assert laid.packs[0].count == 6
 
 

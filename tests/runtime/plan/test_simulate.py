@@ -6,14 +6,14 @@ import tracemalloc
 
 import pytest
 
-from collectived_proto.spec import ALGORITHMS
+from collectived_proto.all_reduce_spec import ALGORITHMS
 from collectived_runtime.plan import hierarchical, ring
-from collectived_runtime.plan.choose import REST, Row, Topology, choose, digest, pick
-from collectived_runtime.plan.model import Link, Model, lower_bound
+from collectived_runtime.plan.auto import ANY_SIZE, HostLayout, Row, choose, digest, select_row
+from collectived_runtime.plan.catalog import FLAT_ALGORITHMS, all_reduce
+from collectived_runtime.plan.closed_form import TIMES
+from collectived_runtime.plan.cost_model import LinkClass, Model, lower_bound
 from collectived_runtime.plan.moves import Span
-from collectived_runtime.plan.named import FLAT, all_reduce
-from collectived_runtime.plan.simulate import Prediction, sampled, simulate
-from collectived_runtime.plan.times import TIMES
+from collectived_runtime.plan.simulate import Prediction, sample_hosts, simulate
 
 SIZES = (1 << 10, 1 << 16, 1 << 22)
 
@@ -21,11 +21,11 @@ SIZES = (1 << 10, 1 << 16, 1 << 22)
 def flat(name: str, size: int, nbytes: int, model: Model | None = None, sample: int = 64) -> Prediction:
     members, count = range(size), nbytes // 4
     hosts = [(member,) for member in members]
-    return simulate(lambda me: FLAT[name](members, me, Span(0, count)), hosts, count, 4, model, sample)
+    return simulate(lambda me: FLAT_ALGORITHMS[name](members, me, Span(0, count)), hosts, count, 4, model, sample)
 
 
 def test_a_ring_of_two_is_two_messages_of_half_the_span() -> None:
-    model = Model(Link(1e-3, 1e6), overhead=0.0, fold=1e12)
+    model = Model(LinkClass(1e-3, 1e6), overhead=0.0, fold=1e12)
     predicted = flat("ring", 2, 2_000_000, model)
     assert predicted.seconds == pytest.approx(2 * (1e-3 + 1.0))
     assert predicted.rounds == 2
@@ -34,27 +34,27 @@ def test_a_ring_of_two_is_two_messages_of_half_the_span() -> None:
 
 
 def test_a_slow_fold_is_what_a_round_waits_for() -> None:
-    model = Model(Link(0.0, 1e9), overhead=0.0, fold=1e6)
+    model = Model(LinkClass(0.0, 1e9), overhead=0.0, fold=1e6)
     assert flat("ring", 2, 2_000_000, model).seconds == pytest.approx(1.0 + 1e-3)
 
 
 def test_participants_of_a_host_share_its_link() -> None:
-    model = Model(Link(0.0, 1e6), Link(0.0, 1e12), overhead=0.0, fold=1e12)
+    model = Model(LinkClass(0.0, 1e6), LinkClass(0.0, 1e12), overhead=0.0, fold=1e12)
     hosts = ((0, 1, 2, 3), (4, 5, 6, 7))
     span = Span(0, 1_000_000)
 
-    def seconds(inside: hierarchical.Inside) -> float:
+    def seconds(inside: hierarchical.InnerStage) -> float:
         plan = lambda me: hierarchical.all_reduce(hosts, me, span, ring.all_reduce, inside)  # noqa: E731
         return simulate(plan, hosts, len(span), 4, model).seconds
 
-    lanes, leader = seconds(hierarchical.Inside.LANES), seconds(hierarchical.Inside.LEADER)
-    assert lanes == pytest.approx(leader, rel=1e-3) and lanes == pytest.approx(4.0, rel=1e-3)
+    group_loops, leader = seconds(hierarchical.InnerStage.LANES), seconds(hierarchical.InnerStage.LEADER)
+    assert group_loops == pytest.approx(leader, rel=1e-3) and group_loops == pytest.approx(4.0, rel=1e-3)
 
 
 @pytest.mark.parametrize(
     "hosts", (((0, 1), (2, 3)), ((0, 1, 2), (3,)), ((0, 1, 2, 3),), ((0,), (1,), (2,), (3,), (4,)))
 )
-@pytest.mark.parametrize("name", sorted({*ALGORITHMS, *FLAT}))
+@pytest.mark.parametrize("name", sorted({*ALGORITHMS, *FLAT_ALGORITHMS}))
 def test_nothing_is_faster_than_the_lower_bound(name: str, hosts: tuple[tuple[int, ...], ...]) -> None:
     for nbytes in SIZES:
         count = nbytes // 4
@@ -89,8 +89,8 @@ def test_a_sample_of_the_hosts_predicts_what_all_of_them_do(name: str) -> None:
 
 
 def test_a_sample_holds_the_first_and_the_last_host() -> None:
-    assert sampled(3, 8) == [0, 1, 2]
-    assert sampled(100, 4) == [0, 33, 66, 99]
+    assert sample_hosts(3, 8) == [0, 1, 2]
+    assert sample_hosts(100, 4) == [0, 33, 66, 99]
 
 
 def test_4096_hosts_of_8_are_simulated_in_little_memory() -> None:
@@ -98,7 +98,9 @@ def test_4096_hosts_of_8_are_simulated_in_little_memory() -> None:
         hosts = [tuple(range(8 * number, 8 * number + 8)) for number in range(count)]
 
         def plan(me: int) -> object:
-            return hierarchical.all_reduce_rounds(hosts, me, span, ring.all_reduce_rounds, hierarchical.Inside.LANES)
+            return hierarchical.all_reduce_rounds(
+                hosts, me, span, ring.all_reduce_rounds, hierarchical.InnerStage.LANES
+            )
 
         return simulate(plan, hosts, len(span), sample=2)  # type: ignore[arg-type]
 
@@ -115,37 +117,37 @@ def test_4096_hosts_of_8_are_simulated_in_little_memory() -> None:
 
 def test_the_table_ends_with_the_rest_and_its_limits_increase() -> None:
     for hosts in (1, 2, 3, 4, 8, 64, 4096):
-        table = choose(Topology((8,) * hosts))
-        assert table[-1].limit == REST
+        table = choose(HostLayout((8,) * hosts))
+        assert table[-1].limit == ANY_SIZE
         limits = [row.limit for row in table[:-1]]
         assert limits == sorted(set(limits))
 
 
 def test_the_table_is_the_same_value_wherever_it_is_made() -> None:
-    topology = Topology((2, 2, 1))
-    assert hash(choose(topology)) == hash(choose(Topology((2, 2, 1))))
-    assert choose(topology) == choose(Topology((2, 2, 1)))
-    assert digest(choose(topology)) == digest(choose(Topology((2, 2, 1))))
+    topology = HostLayout((2, 2, 1))
+    assert hash(choose(topology)) == hash(choose(HostLayout((2, 2, 1))))
+    assert choose(topology) == choose(HostLayout((2, 2, 1)))
+    assert digest(choose(topology)) == digest(choose(HostLayout((2, 2, 1))))
     assert digest(choose(topology)) != digest(choose(topology, ("ring",)))
 
 
 @pytest.mark.parametrize("hosts", (2, 3, 4, 8, 17, 64))
 def test_auto_chooses_what_the_simulator_finds_fastest(hosts: int) -> None:
-    table = choose(Topology((1,) * hosts))
+    table = choose(HostLayout((1,) * hosts))
     for nbytes in (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 24):
         times = {name: flat(name, hosts, nbytes).seconds for name in TIMES}
-        assert times[pick(table, nbytes).algorithm] <= 1.05 * min(times.values())
+        assert times[select_row(table, nbytes).algorithm] <= 1.05 * min(times.values())
 
 
 def test_only_what_is_offered_is_chosen() -> None:
-    assert {row.algorithm for row in choose(Topology((1,) * 8), ("ring", "tree"))} == {"ring", "tree"}
+    assert {row.algorithm for row in choose(HostLayout((1,) * 8), ("ring", "tree"))} == {"ring", "tree"}
 
 
 def test_a_slow_connection_asks_for_shards_of_large_vectors_only() -> None:
-    table = choose(Topology((1, 1), Model(stream=0.5e9)))
-    assert (pick(table, 1 << 10).shards, pick(table, 1 << 24).shards) == (1, 3)
+    table = choose(HostLayout((1, 1), Model(stream=0.5e9)))
+    assert (select_row(table, 1 << 10).shards, select_row(table, 1 << 24).shards) == (1, 3)
 
 
 def test_a_row_can_be_read() -> None:
     assert str(Row(1024, "tree", 1, 1 << 20)) == "up to 1024 bytes: tree, 1 shards, packs of 1048576 bytes"
-    assert str(Row(REST, "ring", 2, 0)) == "more: ring, 2 shards, packs of 0 bytes"
+    assert str(Row(ANY_SIZE, "ring", 2, 0)) == "more: ring, 2 shards, packs of 0 bytes"

@@ -12,9 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from collectived_runtime.simulation.algorithms import COMPARED
+from collectived_runtime.simulation.algorithms import TIMED_ALGORITHMS
 from collectived_runtime.simulation.proof import prove
-from collectived_runtime.simulation.study import Question
+from collectived_runtime.simulation.study import SimulationSpec
 
 PAGE = Path(__file__).parents[3] / "docs" / "algorithms.md"
 _COMMAND = re.compile(r"(?<=^```console\n)\$ collectived (simulate.*)\n(?:(?!```)(?:.*)\n)*", re.MULTILINE)
@@ -40,10 +40,10 @@ def traffic(sizes: list[int]) -> str:
     """Rounds, and what the busiest participant sends, for so many hosts with one device."""
     titles = [f"P = {size}: {what}" for size in sizes for what in ("rounds", "messages", "sent")]
     rows = [f"| algorithm | {' | '.join(titles)} |", f"|---|{'---|' * len(titles)}"]
-    for name in COMPARED:
+    for name in TIMED_ALGORITHMS:
         cells = [name]
         for size in sizes:
-            proof = prove(Question((1,) * size, (_BYTES,), (name,)), name, _BYTES)
+            proof = prove(SimulationSpec((1,) * size, (_BYTES,), (name,)), name, _BYTES)
             cells += [str(proof.rounds), str(proof.messages), f"{proof.sent / _BYTES:.3g} n"]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from collectived_proto.spec import ALGORITHMS
-from collectived_runtime.plan import goals
-from collectived_runtime.plan.check import check
-from collectived_runtime.plan.moves import Send, Span
-from collectived_runtime.plan.named import FLAT
+from collectived_proto.all_reduce_spec import ALGORITHMS
+from collectived_runtime.plan.catalog import FLAT_ALGORITHMS
+from collectived_runtime.plan.moves import SendMove, Span
+from collectived_runtime.plan.verify import postconditions
+from collectived_runtime.plan.verify.verifier import verify_plans
 from collectived_runtime.simulation.algorithms import (
-    COMPARED,
-    every,
+    TIMED_ALGORITHMS,
+    all_names,
+    default_names,
     is_known,
-    known,
-    of_auto,
+    list_names,
+    make_plan,
+    merge_shard_plans,
     participants,
-    plan,
-    side_by_side,
-    usual,
+    qualify_auto_name,
 )
 
 SHAPES = ((1,), (8,), (1, 1, 1), (3, 1, 2), (2, 2, 2), (1, 4))
@@ -31,40 +31,40 @@ def test_devices_are_numbered_host_by_host() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_algorithm_leaves_every_contribution_exactly_once(shape: tuple[int, ...]) -> None:
     hosts, everybody = participants(shape), range(sum(shape))
-    for name in (*every(shape), "server/tree", "native/ring"):
+    for name in (*all_names(shape), "server/tree", "native/ring"):
         for count in (1, 65):
-            plans = {me: plan(name, hosts, me, Span(0, count)) for me in everybody}
-            check(plans, goals.all_reduced(everybody, Span(0, count)))
+            plans = {me: make_plan(name, hosts, me, Span(0, count)) for me in everybody}
+            verify_plans(plans, postconditions.all_reduce_goal(everybody, Span(0, count)))
 
 
 def test_every_name_of_the_specification_and_every_flat_one_is_known() -> None:
-    assert all(is_known(name) for name in (*ALGORITHMS, *FLAT, *known()[:-1]))
+    assert all(is_known(name) for name in (*ALGORITHMS, *FLAT_ALGORITHMS, *list_names()[:-1]))
     assert not any(is_known(name) for name in ("", "all", "leader", "leader/", "/ring", "leader/nccl", "lanes/rings"))
 
 
 def test_hosts_with_one_device_need_no_inner_stage() -> None:
-    assert usual((1, 1)) == COMPARED
-    assert of_auto("ring", (1, 1)) == "ring"
-    assert of_auto("ring", (2, 1)) == "leader/ring"
+    assert default_names((1, 1)) == TIMED_ALGORITHMS
+    assert qualify_auto_name("ring", (1, 1)) == "ring"
+    assert qualify_auto_name("ring", (2, 1)) == "leader/ring"
 
 
-def test_lanes_are_compared_where_hosts_are_equally_large() -> None:
-    assert "lanes/ring" in usual((2, 2))
-    assert not any(name.startswith("lanes") for name in usual((2, 1)))
+def test_group_loops_are_compared_where_hosts_are_equally_large() -> None:
+    assert "lanes/ring" in default_names((2, 2))
+    assert not any(name.startswith("lanes") for name in default_names((2, 1)))
 
 
 def test_no_name_is_compared_twice() -> None:
     for shape in SHAPES:
-        assert len(set(every(shape))) == len(every(shape))
+        assert len(set(all_names(shape))) == len(all_names(shape))
 
 
 def test_shards_go_side_by_side_in_the_same_rounds() -> None:
     hosts = participants((1, 1, 1))
     span = Span(0, 27)
-    alone = [list(plan("ring", hosts, 0, part)) for part in span.split(3)]
-    together = list(side_by_side("ring", hosts, 0, span.split(3)))
+    alone = [list(make_plan("ring", hosts, 0, part)) for part in span.split(3)]
+    together = list(merge_shard_plans("ring", hosts, 0, span.split(3)))
     assert len(together) == len(alone[0])
     for number, moves in enumerate(together):
         assert moves == tuple(move for shard in alone for move in shard[number])
-    sent = sum(len(move.span) for moves in together for move in moves if isinstance(move, Send))
+    sent = sum(len(move.span) for moves in together for move in moves if isinstance(move, SendMove))
     assert sent == 2 * 27 * 2 // 3

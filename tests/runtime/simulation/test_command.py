@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from collectived_runtime.plan.errors import Stuck
-from collectived_runtime.simulation import command
-from collectived_runtime.simulation.arguments import read
+from collectived_runtime.plan.errors import PlanDeadlock
+from collectived_runtime.simulation import cli
+from collectived_runtime.simulation.arguments import parse_arguments
 from collectived_runtime.simulation.proof import Proof
 
 PAGE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert command.main(list(arguments)) == 0
+    assert cli.main(list(arguments)) == 0
     return capsys.readouterr().out
 
 
@@ -58,26 +58,26 @@ def test_wrong_use_names_the_value_and_what_is_expected(
     arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        read(arguments.split())
+        parse_arguments(arguments.split())
     assert end.value.code == 2
     assert message in capsys.readouterr().err
 
 
 def test_sizes_are_a_list_of_sizes_and_ranges() -> None:
-    question = read(["--sizes", "1MiB,4B:64B,8:32:2"]).question
+    question = parse_arguments(["--sizes", "1MiB,4B:64B,8:32:2"]).spec
     assert question.sizes == (4, 8, 16, 32, 64, 1 << 20)
-    assert len(read([]).question.sizes) == 13
+    assert len(parse_arguments([]).spec.sizes) == 13
 
 
 def test_hosts_are_workers_with_devices_or_named_one_by_one() -> None:
-    assert read([]).question.hosts == (1,) * 8
-    assert read(["--workers", "2", "--devices", "3"]).question.hosts == (3, 3)
-    assert read(["--hosts", "3,1,2"]).question.hosts == (3, 1, 2)
+    assert parse_arguments([]).spec.hosts == (1,) * 8
+    assert parse_arguments(["--workers", "2", "--devices", "3"]).spec.hosts == (3, 3)
+    assert parse_arguments(["--hosts", "3,1,2"]).spec.hosts == (3, 1, 2)
 
 
 def test_costs_are_given_in_the_units_of_the_field() -> None:
     words = "--latency 50 --bandwidth 100 --inside-latency 2 --inside-bandwidth 400 --overhead 1 --fold 20 --stream 8"
-    model = read(words.split()).question.model
+    model = parse_arguments(words.split()).spec.model
     assert (model.across.latency, model.across.bandwidth) == pytest.approx((50e-6, 12.5e9))
     assert (model.inside.latency, model.inside.bandwidth) == pytest.approx((2e-6, 50e9))
     assert (model.overhead, model.fold, model.stream) == pytest.approx((1e-6, 20e9, 1e9))
@@ -144,22 +144,22 @@ def test_one_participant_and_one_size_can_be_drawn(tmp_path: Path, capsys: pytes
 def test_without_matplotlib_the_extra_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    assert command.main(["--sizes", "4B", "--plot", str(tmp_path / "a.png")]) == 2
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    assert cli.main(["--sizes", "4B", "--plot", str(tmp_path / "a.png")]) == 2
     assert "--plot needs matplotlib: pip install 'collectived[plot]'" in capsys.readouterr().err
 
 
 def test_a_wrong_plan_is_status_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> Proof:
-        raise Stuck("round 3: 1 waits for 0")
+        raise PlanDeadlock("round 3: 1 waits for 0")
 
-    monkeypatch.setattr(command, "prove", refuse)
-    assert command.main(["--sizes", "4B", "--check"]) == 1
-    assert "--check: Stuck: round 3: 1 waits for 0" in capsys.readouterr().err
+    monkeypatch.setattr(cli, "prove", refuse)
+    assert cli.main(["--sizes", "4B", "--check"]) == 1
+    assert "--check: PlanDeadlock: round 3: 1 waits for 0" in capsys.readouterr().err
 
 
 def test_a_check_of_too_much_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--workers", "4096", "--sizes", "4B", "--algorithms", "one_shot", "--check"]) == 2
+    assert cli.main(["--workers", "4096", "--sizes", "4B", "--algorithms", "one_shot", "--check"]) == 2
     assert "choose fewer workers or other algorithms" in capsys.readouterr().err
 
 

@@ -6,25 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectived_runtime.simulation.units import bytes_of, duration, rate, size
+from collectived_runtime.simulation.units import duration, format_size, parse_size, rate
 
 
 @pytest.mark.parametrize(
     ("text", "nbytes"), [("4", 4), ("4B", 4), ("64KiB", 65536), (" 1 MiB ", 1 << 20), ("16GiB", 16 << 30), ("0B", 0)]
 )
 def test_a_size_is_read(text: str, nbytes: int) -> None:
-    assert bytes_of(text) == nbytes
+    assert parse_size(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ("", "KiB", "-1B", "1.5MiB", "64KB", "64 kib", "1e3", "٤"))
 def test_what_is_no_size_is_refused_by_its_name(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size: expected a number with B, KiB, MiB, GiB or TiB"):
-        bytes_of(text)
+        parse_size(text)
 
 
 @given(st.integers(1, 1023), st.sampled_from((0, 10, 20, 30)))
 def test_whole_units_survive_both_ways(number: int, exponent: int) -> None:
-    assert bytes_of(size(number << exponent)) == number << exponent
+    assert parse_size(format_size(number << exponent)) == number << exponent
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Guests of the reception: so many that have not said who they are, so fast, never at the cost of those expected."""
+"""Guests of the connection server: so many that have not said who they are, so fast, never at the cost of those
+expected.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from collectived_proto.local import wire
-from collectived_runtime.limits.logins import Logins
-from collectived_runtime.limits.pace import Rate
-from collectived_runtime.limits.refusals import Limit, Refusals, Where
-from collectived_runtime.transport import entrance
-from collectived_runtime.transport import reception as reception_
-from collectived_runtime.transport.hello import ANSWER_BYTES, HELLO_BYTES, NONCE_BYTES, Hello, proof
-from collectived_runtime.transport.reception import Reception
+from collectived_proto.ipc import messages
+from collectived_runtime.limits.login_throttle import LoginThrottle
+from collectived_runtime.limits.rate_limit import Rate
+from collectived_runtime.limits.rejections import Limit, MessageSource, RejectionCounters
+from collectived_runtime.transport import connections as reception_
+from collectived_runtime.transport import listener
+from collectived_runtime.transport.connections import ConnectionServer
+from collectived_runtime.transport.hello import ANSWER_BYTES, HELLO_BYTES, NONCE_BYTES, LinkHello, proof
 
 SECRET = "of these tests"
 MOST = 5
@@ -28,8 +30,8 @@ MOST = 5
 class Place:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.door = str(folder / "door")
-        self.refusals = Refusals()
-        self.reception = Reception(0, SECRET, self.door, ("127.0.0.1", 0), self.refusals, **options)
+        self.refusals = RejectionCounters()
+        self.reception = ConnectionServer(0, SECRET, self.door, ("127.0.0.1", 0), self.refusals, **options)
         self.guests: list[socket.socket] = []
 
     def knock(self) -> socket.socket:
@@ -79,7 +81,7 @@ def test_of_too_many_the_oldest_goes(make: Callable[..., Place], way: Callable[[
     guests = [way(place) for _ in range(3 * MOST)]
     assert [guest.recv(1) for guest in guests[: 2 * MOST]] == [b""] * 2 * MOST
     assert all(waits(guest) for guest in guests[2 * MOST :])
-    assert place.refusals.limited == {Limit.HANDSHAKES: 2 * MOST}
+    assert place.refusals.limit_counts == {Limit.HANDSHAKES: 2 * MOST}
 
 
 def test_the_expected_come_in_while_others_are_silent(make: Callable[..., Place]) -> None:
@@ -87,12 +89,12 @@ def test_the_expected_come_in_while_others_are_silent(make: Callable[..., Place]
     arrived: queue.Queue[Any] = queue.Queue()
     for _ in range(4 * MOST):
         place.knock(), place.dial()
-    token = os.urandom(wire.TOKEN_BYTES)
+    token = os.urandom(messages.TOKEN_BYTES)
     place.reception.admit(token, arrived.put)
-    place.knock().send(wire.hello(token))
+    place.knock().send(messages.encode_hello(token))
     arrived.get(timeout=20).close()
-    place.reception.expect((7, 8, 1, 0), arrived.put)
-    guest, said = place.dial(), Hello(1, 0, 7, 8, 0, os.urandom(NONCE_BYTES)).encode()
+    place.reception.expect_link((7, 8, 1, 0), arrived.put)
+    guest, said = place.dial(), LinkHello(1, 0, 7, 8, 0, os.urandom(NONCE_BYTES)).encode()
     guest.sendall(said)
     nonce = guest.recv(ANSWER_BYTES, socket.MSG_WAITALL)[:NONCE_BYTES]
     guest.sendall(proof(SECRET, "dial", said, nonce))
@@ -114,19 +116,19 @@ def test_the_silent_are_shown_out_in_time_and_counted(
     place = make()
     guests = [place.knock(), place.dial(), place.dial()]
     assert [guest.recv(1) for guest in guests] == [b""] * 3
-    assert place.refusals.limited == {Limit.HANDSHAKES: 3}
+    assert place.refusals.limit_counts == {Limit.HANDSHAKES: 3}
 
 
 def test_a_reserve_of_descriptors_stays(make: Callable[..., Place]) -> None:
     place = make(descriptors=8)  # fewer than there are
     assert place.knock().recv(1) == b"" and place.dial().recv(1) == b""
-    assert place.refusals.limited == {Limit.DESCRIPTORS: 2}
+    assert place.refusals.limit_counts == {Limit.DESCRIPTORS: 2}
 
 
 def test_who_comes_faster_than_the_rate_waits_outside(
     make: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entrance, "ACCEPTED", Rate(20, 5))
+    monkeypatch.setattr(listener, "ACCEPT_RATE", Rate(20, 5))
     place = make(most_guests=1)
     begin = time.monotonic()
     guests = [place.knock() for _ in range(15)]
@@ -135,9 +137,9 @@ def test_who_comes_faster_than_the_rate_waits_outside(
 
 
 def test_what_is_no_greeting_is_counted_where_it_comes(make: Callable[..., Place]) -> None:
-    place = make(logins=Logins(3))
+    place = make(logins=LoginThrottle(3))
     place.knock().send(b"hello")
     place.dial().sendall(bytes(HELLO_BYTES))
     assert [guest.recv(1) for guest in place.guests] == [b"", b""]
-    assert place.refusals.malformed == {Where.DOOR: 1, Where.HANDSHAKE: 1}
-    assert not place.refusals.limited
+    assert place.refusals.malformed_counts == {MessageSource.DOOR: 1, MessageSource.HANDSHAKE: 1}
+    assert not place.refusals.limit_counts

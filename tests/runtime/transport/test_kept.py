@@ -15,31 +15,31 @@ from typing import Any
 import pytest
 from tests.certificates import Signer
 
-from collectived_proto.tls.files import Material, client_context, load, server_context
-from collectived_runtime.transport import kept as kept_
-from collectived_runtime.transport import reception as reception_
-from collectived_runtime.transport.frame import bye
-from collectived_runtime.transport.handshake import Contexts
-from collectived_runtime.transport.hello import ANSWER_BYTES, NONCE_BYTES, Hello, proof
+from collectived_proto.tls.files import TlsMaterial, client_context, load_material, server_context
+from collectived_runtime.transport import connections as reception_
+from collectived_runtime.transport import pool as kept_
+from collectived_runtime.transport.connections import ConnectionServer, DialRequest
+from collectived_runtime.transport.frame import encode_bye
+from collectived_runtime.transport.handshake import TlsContexts
+from collectived_runtime.transport.hello import ANSWER_BYTES, NONCE_BYTES, LinkHello, proof
 from collectived_runtime.transport.link import Link
-from collectived_runtime.transport.reception import Call, Reception
 
 SECRET = "of these tests"
 KEY, CHANNEL = 7, 3
 
 
-def contexts_of(material: Material) -> Contexts:
+def contexts_of(material: TlsMaterial) -> TlsContexts:
     both = server_context(material, demand=True), client_context(material)
     return lambda: both
 
 
 class Pair:
-    """Two receptions, as of workers 0 and 1; worker 0 dials."""
+    """Two connection servers, as of workers 0 and 1; worker 0 dials."""
 
-    def __init__(self, contexts: Contexts | None = None) -> None:
+    def __init__(self, contexts: TlsContexts | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
         self.workers = [
-            Reception(task, SECRET, str(self.folder / f"door-{task}"), ("127.0.0.1", 0), contexts=contexts)
+            ConnectionServer(task, SECRET, str(self.folder / f"door-{task}"), ("127.0.0.1", 0), contexts=contexts)
             for task in (0, 1)
         ]
         self.arrived: queue.Queue[Any] = queue.Queue()
@@ -51,36 +51,38 @@ class Pair:
         self.generation += 1
         self.dial(incarnation)
         accepted: queue.Queue[Link] = queue.Queue()
-        self.workers[1].expect((KEY, self.generation, 0, CHANNEL), accepted.put)
+        self.workers[1].expect_link((KEY, self.generation, 0, CHANNEL), accepted.put)
         mine = self.arrived.get(timeout=10)
         assert isinstance(mine, Link), mine
         self.links += [mine, accepted.get(timeout=10)]
         return mine, self.links[-1]
 
     def dial(self, incarnation: str = "one", port: int = 0) -> None:
-        hello = Hello(0, 1, KEY, self.generation, CHANNEL, os.urandom(NONCE_BYTES))
+        hello = LinkHello(0, 1, KEY, self.generation, CHANNEL, os.urandom(NONCE_BYTES))
         address = ("127.0.0.1", port or self.workers[1].link_port)
-        call = Call(address, hello, self.arrived.put, lambda _, why: self.arrived.put(why), incarnation=incarnation)
+        call = DialRequest(
+            address, hello, self.arrived.put, lambda _, why: self.arrived.put(why), incarnation=incarnation
+        )
         self.workers[0].dial(call)
 
     @property
     def farewell(self) -> bytes:
-        return bye(KEY, self.generation, keeps=True)
+        return encode_bye(KEY, self.generation, keeps=True)
 
     def part(self, *links: Link) -> None:
         """As a generation that ends does it."""
         sides = self.workers if links[0].peer else self.workers[::-1]
         for link, worker in zip(links, sides, strict=False):
             assert link.send([self.farewell]) == len(self.farewell)
-            worker.keep(link, self.farewell)
+            worker.release_link(link, self.farewell)
 
     def rested(self, *, free: int = 1) -> None:
         """Returns when so many connections may be taken again."""
-        settle(lambda: len(self.workers[0]._kept._free) == free)
+        settle(lambda: len(self.workers[0]._pool._reusable) == free)
 
     @property
     def opened(self) -> list[tuple[int, ...]]:
-        return [tuple(worker.opened.values()) for worker in self.workers]
+        return [tuple(worker.links_opened.values()) for worker in self.workers]
 
     def close(self) -> None:
         for worker in self.workers:
@@ -115,7 +117,7 @@ def signer(tmp_path_factory: pytest.TempPathFactory) -> Signer:
 
 @pytest.fixture(params=["tcp", "tls"])
 def pair(request: pytest.FixtureRequest, signer: Signer) -> Iterator[Pair]:
-    made = Pair(contexts_of(load(signer.issue("host"))) if request.param == "tls" else None)
+    made = Pair(contexts_of(load_material(signer.issue("host"))) if request.param == "tls" else None)
     yield made
     made.close()
 
@@ -163,7 +165,7 @@ def test_a_farewell_that_has_not_come_yet_is_not_waited_for(pair: Pair) -> None:
     farewell = pair.farewell
     assert carries(*pair.next())
     theirs.send([farewell])
-    pair.workers[1].keep(theirs, farewell)
+    pair.workers[1].release_link(theirs, farewell)
     pair.rested()
     assert pair.opened == [(2, 0, 0), (0, 2, 0)]
 
@@ -173,7 +175,7 @@ def test_bytes_that_nobody_has_taken_end_the_connection_and_reach_nobody(pair: P
     links = pair.next()
     links[side].send([b"of the generation before"])
     pair.part(*links)
-    settle(lambda: not len(pair.workers[1 - side]._guests))
+    settle(lambda: not len(pair.workers[1 - side]._handshakes))
     following = pair.next()
     assert carries(*following)
     assert pair.opened == [(2, 0, 0), (0, 2, 0)]
@@ -197,8 +199,8 @@ def test_a_kept_connection_that_dies_is_forgotten(plain: Pair) -> None:
     pair = plain
     pair.part(*pair.next())
     pair.rested()
-    settle(lambda: bool(pair.workers[1]._kept.room))
-    guest = next(iter(pair.workers[1]._kept.room.values()))
+    settle(lambda: bool(pair.workers[1]._pool.idle))
+    guest = next(iter(pair.workers[1]._pool.idle.values()))
     guest.connection.shutdown(socket.SHUT_RDWR)
     pair.rested(free=0)
     assert carries(*pair.next())
@@ -206,27 +208,27 @@ def test_a_kept_connection_that_dies_is_forgotten(plain: Pair) -> None:
 
 
 def test_there_are_only_so_many_and_the_oldest_goes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_, "MOST_KEPT", 2)
+    monkeypatch.setattr(kept_, "MAX_POOLED", 2)
     generations = [(pair.next(incarnation=str(number)), pair.farewell) for number in range(3)]
     for links, farewell in generations:
         for link, worker in zip(links, pair.workers, strict=True):
             link.send([farewell])
-            worker.keep(link, farewell)
-    settle(lambda: sorted(whom.incarnation for whom in pair.workers[0]._kept._free.values()) == ["1", "2"])
-    settle(lambda: [len(worker._kept.room) for worker in pair.workers] == [2, 2])
+            worker.release_link(link, farewell)
+    settle(lambda: sorted(whom.incarnation for whom in pair.workers[0]._pool._reusable.values()) == ["1", "2"])
+    settle(lambda: [len(worker._pool.idle) for worker in pair.workers] == [2, 2])
 
 
 def test_where_descriptors_have_run_out_since_a_link_was_made_it_is_not_kept(pair: Pair) -> None:
     mine, theirs = pair.next()
-    assert mine.way and theirs.way
-    made = max(link.way.connection.fileno() for link in (mine, theirs) if link.way)
+    assert mine.origin and theirs.origin
+    made = max(link.origin.connection.fileno() for link in (mine, theirs) if link.origin)
     held = [os.dup(0)]
     while held[-1] < made + 40:  # what others have been given since
         held.append(os.dup(0))
-    pair.workers[0]._kept._descriptors = (made + 20) * 4 // 3  # a quarter of which is reserved
+    pair.workers[0]._pool._descriptors = (made + 20) * 4 // 3  # a quarter of which is reserved
     pair.part(mine, theirs)
-    settle(lambda: mine.way is None or mine.way.connection.fileno() == -1)
-    assert not pair.workers[0]._kept.room
+    settle(lambda: mine.origin is None or mine.origin.connection.fileno() == -1)
+    assert not pair.workers[0]._pool.idle
     for descriptor in held:
         os.close(descriptor)
 
@@ -235,11 +237,11 @@ def test_one_on_which_a_hello_is_said_again_is_not_the_one_that_goes(
     plain: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its dialler may have handed it on."""
-    monkeypatch.setattr(kept_, "MOST_KEPT", 1)
+    monkeypatch.setattr(kept_, "MAX_POOLED", 1)
     worker = plain.workers[1]
-    hellos = [Hello(0, 1, KEY, number, CHANNEL, os.urandom(NONCE_BYTES)).encode() for number in (100, 101, 102)]
+    hellos = [LinkHello(0, 1, KEY, number, CHANNEL, os.urandom(NONCE_BYTES)).encode() for number in (100, 101, 102)]
     for number in (100, 101, 102):
-        worker.expect((KEY, number, 0, CHANNEL), plain.arrived.put)
+        worker.expect_link((KEY, number, 0, CHANNEL), plain.arrived.put)
     port = ("127.0.0.1", worker.link_port)
     with socket.create_connection(port, 10) as first, socket.create_connection(port, 10) as second:
 
@@ -257,20 +259,20 @@ def test_one_on_which_a_hello_is_said_again_is_not_the_one_that_goes(
             links.append(proved(dialler, hello, answered(dialler)))
         first.sendall(plain.farewell + hellos[2])
         links[0].send([plain.farewell])
-        worker.keep(links[0], plain.farewell)
+        worker.release_link(links[0], plain.farewell)
         assert first.recv(64, socket.MSG_WAITALL) == plain.farewell
         nonce = answered(first)
-        worker.keep(links[1], bye(KEY, 101, keeps=True))
-        settle(lambda: len(worker._kept.room) == 1)
+        worker.release_link(links[1], encode_bye(KEY, 101, keeps=True))
+        settle(lambda: len(worker._pool.idle) == 1)
         assert proved(first, hellos[2], nonce).peer == 0
 
 
 def test_they_rest_for_so_long_only(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.part(*pair.next())
     pair.rested()
-    ends = pair.workers[0]._kept.expires
-    assert 0 < ends[0] - time.monotonic() < kept_.KEPT_SECONDS == 60
-    pair.workers[0]._ask(lambda: pair.workers[0]._kept.show_out(ends[0]))
+    ends = pair.workers[0]._pool.deadlines
+    assert 0 < ends[0] - time.monotonic() < kept_.MAX_IDLE_SECONDS == 60
+    pair.workers[0]._call_soon_threadsafe(lambda: pair.workers[0]._pool.close_expired(ends[0]))
     pair.rested(free=0)
     assert carries(*pair.next())
     assert pair.opened[0] == (2, 0, 0)
@@ -278,9 +280,9 @@ def test_they_rest_for_so_long_only(pair: Pair, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_hello_that_comes_together_with_the_farewell_is_heard(plain: Pair) -> None:
     worker = plain.workers[1]
-    hellos = [Hello(0, 1, KEY, number, CHANNEL, os.urandom(NONCE_BYTES)).encode() for number in (100, 101)]
+    hellos = [LinkHello(0, 1, KEY, number, CHANNEL, os.urandom(NONCE_BYTES)).encode() for number in (100, 101)]
     for number in (100, 101):
-        worker.expect((KEY, number, 0, CHANNEL), plain.arrived.put)
+        worker.expect_link((KEY, number, 0, CHANNEL), plain.arrived.put)
     with socket.create_connection(("127.0.0.1", worker.link_port), 10) as dialler:
 
         def proved(said: bytes) -> Link:
@@ -292,10 +294,10 @@ def test_a_hello_that_comes_together_with_the_farewell_is_heard(plain: Pair) -> 
         dialler.sendall(hellos[0])
         link = proved(hellos[0])
         dialler.sendall(plain.farewell + hellos[1])
-        settle(lambda: link.header() is not None)
-        assert link.unread == plain.farewell + hellos[1], "both have been read before it is given back"
+        settle(lambda: link.read_header() is not None)
+        assert link.unread_bytes == plain.farewell + hellos[1], "both have been read before it is given back"
         link.send([plain.farewell])
-        worker.keep(link, plain.farewell)
+        worker.release_link(link, plain.farewell)
         assert dialler.recv(64, socket.MSG_WAITALL) == plain.farewell
         assert proved(hellos[1]).peer == 0
     assert plain.opened[1] == (0, 1, 1)
@@ -304,7 +306,7 @@ def test_a_hello_that_comes_together_with_the_farewell_is_heard(plain: Pair) -> 
 def test_a_kept_connection_opens_nothing_for_whom_the_secret_is_not_known(plain: Pair) -> None:
     plain.part(*plain.next())
     plain.rested()
-    plain.workers[0].prove_with("of another job")
+    plain.workers[0].set_secret("of another job")
     plain.dial()
     assert "secret" in plain.arrived.get(timeout=10)
     assert plain.opened == [(1, 0, 0), (0, 1, 0)]
@@ -312,7 +314,7 @@ def test_a_kept_connection_opens_nothing_for_whom_the_secret_is_not_known(plain:
 
 def test_a_peer_that_does_not_answer_there_is_dialled(plain: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever stands behind it may have gone without a word."""
-    monkeypatch.setattr(reception_, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(reception_, "REUSE_ANSWER_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -338,14 +340,14 @@ def test_a_peer_that_does_not_answer_there_is_dialled(plain: Pair, monkeypatch: 
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_new_certificates_end_what_was_made_with_the_former_ones(signer: Signer, side: int) -> None:
-    material = load(signer.issue("host"))
+    material = load_material(signer.issue("host"))
     contexts = contexts_of(material)
     pair = Pair(lambda: contexts())
     try:
         pair.part(*pair.next())
         pair.rested()
         renewed = contexts_of(material)
-        pair.workers[side]._kept._contexts = renewed
+        pair.workers[side]._pool._contexts = renewed
         assert carries(*pair.next())
         assert pair.opened[0] == (2, 0, 0)
     finally:
@@ -355,6 +357,6 @@ def test_new_certificates_end_what_was_made_with_the_former_ones(signer: Signer,
 def test_links_that_come_back_when_the_reception_has_closed_are_closed(plain: Pair) -> None:
     mine, theirs = plain.next()
     plain.workers[0].close()
-    plain.workers[0].keep(mine, plain.farewell)
+    plain.workers[0].release_link(mine, plain.farewell)
     assert mine.stream.fileno() == -1
-    assert theirs.way is not None
+    assert theirs.origin is not None

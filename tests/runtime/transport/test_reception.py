@@ -1,4 +1,4 @@
-"""The reception: who may come in, and how the others are shown out."""
+"""The connection server: who may come in, and how the others are shown out."""
 
 from __future__ import annotations
 
@@ -18,42 +18,49 @@ from typing import Any
 import pytest
 
 from collectived_proto.errors import Code
-from collectived_proto.local import wire
-from collectived_proto.protocol import OURS, Versions
+from collectived_proto.ipc import messages
+from collectived_proto.version import OUR_VERSIONS, VersionRange
+from collectived_runtime.transport import connections as reception_
 from collectived_runtime.transport import handshake
-from collectived_runtime.transport import reception as reception_
-from collectived_runtime.transport.hello import ANSWER_BYTES, HELLO_BYTES, NONCE_BYTES, Hello, apart, proof
+from collectived_runtime.transport.connections import ConnectionServer, DialRequest
+from collectived_runtime.transport.hello import (
+    ANSWER_BYTES,
+    HELLO_BYTES,
+    NONCE_BYTES,
+    LinkHello,
+    encode_version_mismatch,
+    proof,
+)
 from collectived_runtime.transport.link import Link, LinkBroken
-from collectived_runtime.transport.reception import Call, Reception
 
 SECRET = "of these tests"
 
 
 class Place:
-    """Two receptions, as of workers 0 and 1, and what arrives there."""
+    """Two connection servers, as of workers 0 and 1, and what arrives there."""
 
     def __init__(self, secret_of_1: str = SECRET) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
         self.workers = [
-            Reception(task, secret, str(self.folder / f"door-{task}"), ("127.0.0.1", 0))
+            ConnectionServer(task, secret, str(self.folder / f"door-{task}"), ("127.0.0.1", 0))
             for task, secret in enumerate((SECRET, secret_of_1))
         ]
         self.arrived: queue.Queue[Any] = queue.Queue()
 
-    def call(self, acceptor: int = 1, port: int = 0, channel: int = 3) -> Call:
-        hello = Hello(0, acceptor, 7, 100, channel, os.urandom(NONCE_BYTES))
-        return Call(
+    def call(self, acceptor: int = 1, port: int = 0, channel: int = 3) -> DialRequest:
+        hello = LinkHello(0, acceptor, 7, 100, channel, os.urandom(NONCE_BYTES))
+        return DialRequest(
             ("127.0.0.1", port or self.workers[1].link_port),
             hello,
             lambda link: self.arrived.put(("dialled", link)),
             lambda peer, why: self.arrived.put(("failed", (peer, why))),
         )
 
-    def enter(self, token: bytes, worker: int = 0, versions: Versions = OURS) -> socket.socket:
+    def enter(self, token: bytes, worker: int = 0, versions: VersionRange = OUR_VERSIONS) -> socket.socket:
         guest = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         guest.settimeout(10)
         guest.connect(str(self.folder / f"door-{worker}"))
-        guest.send(wire.hello(token, versions))
+        guest.send(messages.encode_hello(token, versions))
         return guest
 
     def next(self) -> Any:
@@ -80,7 +87,7 @@ def place() -> Iterator[Place]:
 
 
 def test_a_link_arrives_on_both_sides_and_carries_bytes(place: Place) -> None:
-    place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
     place.workers[0].dial(place.call())
     links = dict(place.next() for _ in range(2))
     assert (links["dialled"].peer, links["accepted"].peer) == (1, 0)
@@ -97,7 +104,7 @@ def test_a_link_that_comes_before_it_is_expected_waits(place: Place) -> None:
     place.workers[0].dial(place.call())
     kind, mine = place.next()
     assert kind == "dialled"
-    place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
     kind, theirs = place.next()
     assert kind == "accepted"
     mine.close()
@@ -117,13 +124,13 @@ def test_a_worker_with_another_secret_is_refused_on_both_sides() -> None:
 def test_nobody_is_let_in_by_an_empty_secret_which_everybody_knows() -> None:
     place = Place(secret_of_1="")
     try:
-        said = Hello(0, 1, 7, 100, 3, bytes(NONCE_BYTES)).encode()
+        said = LinkHello(0, 1, 7, 100, 3, bytes(NONCE_BYTES)).encode()
         with socket.create_connection(("127.0.0.1", place.workers[1].link_port), timeout=10) as guest:
             guest.sendall(said)
             assert guest.recv(ANSWER_BYTES, socket.MSG_WAITALL) == b"", "no digest of it is shown either"
         place.workers[0].dial(place.call())
         assert place.next()[0] == "failed"
-        place.workers[1].prove_with(SECRET)
+        place.workers[1].set_secret(SECRET)
         place.workers[0].dial(place.call())
         kind, link = place.next()
         assert kind == "dialled"
@@ -133,7 +140,7 @@ def test_nobody_is_let_in_by_an_empty_secret_which_everybody_knows() -> None:
 
 
 def test_who_dials_without_a_secret_proves_nothing_and_says_so(place: Place) -> None:
-    place.workers[0].prove_with("")
+    place.workers[0].set_secret("")
     place.workers[0].dial(place.call())
     kind, (peer, why) = place.next()
     assert (kind, peer) == ("failed", 1)
@@ -141,8 +148,8 @@ def test_who_dials_without_a_secret_proves_nothing_and_says_so(place: Place) -> 
 
 
 def test_a_replayed_proof_opens_nothing(place: Place) -> None:
-    said = Hello(0, 1, 7, 100, 3, bytes(NONCE_BYTES)).encode()
-    place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    said = LinkHello(0, 1, 7, 100, 3, bytes(NONCE_BYTES)).encode()
+    place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
     overheard = proof(SECRET, "dial", said, bytes(NONCE_BYTES))  # right for another nonce of the acceptor
     with socket.create_connection(("127.0.0.1", place.workers[1].link_port), timeout=10) as guest:
         guest.sendall(said)
@@ -182,7 +189,7 @@ def test_dialling_where_nobody_listens_fails_after_a_while_and_says_where(monkey
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         call = place.call(port=port)
-        call.give_up = 0.0
+        call.deadline = 0.0
         place.workers[0].dial(call)
         kind, (_, why) = place.next()
         assert kind == "failed" and str(port) in why
@@ -191,7 +198,7 @@ def test_dialling_where_nobody_listens_fails_after_a_while_and_says_where(monkey
 
 
 def test_a_token_admits_one_connection_once(place: Place) -> None:
-    token = os.urandom(wire.TOKEN_BYTES)
+    token = os.urandom(messages.TOKEN_BYTES)
     place.workers[0].admit(token, lambda connection: place.arrived.put(("client", connection)))
     with place.enter(token) as guest:
         kind, connection = place.next()
@@ -207,7 +214,7 @@ OLDEST = bytes.fromhex("43444c3101010101010101010101010101010101")  # a client's
 OLDEST_LINK = bytes.fromhex(  # worker 0 to worker 1, key 7, generation 100, channel 3
     "43444c010100010000000000010000000700000000000000640000000000000003000000" + 16 * "09"
 )
-LATER = Versions(7, 9, "9.9.9")
+LATER = VersionRange(7, 9, "9.9.9")
 
 
 def test_a_client_of_the_first_protocol_comes_in(place: Place) -> None:
@@ -221,10 +228,10 @@ def test_a_client_of_the_first_protocol_comes_in(place: Place) -> None:
 
 
 def test_a_client_of_no_version_that_we_speak_is_told_so_and_shown_out(place: Place) -> None:
-    token = os.urandom(wire.TOKEN_BYTES)
+    token = os.urandom(messages.TOKEN_BYTES)
     place.workers[0].admit(token, lambda connection: place.arrived.put(("client", connection)))
     with place.enter(token, versions=LATER) as guest:
-        code, text = wire.parse_refused(guest.recv(4096))
+        code, text = messages.parse_refused(guest.recv(4096))
         assert code == Code.FAILED_PRECONDITION
         assert "the client (release unknown, protocol 7 to 9)" in text and "upgrade this worker" in text
         assert guest.recv(1) == b""
@@ -232,7 +239,7 @@ def test_a_client_of_no_version_that_we_speak_is_told_so_and_shown_out(place: Pl
 
 
 def test_a_link_of_a_worker_of_the_first_protocol_arrives(place: Place) -> None:
-    place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
     with socket.create_connection(("127.0.0.1", place.workers[1].link_port), timeout=10) as guest:
         guest.sendall(OLDEST_LINK)
         answer = guest.recv(ANSWER_BYTES, socket.MSG_WAITALL)
@@ -244,8 +251,8 @@ def test_a_link_of_a_worker_of_the_first_protocol_arrives(place: Place) -> None:
 
 def test_a_link_of_no_version_that_we_speak_is_told_what_we_speak(place: Place) -> None:
     with socket.create_connection(("127.0.0.1", place.workers[1].link_port), timeout=10) as guest:
-        guest.sendall(Hello(0, 1, 7, 100, 3, bytes(NONCE_BYTES)).encode(LATER))
-        assert guest.recv(ANSWER_BYTES, socket.MSG_WAITALL) == apart(OURS)
+        guest.sendall(LinkHello(0, 1, 7, 100, 3, bytes(NONCE_BYTES)).encode(LATER))
+        assert guest.recv(ANSWER_BYTES, socket.MSG_WAITALL) == encode_version_mismatch(OUR_VERSIONS)
         assert guest.recv(1) == b""
 
 
@@ -255,14 +262,14 @@ def test_who_dials_a_worker_of_other_versions_hears_which_of_the_two_is_to_be_up
         connection, _ = listener.accept()
         with connection:
             connection.recv(HELLO_BYTES, socket.MSG_WAITALL)
-            connection.sendall(apart(LATER))
+            connection.sendall(encode_version_mismatch(LATER))
             kind, (peer, why) = place.next()
     assert (kind, peer) == ("failed", 1)
     assert "worker 1 (release 9.9.9, protocol 7 to 9)" in why and why.endswith("speaks protocol 7")
 
 
 def test_an_unknown_token_is_shown_out(place: Place) -> None:
-    with place.enter(os.urandom(wire.TOKEN_BYTES)) as guest:
+    with place.enter(os.urandom(messages.TOKEN_BYTES)) as guest:
         assert guest.recv(1) == b""
 
 
@@ -270,7 +277,7 @@ def test_a_token_that_is_too_old_admits_nobody(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(reception_, "TOKEN_SECONDS", 0.0)
     place = Place()
     try:
-        token = os.urandom(wire.TOKEN_BYTES)
+        token = os.urandom(messages.TOKEN_BYTES)
         place.workers[0].admit(token, lambda connection: place.arrived.put(("client", connection)))
         with place.enter(token) as guest:
             assert guest.recv(1) == b""
@@ -280,7 +287,7 @@ def test_a_token_that_is_too_old_admits_nobody(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_door_that_is_in_use_is_an_error(place: Place) -> None:
     with pytest.raises(OSError):
-        Reception(9, SECRET, str(place.folder / "door-0"), ("127.0.0.1", 0))
+        ConnectionServer(9, SECRET, str(place.folder / "door-0"), ("127.0.0.1", 0))
 
 
 def test_a_link_of_a_generation_that_lives_waits_as_long_as_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,13 +296,13 @@ def test_a_link_of_a_generation_that_lives_waits_as_long_as_it_must(monkeypatch:
     place = Place()
     acceptor = place.workers[1]
     try:
-        acceptor.expect((7, 100, 0, 9), lambda link: link.close())  # of another channel: so the generation lives
+        acceptor.expect_link((7, 100, 0, 9), lambda link: link.close())  # of another channel: so the generation lives
         place.workers[0].dial(place.call())
         kind, mine = place.next()
         assert kind == "dialled"
         with pytest.raises(queue.Empty):
             place.arrived.get(timeout=0.2)  # four times as long as others may wait
-        acceptor.expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+        acceptor.expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
         kind, theirs = place.next()
         assert kind == "accepted" and mine.send([b"x"]) == 1
         mine.close()
@@ -305,10 +312,10 @@ def test_a_link_of_a_generation_that_lives_waits_as_long_as_it_must(monkeypatch:
 
 
 def test_when_a_generation_ends_links_that_nobody_expected_are_closed(place: Place) -> None:
-    place.workers[1].expect((7, 100, 0, 9), lambda link: link.close())
+    place.workers[1].expect_link((7, 100, 0, 9), lambda link: link.close())
     place.workers[0].dial(place.call())
     _, mine = place.next()
-    place.workers[1].forget(7, 100)
+    place.workers[1].discard_generation(7, 100)
     with pytest.raises(LinkBroken):
         while not mine.recv_into(memoryview(bytearray(1))):
             select.select([mine.stream], [], [], 10)
@@ -323,7 +330,7 @@ def test_of_two_early_links_of_one_key_the_older_is_closed_and_the_later_serves(
     with pytest.raises(LinkBroken):
         while not older.recv_into(memoryview(bytearray(1))):
             assert select.select([older.stream], [], [], 10)[0], "it was left open"
-    place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
     kind, theirs = place.next()
     assert kind == "accepted" and theirs.send([b"x"]) == 1
     assert select.select([later.stream], [], [], 10)[0] and later.recv_into(memoryview(bytearray(1))) == 1
@@ -340,7 +347,7 @@ def test_an_address_that_is_none_is_a_reason_and_the_next_call_gets_through(
     place.workers[0].dial(call)
     what, (peer, why) = place.arrived.get(timeout=30)
     assert (what, peer) == ("failed", 1) and why.startswith(f"{address[0]}:{address[1]}: ")
-    place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
     place.workers[0].dial(place.call())
     both = dict((place.next(), place.next()))
     assert sorted(both) == ["accepted", "dialled"]
@@ -351,7 +358,7 @@ def test_an_address_that_is_none_is_a_reason_and_the_next_call_gets_through(
 def test_a_host_that_is_named_is_dialled(place: Place) -> None:
     call = place.call()
     call.address = ("localhost", call.address[1])
-    place.workers[1].expect((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
     place.workers[0].dial(call)
     both = dict((place.next(), place.next()))
     assert sorted(both) == ["accepted", "dialled"]
@@ -360,8 +367,8 @@ def test_a_host_that_is_named_is_dialled(place: Place) -> None:
 
 
 def arrives(place: Place, key: tuple[int, int, int, int] = (7, 100, 0, 3)) -> bool:
-    """Whether a link comes about in both receptions."""
-    place.workers[1].expect(key, lambda link: place.arrived.put(("accepted", link)))
+    """Whether a link comes about in both connection servers."""
+    place.workers[1].expect_link(key, lambda link: place.arrived.put(("accepted", link)))
     place.workers[0].dial(place.call(channel=key[3]))
     both = dict((place.next(), place.next()))
     for link in both.values():
@@ -378,11 +385,11 @@ def test_a_caller_that_fails_when_its_link_is_there_costs_nobody_else_theirs(
 
     place.workers[0].dial(place.call())
     kind, mine = place.next()
-    while not place.workers[1]._early:  # so that it is handed over where it is asked for
+    while not place.workers[1]._early_links:  # so that it is handed over where it is asked for
         select.select([], [], [], 0.001)
-    place.workers[1].expect((7, 100, 0, 3), unlucky)
+    place.workers[1].expect_link((7, 100, 0, 3), unlucky)
     assert kind == "dialled" and arrives(place, (7, 100, 0, 4))
-    assert "the reception goes on without what has failed" in caplog.text and "planted" in caplog.text
+    assert "the connection server goes on without what has failed" in caplog.text and "planted" in caplog.text
     mine.close()
 
 
@@ -392,13 +399,13 @@ def test_a_call_that_cannot_even_begin_fails_and_the_next_gets_through(
 ) -> None:
     """As where the system lets no more descriptors be waited for."""
 
-    def receive(*_: object) -> None:
+    def start(*_: object) -> None:
         raise error
 
     call = place.call()
-    call.give_up = 0.0
+    call.deadline = 0.0
     with monkeypatch.context() as full:
-        full.setattr(place.workers[0]._guests, "receive", receive)
+        full.setattr(place.workers[0]._handshakes, "start", start)
         place.workers[0].dial(call)
         kind, (peer, why) = place.next()
     assert (kind, peer) == ("failed", 1) and "planted" in why
@@ -412,7 +419,7 @@ def test_a_call_that_fails_as_nobody_thought_of_is_told_to_whoever_asked(
         raise OverflowError("planted")
 
     with monkeypatch.context() as broken:
-        broken.setattr(handshake, "introduce", introduce)
+        broken.setattr(handshake, "exchange_hello", introduce)
         place.workers[0].dial(place.call())
         kind, (peer, why) = place.next()
     assert (kind, peer) == ("failed", 1) and "planted" in why
@@ -426,11 +433,11 @@ def test_who_fails_while_being_shown_out_is_shown_out_once(place: Place, caplog:
 
     with socket.create_server(("127.0.0.1", 0)) as listener:  # which never answers
         call = place.call(port=listener.getsockname()[1])
-        call.give_up, call.failed = 0.0, failed
+        call.deadline, call.on_failure = 0.0, failed
         place.workers[0].dial(call)
         assert place.next()[0] == "failed"
     assert arrives(place)
-    assert place.arrived.empty() and caplog.text.count("the reception goes on without what has failed") == 1
+    assert place.arrived.empty() and caplog.text.count("the connection server goes on without what has failed") == 1
 
 
 def test_where_there_is_no_thread_to_look_a_name_up_the_call_fails_and_the_next_gets_through(

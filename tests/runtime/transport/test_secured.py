@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 from tests.certificates import Signer
 
-from collectived_proto.tls.files import Files, Material, client_context, load, server_context
+from collectived_proto.tls.files import TlsFiles, TlsMaterial, client_context, load_material, server_context
 from collectived_runtime.transport import handshake
 from collectived_runtime.transport import hello as hello_
-from collectived_runtime.transport.handshake import Contexts
-from collectived_runtime.transport.hello import NONCE_BYTES, Hello
+from collectived_runtime.transport.connections import ConnectionServer, DialRequest
+from collectived_runtime.transport.handshake import TlsContexts
+from collectived_runtime.transport.hello import NONCE_BYTES, LinkHello
 from collectived_runtime.transport.link import Link
-from collectived_runtime.transport.reception import Call, Reception
 from collectived_runtime.transport.tls import TlsStream
 
 SECRET = "of these tests"
 KEY = (7, 100, 0, 3)
 
-Made = Callable[..., Reception]
+Made = Callable[..., ConnectionServer]
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,13 @@ def signer(tmp_path_factory: pytest.TempPathFactory) -> Signer:
 @pytest.fixture
 def made() -> Iterator[Made]:
     folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
-    receptions: list[Reception] = []
+    receptions: list[ConnectionServer] = []
 
-    def make(task: int, files: Files | None, secret: str = SECRET) -> Reception:
-        contexts = contexts_of(load(files)) if files else None
-        receptions.append(Reception(task, secret, str(folder / f"door-{task}"), ("127.0.0.1", 0), contexts=contexts))
+    def make(task: int, files: TlsFiles | None, secret: str = SECRET) -> ConnectionServer:
+        contexts = contexts_of(load_material(files)) if files else None
+        receptions.append(
+            ConnectionServer(task, secret, str(folder / f"door-{task}"), ("127.0.0.1", 0), contexts=contexts)
+        )
         return receptions[-1]
 
     try:
@@ -55,24 +57,24 @@ def made() -> Iterator[Made]:
         shutil.rmtree(folder)
 
 
-def contexts_of(material: Material) -> Contexts:
+def contexts_of(material: TlsMaterial) -> TlsContexts:
     both = server_context(material, demand=True), client_context(material)
     return lambda: both
 
 
-def link(dialler: Reception, acceptor: Reception) -> tuple[Any, Any]:
+def link(dialler: ConnectionServer, acceptor: ConnectionServer) -> tuple[Any, Any]:
     """What came of a link between the two: what was dialled or why not, and what was accepted if anything."""
     dialled: queue.Queue[Any] = queue.Queue()
     accepted: queue.Queue[Link] = queue.Queue()
-    acceptor.expect(KEY, accepted.put)
-    hello = Hello(0, 1, 7, 100, 3, os.urandom(NONCE_BYTES))
+    acceptor.expect_link(KEY, accepted.put)
+    hello = LinkHello(0, 1, 7, 100, 3, os.urandom(NONCE_BYTES))
     address = ("127.0.0.1", acceptor.link_port)
-    dialler.dial(Call(address, hello, dialled.put, lambda _, why: dialled.put(why)))
+    dialler.dial(DialRequest(address, hello, dialled.put, lambda _, why: dialled.put(why)))
     found = dialled.get(timeout=20)
     return found, accepted.get(timeout=20) if isinstance(found, Link) else None
 
 
-def refusal(dialler: Reception, acceptor: Reception) -> str:
+def refusal(dialler: ConnectionServer, acceptor: ConnectionServer) -> str:
     why, _ = link(dialler, acceptor)
     assert isinstance(why, str), "there is a link"
     return why
@@ -114,7 +116,7 @@ def test_a_worker_of_another_authority_is_refused_by_whoever_looks_first(
 
 def test_a_dialler_whose_certificate_is_not_accepted_hears_so(made: Made, signer: Signer, tmp_path: Path) -> None:
     other = Signer(tmp_path).issue("a")
-    why = refusal(made(0, Files(other.cert, other.key, signer.ca)), made(1, signer.issue("b")))
+    why = refusal(made(0, TlsFiles(other.cert, other.key, signer.ca)), made(1, signer.issue("b")))
     assert "it does not accept this worker's certificate: unknown ca" in why
 
 
@@ -145,10 +147,10 @@ def until_end(connection: socket.socket) -> bytes:
 
 
 def test_who_goes_on_before_it_is_let_in_is_refused(made: Made, signer: Signer) -> None:
-    """Of what OpenSSL holds poll would never tell the lane."""
+    """Of what OpenSSL holds poll would never tell the group loop."""
     acceptor, files = made(1, signer.issue("b")), signer.issue("a")
-    context: ssl.SSLContext = client_context(load(files))
-    said = Hello(0, 1, 7, 100, 3, os.urandom(NONCE_BYTES)).encode()
+    context: ssl.SSLContext = client_context(load_material(files))
+    said = LinkHello(0, 1, 7, 100, 3, os.urandom(NONCE_BYTES)).encode()
     with (
         socket.create_connection(("127.0.0.1", acceptor.link_port), 10) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
@@ -166,15 +168,15 @@ def test_who_is_gone_before_tls_begins_ends_nobody_else(
 ) -> None:
     """OpenSSL's wrapper closes a connection that was reset with something unread, and takes its descriptor along."""
     first, second = made(0, signer.issue("a")), made(1, signer.issue("b"))
-    real = handshake.wrapped
+    real = handshake.wrap_tls
 
-    def reset(connection: socket.socket, contexts: Contexts, host: str | None) -> Any:
-        monkeypatch.setattr(handshake, "wrapped", real)
+    def reset(connection: socket.socket, contexts: TlsContexts, host: str | None) -> Any:
+        monkeypatch.setattr(handshake, "wrap_tls", real)
         connection.detach()
-        os.close(next(iter(second._guests._guests)))
+        os.close(next(iter(second._handshakes._by_descriptor)))
         raise ssl.SSLError("reset before the handshake")
 
-    monkeypatch.setattr(handshake, "wrapped", reset)
+    monkeypatch.setattr(handshake, "wrap_tls", reset)
     with socket.create_connection(("127.0.0.1", second.link_port)) as guest, contextlib.suppress(ConnectionResetError):
         assert guest.recv(1) == b""
     mine, theirs = link(first, second)

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 import pytest
 from tests.certificates import Signer
 
-from collectived_proto.tls.files import Material, client_context, load, server_context
+from collectived_proto.tls.files import TlsMaterial, client_context, load_material, server_context
 from collectived_runtime.transport.frame import HEADER_BYTES, Frame, FrameKind, parse
-from collectived_runtime.transport.handshake import prove
-from collectived_runtime.transport.link import AHEAD_BYTES, Link, LinkBroken, Part, Stream, TcpStream
-from collectived_runtime.transport.loopback import Network
+from collectived_runtime.transport.handshake import do_tls_handshake
+from collectived_runtime.transport.link import READ_AHEAD_BYTES, BytesLike, Link, LinkBroken, Stream, TcpStream
+from collectived_runtime.transport.loopback import LoopbackNetwork
 from collectived_runtime.transport.tls import TlsStream
 
 Pair = tuple[Stream, Stream]
@@ -38,16 +38,16 @@ def tcp_pair() -> Pair:
 
 
 @pytest.fixture(scope="session")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return load(Signer(tmp_path_factory.mktemp("certificates")).issue("host"))
+def material(tmp_path_factory: pytest.TempPathFactory) -> TlsMaterial:
+    return load_material(Signer(tmp_path_factory.mktemp("certificates")).issue("host"))
 
 
-def tls_pair(material: Material) -> Pair:
+def tls_pair(material: TlsMaterial) -> Pair:
     one, other = sockets()
     dials, accepts = client_context(material), server_context(material, demand=True)
     calling = dials.wrap_socket(one, server_hostname="localhost", do_handshake_on_connect=False)
     called = accepts.wrap_socket(other, server_side=True, do_handshake_on_connect=False)
-    sides = {prove(calling), prove(called)}
+    sides = {do_tls_handshake(calling), do_tls_handshake(called)}
     while sides:
         sides = {side for side in sides if next(side, None) is not None}
     return TlsStream(calling), TlsStream(called)
@@ -61,7 +61,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         case "tls":
             streams = tls_pair(request.getfixturevalue("material"))
         case _:
-            streams = Network().streams()
+            streams = LoopbackNetwork().streams()
     yield streams
     for stream in streams:
         stream.close()
@@ -103,7 +103,7 @@ def test_a_full_stream_takes_nothing_until_it_is_read(pair: Pair) -> None:
 
 def test_what_was_not_taken_is_given_again_and_arrives_once(pair: Pair) -> None:
     data = random.Random(5).randbytes(24 << 20)
-    parts: list[Part] = [data[at : at + size] for at, size in pieces(len(data))]
+    parts: list[BytesLike] = [data[at : at + size] for at, size in pieces(len(data))]
     got = bytearray(len(data))
     at = 0
     left = list(parts)
@@ -132,7 +132,7 @@ def test_a_read_of_a_grain_leaves_nothing_that_poll_does_not_tell_of(pair: Pair)
     sizes = [1, 64, 4096, LARGEST_RECORD, LARGEST_RECORD + 1, 5 * LARGEST_RECORD + 7]
     for size in sizes:
         assert pair[0].send([bytes(size)]) == size
-    view, got = memoryview(bytearray(pair[1].grain + AHEAD_BYTES)), 0
+    view, got = memoryview(bytearray(pair[1].min_read_bytes + READ_AHEAD_BYTES)), 0
     while got < sum(sizes):
         assert select.select([pair[1]], [], [], 10)[0], f"{sum(sizes) - got} bytes are there, and poll does not tell"
         got += pair[1].recv_into(view)
@@ -170,27 +170,27 @@ def until_writable(stream: Stream) -> None:
 
 
 def test_a_header_is_whole_or_not_there() -> None:
-    one, other = Network().streams()
+    one, other = LoopbackNetwork().streams()
     link = Link(1, 0, other)
     frame = Frame(FrameKind.DATA, 1, 2, 3, 2**62, 5, 2**40, b"planhash", b"thechain", 2**40, 8)
     data = frame.encode()
     assert len(data) == HEADER_BYTES == 64
     one.send([data[:10]])
-    assert link.header() is None and not link.parked
+    assert link.read_header() is None and not link.has_header
     one.send([data[10:]])
-    header = link.header()
+    header = link.read_header()
     assert header is not None and parse(header) == frame
-    assert link.parked
-    link.take_header()
-    assert link.header() is None and not link.parked
+    assert link.has_header
+    link.consume_header()
+    assert link.read_header() is None and not link.has_header
 
 
 def test_a_broken_link_names_its_peer() -> None:
-    one, other = Network().streams()
+    one, other = LoopbackNetwork().streams()
     link = Link(7, 0, other)
     one.close()
     with pytest.raises(LinkBroken) as caught:
-        link.header()
+        link.read_header()
     assert caught.value.peer == 7
 
 
@@ -198,14 +198,14 @@ class Counting:
     """A stream that counts how often it is read."""
 
     def __init__(self, stream: Stream) -> None:
-        self.grain = stream.grain
+        self.min_read_bytes = stream.min_read_bytes
         self._stream = stream
         self.reads = 0
 
     def fileno(self) -> int:
         return self._stream.fileno()
 
-    def send(self, parts: Sequence[Part]) -> int:
+    def send(self, parts: Sequence[BytesLike]) -> int:
         return self._stream.send(parts)
 
     def recv_into(self, view: memoryview) -> int:
@@ -223,13 +223,13 @@ def test_small_frames_are_read_at_once_and_taken_one_after_another(pair: Pair) -
     pair[0].send([part for n, header in enumerate(headers) for part in (header, b"body%d" % n)])
     for n, header in enumerate(headers):
         until_readable(pair[1]) if not n else None
-        assert link.header() == header and link.parked
-        link.take_header()
+        assert link.read_header() == header and link.has_header
+        link.consume_header()
         body = bytearray(8)
         assert link.recv_into(memoryview(body)[:5]) == 5 and body[:5] == b"body%d" % n
     assert counting.reads == 1
-    assert link.header() is None and not link.parked
-    assert link.received == 3 * (HEADER_BYTES + 5)
+    assert link.read_header() is None and not link.has_header
+    assert link.bytes_received == 3 * (HEADER_BYTES + 5)
 
 
 def test_a_frame_longer_than_what_is_read_ahead_arrives_whole(pair: Pair) -> None:
@@ -238,8 +238,8 @@ def test_a_frame_longer_than_what_is_read_ahead_arrives_whole(pair: Pair) -> Non
     header = Frame(FrameKind.DATA, 0, 0, 0, 1, 2, 3, bytes(8), bytes(8), 0, len(sent)).encode()
     pair[0].send([header, sent])
     until_readable(pair[1])
-    assert link.header() == header
-    link.take_header()
+    assert link.read_header() == header
+    link.consume_header()
     got = bytearray(len(sent))
     at = 0
     while at < len(sent):

@@ -8,15 +8,15 @@ import pytest
 from tests.gpu.fake_cuda import FakeCuda
 
 from collectived_runtime.device.cuda.driver import Cuda, CudaError
-from collectived_runtime.worker.devices import Offer, offer
+from collectived_runtime.worker.devices import DeviceOffer, discover_devices
 
 
-def offered(text: str, gpus: int = 3) -> Offer:
-    return offer(text, lambda: FakeCuda(gpus), lambda why: None)
+def offered(text: str, gpus: int = 3) -> DeviceOffer:
+    return discover_devices(text, lambda: FakeCuda(gpus), lambda why: None)
 
 
 def names(text: str) -> list[str]:
-    return [device.short for device in offered(text).names(0)]
+    return [device.short for device in offered(text).device_names(0)]
 
 
 def no_cuda() -> Cuda:
@@ -36,7 +36,7 @@ def test_a_number_of_cpus_offers_no_gpu() -> None:
 
 @pytest.mark.parametrize("text", ["GPU:2,0", "gpu:GPU-fake-2,GPU-fake-0"])
 def test_gpus_are_numbered_in_the_order_in_which_they_are_named(text: str) -> None:
-    assert [device.short for device in offered(text).names(0)] == [*CPUS, "GPU:0", "GPU:1"]
+    assert [device.short for device in offered(text).device_names(0)] == [*CPUS, "GPU:0", "GPU:1"]
     assert [gpu.device.number for gpu in offered(text).gpus] == [2, 0]
 
 
@@ -60,12 +60,15 @@ def test_what_cannot_be_offered_is_an_error_that_says_why(text: str, why: str) -
 
 def test_without_cuda_auto_offers_cpus_and_says_what_is_missing_where_there_is_a_driver(tmp_path: Path) -> None:
     driver = tmp_path / "version"
-    without = offer("auto", no_cuda, lambda why: None, str(driver))
-    assert (without.gpus, without.missing) == ((), "")
+    without = discover_devices("auto", no_cuda, lambda why: None, str(driver))
+    assert (without.gpus, without.unavailable_reason) == ((), "")
     driver.touch()
-    assert "cuInit failed: no device" in offer("auto", no_cuda, lambda why: None, str(driver)).missing
+    assert (
+        "cuInit failed: no device"
+        in discover_devices("auto", no_cuda, lambda why: None, str(driver)).unavailable_reason
+    )
 
 
 def test_without_cuda_gpus_that_are_asked_for_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"devices 'GPU:0' cannot be offered: cuInit failed: no device"):
-        offer("GPU:0", no_cuda, lambda why: None)
+        discover_devices("GPU:0", no_cuda, lambda why: None)

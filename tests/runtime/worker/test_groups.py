@@ -13,15 +13,15 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.waiting import settle
 
-from collectived_proto.announcements import formed_to_bytes
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import InternalError, ResourceExhaustedError
+from collectived_proto.group_codec import formed_to_bytes
 from collectived_proto.types import GroupInfo, Member, Peer, Tier
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import worker_pb2
-from collectived_runtime.engine.results import Budget
-from collectived_runtime.limits.refusals import Limit, Refusals
-from collectived_runtime.transport.reception import Reception
+from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.limits.rejections import Limit, RejectionCounters
+from collectived_runtime.transport.connections import ConnectionServer
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.sessions import Client, Session
 
@@ -33,9 +33,9 @@ class Scene:
 
     def __init__(self, folder: str) -> None:
         self.said: list[pb.WorkerMessage] = []
-        self.refusals = Refusals()
-        self.reception = Reception(0, "of these tests", f"{folder}/door", ("127.0.0.1", 0))
-        budget = Budget(1 << 30)
+        self.refusals = RejectionCounters()
+        self.reception = ConnectionServer(0, "of these tests", f"{folder}/door", ("127.0.0.1", 0))
+        budget = MemoryBudget(1 << 30)
         self.groups = Groups(
             *(0, "h", (DEVICE,), self.reception, f"{folder}/door", budget, self.said.append, lambda: True),
             self.refusals,
@@ -62,7 +62,9 @@ class Scene:
         members = tuple(Member(rank, str(DEVICE), 0, "h", os.getpid()) for rank in (0, 1))
         group, peer = GroupInfo("job/g", key, 100, members), Peer(task, "i", "h", "127.0.0.1:1", (0, 1))
         formed = formed_to_bytes(group, [peer], [Tier("ring")], False)
-        self.groups.heard(pb.CoordinatorMessage(join_done=pb.JoinDone(request=request, rank=rank, formed=formed)))
+        self.groups.handle_message(
+            pb.CoordinatorMessage(join_done=pb.JoinDone(request=request, rank=rank, formed=formed))
+        )
 
     @property
     def lost(self) -> list[tuple[int, int]]:
@@ -88,12 +90,12 @@ def played(play: Callable[[Scene], Awaitable[None]]) -> None:
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each lane that is begun whether the system has a thread for it; behind the last it has."""
+    """For each group loop that is begun whether the system has a thread for it; behind the last it has."""
     have: list[bool] = []
     start = threading.Thread.start
 
     def begin(thread: threading.Thread) -> None:
-        if thread.name.startswith("lane ") and have and not have.pop(0):
+        if thread.name.startswith("group loop ") and have and not have.pop(0):
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -106,7 +108,7 @@ def none_left(*_: object) -> int:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def test_a_rank_for_whose_lane_there_is_no_thread_is_refused_and_lost_to_the_others(threads: list[bool]) -> None:
+def test_a_rank_for_whose_group_loop_there_is_no_thread_is_refused_and_lost_to_the_others(threads: list[bool]) -> None:
     async def play(scene: Scene) -> None:
         open_before = len(os.listdir("/proc/self/fd"))
         joining, request = await scene.asked("g")
@@ -116,9 +118,9 @@ def test_a_rank_for_whose_lane_there_is_no_thread_is_refused_and_lost_to_the_oth
             ResourceExhaustedError, match=r"rank 1 of group 'g' is refused: .* can't start new thread; "
         ):
             await joining
-        assert scene.lost == [(1, -1)] and not scene.groups.lanes
+        assert scene.lost == [(1, -1)] and not scene.groups.group_loops
         assert len(os.listdir("/proc/self/fd")) == open_before, "it leaves nothing behind"
-        assert not scene.reception._living, "nor does anybody expect its links"
+        assert not scene.reception._live_generations, "nor does anybody expect its links"
         joining, request = await scene.asked("another")
         scene.done(request, 0, key=8)
         assert (await joining).joined.rank == 0
@@ -126,7 +128,7 @@ def test_a_rank_for_whose_lane_there_is_no_thread_is_refused_and_lost_to_the_oth
     played(play)
 
 
-def test_a_rank_whose_lane_could_be_made_does_not_wait_for_one_whose_could_not(threads: list[bool]) -> None:
+def test_a_rank_whose_group_loop_could_be_made_does_not_wait_for_one_whose_could_not(threads: list[bool]) -> None:
     async def play(scene: Scene) -> None:
         first, second = [await scene.asked("g") for _ in range(2)]
         threads.append(False)
@@ -135,14 +137,14 @@ def test_a_rank_whose_lane_could_be_made_does_not_wait_for_one_whose_could_not(t
         with pytest.raises(ResourceExhaustedError):
             await first[0]
         assert (await second[0]).joined.rank == 1
-        (lane,) = scene.groups.lanes
-        await asyncio.to_thread(settle, lambda: lane.ledger.standings[0].gone)
-        assert not scene.groups._turned_away
+        (group_loop,) = scene.groups.group_loops
+        await asyncio.to_thread(settle, lambda: group_loop.tracker.progress[0].has_departed)
+        assert not scene.groups._rejected_ranks
 
     played(play)
 
 
-def test_no_lane_is_remembered_once_none_of_its_ranks_may_still_come(threads: list[bool]) -> None:
+def test_no_group_loop_is_remembered_once_none_of_its_ranks_may_still_come(threads: list[bool]) -> None:
     async def play(scene: Scene) -> None:
         both = [await scene.asked("g") for _ in range(2)]
         threads.extend([False, False])
@@ -150,12 +152,12 @@ def test_no_lane_is_remembered_once_none_of_its_ranks_may_still_come(threads: li
             scene.done(request, rank)
         outcomes = await asyncio.gather(*(joining for joining, _ in both), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [ResourceExhaustedError] * 2
-        assert scene.lost == [(0, -1), (1, -1)] and not scene.groups._turned_away
+        assert scene.lost == [(0, -1), (1, -1)] and not scene.groups._rejected_ranks
 
     played(play)
 
 
-def test_a_rank_for_whose_seat_there_is_no_descriptor_is_refused_and_lost_to_the_others(
+def test_a_rank_for_whose_local_rank_there_is_no_descriptor_is_refused_and_lost_to_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def play(scene: Scene) -> None:
@@ -166,7 +168,7 @@ def test_a_rank_for_whose_seat_there_is_no_descriptor_is_refused_and_lost_to_the
         with pytest.raises(ResourceExhaustedError, match="rank 1 of group 'g' is refused: .* Too many open files; "):
             await joining
         await asyncio.to_thread(settle, lambda: scene.lost == [(1, -1)])
-        assert scene.refusals.limited == {Limit.DESCRIPTORS: 1}
+        assert scene.refusals.limit_counts == {Limit.DESCRIPTORS: 1}
 
     played(play)
 

@@ -15,19 +15,20 @@ from collectived_proto.types import Barrier, Collective, Layout
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import coordinator_pb2_grpc as rpc
 from collectived_proto.v1 import trace_pb2
-from collectived_runtime.engine.ledger import Arrival, Ledger, Prepared
-from collectived_runtime.worker.heartbeat import MOST_RANKS, Heartbeats
-from collectived_runtime.worker.membership import Membership
+from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker, PreparedCollective
+from collectived_runtime.worker.coordinator_client import MAX_RANKS_PER_HEARTBEAT, CoordinatorClient, ProgressDeltas
 
-PREPARED = Prepared(Collective(Barrier(), "", (), site="train.py:88"), b"barrier", Layout((), (), 0, 0), "barrier()")
-
-
-def ledger(generation: int, *ranks: int) -> Ledger:
-    return Ledger(7, generation, ranks, 60.0, 0.0)
+PREPARED = PreparedCollective(
+    Collective(Barrier(), "", (), site="train.py:88"), b"barrier", Layout((), (), 0, 0), "barrier()"
+)
 
 
-def submit(where: Ledger, rank: int, now: float = 1.0) -> None:
-    where.arrive(rank, where.standings[rank].submitted + 1, Arrival(PREPARED, None, now), 0.0)
+def tracker(generation: int, *ranks: int) -> InstanceTracker:
+    return InstanceTracker(7, generation, ranks, 60.0, 0.0)
+
+
+def submit(where: InstanceTracker, rank: int, now: float = 1.0) -> None:
+    where.record_arrival(rank, where.progress[rank].submitted + 1, Arrival(PREPARED, None, now), 0.0)
 
 
 def told(beat: pb.Heartbeat) -> dict[tuple[int, int], tuple[int, int, str]]:
@@ -40,61 +41,61 @@ def told(beat: pb.Heartbeat) -> dict[tuple[int, int], tuple[int, int, str]]:
 
 
 def test_the_first_one_tells_of_all_ranks_and_later_ones_of_those_that_have_moved() -> None:
-    beats, here, there = Heartbeats(), ledger(100, 0, 1), ledger(200, 5)
+    beats, here, there = ProgressDeltas(), tracker(100, 0, 1), tracker(200, 5)
     nothing = (-1, -1, "")
-    assert told(beats.next([here, there], 2.0)) == {(100, 0): nothing, (100, 1): nothing, (200, 5): nothing}
-    assert beats.next([here, there], 7.0) == pb.Heartbeat()
+    assert told(beats.next_heartbeat([here, there], 2.0)) == {(100, 0): nothing, (100, 1): nothing, (200, 5): nothing}
+    assert beats.next_heartbeat([here, there], 7.0) == pb.Heartbeat()
     submit(here, 1)
-    beat = beats.next([here, there], 12.0)
+    beat = beats.next_heartbeat([here, there], 12.0)
     assert told(beat) == {(100, 1): (0, -1, "barrier() train.py:88")}
     assert beat.standings[0].ranks[0].idle_seconds == 11.0 and not beat.more
     submit(here, 0)
     here.finish(here.instances[0], 13.0)
-    here.standings[1].site = "eval.py:7"
-    assert told(beats.next([here, there], 17.0)) == {
+    here.progress[1].site = "eval.py:7"
+    assert told(beats.next_heartbeat([here, there], 17.0)) == {
         (100, 0): (0, 0, "barrier() train.py:88"),
         (100, 1): (0, 0, "barrier() eval.py:7"),
     }
 
 
 def test_a_heartbeat_with_nothing_new_has_no_bytes() -> None:
-    beats, here = Heartbeats(), ledger(100, 0)
-    beats.next([here], 1.0)
-    assert beats.next([here], 2.0).ByteSize() == 0 == beats.next([], 3.0).ByteSize()
+    beats, here = ProgressDeltas(), tracker(100, 0)
+    beats.next_heartbeat([here], 1.0)
+    assert beats.next_heartbeat([here], 2.0).ByteSize() == 0 == beats.next_heartbeat([], 3.0).ByteSize()
 
 
 def test_on_a_new_stream_all_is_told_again() -> None:
-    beats, here = Heartbeats(), ledger(100, 0)
-    first = beats.next([here], 1.0)
-    beats.forget()
-    assert told(beats.next([here], 1.0)) == told(first) != {}
+    beats, here = ProgressDeltas(), tracker(100, 0)
+    first = beats.next_heartbeat([here], 1.0)
+    beats.reset()
+    assert told(beats.next_heartbeat([here], 1.0)) == told(first) != {}
 
 
 def test_very_many_ranks_have_their_turns_and_each_is_told_however_busy_the_others_are() -> None:
-    beats, here = Heartbeats(), ledger(100, *range(3 * MOST_RANKS))
+    beats, here = ProgressDeltas(), tracker(100, *range(3 * MAX_RANKS_PER_HEARTBEAT))
     seen: set[int] = set()
     for _ in range(3):
-        for rank in here.standings:
+        for rank in here.progress:
             submit(here, rank)  # all move all the time
-        beat = beats.next([here], 1.0)
+        beat = beats.next_heartbeat([here], 1.0)
         ranks = {rank for _, rank in told(beat)}
-        assert beat.more and len(ranks) == MOST_RANKS and not ranks & seen
+        assert beat.more and len(ranks) == MAX_RANKS_PER_HEARTBEAT and not ranks & seen
         seen |= ranks
-    assert len(seen) == 3 * MOST_RANKS
+    assert len(seen) == 3 * MAX_RANKS_PER_HEARTBEAT
 
 
 def test_the_last_of_several_turns_leaves_nothing_unsaid() -> None:
-    beats, here = Heartbeats(), ledger(100, *range(MOST_RANKS + 1))
-    first, second = beats.next([here], 1.0), beats.next([here], 2.0)
-    assert (first.more, len(told(first))) == (True, MOST_RANKS)
+    beats, here = ProgressDeltas(), tracker(100, *range(MAX_RANKS_PER_HEARTBEAT + 1))
+    first, second = beats.next_heartbeat([here], 1.0), beats.next_heartbeat([here], 2.0)
+    assert (first.more, len(told(first))) == (True, MAX_RANKS_PER_HEARTBEAT)
     assert (second.more, len(told(second))) == (False, 1)
 
 
 def test_of_generations_that_have_ended_nothing_is_remembered() -> None:
-    beats = Heartbeats()
+    beats = ProgressDeltas()
     for generation in range(100):
-        beats.next([ledger(generation, 0)], 1.0)
-    assert len(beats._told) == 1
+        beats.next_heartbeat([tracker(generation, 0)], 1.0)
+    assert len(beats._reported) == 1
 
 
 class Talkative(rpc.CoordinatorServicer):
@@ -129,7 +130,7 @@ class Talkative(rpc.CoordinatorServicer):
 
 def test_a_worker_beats_with_what_has_moved_even_while_it_says_other_things(tmp_path: Path) -> None:
     async def story() -> None:
-        coordinator, here = Talkative(), ledger(100, 0)
+        coordinator, here = Talkative(), tracker(100, 0)
         server = grpc.aio.server()
         rpc.add_CoordinatorServicer_to_server(coordinator, server)
         address = f"unix:{tmp_path}/c.sock"
@@ -137,11 +138,11 @@ def test_a_worker_beats_with_what_has_moved_even_while_it_says_other_things(tmp_
         await server.start()
 
         def say(*_: object) -> None:
-            membership.say(pb.WorkerMessage(measured=pb.Measured()))
+            membership.send(pb.WorkerMessage(measured=pb.Measured()))
 
-        membership = Membership(address, "", lambda _: pb.Hello(), say, say, lambda: [here])
+        membership = CoordinatorClient(address, "", lambda _: pb.Hello(), say, say, lambda: [here])
         try:
-            await membership.joined(20)
+            await membership.wait_until_welcomed(20)
             assert told(await coordinator.next(1)) == {(100, 0): (-1, -1, "")}
             submit(here, 0)
             assert told(await coordinator.next(1)) == {(100, 0): (0, -1, "barrier() train.py:88")}
@@ -183,9 +184,9 @@ def test_echoes_tell_a_worker_how_its_clock_stands_and_its_heartbeats_tell_the_c
         address = f"unix:{tmp_path}/c.sock"
         server.add_insecure_port(address)
         await server.start()
-        membership = Membership(address, "", lambda _: pb.Hello(), lambda _: None, lambda: None)
+        membership = CoordinatorClient(address, "", lambda _: pb.Hello(), lambda _: None, lambda: None)
         try:
-            await membership.joined(20)
+            await membership.wait_until_welcomed(20)
             clock = await asyncio.wait_for(coordinator.clocks.get(), 20)
             assert clock.round_trip_seconds > 0
             assert abs(clock.offset_seconds - Ahead.SECONDS) <= clock.error_seconds + 1e-9

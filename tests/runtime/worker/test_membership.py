@@ -16,8 +16,8 @@ import pytest
 
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import coordinator_pb2_grpc as rpc
-from collectived_runtime.worker.membership import Membership
-from collectived_runtime.worker.server import DEFECT
+from collectived_runtime.worker.coordinator_client import CoordinatorClient
+from collectived_runtime.worker.server import EXIT_DEFECT
 
 
 class Coordinator(rpc.CoordinatorServicer):
@@ -64,7 +64,7 @@ def test_a_message_that_cannot_be_handled_is_logged_and_the_next_one_is_heard(
                 raise RuntimeError("can't start new thread")
             heard.put_nowait(message.WhichOneof("message"))
 
-        membership = Membership(address, "", lambda _: pb.Hello(), hear, lambda: None)
+        membership = CoordinatorClient(address, "", lambda _: pb.Hello(), hear, lambda: None)
         try:
             assert await heard.get() == "query"
         finally:
@@ -90,10 +90,10 @@ def test_where_what_is_to_be_said_cannot_be_the_stream_is_made_again(
                 raise ValueError("planted")
             return pb.Hello()
 
-        membership = Membership(address, "", hello, lambda _: None, lambda: None)
+        membership = CoordinatorClient(address, "", hello, lambda _: None, lambda: None)
         try:
-            await membership.joined(20)
-            assert not membership.over.done() and membership.welcomes == 1
+            await membership.wait_until_welcomed(20)
+            assert not membership.finished.done() and membership.welcome_count == 1
         finally:
             await membership.close()
 
@@ -106,9 +106,9 @@ def test_a_welcome_that_cannot_be_taken_ends_membership_which_can_be_closed_all_
         def rejoin() -> None:
             raise ValueError("planted")
 
-        membership = Membership(address, "", lambda _: pb.Hello(), lambda _: None, rejoin)
-        await asyncio.wait({membership.over})
-        assert str(membership.over.exception()) == "planted"
+        membership = CoordinatorClient(address, "", lambda _: pb.Hello(), lambda _: None, rejoin)
+        await asyncio.wait({membership.finished})
+        assert str(membership.finished.exception()) == "planted"
         await membership.close()
 
     played(Coordinator(), tmp_path, play)
@@ -120,11 +120,11 @@ from collectived_runtime.worker.groups import Groups
 
 welcomed = iter([None])
 
-def ask_again(groups):
+def resend_joins(groups):
     if next(welcomed, "again"):
         raise ValueError("planted")
 
-Groups.ask_again = ask_again
+Groups.resend_joins = resend_joins
 main()
 """
 
@@ -164,6 +164,6 @@ def test_a_worker_that_a_defect_would_leave_deaf_ends_for_its_supervisor_and_say
             for daemon in started:
                 daemon.kill()
                 daemon.communicate()
-        assert (worker.returncode, out) == (DEFECT, "")
+        assert (worker.returncode, out) == (EXIT_DEFECT, "")
         assert "hear nothing of its coordinator any more, and ends, for its supervisor to start it again" in err
         assert "ValueError: planted" in err

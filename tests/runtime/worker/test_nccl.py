@@ -9,9 +9,9 @@ from tests.gpu.fake_cuda import FakeCuda
 from tests.gpu.fake_nccl import FakeNccl
 
 from collectived_proto.errors import FailedPreconditionError
-from collectived_runtime.device.gpus import Gpu, chosen
+from collectived_runtime.device.gpus import Gpu, select_gpus
 from collectived_runtime.device.nccl.interface import Nccl
-from collectived_runtime.worker.nccl import load, spelled
+from collectived_runtime.worker.devices import format_version, load_nccl
 
 
 def missing(name: str) -> Nccl:
@@ -20,14 +20,14 @@ def missing(name: str) -> Nccl:
 
 @pytest.fixture
 def gpus() -> Iterator[tuple[Gpu, ...]]:
-    found = chosen(FakeCuda(1), None, pytest.fail)
+    found = select_gpus(FakeCuda(1), None, pytest.fail)
     yield found
     for gpu in found:
         gpu.close()
 
 
 def test_without_a_gpu_nothing_is_loaded() -> None:
-    assert load("pynccl", (), pytest.fail, missing).engine is None
+    assert load_nccl("pynccl", (), pytest.fail, missing).context is None
 
 
 def test_with_one_it_is_loaded_and_people_are_told_what_it_is(gpus: tuple[Gpu, ...]) -> None:
@@ -37,8 +37,8 @@ def test_with_one_it_is_loaded_and_people_are_told_what_it_is(gpus: tuple[Gpu, .
         asked.append(name)
         return FakeNccl()
 
-    found = load("auto", gpus, pytest.fail, get)
-    assert found.engine is not None and found.version == 22809 and found.text == "fake, NCCL 2.28.9"
+    found = load_nccl("auto", gpus, pytest.fail, get)
+    assert found.context is not None and found.version == 22809 and found.description == "fake, NCCL 2.28.9"
     assert asked == [""]
     found.close()
 
@@ -46,17 +46,17 @@ def test_with_one_it_is_loaded_and_people_are_told_what_it_is(gpus: tuple[Gpu, .
 def test_where_it_is_missing_the_worker_goes_on_and_says_why(
     gpus: tuple[Gpu, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = load("auto", gpus, pytest.fail, missing)
-    assert found.engine is None and found.version == 0
-    assert found.text == "no binding of NCCL can be loaded: any"
+    found = load_nccl("auto", gpus, pytest.fail, missing)
+    assert found.context is None and found.version == 0
+    assert found.description == "no binding of NCCL can be loaded: any"
     assert "NCCL is not used: no binding of NCCL can be loaded" in caplog.text
 
 
 def test_where_what_was_asked_for_by_name_is_missing_the_worker_does_not_start(gpus: tuple[Gpu, ...]) -> None:
     with pytest.raises(FailedPreconditionError, match="pynccl"):
-        load("pynccl", gpus, pytest.fail, missing)
+        load_nccl("pynccl", gpus, pytest.fail, missing)
 
 
 @pytest.mark.parametrize(("version", "text"), [(22809, "2.28.9"), (23203, "2.32.3"), (21805, "2.18.5")])
 def test_a_version_is_spelled_as_people_do(version: int, text: str) -> None:
-    assert spelled(version) == text
+    assert format_version(version) == text

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from collectived_runtime.transport.hello import PROBE_CHANNEL, Hello
+from collectived_runtime.transport.connections import ConnectionServer, DialRequest
+from collectived_runtime.transport.hello import PROBE_CHANNEL, LinkHello
 from collectived_runtime.transport.link import Link, LinkBroken, TcpStream
-from collectived_runtime.transport.reception import Call, Reception
-from collectived_runtime.worker import probe
+from collectived_runtime.worker import link_probe
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
@@ -34,12 +34,12 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @pytest.fixture
-def reception(tmp_path: Path) -> Iterator[Callable[[int, str], Reception]]:
-    """Makes receptions of workers."""
-    made: list[Reception] = []
+def reception(tmp_path: Path) -> Iterator[Callable[[int, str], ConnectionServer]]:
+    """Makes connection servers of workers."""
+    made: list[ConnectionServer] = []
 
-    def make(task: int, secret: str) -> Reception:
-        made.append(Reception(task, secret, str(tmp_path / f"door-{task}"), ("127.0.0.1", 0)))
+    def make(task: int, secret: str) -> ConnectionServer:
+        made.append(ConnectionServer(task, secret, str(tmp_path / f"door-{task}"), ("127.0.0.1", 0)))
         return made[-1]
 
     yield make
@@ -47,10 +47,10 @@ def reception(tmp_path: Path) -> Iterator[Callable[[int, str], Reception]]:
         one.close()
 
 
-def probed(mine: Reception, address: str) -> probe.Found:
+def probed(mine: ConnectionServer, address: str) -> link_probe.LinkMeasurement:
     """Worker 0 probes worker 1."""
-    found: queue.Queue[probe.Found] = queue.Queue()
-    probe.probe(0, 1, address, mine, found.put)
+    found: queue.Queue[link_probe.LinkMeasurement] = queue.Queue()
+    link_probe.start_probe(0, 1, address, mine, found.put)
     return found.get(timeout=10)
 
 
@@ -58,52 +58,54 @@ def in_a_second() -> float:
     return time.monotonic() + 1
 
 
-def test_two_receptions_measure_their_link(reception: Callable[[int, str], Reception]) -> None:
+def test_two_receptions_measure_their_link(reception: Callable[[int, str], ConnectionServer]) -> None:
     mine, theirs = reception(0, "secret"), reception(1, "secret")
-    theirs.on_probe(probe.Answers().answer)
+    theirs.set_probe_handler(link_probe.ProbeServer().serve_in_thread)
     found = probed(mine, f"127.0.0.1:{theirs.link_port}")
-    assert found.why == ""
+    assert found.error == ""
     assert 0 < found.latency_seconds < 0.1 and found.bytes_per_second > 1e6
 
 
-def test_a_worker_that_does_not_answer_probes_is_not_waited_for(reception: Callable[[int, str], Reception]) -> None:
+def test_a_worker_that_does_not_answer_probes_is_not_waited_for(
+    reception: Callable[[int, str], ConnectionServer],
+) -> None:
     mine, theirs = reception(0, "secret"), reception(1, "secret")
-    assert probed(mine, f"127.0.0.1:{theirs.link_port}").why != ""
+    assert probed(mine, f"127.0.0.1:{theirs.link_port}").error != ""
 
 
-def test_nobody_is_measured_without_the_secret(reception: Callable[[int, str], Reception]) -> None:
+def test_nobody_is_measured_without_the_secret(reception: Callable[[int, str], ConnectionServer]) -> None:
     mine, theirs = reception(0, "secret"), reception(1, "another")
-    theirs.on_probe(probe.Answers().answer)
-    assert probed(mine, f"127.0.0.1:{theirs.link_port}").why == "the peer does not know this job's secret"
+    theirs.set_probe_handler(link_probe.ProbeServer().serve_in_thread)
+    assert probed(mine, f"127.0.0.1:{theirs.link_port}").error == "the peer does not know this job's secret"
 
 
-def test_an_address_that_is_none_is_named(reception: Callable[[int, str], Reception]) -> None:
-    assert "'nowhere', expected host:port" in probed(reception(0, "secret"), "nowhere").why
+def test_an_address_that_is_none_is_named(reception: Callable[[int, str], ConnectionServer]) -> None:
+    assert "'nowhere', expected host:port" in probed(reception(0, "secret"), "nowhere").error
 
 
-def test_an_address_where_nobody_listens_is_given_up(reception: Callable[[int, str], Reception]) -> None:
+def test_an_address_where_nobody_listens_is_given_up(reception: Callable[[int, str], ConnectionServer]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    assert f"127.0.0.1:{port}" in probed(reception(0, "secret"), f"127.0.0.1:{port}").why
+    assert f"127.0.0.1:{port}" in probed(reception(0, "secret"), f"127.0.0.1:{port}").error
 
 
 def test_a_silent_peer_is_given_up_in_time(ends: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(TimeoutError):
-        probe.measure(TcpStream(ends[0]), time.monotonic() + 0.05)
+        link_probe.measure(TcpStream(ends[0]), time.monotonic() + 0.05)
     with pytest.raises(TimeoutError):
-        probe.serve(TcpStream(ends[1]), time.monotonic())
+        link_probe.serve_requests(TcpStream(ends[1]), time.monotonic())
 
 
 def test_a_peer_that_goes_is_noticed_at_once(ends: tuple[socket.socket, socket.socket]) -> None:
     ends[1].close()
     with pytest.raises(LinkBroken):
-        probe.measure(TcpStream(ends[0]), in_a_second())
+        link_probe.measure(TcpStream(ends[0]), in_a_second())
 
 
 def test_more_than_a_probe_asks_for_is_refused(ends: tuple[socket.socket, socket.socket]) -> None:
     ends[0].sendall(struct.pack("<I", (8 << 20) + 1))
     with pytest.raises(LinkBroken, match="8388609 bytes was announced, 8388608 are allowed"):
-        probe.serve(TcpStream(ends[1]), in_a_second())
+        link_probe.serve_requests(TcpStream(ends[1]), in_a_second())
 
 
 def test_a_slow_link_is_asked_for_little(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -117,38 +119,38 @@ def test_a_slow_link_is_asked_for_little(ends: tuple[socket.socket, socket.socke
                 (count,) = struct.unpack("<I", head)
                 served += 4 + len(said.read(count))
                 pause.wait(count / 1e6)
-                ends[1].sendall(bytes(probe.ANSWER_BYTES))
+                ends[1].sendall(bytes(link_probe.ANSWER_BYTES))
 
     pause = threading.Event()
     server = threading.Thread(target=serve_slowly)
     server.start()
-    found = probe.measure(TcpStream(ends[0]), time.monotonic() + 10)
+    found = link_probe.measure(TcpStream(ends[0]), time.monotonic() + 10)
     ends[0].close()
     server.join()
     assert 0 < found.bytes_per_second < 11e6  # at most ten times what the whole exchange took
-    assert served == probe.ROUNDS * probe.ANSWER_BYTES + 2 * (64 << 10)
+    assert served == link_probe.ROUNDS * link_probe.ANSWER_BYTES + 2 * (64 << 10)
 
 
 def test_four_probes_are_answered_at_once_and_further_ones_are_closed() -> None:
-    answers = probe.Answers()
+    answers = link_probe.ProbeServer()
     request = struct.pack("<I", 8) + bytes(8)
 
     def probing() -> socket.socket:
         mine, theirs = connected()
         mine.settimeout(10)
-        answers.answer(Link(7, PROBE_CHANNEL, TcpStream(theirs)))
+        answers.serve_in_thread(Link(7, PROBE_CHANNEL, TcpStream(theirs)))
         return mine
 
     def is_answered(one: socket.socket) -> bool:
         try:
             one.sendall(request)
-            return len(one.recv(probe.ANSWER_BYTES, socket.MSG_WAITALL)) == probe.ANSWER_BYTES
+            return len(one.recv(link_probe.ANSWER_BYTES, socket.MSG_WAITALL)) == link_probe.ANSWER_BYTES
         except (BrokenPipeError, ConnectionResetError):
             return False
 
     with contextlib.ExitStack() as stack:
-        first = [stack.enter_context(probing()) for _ in range(probe.MOST_ANSWERED)]
-        assert all(map(is_answered, first)) and probe.MOST_ANSWERED == 4
+        first = [stack.enter_context(probing()) for _ in range(link_probe.MAX_CONCURRENT_PROBES)]
+        assert all(map(is_answered, first)) and link_probe.MAX_CONCURRENT_PROBES == 4
         assert not is_answered(stack.enter_context(probing()))
         first[0].close()
         while not is_answered(stack.enter_context(probing())):  # until it has been noticed
@@ -156,24 +158,24 @@ def test_four_probes_are_answered_at_once_and_further_ones_are_closed() -> None:
 
 
 def test_a_probe_is_a_hello_that_no_group_says() -> None:
-    assert Hello(0, 1, 0, 0, PROBE_CHANNEL, bytes(16)).probe
-    assert not Hello(0, 1, 7, 8, PROBE_CHANNEL, bytes(16)).probe
+    assert LinkHello(0, 1, 0, 0, PROBE_CHANNEL, bytes(16)).is_probe
+    assert not LinkHello(0, 1, 7, 8, PROBE_CHANNEL, bytes(16)).is_probe
 
 
 def test_a_call_that_fails_is_told_once(ends: tuple[socket.socket, socket.socket]) -> None:
     class Nobody:
-        def dial(self, call: Call) -> None:
-            call.failed(call.hello.acceptor, "no route")
+        def dial(self, call: DialRequest) -> None:
+            call.on_failure(call.hello.acceptor, "no route")
 
-        def expect(self, key: tuple[int, int, int, int], arrived: Callable[[Link], None]) -> None:
+        def expect_link(self, key: tuple[int, int, int, int], arrived: Callable[[Link], None]) -> None:
             raise AssertionError("probes are dialled")
 
-        def keep(self, link: Link, farewell: bytes) -> None:
+        def release_link(self, link: Link, farewell: bytes) -> None:
             raise AssertionError("a probe wants a connection of its own")
 
-        def forget(self, key: int, generation: int) -> None:
+        def discard_generation(self, key: int, generation: int) -> None:
             raise AssertionError("probes are dialled")
 
-    found: list[probe.Found] = []
-    probe.probe(0, 1, "h:1", Nobody(), found.append)
-    assert found == [probe.Found(why="no route")]
+    found: list[link_probe.LinkMeasurement] = []
+    link_probe.start_probe(0, 1, "h:1", Nobody(), found.append)
+    assert found == [link_probe.LinkMeasurement(error="no route")]

@@ -18,8 +18,8 @@ import grpc
 import pytest
 
 from collectived_proto.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc
-from collectived_runtime.guests.folders import open_to_folder
-from collectived_runtime.worker.memory_limit import default_memory_limit
+from collectived_runtime.auth.peers import set_socket_mode
+from collectived_runtime.worker.devices import default_memory_limit
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -274,7 +274,7 @@ def test_a_socket_lets_those_in_whom_its_folder_lets_in_and_never_everybody(
     path = folder / "s"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
-        open_to_folder(str(path))
+        set_socket_mode(str(path))
         assert stat.S_IMODE(path.stat().st_mode) == sockets
     path.unlink()
 

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from collectived_proto.local import wire
-from collectived_runtime.engine.results import Budget
+from collectived_proto.ipc import messages
+from collectived_runtime.engine.base.arenas import MemoryBudget
 from collectived_runtime.worker import arenas
 from collectived_runtime.worker.sessions import Client, Session
 
@@ -23,20 +23,20 @@ class Scene:
     def __init__(self, limit: int = 1 << 30) -> None:
         mine, self.client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.client.setblocking(False)
-        self.budget = Budget(limit)
+        self.budget = MemoryBudget(limit)
         self.session = Session(Client("h", os.getpid(), "", "job"), self.budget, lambda session: None)
         self.session.attach(mine)
 
     def ask(self, *sizes: int) -> None:
         for size in sizes:
-            self.client.send(wire.arena(wire.Kind.ARENA_ASK, 0, size))
+            self.client.send(messages.encode_arena(messages.MessageType.ARENA_REQUEST, 0, size))
 
-    async def hear(self) -> tuple[wire.Kind, bytes]:
+    async def hear(self) -> tuple[messages.MessageType, bytes]:
         loop = asyncio.get_running_loop()
         while True:
-            data = await asyncio.wait_for(loop.sock_recv(self.client, wire.MAX_MESSAGE), 30)
-            if wire.kind_of(data) is not wire.Kind.PONG:
-                return wire.kind_of(data), data
+            data = await asyncio.wait_for(loop.sock_recv(self.client, messages.MAX_MESSAGE), 30)
+            if messages.parse_type(data) is not messages.MessageType.PONG:
+                return messages.parse_type(data), data
 
 
 def played(play: Callable[[Scene], Awaitable[None]], **options: int) -> None:
@@ -47,8 +47,8 @@ def played(play: Callable[[Scene], Awaitable[None]], **options: int) -> None:
         finally:
             scene.session.end("the test is over")
             scene.client.close()
-            if scene.session.arenas.granting is not None:
-                await scene.session.arenas.granting
+            if scene.session.arenas.grant_task is not None:
+                await scene.session.arenas.grant_task
             assert scene.budget.used == 0
 
     asyncio.run(run())
@@ -57,7 +57,7 @@ def played(play: Callable[[Scene], Awaitable[None]], **options: int) -> None:
 def test_arenas_come_in_the_order_in_which_they_were_asked_for() -> None:
     async def play(scene: Scene) -> None:
         scene.ask(LARGE, 4096, LARGE, 8192)
-        sizes = [wire.parse_arena((await scene.hear())[1])[1] for _ in range(4)]
+        sizes = [messages.parse_arena((await scene.hear())[1])[1] for _ in range(4)]
         assert sizes == [LARGE, 4096, LARGE, 8192]
 
     played(play)
@@ -73,8 +73,8 @@ def test_the_event_loop_goes_on_while_a_large_arena_comes_into_being(monkeypatch
             asyncio.run_coroutine_threadsafe(goes_on.wait(), loop).result(30)
 
         monkeypatch.setattr(os, "posix_fallocate", fallocate)
-        scene.ask(arenas.AT_ONCE + 1)
-        assert (await scene.hear())[0] is wire.Kind.ARENA
+        scene.ask(arenas.INLINE_COMMIT_BYTES + 1)
+        assert (await scene.hear())[0] is messages.MessageType.ARENA
 
     played(play)
 
@@ -82,8 +82,8 @@ def test_the_event_loop_goes_on_while_a_large_arena_comes_into_being(monkeypatch
 def test_an_ask_beyond_the_limit_is_refused_and_the_next_is_granted() -> None:
     async def play(scene: Scene) -> None:
         scene.ask(LARGE, 4096)
-        assert (await scene.hear())[0] is wire.Kind.REFUSED
-        assert (await scene.hear())[0] is wire.Kind.ARENA
+        assert (await scene.hear())[0] is messages.MessageType.REFUSED
+        assert (await scene.hear())[0] is messages.MessageType.ARENA
 
     played(play, limit=1 << 20)
 
@@ -100,7 +100,7 @@ def test_what_is_asked_for_by_a_client_that_goes_is_given_back() -> None:
 def test_a_client_that_asks_without_end_is_shown_out() -> None:
     async def play(scene: Scene) -> None:
         scene.ask(LARGE)
-        for _ in range(10 * arenas.MOST_ASKED):
+        for _ in range(10 * arenas.MAX_PENDING_REQUESTS):
             if scene.session.ended.is_set():
                 break
             try:
@@ -109,6 +109,6 @@ def test_a_client_that_asks_without_end_is_shown_out() -> None:
                 break
             await asyncio.sleep(0)
         await asyncio.wait_for(scene.session.ended.wait(), 30)
-        assert "arenas asked for at once" in scene.session.why
+        assert "arenas asked for at once" in scene.session.end_reason
 
     played(play, limit=1 << 40)

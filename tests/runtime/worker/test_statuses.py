@@ -17,7 +17,7 @@ from collectived_proto.errors import (
 )
 from collectived_proto.types import GroupInfo, Member, Verdict
 from collectived_proto.v1 import common_pb2
-from collectived_runtime.worker.statuses import in_full, status_of
+from collectived_runtime.worker.grpc_errors import complete_verdict, error_to_status
 
 TRAILERS = 8192  # bytes that every gRPC client takes
 
@@ -60,7 +60,7 @@ def packed(status: Any) -> Verdict:
 
 def test_a_verdict_of_a_small_group_is_whole() -> None:
     decided = verdict(8, 1, "rank 0 left")
-    status = status_of(error_from_verdict(decided))
+    status = error_to_status(error_from_verdict(decided))
     assert packed(status) == decided
     assert (status.code, status.details) == (grpc.StatusCode.ABORTED, "rank 0 left")
 
@@ -69,7 +69,7 @@ def test_a_verdict_of_a_small_group_is_whole() -> None:
 @pytest.mark.parametrize("missing", [1, 64, 4096])
 @pytest.mark.parametrize("message", ["short", "x" * 8192, "Ж" * 8192], ids=["short", "long", "long in three bytes"])
 def test_trailers_stay_below_what_clients_take(size: int, missing: int, message: str) -> None:
-    status = status_of(error_from_verdict(verdict(size, missing, message)))
+    status = error_to_status(error_from_verdict(verdict(size, missing, message)))
     assert trailers(status) < TRAILERS
     found = packed(status)
     assert found.code == Code.ABORTED and found.instance == 3 and found.missing[0].rank == 0
@@ -77,22 +77,22 @@ def test_trailers_stay_below_what_clients_take(size: int, missing: int, message:
 
 def test_who_was_missing_is_told_longer_than_who_was_there() -> None:
     decided = verdict(4096, 4, "ranks 0 to 3 are lost")
-    found = packed(status_of(error_from_verdict(decided)))
+    found = packed(error_to_status(error_from_verdict(decided)))
     assert found.missing == decided.missing and found.members == ()
 
 
 def test_an_error_without_a_verdict_is_cut() -> None:
-    status = status_of(ResourceExhaustedError("much " * 10_000))
+    status = error_to_status(ResourceExhaustedError("much " * 10_000))
     assert status.code is grpc.StatusCode.RESOURCE_EXHAUSTED and trailers(status) < TRAILERS
-    status = status_of(InvalidArgumentError("Ж" * 10_000))
+    status = error_to_status(InvalidArgumentError("Ж" * 10_000))
     assert trailers(status) < TRAILERS
 
 
-def test_members_that_lanes_leave_out_are_filled_in() -> None:
+def test_members_that_group_loops_leave_out_are_filled_in() -> None:
     group = GroupInfo("world", 7, 100, tuple(member(rank) for rank in range(4)))
     bare = Member(2, "", 0, "", 0, "", 5, "barrier()", "a.py:1", 0.5)
     other = Member(9, "", 0, "", 0)
-    told = in_full(Verdict("world", 7, 100, Code.ABORTED, "", 0, missing=(bare, other)), group)
+    told = complete_verdict(Verdict("world", 7, 100, Code.ABORTED, "", 0, missing=(bare, other)), group)
     assert (told.missing[0].host, told.missing[0].last_op) == ("host-0.cluster.example", "barrier()")
     assert told.missing[1] == other
     assert isinstance(error_from_verdict(told), AbortedError)

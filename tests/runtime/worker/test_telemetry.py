@@ -15,30 +15,30 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from collectived_proto.errors import Code
-from collectived_runtime.cannot_start import CannotStart
-from collectived_runtime.engine.recorder import Entry, Gist, Label, Recorder
-from collectived_runtime.worker import telemetry
-from collectived_runtime.worker.status import Identity
-from collectived_runtime.worker.telemetry import Telemetry, trace_id, wanted
+from collectived_runtime.engine.record.flight_recorder import Entry, FlightRecorder, GroupLabel, ProgramSummary
+from collectived_runtime.startup_error import StartupError
+from collectived_runtime.worker.observe import otel
+from collectived_runtime.worker.observe.otel import Telemetry, is_enabled, trace_id
+from collectived_runtime.worker.observe.status import WorkerIdentity
 
-LABEL = Label("world", 7, 4, (0, 1), (0, 1))
-IDENTITY = Identity(0, "host", "incarnation", (), "unix:/w.sock", "127.0.0.1:1")
+LABEL = GroupLabel("world", 7, 4, (0, 1), (0, 1))
+IDENTITY = WorkerIdentity(0, "host", "incarnation", (), "unix:/w.sock", "127.0.0.1:1")
 
 
-def put(recorder: Recorder, instance: int, *, code: int = 0, ended: float = 12.0, peer: int = -1) -> None:
-    ring = recorder.failed if code else recorder.ended
+def put(recorder: FlightRecorder, instance: int, *, code: int = 0, ended: float = 12.0, peer: int = -1) -> None:
+    ring = recorder.failed if code else recorder.completed
     missing = (2,) if code else ()
     message = "rank 2 was missing" if code else ""
-    gist = Gist("ring", 4096, 1, 2)
+    summary = ProgramSummary("ring", 4096, 1, 2)
     ring.put(
         (
-            *(LABEL, 100, instance, "all_reduce(sum)", gist, (0, 1), (10.0, 11.0), ("train.py:8",) * 2),
+            *(LABEL, 100, instance, "all_reduce(sum)", summary, (0, 1), (10.0, 11.0), ("train.py:8",) * 2),
             *(11.0, ended, (), code, message, missing, peer),
         )
     )
 
 
-def spans_of(recorder: Recorder) -> list[Any]:
+def spans_of(recorder: FlightRecorder) -> list[Any]:
     exporter = InMemorySpanExporter()
     made = Telemetry(recorder, IDENTITY, "job", SimpleSpanProcessor(exporter))
     made.close()
@@ -46,7 +46,7 @@ def spans_of(recorder: Recorder) -> list[Any]:
 
 
 def test_a_span_says_what_trace_and_log_say() -> None:
-    recorder = Recorder()
+    recorder = FlightRecorder()
     put(recorder, 5)
     (span,) = spans_of(recorder)
     assert (span.name, span.end_time - span.start_time) == ("all_reduce(sum)", pytest.approx(2e9, abs=10))
@@ -81,7 +81,7 @@ def test_a_span_says_what_trace_and_log_say() -> None:
 
 
 def test_a_failure_is_an_error_with_its_verdict() -> None:
-    recorder = Recorder()
+    recorder = FlightRecorder()
     put(recorder, 5, code=Code.DEADLINE_EXCEEDED)
     (span,) = spans_of(recorder)
     assert span.status.status_code is StatusCode.ERROR and span.status.description == "rank 2 was missing"
@@ -90,7 +90,7 @@ def test_a_failure_is_an_error_with_its_verdict() -> None:
 
 
 def test_spans_of_an_instance_lie_together_whichever_worker_sends_them() -> None:
-    one, other = Recorder(), Recorder()
+    one, other = FlightRecorder(), FlightRecorder()
     put(one, 5)
     put(other, 5, ended=13.0)
     put(other, 6)
@@ -100,29 +100,29 @@ def test_spans_of_an_instance_lie_together_whichever_worker_sends_them() -> None
 
 
 def test_each_is_sent_once_and_those_that_were_overwritten_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    recorder = Recorder(kept=8)
-    drain = telemetry._Drain(recorder.ended)
+    recorder = FlightRecorder(kept=8)
+    drain = otel.RingReader(recorder.completed)
     for instance in range(3):
         put(recorder, instance)
-    assert [entry.instance for entry in drain.next()] == [0, 1, 2]
-    assert drain.next() == []
+    assert [entry.instance for entry in drain.read_new()] == [0, 1, 2]
+    assert drain.read_new() == []
     for instance in range(3, 14):
         put(recorder, instance)
-    assert [entry.instance for entry in drain.next()] == list(range(6, 14))
+    assert [entry.instance for entry in drain.read_new()] == list(range(6, 14))
     assert [record.getMessage() for record in caplog.records] == [
         "3 collectives were recorded faster than spans are made of them: they have none"
     ]
 
 
 def test_what_follows_a_gap_that_is_being_filled_has_its_turn_later() -> None:
-    recorder = Recorder(kept=8)
-    drain = telemetry._Drain(recorder.ended)
+    recorder = FlightRecorder(kept=8)
+    drain = otel.RingReader(recorder.completed)
     put(recorder, 0)
-    number = next(recorder.ended.numbers)  # a lane is between the two steps of its writing
+    number = next(recorder.completed.numbers)  # a group loop is between the two steps of its writing
     put(recorder, 2)
-    assert [entry.instance for entry in drain.next()] == [0]
-    recorder.ended.slots[number] = (number, *recorder.ended.entries()[0][1:])
-    assert [entry.number for entry in drain.next()] == [1, 2]
+    assert [entry.instance for entry in drain.read_new()] == [0]
+    recorder.completed.slots[number] = (number, *recorder.completed.entries()[0][1:])
+    assert [entry.number for entry in drain.read_new()] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -135,14 +135,14 @@ def test_what_follows_a_gap_that_is_being_filled_has_its_turn_later() -> None:
     ],
 )
 def test_it_is_off_unless_asked(asked: bool, environment: dict[str, str], expected: bool) -> None:
-    assert wanted(asked, environment) is expected
+    assert is_enabled(asked, environment) is expected
 
 
 def test_nothing_of_opentelemetry_is_imported_while_it_is_off() -> None:
     program = (
         "import sys, collectived_runtime.worker.server as server;"
-        "from collectived_runtime.worker import telemetry;"
-        "assert telemetry.start(False, None, None, '') is None;"
+        "from collectived_runtime.worker.observe import otel;"
+        "assert otel.start(False, None, None, '') is None;"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     environment = {"PATH": "/usr/bin:/bin"}
@@ -151,7 +151,23 @@ def test_nothing_of_opentelemetry_is_imported_while_it_is_off() -> None:
 
 
 def test_a_send_and_its_recv_have_a_trace_each() -> None:
-    fields = (0, LABEL, 100, 1 << 62, "send(to=1, tag=0)", Gist(), (0,), (1.0,), ("",), 1.0, 2.0, (), 0, "", ())
+    fields = (
+        0,
+        LABEL,
+        100,
+        1 << 62,
+        "send(to=1, tag=0)",
+        ProgramSummary(),
+        (0,),
+        (1.0,),
+        ("",),
+        1.0,
+        2.0,
+        (),
+        0,
+        "",
+        (),
+    )
     mine, theirs = Entry(*fields, peer=1), Entry(*fields, peer=0)._replace(ranks=(1,))
     assert trace_id(mine) != trace_id(theirs)
     assert 0 < trace_id(mine) < 1 << 128
@@ -175,9 +191,9 @@ def test_spans_reach_a_collector_by_the_time_the_worker_has_ended(monkeypatch: p
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    recorder = Recorder()
+    recorder = FlightRecorder()
     try:
-        made = telemetry.start(False, recorder, IDENTITY, "job")
+        made = otel.start(False, recorder, IDENTITY, "job")
         assert made is not None
         for instance in range(100):
             put(recorder, instance)
@@ -191,8 +207,8 @@ def test_without_opentelemetry_a_worker_that_was_asked_does_not_start_and_says_w
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
-    with pytest.raises(CannotStart, match=r"--otel needs OpenTelemetry.*pip install 'collectived\[otel\]'"):
-        telemetry.start(True, Recorder(), IDENTITY, "job")
+    with pytest.raises(StartupError, match=r"--otel needs OpenTelemetry.*pip install 'collectived\[otel\]'"):
+        otel.start(True, FlightRecorder(), IDENTITY, "job")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    assert telemetry.start(False, Recorder(), IDENTITY, "job") is None
+    assert otel.start(False, FlightRecorder(), IDENTITY, "job") is None
     assert "OTEL_EXPORTER_OTLP_ENDPOINT is set, but OpenTelemetry is not installed" in caplog.text

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from collectived_proto.v1 import trace_pb2 as pb
-from collectived_runtime.engine.recorder import Recorder
-from collectived_runtime.worker import membership, server
-from collectived_runtime.worker.membership import Membership
+from collectived_runtime.engine.record.flight_recorder import FlightRecorder
+from collectived_runtime.worker import coordinator_client, server
+from collectived_runtime.worker.coordinator_client import CoordinatorClient
 
 TIME = pb.TraceReply(time=pb.TraceTime(unix=1.0))
 PART = pb.TraceReply(worker=pb.WorkerTrace(task=7, last=True))
@@ -35,11 +35,11 @@ class Stopping:
 
 async def passed_on(call: Stopping) -> list[pb.TraceReply]:
     away: Any = SimpleNamespace(_stub=SimpleNamespace(Trace=lambda request, metadata: call), _metadata=())
-    away.trace = lambda request, patience: Membership.trace(away, request, patience)
+    away.request_trace = lambda request, patience: CoordinatorClient.request_trace(away, request, patience)
     away.address = "h:1"
     identity = SimpleNamespace(task=0, host="h", incarnation="i")
-    groups = SimpleNamespace(lanes=(), recorder=Recorder())
-    worker: Any = SimpleNamespace(membership=away, identity=identity, groups=groups, name="worker 0")
+    groups = SimpleNamespace(group_loops=(), recorder=FlightRecorder())
+    worker: Any = SimpleNamespace(coordinator_client=away, identity=identity, groups=groups, name="worker 0")
     return [reply async for reply in server._Worker._trace(worker, pb.TraceRequest())]
 
 
@@ -47,7 +47,7 @@ async def passed_on(call: Stopping) -> list[pb.TraceReply]:
 def test_a_coordinator_that_stops_leaves_what_it_has_told(
     begun: list[pb.TraceReply], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "PART_SECONDS", 0.05)
+    monkeypatch.setattr(coordinator_client, "TRACE_PART_SECONDS", 0.05)
     monkeypatch.setattr(server, "STATUS_SECONDS", 0.05)
     call = Stopping(*begun)
     told = asyncio.run(asyncio.wait_for(passed_on(call), 20))

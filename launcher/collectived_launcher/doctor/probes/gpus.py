@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from collectived_launcher.doctor.facts import Gpu, Gpus, Nccl
+from collectived_launcher.doctor.facts import GpuFacts, Gpus, NcclFacts
 
 _NVIDIA = "0x10de"
-_DISPLAYS = "0x03"  # class of PCI devices: VGA and 3D controllers
+_DISPLAY_CLASS = "0x03"  # class of PCI devices: VGA and 3D controllers
 _PACKAGES = {
     "nccl4py": ("nccl4py",),
     "cupy": ("cupy-cuda12x", "cupy-cuda13x", "cupy"),
@@ -27,7 +27,7 @@ _PACKAGES = {
 }
 
 
-def ask_libraries(within: float) -> dict[str, Any]:
+def query_libraries(within: float) -> dict[str, Any]:
     """What NVML and libnccl say; `trouble` where they say nothing in time."""
     line = [sys.executable, "-P", "-m", __name__]
     try:
@@ -42,24 +42,24 @@ def ask_libraries(within: float) -> dict[str, Any]:
     return found
 
 
-def gpus(said: Mapping[str, Any], environment: Mapping[str, str]) -> Gpus:
+def probe_gpus(said: Mapping[str, Any], environment: Mapping[str, str]) -> Gpus:
     return Gpus(
-        cards=_cards(),
+        cards=_count_cards(),
         driver=said.get("driver", ""),
         cuda=said.get("cuda", ""),
-        devices=tuple(Gpu(**device) for device in said.get("devices", ())),
+        devices=tuple(GpuFacts(**device) for device in said.get("devices", ())),
         trouble=said.get("trouble", ""),
         chosen=environment.get("CUDA_VISIBLE_DEVICES"),
         rdma=tuple(sorted(os.listdir("/sys/class/infiniband"))) if os.path.isdir("/sys/class/infiniband") else (),
     )
 
 
-def nccl(said: Mapping[str, Any], environment: Mapping[str, str]) -> Nccl:
+def probe_nccl(said: Mapping[str, Any], environment: Mapping[str, str]) -> NcclFacts:
     bindings = {name: version for name, packages in _PACKAGES.items() if (version := _first_version(packages))}
-    return Nccl(_chosen(environment.get("COLLECTIVED_NCCL", "")), bindings, said.get("nccl", ""))
+    return NcclFacts(_requested_binding(environment.get("COLLECTIVED_NCCL", "")), bindings, said.get("nccl", ""))
 
 
-def _chosen(wanted: str) -> str:
+def _requested_binding(wanted: str) -> str:
     """The binding that is asked for by name, or ''."""
     return "" if wanted.lower() == "auto" else wanted
 
@@ -73,18 +73,18 @@ def _first_version(packages: tuple[str, ...]) -> str | None:
     return None
 
 
-def _cards() -> int:
+def _count_cards() -> int:
     count = 0
     for device in Path("/sys/bus/pci/devices").glob("*"):
         try:
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
         except OSError:
             continue
-        count += vendor == _NVIDIA and kind.startswith(_DISPLAYS)
+        count += vendor == _NVIDIA and kind.startswith(_DISPLAY_CLASS)
     return count
 
 
-def _ask() -> dict[str, Any]:
+def _query_driver() -> dict[str, Any]:
     """In the process of its own."""
     found: dict[str, Any] = {"nccl": _nccl_version()}
     try:
@@ -100,30 +100,30 @@ def _ask() -> dict[str, Any]:
     nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
     return {
         **found,
-        "driver": _text(nvml.nvmlSystemGetDriverVersion),
+        "driver": _query_text(nvml.nvmlSystemGetDriverVersion),
         "cuda": f"{cuda.value // 1000}.{cuda.value % 1000 // 10}",
-        "devices": list(_devices(nvml, count.value)),
+        "devices": list(_query_devices(nvml, count.value)),
     }
 
 
-def _devices(nvml: ctypes.CDLL, count: int) -> Iterator[dict[str, Any]]:
+def _query_devices(nvml: ctypes.CDLL, count: int) -> Iterator[dict[str, Any]]:
     for index in range(count):
         handle, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
         if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)):
             continue  # lost, or not ours to see
         nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-        name, uuid = _text(nvml.nvmlDeviceGetName, handle), _text(nvml.nvmlDeviceGetUUID, handle)
+        name, uuid = _query_text(nvml.nvmlDeviceGetName, handle), _query_text(nvml.nvmlDeviceGetUUID, handle)
         yield {"index": index, "name": name, "uuid": uuid, "memory": memory[0]}
 
 
-def _text(call: Any, *subject: Any) -> str:
+def _query_text(call: Any, *subject: Any) -> str:
     room = ctypes.create_string_buffer(128)
     return "" if call(*subject, room, ctypes.c_uint(len(room))) else room.value.decode(errors="replace")
 
 
 def _nccl_version() -> str:
     """Of the libnccl that a program here would load: a package of this Python first, then the system's."""
-    for path in (*_packaged("libnccl.so.2"), "libnccl.so.2"):
+    for path in (*_find_packaged("libnccl.so.2"), "libnccl.so.2"):
         try:
             library = ctypes.CDLL(path)
             version = ctypes.c_int()
@@ -134,7 +134,7 @@ def _nccl_version() -> str:
     return ""
 
 
-def _packaged(name: str) -> list[str]:
+def _find_packaged(name: str) -> list[str]:
     try:
         found = importlib.util.find_spec("nvidia.nccl")
     except ModuleNotFoundError:
@@ -144,4 +144,4 @@ def _packaged(name: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_ask()))
+    print(json.dumps(_query_driver()))

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from collectived_launcher.doctor.facts import Interface, Network, Port
+from collectived_launcher.doctor.facts import InterfaceFacts, NetworkFacts, Port
 
 PORTS = {  # the defaults; a job of `collectived launch` takes ports that are free
     7450: "coordinator",
@@ -20,47 +20,52 @@ PORTS = {  # the defaults; a job of `collectived launch` takes ports that are fr
     9450: "metrics of the coordinator",
     9451: "metrics of a worker",
 }
-_ELSEWHERE = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))  # for documentation: nobody is there
+_OUTSIDE_ADDRESSES = (
+    ("192.0.2.1", socket.AF_INET),
+    ("2001:db8::1", socket.AF_INET6),
+)  # for documentation: nobody is there
 _DISCARD = 9
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _LISTENING = "0A"
 
 
-def network(environment: Mapping[str, str]) -> Network:
+def probe_network(environment: Mapping[str, str]) -> NetworkFacts:
     """
     Args:
         environment: has SSH_CONNECTION where somebody came by ssh: the address by which they did.
     """
     reached = environment.get("SSH_CONNECTION", "").split()
-    return Network(
+    return NetworkFacts(
         hostname=socket.gethostname(),
-        interfaces=tuple(interfaces()),
-        outward=next((found for where, family in _ELSEWHERE if (found := address_towards(where, family))), ""),
+        interfaces=tuple(list_interfaces()),
+        outward=next(
+            (found for where, family in _OUTSIDE_ADDRESSES if (found := find_source_address(where, family))), ""
+        ),
         reached_at=reached[2] if len(reached) == 4 else "",
     )
 
 
-def interfaces() -> Iterator[Interface]:
+def list_interfaces() -> Iterator[InterfaceFacts]:
     """Those that are up and have an address that means something beyond one link, IPv4 first."""
     names = [name for _, name in socket.if_nameindex() if _is_up(name)]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for name in names:
             with contextlib.suppress(OSError):  # it has no such address
                 answer = fcntl.ioctl(any_socket, _GET_ADDRESS, struct.pack("256s", os.fsencode(name)[:15]))
-                yield Interface(name, socket.inet_ntoa(answer[20:24]), _speed(name))
-    for line in _lines("/proc/net/if_inet6"):
+                yield InterfaceFacts(name, socket.inet_ntoa(answer[20:24]), _read_speed(name))
+    for line in _read_lines("/proc/net/if_inet6"):
         digits, _, _, _, _, name = line.split()
         address = ipaddress.IPv6Address(bytes.fromhex(digits))
         if name in names and not address.is_link_local:
-            yield Interface(name, str(address), _speed(name))
+            yield InterfaceFacts(name, str(address), _read_speed(name))
 
 
-def interface_of(address: str) -> Interface | None:
+def find_interface(address: str) -> InterfaceFacts | None:
     """The interface that has this address."""
-    return next((interface for interface in interfaces() if interface.address == address), None)
+    return next((interface for interface in list_interfaces() if interface.address == address), None)
 
 
-def address_towards(host: str, family: int) -> str:
+def find_source_address(host: str, family: int) -> str:
     """The address from which packets to `host` (a numeric address) leave; '' where no route is known."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, _DISCARD))
@@ -74,33 +79,33 @@ def _is_up(name: str) -> bool:
     return False
 
 
-def _speed(name: str) -> int | None:
+def _read_speed(name: str) -> int | None:
     with contextlib.suppress(OSError, ValueError):  # virtual ones do not say, or say -1
         speed = int(Path(f"/sys/class/net/{name}/speed").read_text())
         return speed if speed > 0 else None
     return None
 
 
-def ports(wanted: Mapping[int, str] = PORTS) -> tuple[Port, ...]:
-    held = {port: inode for port, inode in _listeners() if port in wanted}
-    owners = _owners(set(held.values())) if held else {}
+def probe_ports(wanted: Mapping[int, str] = PORTS) -> tuple[Port, ...]:
+    held = {port: inode for port, inode in _list_listeners() if port in wanted}
+    owners = _find_owners(set(held.values())) if held else {}
     found = []
     for number, used_for in wanted.items():
-        holder = _describe(owners.get(held[number])) if number in held else None
+        holder = _describe_process(owners.get(held[number])) if number in held else None
         found.append(Port(number, used_for, holder, "collectived" in (holder or "")))
     return tuple(found)
 
 
-def _listeners() -> Iterator[tuple[int, str]]:
+def _list_listeners() -> Iterator[tuple[int, str]]:
     """(port, inode) of every TCP socket of this network that listens."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in _lines(table)[1:]:
+        for line in _read_lines(table)[1:]:
             fields = line.split()
             if fields[3] == _LISTENING:
                 yield int(fields[1].rpartition(":")[2], 16), fields[9]
 
 
-def _owners(inodes: set[str]) -> dict[str, int]:
+def _find_owners(inodes: set[str]) -> dict[str, int]:
     """The process of each socket, where we may see it."""
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     found: dict[str, int] = {}
@@ -113,7 +118,7 @@ def _owners(inodes: set[str]) -> dict[str, int]:
     return found
 
 
-def _describe(pid: int | None) -> str:
+def _describe_process(pid: int | None) -> str:
     if pid is None:
         return ""
     try:
@@ -124,7 +129,7 @@ def _describe(pid: int | None) -> str:
     return f"pid {pid}: {command if len(command) <= 80 else command[:79] + '…'}"
 
 
-def _lines(path: str) -> list[str]:
+def _read_lines(path: str) -> list[str]:
     try:
         return Path(path).read_text().splitlines()
     except OSError:

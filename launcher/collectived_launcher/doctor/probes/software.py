@@ -8,42 +8,42 @@ import subprocess
 import sys
 
 from collectived_launcher.doctor.facts import Library, Software
-from collectived_launcher.doctor.versions import requirement
+from collectived_launcher.doctor.versions import parse_requirement
 
 PACKAGE = "collectived"
-_LOADED = "grpc, grpc_health, grpc_status, google.protobuf, ml_dtypes, numkong, numpy"
-_PROGRAM = f"import {_LOADED}, prometheus_client, collectived_proto.v1.worker_pb2_grpc"
+_DAEMON_IMPORTS = "grpc, grpc_health, grpc_status, google.protobuf, ml_dtypes, numkong, numpy"
+_IMPORT_PROGRAM = f"import {_DAEMON_IMPORTS}, prometheus_client, collectived_proto.v1.worker_pb2_grpc"
 
 
-def software(loads_within: float) -> Software:
+def probe_software(loads_within: float) -> Software:
     """
     Args:
         loads_within: seconds for a Python to load what a daemon loads.
     """
-    cannot_load, slow = _load(loads_within)
+    cannot_load, slow = _try_imports(loads_within)
     about = metadata.metadata(PACKAGE)
-    wanted = [found for text in metadata.requires(PACKAGE) or () if (found := requirement(text))]
+    wanted = [found for text in metadata.requires(PACKAGE) or () if (found := parse_requirement(text))]
     return Software(
         release=metadata.version(PACKAGE),
         python=platform.python_version(),
         wanted_python=str(about["Requires-Python"] or ""),
-        libraries=tuple(Library(name, _installed(name), versions) for name, versions in wanted),
+        libraries=tuple(Library(name, _installed_version(name), versions) for name, versions in wanted),
         extras=tuple(about.get_all("Provides-Extra") or ()),
         cannot_load=cannot_load,
         slow_to_load=slow,
     )
 
 
-def _installed(name: str) -> str | None:
+def _installed_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _load(within: float) -> tuple[str, float]:
+def _try_imports(within: float) -> tuple[str, float]:
     """A process of its own, started as daemons are: what cannot be loaded may take its process along."""
-    line = [sys.executable, "-P", "-c", _PROGRAM]
+    line = [sys.executable, "-P", "-c", _IMPORT_PROGRAM]
     try:
         done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=within)
     except subprocess.TimeoutExpired:

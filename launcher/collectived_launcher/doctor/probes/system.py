@@ -14,27 +14,27 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from collectived_launcher.doctor.facts import Clock, Folder, Kernel, Limits, Memory
-from collectived_proto.local import arena
+from collectived_launcher.doctor.facts import Clock, Folder, Kernel, LimitFacts, MemoryFacts
+from collectived_proto.ipc import arena
 
 _SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
 _TIME_ERROR = 5  # of adjtimex: nobody keeps this clock
-_CGROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_ROOM_FOR_TIMEX = 512  # bytes, more than the structure has anywhere
+_CGROUPS, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_TIMEX_BYTES = 512  # bytes, more than the structure has anywhere
 
 
-def kernel() -> Kernel:
+def probe_kernel() -> Kernel:
     return Kernel(
         platform.system(),
         platform.release(),
-        memfd=_error(_make_arena),
-        pidfd=_error(_open_pidfd),
-        peer_pidfd=_error(_ask_for_peer),
-        seqpacket=_error(_pass_a_descriptor),
+        memfd=_error_text(_make_arena),
+        pidfd=_error_text(_open_pidfd),
+        peer_pidfd=_error_text(_get_peer_pidfd),
+        seqpacket=_error_text(_pass_descriptor),
     )
 
 
-def _error(attempt: Callable[[], None]) -> str:
+def _error_text(attempt: Callable[[], None]) -> str:
     try:
         attempt()
     except (OSError, AttributeError) as error:  # the latter: not Linux
@@ -52,13 +52,13 @@ def _open_pidfd() -> None:
     os.close(os.pidfd_open(os.getpid()))
 
 
-def _ask_for_peer() -> None:
+def _get_peer_pidfd() -> None:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with here, there:
         os.close(here.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
 
 
-def _pass_a_descriptor() -> None:
+def _pass_descriptor() -> None:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with here, there:
         here.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [here.fileno()]))])
@@ -69,42 +69,42 @@ def _pass_a_descriptor() -> None:
             raise OSError("no descriptor came along")
 
 
-def limits() -> Limits:
+def probe_limits() -> LimitFacts:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return Limits(_or_none(soft), _or_none(hard), _or_none(locked), _tasks_left())
+    return LimitFacts(_or_none(soft), _or_none(hard), _or_none(locked), _count_tasks_left())
 
 
 def _or_none(limit: int) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _tasks_left() -> int | None:
+def _count_tasks_left() -> int | None:
     left = []
     for folder in _control_groups("pids"):
-        if (most := _number(folder / "pids.max")) is not None:
-            left.append(most - (_number(folder / "pids.current") or 0))
+        if (most := _read_number(folder / "pids.max")) is not None:
+            left.append(most - (_read_number(folder / "pids.current") or 0))
     return max(0, min(left)) if left else None
 
 
-def memory(cgroups: Path = _CGROUPS, own: Path = _OWN) -> Memory:
+def probe_memory(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> MemoryFacts:
     said = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (int(said[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
     limits, left = [], [free]
     for folder in _control_groups("memory", cgroups, own):
-        limit = _first_number(folder / "memory.max", folder / "memory.limit_in_bytes")
+        limit = _read_first_number(folder / "memory.max", folder / "memory.limit_in_bytes")
         if limit is None or limit >= total:
             continue
         limits.append(limit)
-        left.append(limit - (_first_number(folder / "memory.current", folder / "memory.usage_in_bytes") or 0))
+        left.append(limit - (_read_first_number(folder / "memory.current", folder / "memory.usage_in_bytes") or 0))
     # As `default_memory_limit` of workers looks.
     files = [folder / "memory.max" for folder in _control_groups("memory", cgroups, own)]
-    seen = [_number(file) for file in (*files, cgroups / "memory" / "memory.limit_in_bytes")]
+    seen = [_read_number(file) for file in (*files, cgroups / "memory" / "memory.limit_in_bytes")]
     seen_limit = min((limit for limit in seen if limit is not None), default=None)
-    return Memory(total, max(0, min(left)), min(limits, default=None), seen_limit)
+    return MemoryFacts(total, max(0, min(left)), min(limits, default=None), seen_limit)
 
 
-def _control_groups(controller: str, root: Path = _CGROUPS, own: Path = _OWN) -> list[Path]:
+def _control_groups(controller: str, root: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> list[Path]:
     """The folders of the control groups that this process is in, from its own up to the root; of either version."""
     found: list[Path] = []
     for line in own.read_text().splitlines():
@@ -117,23 +117,23 @@ def _control_groups(controller: str, root: Path = _CGROUPS, own: Path = _OWN) ->
     return found
 
 
-def _first_number(*files: Path) -> int | None:
-    return next((found for file in files if (found := _number(file)) is not None), None)
+def _read_first_number(*files: Path) -> int | None:
+    return next((found for file in files if (found := _read_number(file)) is not None), None)
 
 
-def _number(file: Path) -> int | None:
+def _read_number(file: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError):  # no such controller here, or no limit ("max")
         return int(file.read_text())
     return None
 
 
-def clock() -> Clock:
+def probe_clock() -> Clock:
     """Asks the kernel, and changes nothing: of an empty request it only tells."""
-    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_ROOM_FOR_TIMEX))
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     return Clock(None if state < 0 else state != _TIME_ERROR)
 
 
-def folder() -> Folder:
+def probe_folder() -> Folder:
     """Where `jobs.runtime_folder` would look; not made here."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     path = Path(base) / "collectived" if base and os.path.isdir(base) else Path(f"/tmp/collectived-{os.getuid()}")

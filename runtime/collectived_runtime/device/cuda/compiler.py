@@ -16,36 +16,36 @@ def version() -> tuple[int, int]:
     Raises:
         RuntimeError: there is none.
     """
-    major, minor = _asked("nvrtcVersion")
+    major, minor = _call("nvrtcVersion")
     return int(major), int(minor)
 
 
-def compiled(source: str, capability: tuple[int, int]) -> bytes:
+def compile_ptx(source: str, capability: tuple[int, int]) -> bytes:
     """The PTX of a kernel for GPUs of this compute capability, and later ones.
 
     Raises:
         RuntimeError: NVRTC is missing, or does not take the source; with its log.
     """
-    (program,) = _asked("nvrtcCreateProgram", source.encode(), b"fold.cu", 0, [], [])
+    (program,) = _call("nvrtcCreateProgram", source.encode(), b"fold.cu", 0, [], [])
     try:
         options = [
             option.encode() for option in (*_OPTIONS, f"--gpu-architecture=compute_{capability[0]}{capability[1]}")
         ]
         code, *_ = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if int(code):
-            (size,) = _asked("nvrtcGetProgramLogSize", program)
+            (size,) = _call("nvrtcGetProgramLogSize", program)
             log = b" " * size
-            _asked("nvrtcGetProgramLog", program, log)
+            _call("nvrtcGetProgramLog", program, log)
             raise RuntimeError(f"NVRTC does not compile a kernel: {log.decode(errors='replace').strip()}")
-        (size,) = _asked("nvrtcGetPTXSize", program)
+        (size,) = _call("nvrtcGetPTXSize", program)
         ptx: bytes = b" " * int(size)
-        _asked("nvrtcGetPTX", program, ptx)
+        _call("nvrtcGetPTX", program, ptx)
         return ptx
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def _asked(name: str, *arguments: Any) -> tuple[Any, ...]:
+def _call(name: str, *arguments: Any) -> tuple[Any, ...]:
     code, *found = getattr(nvrtc, name)(*arguments)
     if int(code):
         raise RuntimeError(f"{name} failed: {nvrtc.nvrtcResult(int(code)).name}")

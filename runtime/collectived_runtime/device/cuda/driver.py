@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from collectived_proto.local.gpu import CudaError as CudaError
+from collectived_proto.ipc.gpu import CudaError as CudaError
 from collectived_proto.types import DType, ReduceOp
 
 
@@ -29,16 +29,16 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class FoldSpec:
     """out = sources[0] ∘ sources[1] ∘ …, element by element, as `device.arithmetic.Arithmetic` does it.
 
     With `widen`, sources have elements of `dtype`, else they are partial sums. With `finish`, `out` gets elements of
-    `result`: rounded, and divided by `contributions` for a mean; else it gets partial sums.
+    `result_dtype`: rounded, and divided by `contributions` for a mean; else it gets partial sums.
     """
 
     operation: ReduceOp
     dtype: DType
-    result: DType
+    result_dtype: DType
     contributions: int
     widen: bool
     finish: bool
@@ -50,7 +50,7 @@ class Cuda(Protocol):
     def devices(self) -> Sequence[Device]:
         """The GPUs that this process may use."""
 
-    def use(self, device: int) -> None:
+    def set_device(self, device: int) -> None:
         """Makes a GPU the current one of the calling thread, for libraries that ask which it is."""
 
     def allocate(self, device: int, size: int) -> tuple[int, int]:
@@ -79,14 +79,14 @@ class Cuda(Protocol):
 
     def unpin(self, address: int) -> None: ...
 
-    def stream(self, device: int) -> int:
+    def create_stream(self, device: int) -> int:
         """A new stream: work on it runs in order, beside that of other streams."""
 
-    def end_stream(self, stream: int) -> None: ...
+    def destroy_stream(self, stream: int) -> None: ...
 
-    def event(self, device: int) -> int: ...
+    def create_event(self, device: int) -> int: ...
 
-    def shared_event(self, device: int) -> tuple[int, bytes]:
+    def create_shared_event(self, device: int) -> tuple[int, bytes]:
         """A new event, and the handle of 64 bytes by which another process may make its streams wait for it.
 
         Once it is ended nobody may wait for it: end it when it is over, else who waits may do so for ever.
@@ -95,12 +95,12 @@ class Cuda(Protocol):
     def open_event(self, device: int, handle: bytes) -> int:
         """The event of another process that this handle of 64 bytes names. Nothing may be recorded behind it here."""
 
-    def end_event(self, event: int) -> None: ...
+    def destroy_event(self, event: int) -> None: ...
 
     def record(self, event: int, stream: int) -> None:
         """The event is over when all work that is on the stream now is done."""
 
-    def over(self, event: int) -> bool:
+    def is_event_done(self, event: int) -> bool:
         """Whether it is.
 
         Raises:
@@ -112,5 +112,5 @@ class Cuda(Protocol):
     def clear(self, address: int, nbytes: int, stream: int) -> None:
         """Zeros."""
 
-    def fold(self, fold: Fold, sources: Sequence[int], out: int, count: int, stream: int) -> None:
+    def fold(self, fold: FoldSpec, sources: Sequence[int], out: int, count: int, stream: int) -> None:
         """`count` elements; `out` may be one of the sources where elements keep their size."""

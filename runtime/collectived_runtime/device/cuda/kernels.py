@@ -8,10 +8,10 @@ GPU's own instructions; a compiler for the host, as the tests use it, gets the s
 from __future__ import annotations
 
 from collectived_proto.types import DType, ReduceOp
-from collectived_runtime.device.cuda.driver import Fold
+from collectived_runtime.device.cuda.driver import FoldSpec
 
 MOST_SOURCES = 256  # of one launch: their addresses are its arguments, which may take 4 KiB
-NAME = "fold"
+KERNEL_NAME = "fold"
 
 _STORED = {
     DType.FLOAT16: "unsigned short",
@@ -118,7 +118,7 @@ extern "C" __global__ void fold(Sources sources, Out *out, unsigned long long le
 """
 
 
-def source(fold: Fold, count: int) -> str:
+def generate_source(fold: FoldSpec, count: int) -> str:
     """The kernel that folds `count` sources at a time."""
     stored, partial = _STORED[fold.dtype], _partial(fold)
     take = "widen(sources.at[{}][i])" if fold.widen else "sources.at[{}][i]"
@@ -126,55 +126,55 @@ def source(fold: Fold, count: int) -> str:
     return _PRELUDE + _KERNEL.format(
         stored=stored,
         partial=partial,
-        out=_STORED[fold.result] if fold.finish else partial,
+        out=_STORED[fold.result_dtype] if fold.finish else partial,
         source="Given" if fold.widen else "Partial",
         count=count,
-        widened=_widened(fold),
-        combined=_combined(fold),
-        finished=_finished(fold) if fold.finish else "sum",
+        widened=_widen_expression(fold),
+        combined=_combine_expression(fold),
+        finished=_finish_expression(fold) if fold.finish else "sum",
         first=take.format(0),
         folds=folds,
         last="finish(sum, contributions)" if fold.finish else "sum",
     )
 
 
-def _split(fold: Fold) -> bool:
+def _is_split(fold: FoldSpec) -> bool:
     return fold.operation is ReduceOp.MEAN and fold.dtype in _LONG
 
 
-def _partial(fold: Fold) -> str:
+def _partial(fold: FoldSpec) -> str:
     if fold.dtype in _HALVES:
         return "float"
     if fold.operation is ReduceOp.MEAN and fold.dtype.is_integer:
-        return "Wide" if _split(fold) else "long long"
+        return "Wide" if _is_split(fold) else "long long"
     return _STORED[fold.dtype]
 
 
-def _widened(fold: Fold) -> str:
+def _widen_expression(fold: FoldSpec) -> str:
     if fold.dtype in _HALVES:
         return f"from_{fold.dtype.label}(given)"
-    if _split(fold):
+    if _is_split(fold):
         return "Wide{(long long)(given >> 32), (long long)(given & 0xffffffffll)}"
     return "given"
 
 
-def _combined(fold: Fold) -> str:
+def _combine_expression(fold: FoldSpec) -> str:
     # Small integers are added as int and cut to their type again, as NumPy's wrap around.
     return (
         f"(Partial)({_COMBINE[fold.operation]})"
-        if fold.dtype.is_integer and not _split(fold)
+        if fold.dtype.is_integer and not _is_split(fold)
         else _COMBINE[fold.operation]
     )
 
 
-def _finished(fold: Fold) -> str:
+def _finish_expression(fold: FoldSpec) -> str:
     value = "sum"
-    if _split(fold):
+    if _is_split(fold):
         value = "((double)sum.upper * 4294967296.0 + (double)sum.lower) / contributions"
     elif fold.operation is ReduceOp.MEAN:
         single = fold.dtype in (*_HALVES, DType.FLOAT32, DType.COMPLEX64)
         divisor = "(float)contributions" if single else "contributions"
         value = f"(double)sum / {divisor}" if fold.dtype.is_integer else f"sum / {divisor}"
-    if fold.result in _HALVES:
-        return f"to_{fold.result.label}({value})"
-    return value if fold.dtype.is_complex else f"({_STORED[fold.result]})({value})"
+    if fold.result_dtype in _HALVES:
+        return f"to_{fold.result_dtype.label}({value})"
+    return value if fold.dtype.is_complex else f"({_STORED[fold.result_dtype]})({value})"

@@ -13,23 +13,23 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from collectived_runtime.device.attendant import WITHIN, Attendant, Errand
-from collectived_runtime.device.nccl.interface import Nccl, NcclError, Result
+from collectived_runtime.device.blocking_thread import CALL_TIMEOUT_SECONDS, BlockingCall, BlockingThread
+from collectived_runtime.device.nccl.interface import Nccl, NcclError, NcclResult
 
-LOOK_EVERY = 0.0005  # seconds between two looks at a communicator that is in progress; at first they are shorter
+POLL_SECONDS = 0.0005  # seconds between two looks at a communicator that is in progress; at first they are shorter
 
 
 class Communicator:
     """One rank's end of a communicator.
 
-    Whoever calls NCCL with it holds `in_use`, and looks at `closing` first: once that is set it may be freed.
+    Whoever calls NCCL with it holds `call_lock`, and looks at `closing` first: once that is set it may be freed.
     """
 
     def __init__(self, nccl: Nccl, handle: int, device: int) -> None:
         self.nccl = nccl
         self.handle = handle
         self.device = device
-        self.in_use = threading.Lock()
+        self.call_lock = threading.Lock()
         self.closing = threading.Event()
 
     def issue(self, call: Callable[[int], None]) -> None:
@@ -38,12 +38,12 @@ class Communicator:
         Raises:
             NcclError: it was refused, or the communicator has failed or is being aborted.
         """
-        with self.in_use:
-            self._check()
+        with self.call_lock:
+            self._check_open()
             call(self.handle)
         began = time.monotonic()
-        while not self._settled():
-            self.closing.wait(min(LOOK_EVERY, (time.monotonic() - began) / 8))
+        while not self._is_ready():
+            self.closing.wait(min(POLL_SECONDS, (time.monotonic() - began) / 8))
 
     def check(self) -> None:
         """While what was issued is under way: NCCL tells only who asks that it never will end.
@@ -51,56 +51,56 @@ class Communicator:
         Raises:
             NcclError: the communicator has failed.
         """
-        if not self.in_use.acquire(blocking=False):  # it is being freed, and with it what is under way
+        if not self.call_lock.acquire(blocking=False):  # it is being freed, and with it what is under way
             return
         try:
             if not self.closing.is_set():
-                self.nccl.ready(self.handle)
+                self.nccl.is_ready(self.handle)
         finally:
-            self.in_use.release()
+            self.call_lock.release()
 
-    def _settled(self) -> bool:
-        with self.in_use:
-            self._check()
-            return self.nccl.ready(self.handle)
+    def _is_ready(self) -> bool:
+        with self.call_lock:
+            self._check_open()
+            return self.nccl.is_ready(self.handle)
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self.closing.is_set():
-            raise NcclError(Result.INTERNAL_ERROR, "a collective", "its communicator has been aborted")
+            raise NcclError(NcclResult.INTERNAL_ERROR, "a collective", "its communicator has been aborted")
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class DeviceRank:
     """Who takes part from here: `device` as rank number `rank`."""
 
     device: int
     rank: int
 
 
-class Making:
+class PendingCommunicators:
     """Communicators of one group that are being made, one per local GPU."""
 
-    def __init__(self, errands: Sequence[Errand], abandon: Callable[[], None]) -> None:
-        self._errands = errands
+    def __init__(self, errands: Sequence[BlockingCall], abandon: Callable[[], None]) -> None:
+        self._calls = errands
         self._abandon = abandon
 
     @property
     def done(self) -> bool:
-        return all(errand.done for errand in self._errands)
+        return all(errand.done for errand in self._calls)
 
-    def made(self) -> tuple[Communicator, ...]:
+    def result(self) -> tuple[Communicator, ...]:
         """Of all GPUs, in the order in which they were given; call it once, when it is `done`.
 
         Raises:
             NcclError: one could not be made; nothing is left of the others.
         """
-        for errand in self._errands:
-            if errand.failed is not None:
+        for errand in self._calls:
+            if errand.error is not None:
                 self._abandon()
-                raise errand.failed
-        return tuple(errand.result for errand in self._errands)
+                raise errand.error
+        return tuple(errand.result for errand in self._calls)
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Nobody wants them any more: what is there is aborted, and so is what comes late."""
         self._abandon()
 
@@ -114,104 +114,112 @@ class Communicators:
     """
 
     def __init__(
-        self, nccl: Nccl, use: Callable[[int], object], die: Callable[[str], object], within: float = WITHIN
+        self,
+        nccl: Nccl,
+        use: Callable[[int], object],
+        die: Callable[[str], object],
+        within: float = CALL_TIMEOUT_SECONDS,
     ) -> None:
         self.nccl = nccl
-        self._use = use
-        self._die = die
+        self._make_current = use
+        self._on_hang = die
         self._within = within
-        self._attendants: dict[tuple[str, int], Attendant] = {}
-        self._kept: dict[Hashable, tuple[Communicator, ...]] = {}
+        self._threads: dict[tuple[str, int], BlockingThread] = {}
+        self._by_key: dict[Hashable, tuple[Communicator, ...]] = {}
         self._lock = threading.Lock()
 
-    def mint(self, device: int, over: Callable[[], object]) -> Errand:
+    def create_unique_id(self, device: int, over: Callable[[], object]) -> BlockingCall:
         """A unique id, in time; minting opens a socket on which the ranks will meet."""
-        return self._attendant("begin", device).attend("minting", lambda _: self.nccl.unique_id(), over)
+        return self._get_thread("begin", device).submit("minting", lambda _: self.nccl.create_unique_id(), over)
 
-    def make(self, size: int, unique_id: bytes, ranks: Sequence[Rank], over: Callable[[], object]) -> Making:
+    def create(
+        self, size: int, unique_id: bytes, ranks: Sequence[DeviceRank], over: Callable[[], object]
+    ) -> PendingCommunicators:
         """Begins to make communicators of `size` ranks for the local ones; calls of `make` take effect in order."""
 
         errands = []
         for rank in ranks:
             what = f"the init of a communicator of {size} ranks on GPU {rank.device}"
-            call = functools.partial(self._begun, size=size, unique_id=unique_id, rank=rank)
-            errands.append(self._attendant("begin", rank.device).attend(what, call, over))
+            call = functools.partial(self._init_communicator, size=size, unique_id=unique_id, rank=rank)
+            errands.append(self._get_thread("begin", rank.device).submit(what, call, over))
         begun = tuple(zip(ranks, errands, strict=True))
-        return Making(errands, lambda: self._abandon(begun))
+        return PendingCommunicators(errands, lambda: self._abandon(begun))
 
     def get(self, key: Hashable) -> tuple[Communicator, ...] | None:
         """What was kept under this key."""
-        return self._kept.get(key)
+        return self._by_key.get(key)
 
-    def keep(self, key: Hashable, made: tuple[Communicator, ...]) -> None:
+    def store(self, key: Hashable, made: tuple[Communicator, ...]) -> None:
         with self._lock:
-            self._kept[key] = made
+            self._by_key[key] = made
 
-    def end(self, key: Hashable, *, orderly: bool) -> list[Errand]:
+    def tear_down(self, key: Hashable, *, orderly: bool) -> list[BlockingCall]:
         """Ends what was kept under this key, if anything was.
 
         Args:
             orderly: nothing is under way, and other ranks may still be at what we have finished.
         """
         with self._lock:
-            made = self._kept.pop(key, ())
+            made = self._by_key.pop(key, ())
         return [self._free(one, orderly) for one in made]
 
     def close(self) -> None:
         """Ends all communicators and threads."""
-        for key in list(self._kept):
-            self.end(key, orderly=True)
-        for attendant in self._attendants.values():
+        for key in list(self._by_key):
+            self.tear_down(key, orderly=True)
+        for attendant in self._threads.values():
             attendant.close()
 
-    def _begun(self, errand: Errand, size: int, unique_id: bytes, rank: Rank) -> Communicator:
+    def _init_communicator(self, errand: BlockingCall, size: int, unique_id: bytes, rank: DeviceRank) -> Communicator:
         """In the attendant's thread."""
         blocking = not self.nccl.capabilities.nonblocking
-        if errand.given_up:
-            raise NcclError(Result.INTERNAL_ERROR, "init", "given up before it began")
+        if errand.cancel_requested:
+            raise NcclError(NcclResult.INTERNAL_ERROR, "init", "given up before it began")
         made = Communicator(self.nccl, self.nccl.init(size, unique_id, rank.rank, blocking=blocking), rank.device)
         try:
-            while not self.nccl.ready(made.handle):
-                if errand.given_up:
-                    raise NcclError(Result.TIMEOUT, "init", f"not all of {size} ranks have come")
-                time.sleep(LOOK_EVERY)
+            while not self.nccl.is_ready(made.handle):
+                if errand.cancel_requested:
+                    raise NcclError(NcclResult.TIMEOUT, "init", f"not all of {size} ranks have come")
+                time.sleep(POLL_SECONDS)
         except BaseException:
             self._free(made, orderly=False)
             raise
         return made
 
-    def _abandon(self, begun: Sequence[tuple[Rank, Errand]]) -> None:
+    def _abandon(self, begun: Sequence[tuple[DeviceRank, BlockingCall]]) -> None:
         for rank, errand in begun:
-            errand.given_up = True
-            beginnings = self._attendant("begin", rank.device)
-            beginnings.bound(errand)
-            beginnings.attend("what was given up", functools.partial(self._late, errand))  # runs when it has ended
+            errand.cancel_requested = True
+            beginnings = self._get_thread("begin", rank.device)
+            beginnings.enforce_timeout(errand)
+            beginnings.submit("what was given up", functools.partial(self._free_late, errand))  # runs when it has ended
 
-    def _late(self, given_up: Errand, _: Errand) -> None:
+    def _free_late(self, given_up: BlockingCall, _: BlockingCall) -> None:
         if given_up.result is not None:
             self._free(given_up.result, orderly=False)
 
-    def _free(self, one: Communicator, orderly: bool) -> Errand:
+    def _free(self, one: Communicator, orderly: bool) -> BlockingCall:
         one.closing.set()
 
-        def free(_: Errand) -> None:
-            held = one.in_use.acquire(timeout=self._within / 5)  # a call that hangs is what an abort is for
+        def free(_: BlockingCall) -> None:
+            held = one.call_lock.acquire(timeout=self._within / 5)  # a call that hangs is what an abort is for
             try:
                 (self.nccl.destroy if orderly else self.nccl.abort)(one.handle)
             finally:
                 if held:
-                    one.in_use.release()
+                    one.call_lock.release()
 
-        attendant = self._attendant("end", one.device)
+        attendant = self._get_thread("end", one.device)
         how = "destruction" if orderly else "abort"
-        errand = attendant.attend(f"the {how} of a communicator on GPU {one.device}", free)
-        attendant.bound(errand)
+        errand = attendant.submit(f"the {how} of a communicator on GPU {one.device}", free)
+        attendant.enforce_timeout(errand)
         return errand
 
-    def _attendant(self, kind: str, device: int) -> Attendant:
+    def _get_thread(self, kind: str, device: int) -> BlockingThread:
         with self._lock:
-            found = self._attendants.get((kind, device))
+            found = self._threads.get((kind, device))
             if found is None:
-                found = Attendant(f"gpu {device} {kind}", lambda: self._use(device), self._die, self._within)
-                self._attendants[kind, device] = found
+                found = BlockingThread(
+                    f"gpu {device} {kind}", lambda: self._make_current(device), self._on_hang, self._within
+                )
+                self._threads[kind, device] = found
             return found

@@ -11,8 +11,15 @@ from typing import Any
 
 from cupy_backends.cuda.libs import nccl as raw
 
-from collectived_runtime.device.nccl.interface import Capabilities, DataType, Operation, Result, error, state_of
-from collectived_runtime.device.nccl.kept import Kept
+from collectived_runtime.device.nccl.handles import HandleTable
+from collectived_runtime.device.nccl.interface import (
+    Capabilities,
+    NcclDataType,
+    NcclOperation,
+    NcclResult,
+    check_ready,
+    make_error,
+)
 
 MOST = (1 << 63) - 1
 
@@ -26,69 +33,76 @@ class Cupy:
     def __init__(self) -> None:
         if not raw.available:
             raise ImportError("CuPy found no libnccl")
-        self._communicators: Kept[Any] = Kept()
+        self._communicators: HandleTable[Any] = HandleTable()
 
     def version(self) -> int:
         return int(raw.get_version())
 
-    def unique_id(self) -> bytes:
-        minted: bytes = _do("get_unique_id", raw.get_unique_id)
+    def create_unique_id(self) -> bytes:
+        minted: bytes = _call("get_unique_id", raw.get_unique_id)
         return minted
 
     def init(self, size: int, unique_id: bytes, rank: int, *, blocking: bool) -> int:
         if not blocking:
-            raise error(Result.INVALID_USAGE, "init", "CuPy makes no communicator without blocking")
-        return self._communicators.keep(_do("init", raw.NcclCommunicator, size, unique_id, rank))
+            raise make_error(NcclResult.INVALID_USAGE, "init", "CuPy makes no communicator without blocking")
+        return self._communicators.add(_call("init", raw.NcclCommunicator, size, unique_id, rank))
 
-    def ready(self, communicator: int) -> bool:
+    def is_ready(self, communicator: int) -> bool:
         call = "a communicator has failed"
         try:
             self._communicators[communicator].check_async_error()
         except (raw.NcclError, KeyError) as refused:
-            return state_of(_code(refused), call)
+            return check_ready(_code(refused), call)
         return True
 
     def all_reduce(
-        self, send: int, receive: int, count: int, dtype: DataType, op: Operation, communicator: int, stream: int
+        self,
+        send: int,
+        receive: int,
+        count: int,
+        dtype: NcclDataType,
+        op: NcclOperation,
+        communicator: int,
+        stream: int,
     ) -> None:
         comm = self._communicators[communicator]
-        _do("all_reduce", comm.allReduce, send, receive, count, int(dtype), int(op), stream)
+        _call("all_reduce", comm.allReduce, send, receive, count, int(dtype), int(op), stream)
 
     def reduce(
         self,
         send: int,
         receive: int,
         count: int,
-        dtype: DataType,
-        op: Operation,
+        dtype: NcclDataType,
+        op: NcclOperation,
         root: int,
         communicator: int,
         stream: int,
     ) -> None:
         comm = self._communicators[communicator]
-        _do("reduce", comm.reduce, send, receive, count, int(dtype), int(op), root, stream)
+        _call("reduce", comm.reduce, send, receive, count, int(dtype), int(op), root, stream)
 
     def broadcast(
-        self, send: int, receive: int, count: int, dtype: DataType, root: int, communicator: int, stream: int
+        self, send: int, receive: int, count: int, dtype: NcclDataType, root: int, communicator: int, stream: int
     ) -> None:
         comm = self._communicators[communicator]
-        _do("broadcast", comm.broadcast, send, receive, count, int(dtype), root, stream)
+        _call("broadcast", comm.broadcast, send, receive, count, int(dtype), root, stream)
 
     def abort(self, communicator: int) -> None:
-        _do("abort", self._communicators.let_go(communicator).abort)
+        _call("abort", self._communicators.pop(communicator).abort)
 
     def destroy(self, communicator: int) -> None:
-        _do("destroy", self._communicators.let_go(communicator).destroy)
+        _call("destroy", self._communicators.pop(communicator).destroy)
 
 
-def _do(call: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def _call(call: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except (raw.NcclError, KeyError) as refused:
         code = _code(refused)
-        if code == Result.IN_PROGRESS:  # no error: what has been asked for is under way
+        if code == NcclResult.IN_PROGRESS:  # no error: what has been asked for is under way
             return None
-        raise error(code, call) from None
+        raise make_error(code, call) from None
 
 
 def _code(refused: Any) -> int:

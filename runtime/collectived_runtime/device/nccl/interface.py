@@ -22,7 +22,7 @@ from collectived_runtime.device.arithmetic import Arithmetic
 UNIQUE_ID_BYTES = 128
 
 
-class Result(enum.IntEnum):
+class NcclResult(enum.IntEnum):
     """What NCCL answers, numbered as there."""
 
     SUCCESS = 0
@@ -37,14 +37,14 @@ class Result(enum.IntEnum):
 
 
 _MEANINGS: dict[int, str] = {
-    Result.UNHANDLED_CUDA_ERROR: "a CUDA call failed",
-    Result.SYSTEM_ERROR: "a call to the system failed",
-    Result.INTERNAL_ERROR: "an internal check failed",
-    Result.INVALID_ARGUMENT: "an argument has an invalid value",
-    Result.INVALID_USAGE: "the call is invalid here",
-    Result.REMOTE_ERROR: "another rank, or the connection to it, is gone",
-    Result.IN_PROGRESS: "the communicator is still at an earlier call",
-    Result.TIMEOUT: "it has waited too long for another rank",
+    NcclResult.UNHANDLED_CUDA_ERROR: "a CUDA call failed",
+    NcclResult.SYSTEM_ERROR: "a call to the system failed",
+    NcclResult.INTERNAL_ERROR: "an internal check failed",
+    NcclResult.INVALID_ARGUMENT: "an argument has an invalid value",
+    NcclResult.INVALID_USAGE: "the call is invalid here",
+    NcclResult.REMOTE_ERROR: "another rank, or the connection to it, is gone",
+    NcclResult.IN_PROGRESS: "the communicator is still at an earlier call",
+    NcclResult.TIMEOUT: "it has waited too long for another rank",
 }
 
 
@@ -52,7 +52,7 @@ class NcclError(Exception):
     """A call that NCCL refused, or a communicator that has failed.
 
     Attributes:
-        code: what NCCL answered; a number that `Result` does not have where NCCL is newer than this list.
+        code: what NCCL answered; a number that `NcclResult` does not have where NCCL is newer than this list.
     """
 
     def __init__(self, code: int, call: str, said: str = "") -> None:
@@ -75,30 +75,30 @@ class NcclUsageError(NcclError):
 
 
 _CLASSES: dict[int, type[NcclError]] = {
-    Result.REMOTE_ERROR: NcclRemoteError,
-    Result.TIMEOUT: NcclTimeoutError,
-    Result.INVALID_ARGUMENT: NcclUsageError,
-    Result.INVALID_USAGE: NcclUsageError,
+    NcclResult.REMOTE_ERROR: NcclRemoteError,
+    NcclResult.TIMEOUT: NcclTimeoutError,
+    NcclResult.INVALID_ARGUMENT: NcclUsageError,
+    NcclResult.INVALID_USAGE: NcclUsageError,
 }
 
 
-def error(code: int, call: str, said: str = "") -> NcclError:
+def make_error(code: int, call: str, said: str = "") -> NcclError:
     """The exception for what NCCL answered to `call`; `said` is its own explanation, where the binding has it."""
     return _CLASSES.get(code, NcclError)(code, call, said)
 
 
-def state_of(code: int, call: str) -> bool:
+def check_ready(code: int, call: str) -> bool:
     """Whether a communicator with this asynchronous result is ready; False: still in progress.
 
     Raises:
         NcclError: it has failed.
     """
-    if code not in (Result.SUCCESS, Result.IN_PROGRESS):
-        raise error(code, call)
-    return code == Result.SUCCESS
+    if code not in (NcclResult.SUCCESS, NcclResult.IN_PROGRESS):
+        raise make_error(code, call)
+    return code == NcclResult.SUCCESS
 
 
-class DataType(enum.IntEnum):
+class NcclDataType(enum.IntEnum):
     """Numbered as in NCCL."""
 
     INT8 = 0
@@ -113,7 +113,7 @@ class DataType(enum.IntEnum):
     BFLOAT16 = 9
 
 
-class Operation(enum.IntEnum):
+class NcclOperation(enum.IntEnum):
     """Numbered as in NCCL."""
 
     SUM = 0
@@ -124,31 +124,31 @@ class Operation(enum.IntEnum):
 
 
 _OPERATIONS = {
-    ReduceOp.SUM: Operation.SUM,
-    ReduceOp.MEAN: Operation.AVERAGE,
-    ReduceOp.PRODUCT: Operation.PRODUCT,
-    ReduceOp.MAX: Operation.MAX,
-    ReduceOp.MIN: Operation.MIN,
+    ReduceOp.SUM: NcclOperation.SUM,
+    ReduceOp.MEAN: NcclOperation.AVERAGE,
+    ReduceOp.PRODUCT: NcclOperation.PRODUCT,
+    ReduceOp.MAX: NcclOperation.MAX,
+    ReduceOp.MIN: NcclOperation.MIN,
 }
 
 
-def operation(reduce_op: ReduceOp) -> Operation | None:
+def nccl_operation(reduce_op: ReduceOp) -> NcclOperation | None:
     """NCCL's name of a reduce op; None where it has none."""
     return _OPERATIONS.get(reduce_op)
 
 
-Elements = tuple[DataType, int]  # what NCCL takes one partial sum for: so many elements of that type
+ElementLayout = tuple[NcclDataType, int]  # what NCCL takes one partial sum for: so many elements of that type
 
 
-def elements(how: Arithmetic) -> Elements | None:
+def element_layout(how: Arithmetic) -> ElementLayout | None:
     """What NCCL takes partial sums for; None where it cannot fold them as they are to be folded."""
-    if operation(how.operation) is None:
+    if nccl_operation(how.operation) is None:
         return None
     if how.dtype.is_complex:  # two numbers side by side, as long as they are only added
         added = how.operation in (ReduceOp.SUM, ReduceOp.MEAN)
-        return (DataType.FLOAT32 if how.dtype is DType.COMPLEX64 else DataType.FLOAT64, 2) if added else None
-    found = DataType.__members__.get(how.partial.name.upper())
-    return None if found is None else (found, 2 if how.split else 1)
+        return (NcclDataType.FLOAT32 if how.dtype is DType.COMPLEX64 else NcclDataType.FLOAT64, 2) if added else None
+    found = NcclDataType.__members__.get(how.partial_dtype.name.upper())
+    return None if found is None else (found, 2 if how.is_split else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Capabilities:
     max_count: int
 
 
-def in_parts(count: int, most: int) -> Iterator[tuple[int, int]]:
+def split_count(count: int, most: int) -> Iterator[tuple[int, int]]:
     """(start, elements) of the calls that together take `count` elements, `most` at a time; at least one call."""
     for start in range(0, max(count, 1), most):
         yield start, min(most, count - start)
@@ -184,7 +184,7 @@ class Nccl(Protocol):
         """Such as 22809 for 2.28.9."""
         ...
 
-    def unique_id(self) -> bytes:
+    def create_unique_id(self) -> bytes:
         """What the ranks of one communicator share; to be minted in the process of one of its ranks."""
         ...
 
@@ -192,12 +192,19 @@ class Nccl(Protocol):
         """A communicator; not yet `ready` where it is made without blocking."""
         ...
 
-    def ready(self, communicator: int) -> bool:
+    def is_ready(self, communicator: int) -> bool:
         """False while it is at an earlier call; raises where it has failed meanwhile."""
         ...
 
     def all_reduce(
-        self, send: int, receive: int, count: int, dtype: DataType, op: Operation, communicator: int, stream: int
+        self,
+        send: int,
+        receive: int,
+        count: int,
+        dtype: NcclDataType,
+        op: NcclOperation,
+        communicator: int,
+        stream: int,
     ) -> None: ...
 
     def reduce(
@@ -205,15 +212,15 @@ class Nccl(Protocol):
         send: int,
         receive: int,
         count: int,
-        dtype: DataType,
-        op: Operation,
+        dtype: NcclDataType,
+        op: NcclOperation,
         root: int,
         communicator: int,
         stream: int,
     ) -> None: ...
 
     def broadcast(
-        self, send: int, receive: int, count: int, dtype: DataType, root: int, communicator: int, stream: int
+        self, send: int, receive: int, count: int, dtype: NcclDataType, root: int, communicator: int, stream: int
     ) -> None: ...
 
     def abort(self, communicator: int) -> None:

@@ -9,7 +9,7 @@ import re
 _LIBRARY = re.compile(r"libnccl\.so\.\d+$")
 
 
-def folder() -> str | None:
+def find_nccl_folder() -> str | None:
     """The folder of the libnccl that pip has installed; None where it has not."""
     try:
         found = importlib.util.find_spec("nvidia.nccl")

@@ -12,17 +12,17 @@ import ctypes
 import os
 from typing import Any
 
+from collectived_runtime.device.nccl.handles import HandleTable
 from collectived_runtime.device.nccl.interface import (
     UNIQUE_ID_BYTES,
     Capabilities,
-    DataType,
-    Operation,
-    Result,
-    error,
-    state_of,
+    NcclDataType,
+    NcclOperation,
+    NcclResult,
+    check_ready,
+    make_error,
 )
-from collectived_runtime.device.nccl.kept import Kept
-from collectived_runtime.device.nccl.library import folder
+from collectived_runtime.device.nccl.library import find_nccl_folder
 
 MOST = (1 << 31) - 1
 
@@ -34,7 +34,7 @@ class Pynccl:
     capabilities = Capabilities(nonblocking=False, max_count=MOST)
 
     def __init__(self) -> None:
-        found = folder()
+        found = find_nccl_folder()
         if found is not None:
             os.environ.setdefault("NUMBA_NCCLLIB", found)
         from pynccl import binding  # reads that variable
@@ -45,71 +45,80 @@ class Pynccl:
             raise ImportError(f"pynccl found no libnccl: {missing}; name its folder in NUMBA_NCCLLIB") from None
         self._unique_id: Any = binding.ncclUniqueId
         self._raw.ncclGetErrorString.restype = ctypes.c_char_p
-        self._communicators: Kept[Any] = Kept()
+        self._communicators: HandleTable[Any] = HandleTable()
 
     def version(self) -> int:
         version = ctypes.c_int()
         self._raw.ncclGetVersion(ctypes.byref(version))
         return version.value
 
-    def unique_id(self) -> bytes:
+    def create_unique_id(self) -> bytes:
         minted = self._unique_id()
-        self._do("ncclGetUniqueId", ctypes.byref(minted))
+        self._call("ncclGetUniqueId", ctypes.byref(minted))
         return bytes(minted)[:UNIQUE_ID_BYTES]
 
     def init(self, size: int, unique_id: bytes, rank: int, *, blocking: bool) -> int:
         if not blocking:
-            raise error(Result.INVALID_USAGE, "init", "pynccl makes no communicator without blocking")
+            raise make_error(NcclResult.INVALID_USAGE, "init", "pynccl makes no communicator without blocking")
         comm = ctypes.c_void_p()
         shared = self._unique_id.from_buffer_copy(unique_id.ljust(ctypes.sizeof(self._unique_id), b"\0"))
-        self._do("ncclCommInitRank", ctypes.byref(comm), size, shared, rank)
-        return self._communicators.keep(comm)
+        self._call("ncclCommInitRank", ctypes.byref(comm), size, shared, rank)
+        return self._communicators.add(comm)
 
-    def ready(self, communicator: int) -> bool:
+    def is_ready(self, communicator: int) -> bool:
         state = ctypes.c_int()
-        self._do("ncclCommGetAsyncError", self._communicators[communicator], ctypes.byref(state))
-        return state_of(state.value, "a communicator has failed")
+        self._call("ncclCommGetAsyncError", self._communicators[communicator], ctypes.byref(state))
+        return check_ready(state.value, "a communicator has failed")
 
     def all_reduce(
-        self, send: int, receive: int, count: int, dtype: DataType, op: Operation, communicator: int, stream: int
+        self,
+        send: int,
+        receive: int,
+        count: int,
+        dtype: NcclDataType,
+        op: NcclOperation,
+        communicator: int,
+        stream: int,
     ) -> None:
         comm = self._communicators[communicator]
-        self._do("ncclAllReduce", send, receive, _checked(count), int(dtype), int(op), comm, stream)
+        self._call("ncclAllReduce", send, receive, _checked(count), int(dtype), int(op), comm, stream)
 
     def reduce(
         self,
         send: int,
         receive: int,
         count: int,
-        dtype: DataType,
-        op: Operation,
+        dtype: NcclDataType,
+        op: NcclOperation,
         root: int,
         communicator: int,
         stream: int,
     ) -> None:
         comm = self._communicators[communicator]
-        self._do("ncclReduce", send, receive, _checked(count), int(dtype), int(op), root, comm, stream)
+        self._call("ncclReduce", send, receive, _checked(count), int(dtype), int(op), root, comm, stream)
 
     def broadcast(
-        self, send: int, receive: int, count: int, dtype: DataType, root: int, communicator: int, stream: int
+        self, send: int, receive: int, count: int, dtype: NcclDataType, root: int, communicator: int, stream: int
     ) -> None:
         comm = self._communicators[communicator]
-        self._do("ncclBroadcast", send, receive, _checked(count), int(dtype), root, comm, stream)
+        self._call("ncclBroadcast", send, receive, _checked(count), int(dtype), root, comm, stream)
 
     def abort(self, communicator: int) -> None:
-        self._do("ncclCommAbort", self._communicators.let_go(communicator))
+        self._call("ncclCommAbort", self._communicators.pop(communicator))
 
     def destroy(self, communicator: int) -> None:
-        self._do("ncclCommDestroy", self._communicators.let_go(communicator))
+        self._call("ncclCommDestroy", self._communicators.pop(communicator))
 
-    def _do(self, call: str, *arguments: Any) -> None:
+    def _call(self, call: str, *arguments: Any) -> None:
         code = int(getattr(self._raw, call)(*arguments))
-        if code not in (Result.SUCCESS, Result.IN_PROGRESS):
+        if code not in (NcclResult.SUCCESS, NcclResult.IN_PROGRESS):
             said = self._raw.ncclGetErrorString(code)
-            raise error(code, call, said.decode(errors="replace") if said else "")
+            raise make_error(code, call, said.decode(errors="replace") if said else "")
 
 
 def _checked(count: int) -> int:
     if count > MOST:
-        raise error(Result.INVALID_ARGUMENT, "a collective", f"{count} elements, and pynccl takes {MOST} in one call")
+        raise make_error(
+            NcclResult.INVALID_ARGUMENT, "a collective", f"{count} elements, and pynccl takes {MOST} in one call"
+        )
     return count

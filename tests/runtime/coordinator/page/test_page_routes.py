@@ -16,13 +16,18 @@ from tests.runtime.http.serving import ADMITTED, SECRET, get, serve, status
 
 from collectived_proto.v1 import common_pb2
 from collectived_proto.v1 import status_pb2 as pb
-from collectived_runtime.coordinator.page.picture import Picture, told
-from collectived_runtime.coordinator.page.routes import DATA, page, page_server, policy
-from collectived_runtime.credentials import Gate
+from collectived_runtime.auth.credentials import TokenAuthenticator
+from collectived_runtime.coordinator.web.cache import StatusCache, derived_to_json
+from collectived_runtime.coordinator.web.routes import (
+    DATA_PATHS,
+    content_security_policy,
+    make_page_answer,
+    make_page_server,
+)
 from collectived_runtime.http.server import HttpServer
 
 REPLY = pb.StatusReply(unix_time=7, warnings=["<b>slow</b>"], coordinator=pb.CoordinatorStatus(address="c", job="j"))
-SOURCE = files("collectived_runtime.coordinator.page").joinpath("page.html").read_bytes()
+SOURCE = files("collectived_runtime.coordinator.web").joinpath("page.html").read_bytes()
 
 
 class Source:
@@ -41,7 +46,7 @@ class Source:
 
 def tell(story: Callable[[HttpServer, Source], Awaitable[None]]) -> None:
     source = Source()
-    picture = Picture(source)
+    picture = StatusCache(source)
 
     async def then(server: HttpServer) -> None:
         try:
@@ -49,7 +54,7 @@ def tell(story: Callable[[HttpServer, Source], Awaitable[None]]) -> None:
         finally:
             await picture.close()
 
-    serve(lambda: page_server("0", picture, lambda: True, Gate(SECRET)), then)
+    serve(lambda: make_page_server("0", picture, lambda: True, TokenAuthenticator(SECRET)), then)
 
 
 def test_the_data_are_the_status_and_what_hurts() -> None:
@@ -72,7 +77,7 @@ def test_the_page_has_no_data_in_it_and_is_open_the_data_are_not() -> None:
     async def story(server: HttpServer, source: Source) -> None:
         head, body = await get(server, "/")
         assert b"text/html" in head and body == SOURCE and b"content-security-policy: " in head
-        for target in DATA:
+        for target in DATA_PATHS:
             assert status((await get(server, target))[0]) == 401
         assert status((await get(server, "/healthz"))[0]) == 200
         assert source.asked == 0
@@ -96,8 +101,8 @@ def test_however_many_look_workers_are_asked_once() -> None:
 
 
 def test_the_policy_lets_run_what_is_in_the_page_and_nothing_else() -> None:
-    said = page(SOURCE).headers["content-security-policy"]
-    assert said == policy(SOURCE) and "unsafe" not in said and "http" not in said
+    said = make_page_answer(SOURCE).headers["content-security-policy"]
+    assert said == content_security_policy(SOURCE) and "unsafe" not in said and "http" not in said
     (script,) = re.findall(rb"<script>(.*?)</script>", SOURCE, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in said
@@ -130,7 +135,7 @@ def test_the_page_is_told_what_the_other_faces_say_of_the_same() -> None:
     ]
     over = pb.GroupStatus(state="ended", members=[member])
     failure = pb.Failure(verdict=common_pb2.Verdict(code=9))
-    assert told(pb.StatusReply(workers=workers, groups=[group, over], failures=[failure])) == {
+    assert derived_to_json(pb.StatusReply(workers=workers, groups=[group, over], failures=[failure])) == {
         "ranks": 1,
         "workers": ["draining", "lost"],
         "accounts": [True, False],

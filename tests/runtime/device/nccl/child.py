@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 from collectived_proto.errors import FailedPreconditionError
-from collectived_runtime.device.nccl.choose import choose
+from collectived_runtime.device.nccl.binding import load_binding
 
 from .facts import FACTS
 from .library import Fake, Setting
@@ -23,7 +23,7 @@ def main(name: str, library: str) -> dict[str, str]:
     fake = Fake(Path(library))
     os.environ["NUMBA_NCCLLIB"] = str(Path(library).parent)
     try:
-        nccl = choose(name)
+        nccl = load_binding(name)
     except FailedPreconditionError as error:
         return {"missing": str(error)}
     found = {}

@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable
 
 from collectived_runtime.device.nccl.interface import (
-    DataType,
     Nccl,
+    NcclDataType,
     NcclError,
+    NcclOperation,
     NcclRemoteError,
+    NcclResult,
     NcclTimeoutError,
     NcclUsageError,
-    Operation,
-    Result,
-    in_parts,
+    split_count,
 )
 
 from .library import Fake, Setting
@@ -30,7 +30,7 @@ def fact(function: Fact) -> Fact:
 
 
 def begun(nccl: Nccl, rank: int = 1) -> int:
-    return nccl.init(2, nccl.unique_id(), rank, blocking=not nccl.capabilities.nonblocking)
+    return nccl.init(2, nccl.create_unique_id(), rank, blocking=not nccl.capabilities.nonblocking)
 
 
 def raised(what: Callable[[], object]) -> NcclError:
@@ -48,14 +48,14 @@ def its_version_is_that_of_the_library(nccl: Nccl, fake: Fake) -> None:
 
 @fact
 def a_unique_id_has_128_bytes_and_is_another_each_time(nccl: Nccl, fake: Fake) -> None:
-    one, other = nccl.unique_id(), nccl.unique_id()
+    one, other = nccl.create_unique_id(), nccl.create_unique_id()
     assert len(one) == len(other) == 128 and one != other
 
 
 @fact
 def rank_size_and_unique_id_arrive_at_the_library(nccl: Nccl, fake: Fake) -> None:
     blocking = not nccl.capabilities.nonblocking
-    lines = fake.called(lambda: nccl.init(5, nccl.unique_id(), 3, blocking=blocking))
+    lines = fake.called(lambda: nccl.init(5, nccl.create_unique_id(), 3, blocking=blocking))
     assert lines == [f"init size=5 rank=3 id=5a..5a blocking={int(blocking)}"], lines
 
 
@@ -63,11 +63,11 @@ def rank_size_and_unique_id_arrive_at_the_library(nccl: Nccl, fake: Fake) -> Non
 def a_communicator_made_without_blocking_is_polled_until_it_is_ready(nccl: Nccl, fake: Fake) -> None:
     with fake.having(Setting.INIT_POLLS, 3):
         if not nccl.capabilities.nonblocking:
-            error = raised(lambda: nccl.init(2, nccl.unique_id(), 0, blocking=False))
+            error = raised(lambda: nccl.init(2, nccl.create_unique_id(), 0, blocking=False))
             assert isinstance(error, NcclUsageError)
             return
         communicator = begun(nccl)
-    assert [nccl.ready(communicator) for _ in range(4)] == [False, False, False, True]
+    assert [nccl.is_ready(communicator) for _ in range(4)] == [False, False, False, True]
 
 
 @fact
@@ -75,9 +75,9 @@ def what_is_asked_for_arrives_as_it_is(nccl: Nccl, fake: Fake) -> None:
     one, count = begun(nccl), nccl.capabilities.max_count
 
     def calls() -> None:
-        nccl.all_reduce(0x10, 0x20, count, DataType.BFLOAT16, Operation.AVERAGE, one, 0x30)
-        nccl.reduce(0x10, 0x20, 7, DataType.INT64, Operation.MAX, 1, one, 0x30)
-        nccl.broadcast(0x10, 0x20, 9, DataType.UINT8, 1, one, 0x30)
+        nccl.all_reduce(0x10, 0x20, count, NcclDataType.BFLOAT16, NcclOperation.AVERAGE, one, 0x30)
+        nccl.reduce(0x10, 0x20, 7, NcclDataType.INT64, NcclOperation.MAX, 1, one, 0x30)
+        nccl.broadcast(0x10, 0x20, 9, NcclDataType.UINT8, 1, one, 0x30)
 
     assert fake.called(calls) == [
         f"all_reduce 0x10 0x20 count={count} type=9 op=4 rank=1 stream=0x30",
@@ -91,27 +91,27 @@ def a_count_beyond_31_bits_arrives_whole_or_in_parts_and_never_as_another(nccl: 
     one, most = begun(nccl), nccl.capabilities.max_count
 
     def calls() -> None:
-        for start, count in in_parts(BIG, most):
-            nccl.all_reduce(start, start, count, DataType.INT8, Operation.SUM, one, 0)
+        for start, count in split_count(BIG, most):
+            nccl.all_reduce(start, start, count, NcclDataType.INT8, NcclOperation.SUM, one, 0)
 
     counts = [int(line.split("count=")[1].split()[0]) for line in fake.called(calls)]
     assert sum(counts) == BIG and max(counts) <= most
     if most < BIG:
-        error = raised(lambda: nccl.all_reduce(0, 0, BIG, DataType.INT8, Operation.SUM, one, 0))
+        error = raised(lambda: nccl.all_reduce(0, 0, BIG, NcclDataType.INT8, NcclOperation.SUM, one, 0))
         assert isinstance(error, NcclUsageError) and str(BIG) in str(error)
 
 
 @fact
 def what_the_library_refuses_is_a_typed_error(nccl: Nccl, fake: Fake) -> None:
     one = begun(nccl)
-    kinds = {code: NcclError for code in Result if code not in (Result.SUCCESS, Result.IN_PROGRESS)}
-    kinds |= {Result.INVALID_ARGUMENT: NcclUsageError, Result.INVALID_USAGE: NcclUsageError}
-    kinds |= {Result.REMOTE_ERROR: NcclRemoteError, Result.TIMEOUT: NcclTimeoutError}
+    kinds = {code: NcclError for code in NcclResult if code not in (NcclResult.SUCCESS, NcclResult.IN_PROGRESS)}
+    kinds |= {NcclResult.INVALID_ARGUMENT: NcclUsageError, NcclResult.INVALID_USAGE: NcclUsageError}
+    kinds |= {NcclResult.REMOTE_ERROR: NcclRemoteError, NcclResult.TIMEOUT: NcclTimeoutError}
     for code, kind in kinds.items():
         with fake.having(Setting.CALL_RESULT, code):
-            error = raised(lambda: nccl.all_reduce(1, 2, 3, DataType.FLOAT32, Operation.SUM, one, 0))
+            error = raised(lambda: nccl.all_reduce(1, 2, 3, NcclDataType.FLOAT32, NcclOperation.SUM, one, 0))
             assert type(error) is kind and error.code == code, (code, error)
-            error = raised(nccl.unique_id)
+            error = raised(nccl.create_unique_id)
             assert type(error) is kind and error.code == code, (code, error)
             error = raised(lambda: nccl.init(2, bytes(128), 0, blocking=not nccl.capabilities.nonblocking))
             assert type(error) is kind and error.code == code, (code, error)
@@ -120,11 +120,11 @@ def what_the_library_refuses_is_a_typed_error(nccl: Nccl, fake: Fake) -> None:
 @fact
 def a_call_in_progress_is_no_error(nccl: Nccl, fake: Fake) -> None:
     one = begun(nccl)
-    with fake.having(Setting.CALL_RESULT, Result.IN_PROGRESS):
-        nccl.all_reduce(1, 2, 3, DataType.FLOAT32, Operation.SUM, one, 0)
-    with fake.having(Setting.ASYNC_RESULT, Result.IN_PROGRESS):
-        assert not nccl.ready(one)
-    assert nccl.ready(one)
+    with fake.having(Setting.CALL_RESULT, NcclResult.IN_PROGRESS):
+        nccl.all_reduce(1, 2, 3, NcclDataType.FLOAT32, NcclOperation.SUM, one, 0)
+    with fake.having(Setting.ASYNC_RESULT, NcclResult.IN_PROGRESS):
+        assert not nccl.is_ready(one)
+    assert nccl.is_ready(one)
 
 
 @fact
@@ -132,7 +132,7 @@ def what_has_failed_meanwhile_is_told_when_asked(nccl: Nccl, fake: Fake) -> None
     one = begun(nccl)
     for code, kind in ((6, NcclRemoteError), (8, NcclTimeoutError), (3, NcclError)):
         with fake.having(Setting.ASYNC_RESULT, code):
-            error = raised(lambda: nccl.ready(one))
+            error = raised(lambda: nccl.is_ready(one))
             assert type(error) is kind and error.code == code
 
 
@@ -140,7 +140,7 @@ def what_has_failed_meanwhile_is_told_when_asked(nccl: Nccl, fake: Fake) -> None
 def a_result_that_nobody_knows_is_an_error_with_its_number(nccl: Nccl, fake: Fake) -> None:
     one = begun(nccl)
     with fake.having(Setting.ASYNC_RESULT, 77):
-        assert raised(lambda: nccl.ready(one)).code == 77
+        assert raised(lambda: nccl.is_ready(one)).code == 77
 
 
 @fact
@@ -149,7 +149,7 @@ def a_hanging_abort_keeps_no_other_thread_from_running(nccl: Nccl, fake: Fake) -
     with fake.having(Setting.ABORT_HANGS, 1):
         aborting = threading.Thread(target=nccl.abort, args=(one,))
         aborting.start()
-        assert nccl.ready(other) and aborting.is_alive()
+        assert nccl.is_ready(other) and aborting.is_alive()
     aborting.join(10)
     assert not aborting.is_alive()
 
@@ -160,10 +160,10 @@ def a_hanging_init_keeps_no_other_thread_from_running(nccl: Nccl, fake: Fake) ->
     with fake.having(Setting.INIT_HANGS, 1), fake.having(Setting.INIT_POLLS, 0):
         thread = threading.Thread(target=lambda: made.append(begun(nccl)))
         thread.start()
-        assert len(nccl.unique_id()) == 128
+        assert len(nccl.create_unique_id()) == 128
         assert nccl.capabilities.nonblocking or not made
     thread.join(10)
-    assert made and nccl.ready(made[0])
+    assert made and nccl.is_ready(made[0])
 
 
 @fact
@@ -173,9 +173,9 @@ def what_has_been_freed_is_refused_and_not_passed_on(nccl: Nccl, fake: Fake) -> 
     assert fake.called(lambda: nccl.destroy(other)) == ["destroy rank=1"]
 
     def again() -> None:
-        for call in (nccl.abort, nccl.destroy, nccl.ready):
+        for call in (nccl.abort, nccl.destroy, nccl.is_ready):
             assert isinstance(raised(lambda call=call: call(one)), NcclUsageError)  # type: ignore[misc]
-        error = raised(lambda: nccl.all_reduce(1, 2, 3, DataType.FLOAT32, Operation.SUM, other, 0))
+        error = raised(lambda: nccl.all_reduce(1, 2, 3, NcclDataType.FLOAT32, NcclOperation.SUM, other, 0))
         assert isinstance(error, NcclUsageError)
 
     assert fake.called(again) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collectived_runtime.device.nccl.choose import BINDINGS
+from collectived_runtime.device.nccl.binding import BINDINGS
 
 from .facts import FACTS
 from .library import build, compiler

@@ -1,4 +1,4 @@
-"""A rank without a doorbell: in which order its submissions are rung, and what becomes of what its lane says."""
+"""A rank without a doorbell: in which order its submissions are rung, and what becomes of what its group loop says."""
 
 from __future__ import annotations
 
@@ -18,35 +18,41 @@ from collectived_proto.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from collectived_proto.local import arena, wire
+from collectived_proto.ipc import arena, messages
 from collectived_proto.types import GroupInfo, Member, Verdict
-from collectived_runtime.engine.results import Budget
-from collectived_runtime.worker.grpc_alone import uploads
-from collectived_runtime.worker.grpc_alone.flights import Flight
-from collectived_runtime.worker.grpc_alone.remote import Remote
+from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.worker.remote_ranks import uploads
+from collectived_runtime.worker.remote_ranks.in_flight import RemoteInstance
+from collectived_runtime.worker.remote_ranks.remote_rank import RemoteRankSession
 
 GENERATION = 100
 GROUP = GroupInfo("world", 7, GENERATION, tuple(Member(r, f"CPU:{r}", 0, "here", 10 + r) for r in range(2)))
 
 
 class Setting:
-    """A rank, and its lane as these tests play it."""
+    """A rank, and its group loop as these tests play it."""
 
     def __init__(self) -> None:
         self.said: list[bytes] = []
         self.hung_up: list[str] = []
         self.late: list[tuple[int, int, str, float]] = []
-        self.budget = Budget(1 << 30)
-        self.remote = Remote(GROUP, 0, self.budget, self.say, self.hung_up.append, lambda *what: self.late.append(what))
+        self.budget = MemoryBudget(1 << 30)
+        self.remote = RemoteRankSession(
+            GROUP, 0, self.budget, self.say, self.hung_up.append, lambda *what: self.late.append(what)
+        )
 
     def say(self, message: bytes) -> None:
         self.said.append(message)
-        if wire.kind_of(message) is wire.Kind.PING:
-            self.remote.tell(wire.bare(wire.Kind.PONG))
+        if messages.parse_type(message) is messages.MessageType.PING:
+            self.remote.send(messages.encode_bare(messages.MessageType.PONG))
 
     @property
     def rung(self) -> list[tuple[int, int]]:
-        rings = [wire.parse_ring(message) for message in self.said if wire.kind_of(message) is wire.Kind.RING]
+        rings = [
+            messages.parse_submit(message)
+            for message in self.said
+            if messages.parse_type(message) is messages.MessageType.SUBMIT
+        ]
         return [(ring.generation, ring.instance) for ring in rings]
 
     @property
@@ -54,24 +60,24 @@ class Setting:
         return [
             number
             for message in self.said
-            if wire.kind_of(message) is wire.Kind.RELEASE
-            for number in wire.parse_release(message)
+            if messages.parse_type(message) is messages.MessageType.RELEASE
+            for number in messages.parse_release(message)
         ]
 
-    async def submit(self, instance: int | None, generation: int = 0, post: bool = False) -> Flight:
-        remote, order = self.remote, self.remote.order
-        with remote.stream(post), order.numbered(generation, instance, post) as number:
-            turn = await order.turn(number, generation, post)
-            upload, _ = remote.uploads.take(100)
-            return remote.ring(turn, wire.Ring(turn[0], 1, turn[1], 0.0, True, ((upload, 0),)))
+    async def submit(self, instance: int | None, generation: int = 0, post: bool = False) -> RemoteInstance:
+        remote, order = self.remote, self.remote.sequencer
+        with remote.acquire_stream(post), order.reserve_number(generation, instance, post) as number:
+            turn = await order.wait_turn(number, generation, post)
+            upload, _ = remote.uploads.acquire(100)
+            return remote.start_instance(turn, messages.Submit(turn[0], 1, turn[1], 0.0, True, ((upload, 0),)))
 
     def done(self, instance: int, *, last: bool = True, slot: int = 0) -> None:
-        self.remote.tell(wire.Done(instance, 0, last, bool(slot), 1, 0, slot).encode())
-        self.remote.hear()
+        self.remote.send(messages.Completion(instance, 0, last, bool(slot), 1, 0, slot).encode())
+        self.remote.process_messages()
 
     def fail(self, instance: int, verdict: Verdict) -> None:
-        self.remote.tell(wire.failed(instance, verdict_to_proto(verdict).SerializeToString()))
-        self.remote.hear()
+        self.remote.send(messages.encode_failed(instance, verdict_to_proto(verdict).SerializeToString()))
+        self.remote.process_messages()
 
 
 def verdict(code: Code, from_instance: int, successor: int = 0, generation: int = GENERATION) -> Verdict:
@@ -113,12 +119,12 @@ async def test_submissions_are_rung_in_the_order_of_their_numbers(setting: Setti
 
 @story
 async def test_sends_and_recvs_are_numbered_apart(setting: Setting) -> None:
-    early = asyncio.ensure_future(setting.submit(wire.POST + 1, post=True))
+    early = asyncio.ensure_future(setting.submit(messages.P2P_BASE + 1, post=True))
     await setting.submit(0)
     await settle()
     await setting.submit(None, post=True)
     await early
-    assert [instance for _, instance in setting.rung] == [0, wire.POST, wire.POST + 1]
+    assert [instance for _, instance in setting.rung] == [0, messages.P2P_BASE, messages.P2P_BASE + 1]
 
 
 @story
@@ -146,9 +152,9 @@ async def test_a_number_is_taken_once(setting: Setting) -> None:
 
 @story
 async def test_no_more_than_so_many_are_in_flight(setting: Setting) -> None:
-    with pytest.raises(ResourceExhaustedError, match=f"instance {wire.MAX_OUTSTANDING} comes before instance 0"):
-        await setting.submit(wire.MAX_OUTSTANDING)
-    for _ in range(wire.MAX_OUTSTANDING):
+    with pytest.raises(ResourceExhaustedError, match=f"instance {messages.MAX_OUTSTANDING} comes before instance 0"):
+        await setting.submit(messages.MAX_OUTSTANDING)
+    for _ in range(messages.MAX_OUTSTANDING):
         await setting.submit(None)
     with pytest.raises(ResourceExhaustedError, match="64 collectives of group 'world' are in flight"):
         await setting.submit(None)
@@ -167,10 +173,10 @@ async def test_an_unknown_generation_is_refused(setting: Setting) -> None:
 async def test_results_are_released_when_they_have_been_read_or_nobody_will(setting: Setting) -> None:
     read, abandoned = await setting.submit(0), await setting.submit(1)
     setting.done(0, slot=8)
-    assert (await read.next()).slot == 8 and setting.released == []
-    setting.remote.finished(read)
+    assert (await read.next_completion()).slot == 8 and setting.released == []
+    setting.remote.abandon(read)
     assert setting.released == [8]
-    setting.remote.finished(abandoned)
+    setting.remote.abandon(abandoned)
     assert setting.released == [8], "it still runs"
     setting.done(1, last=False, slot=9)
     assert setting.released == [8]
@@ -197,7 +203,7 @@ async def test_a_verdict_ends_what_it_covers_and_what_waits_behind_it(setting: S
     waiting = asyncio.ensure_future(setting.submit(2))
     await settle()
     setting.fail(0, verdict(Code.UNAVAILABLE, 0))
-    for ended in (flight.next(), waiting):
+    for ended in (flight.next_completion(), waiting):
         with pytest.raises(UnavailableError, match="decided"):
             await ended
     assert len(setting.rung) == 1
@@ -207,16 +213,16 @@ async def test_a_verdict_ends_what_it_covers_and_what_waits_behind_it(setting: S
 async def test_what_was_late_ends_with_the_verdict_that_all_ranks_get(setting: Setting) -> None:
     await setting.submit(0)
     late = [
-        asyncio.ensure_future(setting.remote.late((GENERATION, instance), "barrier()", 0.1))
-        for instance in (1, wire.POST)
+        asyncio.ensure_future(setting.remote.expire_submission((GENERATION, instance), "barrier()", 0.1))
+        for instance in (1, messages.P2P_BASE)
     ]
     await settle()
-    assert setting.late == [(GENERATION, 1, "barrier()", 0.1), (GENERATION, wire.POST, "barrier()", 0.1)]
+    assert setting.late == [(GENERATION, 1, "barrier()", 0.1), (GENERATION, messages.P2P_BASE, "barrier()", 0.1)]
     decided = verdict(Code.DEADLINE_EXCEEDED, 1)
     setting.fail(2, decided)
     await settle()
     assert not any(one.done() for one in late), "that was of another one"
-    for instance, one in zip((1, wire.POST), late, strict=True):
+    for instance, one in zip((1, messages.P2P_BASE), late, strict=True):
         setting.fail(instance, decided)
         with pytest.raises(DeadlineExceededError) as caught:
             await one
@@ -226,10 +232,10 @@ async def test_what_was_late_ends_with_the_verdict_that_all_ranks_get(setting: S
 
 @story
 async def test_what_was_late_ends_with_its_rank(setting: Setting) -> None:
-    late = asyncio.ensure_future(setting.remote.late((GENERATION, 0), "barrier()", 0.1))
+    late = asyncio.ensure_future(setting.remote.expire_submission((GENERATION, 0), "barrier()", 0.1))
     await settle()
     setting.remote.close()
-    for waiting in (late, setting.remote.late((GENERATION, 0), "barrier()", 0.1)):
+    for waiting in (late, setting.remote.expire_submission((GENERATION, 0), "barrier()", 0.1)):
         with pytest.raises(UnavailableError, match="has lost its place"):
             await waiting
 
@@ -240,11 +246,11 @@ async def test_the_successor_begins_when_the_client_has_been_given_the_verdict(s
     decided = verdict(Code.INVALID_ARGUMENT, 0, successor=GENERATION + 1)
     setting.fail(0, decided)
     with pytest.raises(InvalidArgumentError):
-        await flight.next()
+        await flight.next_completion()
     await setting.submit(None)
     assert setting.rung[-1] == (GENERATION, 1), "it does not know yet"
     setting.fail(1, decided)
-    setting.remote.given(decided)
+    setting.remote.on_verdict_delivered(decided)
     await setting.submit(None)
     assert setting.rung[-1] == (GENERATION + 1, 0)
 
@@ -254,14 +260,14 @@ async def test_a_new_generation_waits_until_the_old_one_has_ended(setting: Setti
     early, failed = await setting.submit(0), await setting.submit(1)
     decided = verdict(Code.INVALID_ARGUMENT, 1, successor=GENERATION + 1)
     setting.fail(1, decided)
-    setting.remote.given(decided)
+    setting.remote.on_verdict_delivered(decided)
     following = asyncio.ensure_future(setting.submit(0, GENERATION + 1))
     await settle()
     assert len(setting.rung) == 2, "completions do not say their generation"
     setting.done(0)
     await following
     setting.done(0)
-    assert (early.over, failed.over, following.result().over) == (True, True, True)
+    assert (early.is_over, failed.is_over, following.result().is_over) == (True, True, True)
 
 
 @story
@@ -269,9 +275,9 @@ async def test_leaving_tells_what_the_client_has_not_been_given(setting: Setting
     await setting.submit(0)
     setting.done(0)
     decided = verdict(Code.UNAVAILABLE, 0)
-    setting.remote.tell(wire.failed(0, verdict_to_proto(decided).SerializeToString()))
+    setting.remote.send(messages.encode_failed(0, verdict_to_proto(decided).SerializeToString()))
     assert await setting.remote.leave() == decided
-    assert wire.kind_of(setting.said[-1]) is wire.Kind.LEAVE and setting.hung_up == ["it has left"]
+    assert messages.parse_type(setting.said[-1]) is messages.MessageType.LEAVE and setting.hung_up == ["it has left"]
     with pytest.raises(FailedPreconditionError, match="rank 0 has left group 'world'"):
         await setting.submit(1)
     assert await setting.remote.leave() == decided, "said again it changes nothing"
@@ -281,7 +287,7 @@ async def test_leaving_tells_what_the_client_has_not_been_given(setting: Setting
 async def test_who_leaves_amid_a_collective_hangs_up_when_that_has_ended(setting: Setting) -> None:
     flight = await setting.submit(0)
     assert await setting.remote.leave() is None
-    setting.remote.finished(flight)
+    setting.remote.abandon(flight)
     assert setting.hung_up == []
     setting.done(0)
     assert setting.hung_up == ["it has left"]
@@ -301,24 +307,29 @@ async def test_after_its_own_abort_a_rank_submits_nothing_more(setting: Setting)
 
 
 @story
-async def test_when_its_lane_lets_go_everything_ends(setting: Setting) -> None:
+async def test_when_its_group_loop_lets_go_everything_ends(setting: Setting) -> None:
     flight = await setting.submit(0)
     waiting = asyncio.ensure_future(setting.submit(2))
     await settle()
     made = arena.create(1, 4096, readers_only=True)
-    setting.remote.announce(made)
-    assert len(setting.remote.arena(1)) == 4096
+    setting.remote.add_arena(made)
+    assert len(setting.remote.get_arena(1)) == 4096
     setting.remote.end("its process ended")
     assert setting.hung_up == ["its process ended"]
     setting.remote.close()
     await settle()
     made.close()
-    calls: list[Awaitable[Any]] = [flight.next(), waiting, setting.submit(1), setting.remote.abort("too late")]
+    calls: list[Awaitable[Any]] = [
+        flight.next_completion(),
+        waiting,
+        setting.submit(1),
+        setting.remote.abort("too late"),
+    ]
     for call in calls:
         with pytest.raises(UnavailableError, match="rank 0 of group 'world' has lost its place: its process ended"):
             await call
     with pytest.raises(UnavailableError):
-        setting.remote.arena(1)
+        setting.remote.get_arena(1)
     assert await setting.remote.leave() is None and setting.budget.used == 0
 
 
@@ -326,7 +337,7 @@ async def test_when_its_lane_lets_go_everything_ends(setting: Setting) -> None:
 async def test_the_end_of_a_rank_is_the_end_of_what_waits_for_its_client(setting: Setting) -> None:
     async def receive() -> None:
         async with asyncio.timeout(None) as limit:
-            with setting.remote.limited(limit):
+            with setting.remote.bind_timeout(limit):
                 await asyncio.Event().wait()
 
     receiving = asyncio.ensure_future(receive())
@@ -338,7 +349,7 @@ async def test_the_end_of_a_rank_is_the_end_of_what_waits_for_its_client(setting
 
 @story
 async def test_a_rank_that_is_idle_gives_back_what_its_uploads_took(setting: Setting) -> None:
-    uploads.IDLE_SECONDS, before = 0.01, uploads.IDLE_SECONDS
+    uploads.SPARE_IDLE_SECONDS, before = 0.01, uploads.SPARE_IDLE_SECONDS
     try:
         await setting.submit(0)
         setting.done(0)
@@ -346,4 +357,4 @@ async def test_a_rank_that_is_idle_gives_back_what_its_uploads_took(setting: Set
         while setting.budget.used:
             await asyncio.sleep(0.001)
     finally:
-        uploads.IDLE_SECONDS = before
+        uploads.SPARE_IDLE_SECONDS = before

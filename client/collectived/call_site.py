@@ -1,0 +1,50 @@
+"""The caller's file and line: the first frame outside this package, found by walking frames, without tracebacks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+
+from collectived.arguments import escape_surrogates
+
+_own_prefixes: tuple[str, ...] = (os.path.dirname(__file__) + os.sep,)
+_short: dict[str, str] = {}
+
+
+def _name(filename: str) -> str:
+    short = _short.get(filename)
+    if short is None:
+        short = _short[filename] = escape_surrogates(os.path.basename(filename))
+    return short
+
+
+def skip_frames_under(folder: str) -> None:
+    """Frames of files under `folder` are not the caller's either: that library calls us on the caller's behalf."""
+    global _own_prefixes
+    _own_prefixes += (folder + os.sep,)
+
+
+def caller() -> str:
+    """Where the code is that called into this package: `train.py:88`; '' where nobody did."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename.startswith(_own_prefixes):
+        if frame.f_back is None:
+            return ""
+        frame = frame.f_back
+    return f"{_name(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def describe_error(error: BaseException, traceback: TracebackType | None) -> str:
+    """An exception in one line, with where the caller's own code raised it: `ValueError: loss is NaN (train.py:88)`."""
+    place = ""
+    while traceback is not None:
+        filename = traceback.tb_frame.f_code.co_filename
+        if not filename.startswith(_own_prefixes):
+            place = f" ({_name(filename)}:{traceback.tb_lineno})"
+        traceback = traceback.tb_next
+    try:
+        message = str(error)
+    except Exception as broken:  # theirs: it must not hide the error itself
+        message = f"(its text cannot be had: {type(broken).__name__})"
+    return f"{type(error).__name__}{': ' if message else ''}{message}{place}"

@@ -1,0 +1,111 @@
+"""Calls whose results bring an outline: of operations that cut or join values, and of ranks that take what comes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from collectived.calls.buffers import ArenaAddress, ResultBuffer
+from collectived.calls.call import Call
+from collectived.calls.described_result import DescribedResult
+from collectived.calls.prepare import PreparedCall
+from collectived.errors import InternalError
+from collectived.gpu.array import DeviceArray
+from collectived.values import nest, structure
+from collectived.values.leaves import Array, ArrayKind
+from collectived.values.targets import Targets, check_fits, flatten_out
+
+# What comes to a rank that has no value of its own says no more of numbers than their type.
+_UNKNOWN_KIND = ArrayKind(lambda value: value, lambda value: value if value.ndim else value[()])
+
+
+class DescribedCall(Call):
+    """A call of a collective that has a `form`.
+
+    Who takes what comes gets NumPy arrays: the kinds of the sender's are not told.
+    """
+
+    __slots__ = ("_described_result",)
+
+    def __init__(
+        self, prepared: PreparedCall, arrays: list[Array], located: list[ArenaAddress | None] | None, spec: nest.Spec
+    ) -> None:
+        super().__init__(prepared, arrays, located, spec)
+        self._described_result: DescribedResult | None = None
+
+    def set_out(self, out: object) -> None:
+        self.out = flatten_out(out)  # whether it fits is seen when something comes
+
+    def attach_result(self, slot: ResultBuffer) -> None:
+        super().attach_result(slot)
+        if self.prepared.result_spec is not None:
+            self._described_result = DescribedResult(self.prepared.result_spec, slot)
+
+    def take_value(self) -> Any:
+        prepared = self.prepared
+        if not prepared.receives:
+            return None
+        if not prepared.accepts_any:
+            return nest.unflatten(self.spec, self.take_leaves())
+        parcel = self._require_result()
+        if self.out is not None:
+            self._check_out(self.out, parcel)
+            self.take_leaves()
+            return self.out.whole
+        try:
+            spec = structure.parse(parcel.structure)
+            if len(nest.paths(spec)) != len(parcel):
+                raise ValueError(f"the structure {parcel.structure} came with {len(parcel)} leaves")
+        except ValueError as error:
+            raise ValueError(f"{prepared.op}: {error}; give a value like it as a template") from None
+        return nest.unflatten(spec, self.take_leaves())
+
+    def copy_to_out(self) -> None:
+        if self.out is None or self._described_result is None:
+            return
+        with contextlib.suppress(ValueError):  # raised when the result is asked for
+            self._check_out(self.out, self._described_result)
+            super().copy_to_out()
+
+    def get_pack_leaves(self, pack: int) -> list[tuple[str, Any]]:
+        if not self.prepared.accepts_any:
+            return super().get_pack_leaves(pack)
+        parcel = self._require_result()
+        if self.out is not None:
+            self._check_out(self.out, parcel)
+        return [(path, self._get_leaf(index)) for index, path in reversed(list(enumerate(parcel.paths)))]
+
+    def take_leaves(self) -> list[Any]:
+        leaves = super().take_leaves()
+        self._described_result = None  # it holds the slot
+        return leaves
+
+    def _check_out(self, out: Targets, parcel: DescribedResult) -> None:
+        check_fits(out, parcel.structure, [parcel.get_type(index) for index in range(len(parcel))])
+
+    def _require_result(self) -> DescribedResult:
+        if self._described_result is None:
+            raise InternalError(f"{self.prepared.op} has no result")  # the route lets no such call end well
+        return self._described_result
+
+    def _build_leaves(self) -> list[Any]:
+        if self._described_result is None:  # a value without leaves
+            return []
+        return [self._get_leaf(index) for index in range(len(self._described_result))]
+
+    def _build_leaf(self, index: int) -> Any:
+        parcel = self._require_result()
+        if self.out is not None:
+            into: Any = self.out.views[index]
+            if isinstance(into, DeviceArray):
+                into.assign(parcel.array(index))
+            else:
+                parcel.copy(index, into)
+            return self.out.leaves[index]
+        kind = _UNKNOWN_KIND if self.prepared.accepts_any else self.prepared.kinds[index]
+        if kind.can_share and self._input_addresses is not None and self._input_addresses[index] is not None:
+            backing = self._get_backing(parcel.extent)
+            shared = None if backing is None else parcel.try_view(index, backing)
+            if shared is not None:
+                return shared
+        return kind.restore(parcel.array(index))

@@ -1,0 +1,142 @@
+"""Parcels: results whose layout was not known when their collective was prepared. An outline tells it.
+
+See `collectived_proto.ipc.result_header`. What a parcel says of its slot is checked when it is made.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collectived.calls.buffers import Backing, ResultBuffer
+from collectived.values import axes
+from collectived.values.leaves import Array
+from collectived_proto.ipc.result_header import Pieces, parse_header
+from collectived_proto.numpy_types import to_numpy
+from collectived_proto.types import Collective
+
+
+class ResultSpec(NamedTuple):
+    """What is known of a parcel before it comes.
+
+    Attributes:
+        leaves: dtype and shape of each as it travels; None: the parcel describes them.
+        is_concatenated: whether their rows are what the pieces have, put along `axis`; else shapes are as said.
+    """
+
+    leaves: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...] | None
+    is_concatenated: bool
+    axis: int = 0
+
+
+class _LeafLayout(NamedTuple):
+    """One leaf."""
+
+    dtype: np.dtype[Any]
+    wire_shape: tuple[int, ...]  # its shape, rows first
+    shape: tuple[int, ...]  # in the caller's order of axes
+    pieces: Pieces
+
+
+class DescribedResult:
+    """One result.
+
+    Attributes:
+        extent: bytes from the outline's start to the slot's end.
+        structure: of the value, and `paths` of its leaves, where it describes them itself; else "" and ().
+    """
+
+    def __init__(self, form: ResultSpec, slot: ResultBuffer) -> None:
+        """
+        Raises:
+            ValueError: the outline is none, does not fit, or reaches beyond its slot.
+        """
+        outline = parse_header(memoryview(slot.memory)[slot.offset :])
+        self.extent = outline.extent
+        self.structure = ""
+        self.paths: tuple[str, ...] = ()
+        leaves = form.leaves
+        if leaves is None:
+            described = _parse_description(outline.description)
+            self.structure = described.structure
+            self.paths = tuple(leaf.path for leaf in described.leaves)
+            leaves = tuple((to_numpy(leaf.dtype), leaf.shape) for leaf in described.leaves)
+        if len(leaves) != len(outline.leaves):
+            raise ValueError(f"an outline of {len(outline.leaves)} leaves where there are {len(leaves)}")
+        self._slot = slot
+        self._axis = form.axis if form.is_concatenated else 0
+        self._leaf_layouts = tuple(
+            _make_leaf_layout(dtype, shape, pieces, outline.extent, form)
+            for (dtype, shape), pieces in zip(leaves, outline.leaves, strict=True)
+        )
+
+    def __len__(self) -> int:
+        return len(self._leaf_layouts)
+
+    def get_type(self, index: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Dtype and shape of a leaf, in the caller's order of axes."""
+        content = self._leaf_layouts[index]
+        return content.dtype, content.shape
+
+    def array(self, index: int) -> Array:
+        """A leaf in an array of its own, row-major."""
+        content = self._leaf_layouts[index]
+        made = np.empty(content.shape, content.dtype)
+        self.copy(index, made)
+        return made
+
+    def copy(self, index: int, into: Array) -> None:
+        """Copies a leaf into an array of its shape."""
+        content = self._leaf_layouts[index]
+        rows = np.moveaxis(into, self._axis, 0) if self._axis else np.atleast_1d(into)
+        at = 0
+        for offset, count in content.pieces:
+            np.copyto(rows[at : at + count], self._rows(content, offset, count, self._slot.memory, self._slot.offset))
+            at += count
+
+    def try_view(self, index: int, backing: Backing) -> Array | None:
+        """A leaf as a view of `backing`, the whole parcel; None where it does not lie there as the caller wants it."""
+        content = self._leaf_layouts[index]
+        if len(content.pieces) != 1:
+            return None
+        view = axes.restore_axis(self._rows(content, *content.pieces[0], backing, 0), self._axis)
+        return view.reshape(content.shape) if view.flags.c_contiguous else None
+
+    def _rows(self, content: _LeafLayout, offset: int, count: int, memory: Any, start: int) -> Array:
+        return np.ndarray((count, *content.wire_shape[1:]), content.dtype, memory, start + offset)
+
+
+def _parse_description(description: bytes) -> Collective:
+    # Imported late because they bring protobuf, and `import collectived` is to be quick.
+    from google.protobuf.message import DecodeError
+
+    from collectived_proto.codec import collective_from_proto
+    from collectived_proto.v1 import common_pb2
+
+    try:
+        return collective_from_proto(common_pb2.Collective.FromString(description))
+    except DecodeError as error:
+        raise ValueError(f"a description that cannot be read: {error}") from None
+
+
+def _make_leaf_layout(
+    dtype: np.dtype[Any], shape: tuple[int, ...], pieces: Pieces, extent: int, form: ResultSpec
+) -> _LeafLayout:
+    travelling = shape or (1,)
+    row_bytes = dtype.itemsize * math.prod(travelling[1:])
+    rows = sum(count for _, count in pieces)
+    if form.is_concatenated:
+        if not -len(shape) <= form.axis < len(shape):
+            raise ValueError(f"rows along axis {form.axis} of a leaf of {list(shape)}")
+        travelling = (rows, *shape[1:])
+        shape = axes.restore_shape(travelling, form.axis)
+    elif not row_bytes * travelling[0]:
+        pieces = ()
+    elif rows != travelling[0]:
+        raise ValueError(f"{rows} rows of a leaf of {list(shape)}")
+    for offset, count in pieces:
+        if offset + count * row_bytes > extent:
+            raise ValueError(f"{count} rows of {row_bytes} bytes at {offset} in an outline of {extent} bytes")
+    return _LeafLayout(dtype, travelling, shape, pieces)

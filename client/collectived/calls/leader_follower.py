@@ -1,0 +1,94 @@
+"""Who reads a socket that several threads wait on.
+
+*Leader*: the one waiting thread that reads, for all. *Follower*: a thread that sleeps until the leader has heard of
+what it awaits, or hands over. Invariant: where there are followers whose news has not come, there is a leader, or one
+of those followers has been woken and will lead.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+from typing import Protocol
+
+SIGNAL_CHECK_INTERVAL = (
+    0.05  # seconds; a Ctrl-C just before a system call does not end it, but is seen when that returns
+)
+
+
+class Waitable(Protocol):
+    """What a thread waits for: a call, or the answer to a question."""
+
+    def is_ready(self, packs: int, /) -> bool: ...
+
+
+class LeaderFollower:
+    """Leadership over one socket. `mutex` is its owner's lock."""
+
+    def __init__(self, mutex: threading.Lock) -> None:
+        self._mutex = mutex
+        self._leader = 0  # ident of the thread that leads
+        self._depth = 0  # how often it took the lead: a callback that it runs may wait as well
+        self._followers: dict[threading.Lock, tuple[Waitable, int]] = {}
+
+    def try_lead(self) -> bool:
+        """Takes the lead if nobody else has it; then `resign` must follow."""
+        me = threading.get_ident()
+        with self._mutex:
+            if self._leader and self._leader != me:
+                return False
+            self._leader = me
+            self._depth += 1
+            return True
+
+    def resign(self) -> None:
+        """Gives the lead up and wakes a follower to take it."""
+        with self._mutex:
+            if self._leader == threading.get_ident():
+                self._depth -= 1
+                if not self._depth:
+                    self._vacate()
+
+    def force_resign(self) -> None:
+        """After an interruption, which may have come between `lead` and `resign`: this thread leads no more."""
+        with self._mutex:
+            if self._leader == threading.get_ident():
+                self._vacate()
+
+    def wait_as_follower(self, awaited: Waitable, packs: int, end: float) -> None:
+        """Sleeps a little, or until there is news of `awaited`, the lead is free, or the monotonic clock says `end`."""
+        baton = threading.Lock()
+        baton.acquire()
+        with self._mutex:
+            if not self._leader or awaited.is_ready(packs):
+                return
+            self._followers[baton] = (awaited, packs)
+        try:
+            baton.acquire(timeout=min(SIGNAL_CHECK_INTERVAL, max(0.0, end - monotonic())))
+        finally:
+            with self._mutex:
+                del self._followers[baton]
+                if not self._leader:  # we may have been woken to lead, and have no use for it
+                    self._promote()
+
+    def wake(self, awaited: Waitable) -> None:
+        """There is news of `awaited`. Under the mutex."""
+        for baton, (followed, _) in self._followers.items():
+            if followed is awaited:
+                _release(baton)
+
+    def _vacate(self) -> None:
+        self._leader = self._depth = 0
+        if self._followers:
+            self._promote()
+
+    def _promote(self) -> None:
+        for baton, (awaited, packs) in self._followers.items():
+            if not awaited.is_ready(packs):
+                _release(baton)
+                return
+
+
+def _release(baton: threading.Lock) -> None:
+    if baton.locked():
+        baton.release()

@@ -1,0 +1,236 @@
+"""Where a rank stands in its group: the generation, the number of the next instance, and the verdict if there is one.
+
+The successor generation begins when its predecessor's verdict is handed to the caller, not when it arrives: that is a
+point of the caller's program, so all ranks number alike from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+from collectived.calls.call import Call
+from collectived_proto.errors import (
+    Code,
+    CollectiveError,
+    ResourceExhaustedError,
+    error_class,
+    error_from_verdict,
+)
+from collectived_proto.ipc import messages
+from collectived_proto.types import GroupInfo, Member, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class LocalVerdict(Verdict):
+    """What calls of this rank end with though nobody decided anything about the group: raised without a verdict."""
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> LocalVerdict:
+        return cls(*(getattr(verdict, field.name) for field in fields(Verdict)))
+
+
+class RankState:
+    """Its owner has a lock."""
+
+    def __init__(self, group: GroupInfo, rank: int) -> None:
+        self.group = group
+        self.rank = rank
+        self.generation = group.generation
+        self.next_instance = 0
+        self.next_p2p = messages.P2P_BASE
+        self.verdict: Verdict | None = None  # of this generation
+        self._verdicts: dict[int, Verdict] = {}
+        self._reported_generation = 0  # the latest generation whose verdict the caller has been given
+        self._own_name = f"rank {rank}"  # who decided, where it was us
+        self.last_finished = -1  # the last instance of this generation that has ended well here
+        self.waiting = 0  # how many waited to join when the last collective ended whose result was taken
+        self._aborted_generation = 0  # the latest generation that this rank has aborted
+        self.cancel_verdict: LocalVerdict | None = (
+            None  # what calls that are waited for end with: the session is being closed
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this generation has failed and the group does not go on in another."""
+        return self.verdict is not None and not self.verdict.successor
+
+    def claim_abort(self) -> bool:
+        """Whether the worker is still to be told that this rank aborts this generation; asked by who tells it."""
+        first = self._aborted_generation != self.generation
+        self._aborted_generation = self.generation
+        return first
+
+    @property
+    def unreported_verdict(self) -> Verdict | None:
+        """This generation's verdict if the caller has not been given it."""
+        verdict = self.verdict
+        if verdict is None or verdict.generation == self._reported_generation or isinstance(verdict, LocalVerdict):
+            return None
+        return verdict
+
+    def parse_verdict(self, serialized: bytes) -> Verdict:
+        """A verdict as workers write it, whose members say no more than their rank and what they did last.
+
+        Raises:
+            MalformedMessage: it is none.
+        """
+        # Imported late because it brings protobuf, and `import collectived` is to be quick.
+        from google.protobuf.message import DecodeError
+
+        from collectived_proto.codec import verdict_from_proto
+        from collectived_proto.v1 import common_pb2
+
+        try:
+            verdict = verdict_from_proto(common_pb2.Verdict.FromString(serialized))
+        except DecodeError as error:
+            raise messages.MalformedMessage(f"a verdict that cannot be read: {error}") from None
+        return replace(
+            verdict,
+            members=self._complete_members(verdict.members),
+            missing=self._complete_members(verdict.missing),
+            differing=self._complete_members(verdict.differing),
+        )
+
+    def _complete_members(self, members: Iterable[Member]) -> tuple[Member, ...]:
+        known = self.group.members
+        return tuple(
+            replace(
+                known[member.rank],
+                last_instance=member.last_instance,
+                last_op=member.last_op,
+                last_site=member.last_site,
+                idle_seconds=member.idle_seconds,
+            )
+            if not member.device and member.rank < len(known)
+            else member
+            for member in members
+        )
+
+    def apply_verdict(self, verdict: Verdict) -> None:
+        """A verdict about this generation, or about one that others have begun before us.
+
+        That a rank has left in order concerns us when we go on to where it is missing: the worker says so then.
+        """
+        self._verdicts[verdict.generation] = verdict
+        ahead = verdict.orderly and verdict.from_instance >= self.next_instance
+        if verdict.generation == self.generation and not ahead and not self._known_prevails(verdict):
+            self.verdict = verdict
+
+    def _known_prevails(self, verdict: Verdict) -> bool:
+        """Whether what is known goes before `verdict`: the first one counts, as it does on the worker.
+
+        What this rank decided itself is put in better words by the others, as long as they mean the same.
+        """
+        known = self.verdict
+        if known is None or known.orderly or isinstance(known, LocalVerdict):
+            return False
+        return known.decided_by != self._own_name or known.code != verdict.code
+
+    def mark_reported(self, verdict: Verdict) -> None:
+        """The caller is being given this verdict; with it the successor begins, if there is one."""
+        self._reported_generation = verdict.generation
+        if verdict.successor and verdict.generation == self.generation:
+            self.generation = verdict.successor
+            self.next_instance = 0
+            self.next_p2p = messages.P2P_BASE
+            self.last_finished = -1
+            self.verdict = self._verdicts.get(verdict.successor)
+
+    def on_result_taken(self, call: Call) -> None:
+        """The result of a call has been taken. Of messages nobody but their two ends knows, so they tell nothing."""
+        if not call.prepared.is_p2p:
+            self.waiting = call.waiting
+
+    def on_call_ended(self, call: Call, verdict: Verdict | None) -> None:
+        """A call has ended."""
+        if verdict is None and call.instance < messages.P2P_BASE and call.generation == self.generation:
+            self.last_finished = max(self.last_finished, call.instance)
+
+    def cancel(self, why: str) -> LocalVerdict:
+        """Nothing starts any more; what is waited for is to end with what this returns."""
+        self.cancel_verdict = withdrawn = LocalVerdict.of(self.make_verdict(Code.CANCELLED, why))
+        if not self.is_over:
+            self.verdict = withdrawn
+        return withdrawn
+
+    def make_error(self, verdict: Verdict, site: str) -> CollectiveError:
+        """What a verdict is raised as, now that the caller is being given it."""
+        if isinstance(verdict, LocalVerdict):
+            return error_class(verdict.code)(verdict.message, site=site)
+        self.mark_reported(verdict)
+        return error_from_verdict(verdict, site)
+
+    def make_overdue_verdict(self, call: Call, worker: str) -> Verdict:
+        """Nothing has been heard of `call` by its deadline, nor for a while afterwards."""
+        message = (
+            f"{call.prepared.op} ({call.display_number} of group {self.group.name!r}, "
+            f"{call.prepared.site}) did not complete "
+            f"within {call.timeout:g} s: {worker} has not answered; it may be stopped or overloaded"
+        )
+        return self.make_verdict(Code.DEADLINE_EXCEEDED, message, call)
+
+    def allocate_number(self, post: bool, flying: int) -> int:
+        """The number of the next collective, or send or recv, of which so many are in flight.
+
+        Raises:
+            ResourceExhaustedError: more may not be; no number is taken.
+        """
+        if flying >= messages.MAX_OUTSTANDING:
+            raise ResourceExhaustedError(
+                f"{flying} {'sends and recvs' if post else 'collectives'} of group {self.group.name!r} are in flight "
+                f"on rank {self.rank}, which is the most there may be: wait for some before starting more"
+            )
+        if post:
+            self.next_p2p += 1
+            return self.next_p2p - 1
+        self.next_instance += 1
+        return self.next_instance - 1
+
+    def release_number(self, post: bool) -> None:
+        """The number that was given last has not been used: the call could not start."""
+        if post:
+            self.next_p2p -= 1
+        else:
+            self.next_instance -= 1
+
+    def on_worker_lost(self, worker: str, why: str, oldest: Call | None) -> Verdict:
+        """This rank's worker is gone, and with it what is in flight, of which `oldest` began first.
+
+        What the worker had said before it ended, of this rank's next instance, goes before that it has.
+        """
+        told = self._verdicts.get(self.generation)
+        first = self.next_instance if oldest is None or oldest.prepared.is_p2p else oldest.instance
+        if told is not None and told.orderly and self.verdict is None and told.from_instance <= first:
+            self.verdict = told
+            return told
+        message = f"{worker} is lost: {why.removesuffix('; connect again')}; connect and join again"
+        return self._end_with(self.cancel_verdict or self.make_verdict(Code.UNAVAILABLE, message, oldest))
+
+    def on_group_left(self) -> Verdict:
+        """The group has been left: what calls end with from here on."""
+        return self._end_with(
+            self.cancel_verdict or self.make_verdict(Code.FAILED_PRECONDITION, "the group has been left")
+        )
+
+    def _end_with(self, verdict: Verdict) -> Verdict:
+        if not self.is_over:
+            self.apply_verdict(verdict)
+        return verdict
+
+    def make_verdict(self, code: Code, message: str, call: Call | None = None) -> Verdict:
+        """What this rank decides alone, because its worker cannot tell it: about `call`, or from the next one on."""
+        instance = call.instance if call and not call.prepared.is_p2p else -1
+        return Verdict(
+            self.group.name,
+            self.group.key,
+            call.generation if call else self.generation,
+            code,
+            message,
+            from_instance=self.next_instance if instance < 0 else instance,
+            instance=instance,
+            op=call.prepared.op if call else "",
+            missing=(self.group.members[self.rank],) if code is Code.ABORTED else (),
+            decided_by=self._own_name,
+            members=self.group.members,
+        )

@@ -1,0 +1,49 @@
+"""Errors of works that were dropped before anybody asked for them: each is logged once, and raised by the next call."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from collectived.calls.rank_state import RankState
+from collectived_proto.errors import Code, error_from_verdict
+from collectived_proto.types import Verdict
+
+log = logging.getLogger("collectived")
+
+
+class UnobservedErrors:
+    """Those of one group. Takes no lock, for works are dropped wherever the garbage collector runs."""
+
+    def __init__(self, standing: RankState) -> None:
+        self._rank_state = standing
+        self._recorded: dict[int, object] = {}  # by generation: who noted its verdict
+        self._reported_generation = -1  # the generation whose verdict the caller has been given by `leave`
+
+    def mark_reported(self, generation: int) -> None:
+        """The caller has been given the verdict of a generation that it has left."""
+        self._reported_generation = generation
+
+    def record(self, verdict: Verdict) -> bool:
+        """A work that nobody will ask about has ended with this verdict; whether that is to be logged."""
+        standing = self._rank_state
+        if standing.verdict is None and verdict.generation == standing.generation:  # it is of that work alone
+            return True
+        me = object()
+        return self._is_unreported(verdict) and self._recorded.setdefault(verdict.generation, me) is me
+
+    def log(self, verdict: Verdict, site: str) -> None:
+        """Logs what was noted; `site` is where the work was started."""
+        log.error("nobody collected this error: %s (%s)", error_from_verdict(verdict), site)
+
+    def should_raise(self, verdict: Verdict) -> bool:
+        """Whether the next call is to raise it: a work that ended with it was dropped, and the caller knows nothing."""
+        return verdict.generation in self._recorded and self._is_unreported(verdict)
+
+    def _is_unreported(self, verdict: Verdict) -> bool:
+        unseen = self._rank_state.unreported_verdict
+        if unseen is None or unseen.generation != verdict.generation or verdict.generation == self._reported_generation:
+            return False
+        # Of Ctrl-C here the caller knows by KeyboardInterrupt, whoever puts it into words.
+        own = rf"interrupted on rank {self._rank_state.rank}\b"
+        return verdict.code is not Code.ABORTED or not re.search(own, verdict.message)

@@ -1,0 +1,81 @@
+"""Wishes: what a join asks for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from collectived.arguments import check_integer, escape_surrogates
+from collectived.connection import environment
+from collectived_proto.deadline import Deadline
+from collectived_proto.options import to_seconds
+
+_MAX_RANKS = 1 << 20  # more is a mistake: nobody waits for that many
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """A size of (n, n) is fixed; `last_instance` is what this process finished in the generation before.
+
+    `deadline` was made of `timeout` when the caller gave it.
+    """
+
+    name: str
+    size: tuple[int, int]
+    rank: int | None
+    device: str
+    settle: float
+    timeout: float | None
+    idle: bool = False
+    last_instance: int | None = None
+    deadline: Deadline = field(default_factory=Deadline)
+
+
+def make_join_request(
+    name: str | None,
+    size: int | tuple[int, int] | None,
+    rank: int | None,
+    device: str,
+    settle: float,
+    timeout: float | timedelta | None,
+    idle: bool,
+) -> JoinRequest:
+    """What is not given comes from the environment.
+
+    Raises:
+        TypeError, ValueError: it is wrong, or is missing there too.
+    """
+    name = environment.group_name() if name is None else name
+    if not isinstance(name, str) or not name or name != escape_surrogates(name):
+        raise ValueError(f"name must be a text that is not empty and fits in UTF-8, got {name!r}")
+    least, most = _parse_size(environment.group_size() if size is None else size)
+    if rank is None:
+        rank = environment.rank(most)
+    if rank is not None:
+        rank = check_integer(rank, "rank", 0, most - 1, f"from 0 to {most - 1} in a group of {most}")
+    if not (settle >= 0 and math.isfinite(settle)):
+        raise ValueError(f"settle must be seconds, not negative, got {settle!r}")
+    limit = to_seconds(timeout, "timeout")
+    deadline = Deadline.after(limit)
+    return JoinRequest(name, (least, most), rank, device, float(settle), limit, bool(idle), deadline=deadline)
+
+
+def make_rejoin_request(
+    before: JoinRequest, size: int | tuple[int, int] | None, timeout: float | timedelta | None
+) -> JoinRequest:
+    """The wish for the next generation. A rank that was asked for is asked for again where the size allows it."""
+    sizes = before.size if size is None else _parse_size(size)
+    rank = None if before.rank is None or before.rank >= sizes[1] else before.rank
+    limit = to_seconds(timeout, "timeout")
+    deadline = Deadline.after(limit)
+    return replace(before, size=sizes, rank=rank, timeout=limit, last_instance=None, deadline=deadline)
+
+
+def _parse_size(size: int | tuple[int, int]) -> tuple[int, int]:
+    expected = f"a whole number from 1 to {_MAX_RANKS}, or (least, most) of such"
+    given = size if isinstance(size, tuple) and len(size) == 2 else (size, size)
+    least, most = (check_integer(number, "size", 1, _MAX_RANKS, expected) for number in given)
+    if least > most:
+        raise ValueError(f"size must be {expected}, got {size!r}")
+    return least, most

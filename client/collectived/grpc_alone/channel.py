@@ -1,0 +1,336 @@
+"""The way of a rank to a worker with which it shares no memory: every call is one `Submit` over gRPC.
+
+Replies are read in threads of the library's, one per call in flight; callers only ever wait for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+
+from collectived.arguments import escape_surrogates
+from collectived.calls.buffers import ArenaAddress
+from collectived.calls.call import ALL_PACKS, Call
+from collectived.calls.callbacks import Callbacks
+from collectived.calls.leader_follower import LeaderFollower
+from collectived.calls.prepare import MAX_SIGNATURES
+from collectived.calls.rank_state import LocalVerdict, RankState
+from collectived.calls.timeout import DEADLINE_GRACE, MAX_REASON_LENGTH
+from collectived.connection.rpc import WorkerClient
+from collectived.errors import CollectiveError, FailedPreconditionError
+from collectived.grpc_alone.heap import BlockPool, HeapStaging
+from collectived.grpc_alone.incoming import FixedLayoutResult, IncomingResult, VariableLayoutResult
+from collectived.grpc_alone.submission import Submission
+from collectived_proto import codec
+from collectived_proto.deadline import Deadline
+from collectived_proto.errors import Code
+from collectived_proto.ipc import messages
+from collectived_proto.types import Collective, GroupInfo, Layout, Verdict
+from collectived_proto.v1 import common_pb2, worker_pb2
+
+_ABORT_ACK_TIMEOUT = 0.09  # seconds in which a worker says that it has stopped; Ctrl-C is to be over within 0.1
+_NO_WAIT = 0.0  # the same after a deadline, for which there is no time left, and no need: nobody reads our memory
+_LEAVE_TIMEOUT = 2.0  # seconds in which a worker says what it knows when we leave,
+_LEAVE_OVER_TIMEOUT = 0.2  # and where that can be nothing new, for the generation is over
+_NEGLIGIBLE = 0.02  # seconds between the caller's call and the worker's clock of it that are not counted
+# With these a worker says that it has not taken a submission, and that its number is free again. That an argument is
+# wrong it says earlier, when the collective is described; InvalidArgumentError tells of what all ranks are told alike.
+_REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED)
+
+
+class _FollowersOnly(LeaderFollower):
+    """Somebody else always reads: callers only follow."""
+
+    def __init__(self, mutex: threading.Lock) -> None:
+        super().__init__(mutex)
+        self._leader = -1  # no thread's
+
+
+class GrpcChannel:
+    """A `RankChannel` over gRPC. `mutex` guards everything here.
+
+    Args:
+        session: the session's secret name.
+        worker: its name, for people.
+    """
+
+    def __init__(self, rpc: WorkerClient, session: bytes, group: GroupInfo, rank: int, worker: str) -> None:
+        self.mutex = threading.Lock()
+        self.rank_state = RankState(group, rank)
+        self.callbacks = Callbacks(self.mutex, self._wait_until_done)
+        self.invalid_reason = ""
+        self._rpc = rpc
+        self._session = session
+        self._worker = worker
+        self._leader_follower = _FollowersOnly(self.mutex)
+        self._calls: dict[int, Call] = {}  # in flight, by instance
+        self._collectives: dict[int, common_pb2.Collective] = {}  # by the worker's number
+        self._blocks = BlockPool()
+        self._is_lost = False
+
+    def describe(self, collective: Collective, deadline: Deadline | None) -> tuple[int, Layout]:
+        """A number and a layout for a collective; a `route.Describe`."""
+        key, rank = self.rank_state.group.key, self.rank_state.rank
+        number, layout = self._rpc.prepare(self._session, key, rank, collective, deadline)
+        with self.mutex:
+            while len(self._collectives) >= 2 * MAX_SIGNATURES:
+                del self._collectives[next(iter(self._collectives))]
+            self._collectives[number] = codec.collective_to_proto(collective)
+        return number, layout
+
+    def check_usable(self) -> None:
+        if self.invalid_reason:
+            raise FailedPreconditionError(self.invalid_reason)
+
+    def check_not_over(self, site: str) -> None:
+        if self.rank_state.is_over and self.rank_state.verdict is not None:
+            raise self.make_error(self.rank_state.verdict, site)
+
+    def submit(self, call: Call, timeout: float, remaining: float, addresses: tuple[ArenaAddress, ...]) -> None:
+        """See `RankChannel`. Submissions may overtake each other on their way: the worker goes by their numbers."""
+        standing = self.rank_state
+        for other in list(self._calls.values()):  # of an older generation, whose numbers come again
+            if other.generation != standing.generation:
+                self.wait(other)
+        with self.mutex:
+            if standing.verdict is not None:
+                call.end(standing.verdict)
+                return
+            post = call.prepared.is_p2p
+            instance = standing.allocate_number(
+                post, sum(other.prepared.is_p2p == post for other in self._calls.values())
+            )
+            call.assign_instance(standing.generation, instance)
+            # Copying its value may have cost all its time, and the verdict still has to come.
+            call.cutoff = max(call.cutoff, min(monotonic() + DEADLINE_GRACE, call.cutoff + call.copy_seconds))
+            self._calls[instance] = call
+            submission = self._make_submission(call, timeout, remaining)
+        submission.begin()
+
+    def _make_submission(self, call: Call, timeout: float, remaining: float) -> Submission:
+        described = self._collectives[call.prepared.id]
+        header = worker_pb2.SubmitHeader(
+            session=self._session,
+            key=self.rank_state.group.key,
+            rank=self.rank_state.rank,
+            generation=call.generation,
+            instance=call.instance,
+            collective=described,
+            timeout_seconds=timeout if timeout - remaining < _NEGLIGIBLE else remaining,
+            asked_seconds=timeout,
+        )
+        staging: HeapStaging | None = call.staging
+        elsewhere = described.HasField("broadcast") and described.broadcast.root != self.rank_state.rank
+        incoming = (FixedLayoutResult if call.prepared.result_spec is None else VariableLayoutResult)(
+            call.prepared, described, self._blocks.acquire
+        )
+        return Submission(
+            self._rpc.submit,
+            header,
+            () if staging is None or elsewhere else staging.leaf_bytes,
+            partial(self._on_reply, call, incoming),
+            partial(self._on_rpc_ended, call, incoming),
+        )
+
+    # In threads of the library's
+
+    def _on_reply(self, call: Call, incoming: IncomingResult, reply: worker_pb2.SubmitReply) -> None:
+        if reply.HasField("result"):
+            call.waiting = reply.waiting
+        try:
+            packs = incoming.receive(reply)
+            if not packs or incoming.block is None:
+                return
+            with self.mutex:
+                if call.complete:  # given up on, and with it the generation
+                    return
+                if call.result_buffer is None:
+                    call.attach_result(incoming.block)
+                call.completed_packs.extend(packs)
+                self._leader_follower.wake(call)
+        except (ValueError, LookupError) as error:
+            raise messages.MalformedMessage(f"{type(error).__name__}: {error}") from error
+
+    def _on_rpc_ended(self, call: Call, incoming: IncomingResult, error: Exception | None) -> None:
+        with self.mutex:
+            stop = None
+            if error is not None:
+                stop = self._on_rpc_error(call, error)
+            elif not call.complete:
+                self._on_rpc_done(call, incoming)
+        if stop is not None:
+            self._end_generation(stop)
+        self.callbacks.dispatch()
+
+    def _on_rpc_error(self, call: Call, error: Exception) -> Verdict | None:
+        """Ends a call whose RPC has failed; a verdict, if that means the end of the generation for all."""
+        if isinstance(error, messages.MalformedMessage):
+            self._mark_lost(f"it sent something unexpected ({error})")
+            return None
+        ours = self._rpc.map_error(error)
+        if ours.verdict is not None:
+            verdict = self.rank_state.parse_verdict(codec.verdict_to_proto(ours.verdict).SerializeToString())
+            self.rank_state.apply_verdict(verdict)
+            if not call.complete:
+                self._end(call, verdict)
+        elif call.complete or (ours.code in _REFUSALS and self._handle_refusal(call, ours)):
+            pass
+        elif ours.code in (*_REFUSALS, Code.DEADLINE_EXCEEDED):
+            # Nobody else knows of this call, and what is numbered after it has no turn.
+            return self.rank_state.make_verdict(ours.code, f"{call.prepared.op}: {ours}", call)
+        elif ours.code is Code.INVALID_ARGUMENT:
+            text = f"{call.prepared.op}: {self._worker} refuses what it had prepared itself: {ours}"
+            return self.rank_state.make_verdict(Code.INTERNAL, text, call)
+        else:
+            self._mark_lost(str(ours))
+        return None
+
+    def _on_rpc_done(self, call: Call, incoming: IncomingResult) -> None:
+        prepared = call.prepared
+        if not incoming.has_begun or (prepared.receives and len(call.completed_packs) < prepared.pack_count):
+            self._mark_lost(f"it ended {call.prepared.op} before its result had come")
+        else:
+            self._end(call, None)
+
+    def _handle_refusal(self, call: Call, error: CollectiveError) -> bool:
+        """Takes the number of a call back, which ends alone; False where later ones have been given away."""
+        standing = self.rank_state
+        if call.generation != standing.generation:
+            return False
+        if call.prepared.is_p2p and standing.next_p2p == call.instance + 1:
+            standing.next_p2p = call.instance
+        elif not call.prepared.is_p2p and standing.next_instance == call.instance + 1:
+            standing.next_instance = call.instance
+        else:
+            return False
+        self._end(call, LocalVerdict.of(standing.make_verdict(error.code, str(error), call)))
+        return True
+
+    def _end(self, call: Call, verdict: Verdict | None) -> None:
+        del self._calls[call.instance]
+        self.rank_state.on_call_ended(call, verdict)
+        call.end(verdict)
+        self._leader_follower.wake(call)
+        self.callbacks.on_call_ended(call)
+
+    def _mark_lost(self, why: str) -> None:
+        if not self._is_lost:
+            self._is_lost = True
+            self._end_all(self.rank_state.on_worker_lost(self._worker, why, next(iter(self._calls.values()), None)))
+
+    def _end_all(self, verdict: Verdict) -> None:
+        for call in list(self._calls.values()):
+            self._end(call, verdict)
+
+    # In the caller's
+
+    def wait(self, call: Call, packs: int = ALL_PACKS, until: float = math.inf) -> None:
+        """See `RankChannel`. Ctrl-C ends the generation for all ranks."""
+        self._wait(call, packs, until, self._cancel_call)
+
+    def wait_on_stream(self, call: Call) -> bool:
+        """See `RankChannel`: no call is launched here before it has ended."""
+        return False
+
+    def _wait_until_done(self, call: Call) -> None:
+        """Waits for a call that no thread of the caller's waits for: the session is closed when it has ended."""
+        self._wait(call, ALL_PACKS, math.inf, lambda _: None)
+
+    def _cancel_call(self, call: Call) -> None:
+        if self.rank_state.cancel_verdict is not None:
+            with self.mutex:
+                if not call.complete:
+                    self._end(call, self.rank_state.cancel_verdict)
+            self.callbacks.dispatch()
+
+    def cancel(self, why: str) -> None:
+        """See `RankChannel`. Who waits looks up within `SIGNAL_CHECK_INTERVAL` seconds."""
+        with self.mutex:
+            withdrawn = self.rank_state.cancel(why)
+            for call in list(self._calls.values()):
+                if call.has_awaiter:
+                    self._end(call, withdrawn)
+        self.callbacks.dispatch()
+
+    def _wait(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> None:
+        try:
+            while not call.is_ready(packs):
+                self.check_usable()
+                look(call)
+                self._leader_follower.wait_as_follower(call, packs, min(until, call.cutoff))
+                if not call.complete and monotonic() >= call.cutoff:
+                    self._end_generation(self.rank_state.make_overdue_verdict(call, self._worker), _NO_WAIT)
+                if until != math.inf and monotonic() >= until:
+                    return
+        except KeyboardInterrupt:
+            self.on_interrupt()
+            raise
+
+    def poll(self) -> None:
+        """What has come has been taken in already."""
+
+    def on_interrupt(self) -> None:
+        self.abort(f"interrupted on rank {self.rank_state.rank}")
+
+    def make_error(self, verdict: Verdict, site: str = "") -> CollectiveError:
+        with self.mutex:
+            return self.rank_state.make_error(verdict, site)
+
+    def fail_generation(self, code: Code, message: str, site: str) -> CollectiveError:
+        """See `RankChannel`."""
+        verdict = self.rank_state.make_verdict(code, message)
+        if not self.rank_state.is_over:
+            self._end_generation(verdict, _NO_WAIT)
+        return self.make_error(self.rank_state.verdict or verdict, site)
+
+    def abort(self, reason: str) -> None:
+        """See `RankChannel`. What is in flight was copied when it was submitted: nobody reads the caller's memory."""
+        self._end_generation(self.rank_state.make_verdict(Code.ABORTED, escape_surrogates(reason[:MAX_REASON_LENGTH])))
+
+    def _end_generation(self, verdict: Verdict, within: float = _ABORT_ACK_TIMEOUT) -> None:
+        standing = self.rank_state
+        with self.mutex:
+            over = standing.is_over
+            if over and not self._calls:
+                return
+            if not over:
+                standing.apply_verdict(verdict)
+            told = not self._is_lost and standing.claim_abort()
+            self._end_all(verdict)
+        self.callbacks.dispatch()
+        if told:
+            aborted = self._rpc.abort(self._session, standing.group.key, standing.rank, verdict.message)
+            with contextlib.suppress(queue.Empty, CollectiveError):
+                aborted.next(within)
+
+    def leave(self) -> Verdict | None:
+        standing = self.rank_state
+        try:
+            for call in list(self._calls.values()):
+                self._wait_until_done(call)
+            within = _LEAVE_OVER_TIMEOUT if standing.is_over and standing.cancel_verdict is None else _LEAVE_TIMEOUT
+            with contextlib.suppress(CollectiveError):  # it is gone, and the group is left all the same
+                unseen = self._rpc.leave(self._session, standing.group.key, standing.rank, within)
+                if unseen is not None and not self._is_lost:
+                    with self.mutex:
+                        standing.apply_verdict(standing.parse_verdict(unseen.SerializeToString()))
+            return standing.unreported_verdict
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        with self.mutex:
+            self._is_lost = True
+            self._end_all(self.rank_state.on_group_left())
+            self._blocks.clear()
+        self.callbacks.dispatch()
+
+    def invalidate_after_fork(self, why: str) -> None:
+        self.invalid_reason = why
+        self._is_lost = True
+        self._blocks.clear()

@@ -1,0 +1,155 @@
+"""The hosts of a cluster from here: opened over ssh or on this one, and asked to do what `there` does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from collectived_launcher.cluster.file import MAX_DRAIN_SECONDS, Cluster, ClusterHost
+from collectived_launcher.hosts import ssh
+from collectived_launcher.hosts.host import LOCALHOST, Host, ProgramSpec
+from collectived_launcher.hosts.local import LocalHost
+from collectived_launcher.hosts.loop import Loop
+from collectived_launcher.hosts.output import Terminal
+from collectived_launcher.hosts.preflight import HostAddresses, Preflight
+from collectived_launcher.hosts.remote import RemoteCommand
+from collectived_launcher.hosts.selection import HostPlan, parse_ssh_command
+from collectived_launcher.launch.job import make_job_name
+from collectived_proto.ipc import job_files
+
+HOST_COMMANDS_MODULE = "collectived_launcher.cluster.host_commands"
+SILENCE_TIMEOUT = 30.0  # seconds without a sign of life after which a host is given up
+_OPEN_TIMEOUT = 60.0  # seconds for all hosts to answer
+_ANSWER_TIMEOUT = MAX_DRAIN_SECONDS + 100.0  # seconds for an answer; draining is the longest
+
+
+class Interrupted(Exception):
+    """A signal came."""
+
+
+def make_host_plan(cluster: Cluster, ssh_command: str) -> HostPlan:
+    """How the hosts of a cluster are reached; one worker of each, as far as places know.
+
+    Raises:
+        click.UsageError: the ssh command is none.
+    """
+    by_name = {host.name: host for host in cluster.hosts}
+    command = parse_ssh_command(ssh_command, by_name)
+
+    def carrier(name: str) -> RemoteCommand:
+        host = by_name[name]
+        return ssh.make_remote_command(host.login, host.python or sys.executable, command, SILENCE_TIMEOUT)
+
+    return HostPlan(tuple(host.slots for host in cluster.hosts), tuple(by_name), carrier)
+
+
+class ClusterHosts:
+    """The open hosts of a cluster."""
+
+    def __init__(self, loop: Loop, hosts: Mapping[str, Host], say: Any) -> None:
+        self._loop, self._hosts, self._say = loop, hosts, say
+
+    def find_addresses(self, names: Sequence[str], interface: str, spread: bool) -> HostAddresses:
+        """The address of each of these hosts.
+
+        Raises:
+            HostUnreachable: one cannot be used. Interrupted: a signal came.
+        """
+        ground = Preflight(self._loop, [self._hosts[name] for name in names], interface, self._say, spread).run()
+        if ground is None:
+            raise Interrupted
+        return ground
+
+    def run_command(
+        self, verb: str, cluster: str, about: Mapping[str, str], secret: str | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """What `there` answers on each host that `about` has words for; side by side.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        errands = {name: _HostCommand() for name in about}
+        for name, errand in errands.items():
+            host = self._hosts[name]
+            assert host.facts is not None
+            words = (host.facts.python, "-P", "-m", HOST_COMMANDS_MODULE, verb, cluster, about[name])
+            errand.process = host.start(ProgramSpec(tuple(filter(None, words)), secret=secret or ""), errand)
+        while not self._loop.run_until(lambda: all(errand.done for errand in errands.values()), _ANSWER_TIMEOUT):
+            if self._loop.signals:
+                raise Interrupted
+            break
+        return {name: errand.parse_answer() for name, errand in errands.items()}
+
+
+class _HostCommand:
+    """Listens to one `there`."""
+
+    def __init__(self) -> None:
+        self.process: Any = None
+        self.done = False
+        self._stdout_lines: list[bytes] = []
+        self._stderr_lines: list[str] = []
+
+    def on_output(self, stream: int, line: bytes) -> None:
+        if stream == 1:
+            self._stdout_lines.append(line)
+        else:
+            self._stderr_lines.append(line.decode(errors="replace"))
+
+    def on_exit(self) -> None:
+        self.done = True
+
+    def parse_answer(self) -> dict[str, Any]:
+        if not self.done:
+            return {"trouble": f"no answer within {_ANSWER_TIMEOUT:g} s"}
+        try:
+            found: dict[str, Any] = json.loads(self._stdout_lines[-1])
+        except (IndexError, ValueError):
+            why = self.process.trouble or (
+                self._stderr_lines[-1] if self._stderr_lines else f"exit status {self.process.status}"
+            )
+            return {"trouble": why}
+        return found
+
+
+@contextlib.contextmanager
+def open_hosts(
+    cluster: Cluster, hosts: Sequence[ClusterHost], ssh_command: str, terminal: Terminal
+) -> Iterator[ClusterHosts]:
+    """Opens hosts, and leaves nothing there but what is to stay.
+
+    Raises:
+        click.UsageError: the ssh command is none. HostUnreachable: one cannot be used. Interrupted: a signal came.
+    """
+    name = make_job_name()
+    places = make_host_plan(cluster, ssh_command)
+
+    def say(text: str) -> None:
+        terminal.say(f"collectived: {text}")
+
+    wanted = {host.name for host in hosts}
+    with Loop() as loop:
+        here = LocalHost(loop, job_files.ensure_runtime_folder() / name)
+        here.open(lambda: None)
+        others = {
+            one: host
+            for one, host in places.create_remote_hosts(
+                loop, here, name=name, silence=SILENCE_TIMEOUT, terminal=terminal
+            ).items()
+            if one in wanted
+        }
+        try:
+            if not Preflight(loop, list(others.values()), "", say, spread=False).open_hosts(_OPEN_TIMEOUT):
+                raise Interrupted
+            yield ClusterHosts(loop, {LOCALHOST: here, **others}, say)
+        finally:
+            for host in others.values():
+                host.close()
+            loop.run_until(lambda: all(host.closed for host in others.values()), 5.0)
+            for host in others.values():
+                if not host.closed:
+                    host.kill()
+            here.close()

@@ -1,1 +1,0 @@
-"""`collectived drain`: lets what runs finish, and refuses what is new."""

@@ -1,0 +1,60 @@
+"""Hosts and how many clients each has, as users write them: `--hosts a:2,b:2`, or a file with one host a line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+# A name that ssh takes: of the config, of the network, an address, [an IPv6 address]; perhaps with a user before it.
+_HOST = re.compile(r"(?P<name>(?:[\w.-]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9_][\w.-]*))(?::(?P<clients>\d+))?")
+_EXPECTED = "expected NAME or NAME:CLIENTS"
+
+ClientsByHost = dict[str, int]  # host -> clients, in order of the workers
+
+
+def parse_hosts(text: str, clients: int) -> ClientsByHost:
+    """`a:2,b` is two clients on `a`, and `clients` on `b`.
+
+    Raises:
+        ValueError: that is no list of hosts.
+    """
+    return _parse_entries(((f"--hosts {text!r}", word) for word in text.split(",")), clients)
+
+
+def parse_hostfile(text: str, name: str, clients: int) -> ClientsByHost:
+    """Lines `a`, `a:2` or `a slots=2`, as mpirun and Horovod have them; `#` begins a comment.
+
+    Raises:
+        ValueError: a line says something else; names it.
+    """
+    entries = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        where = f"{name}, line {number}: {line.strip()!r}"
+        host, *rest = words
+        for word in rest:
+            if not (slots := re.fullmatch(r"(?:slots|max[-_]slots)=(\d+)", word)):
+                raise ValueError(f"{where}: {word!r} is not understood, {_EXPECTED}, or NAME slots=CLIENTS")
+            if word.startswith("slots"):
+                host = f"{host}:{slots[1]}"
+        entries.append((where, host))
+    if not entries:
+        raise ValueError(f"{name} names no host: {_EXPECTED}, one a line")
+    return _parse_entries(entries, clients)
+
+
+def _parse_entries(entries: Iterable[tuple[str, str]], clients: int) -> ClientsByHost:
+    found: ClientsByHost = {}
+    for where, word in entries:
+        match = _HOST.fullmatch(word.strip())
+        if match is None:
+            raise ValueError(f"{where}: {word!r} is no host, {_EXPECTED}")
+        name = match["name"]
+        if name in found:
+            raise ValueError(f"{where}: host {name!r} is named twice; a host has one worker: {name}:CLIENTS for more")
+        found[name] = int(match["clients"]) if match["clients"] else clients
+        if found[name] == 0:
+            raise ValueError(f"{where}: host {name!r} would have no client: expected at least 1")
+    return found

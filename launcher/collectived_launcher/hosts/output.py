@@ -1,0 +1,120 @@
+"""What processes say: bytes from their pipes, cut into lines, each with the name of who said it."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import sys
+from collections.abc import Callable
+from typing import IO
+
+MAX_LINE = 1 << 16  # a longer line is shown in pieces
+_CHUNK = 1 << 16
+_MAX_PIPE_SIZE = 1 << 20  # bytes; Linux lets users have no larger ones
+_PIPE_BUF = 4096  # bytes that a pipe takes without a wait, if it takes any
+_LINE_END = re.compile(rb"\r\n|\n|\r(?!$)")  # a \r at the very end may be half of \r\n: wait for more
+_COLOURS = (36, 33, 35, 32, 34, 31)
+
+
+class LineSplitter:
+    """Cuts a stream of bytes into lines without their ends. Progress bars end theirs with a bare carriage return."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        *lines, self._rest = _LINE_END.split(self._rest + data)
+        while len(self._rest) > MAX_LINE:
+            lines.append(self._rest[:MAX_LINE])
+            self._rest = self._rest[MAX_LINE:]
+        return lines
+
+    def flush(self) -> list[bytes]:
+        """What was left without an end of line."""
+        rest, self._rest = self._rest.rstrip(b"\r"), b""
+        return [rest] if rest else []
+
+
+class PipeReader:
+    """The readable end of a process' output; hands each line to `hear`."""
+
+    def __init__(self, file: IO[bytes], hear: Callable[[bytes], None]) -> None:
+        self._file = file
+        self.descriptor = file.fileno()
+        os.set_blocking(self.descriptor, False)
+        self.is_open = True
+        self._lines = LineSplitter()
+        self._on_line = hear
+
+    def read(self) -> None:
+        """One read's worth; closes at the end of the stream."""
+        try:
+            data = os.read(self.descriptor, _CHUNK)
+        except BlockingIOError:
+            return
+        for line in self._lines.feed(data):
+            self._on_line(line)
+        if not data:
+            self.close()
+
+    def read_remaining(self) -> None:
+        """All that is there now, then closes: nobody who should still write is alive. Bounded, for somebody who has
+        left the process group may still hold the other end."""
+        for _ in range(_MAX_PIPE_SIZE // _CHUNK):
+            try:
+                data = os.read(self.descriptor, _CHUNK)
+            except BlockingIOError:
+                data = b""
+            for line in self._lines.feed(data):
+                self._on_line(line)
+            if not data:
+                break
+        self.close()
+
+    def close(self) -> None:
+        if not self.is_open:
+            return
+        self.is_open = False
+        for line in self._lines.flush():
+            self._on_line(line)
+        self._file.close()
+
+
+class Terminal:
+    """The launcher's own standard output and error, written line by line."""
+
+    def __init__(self) -> None:
+        self.is_broken = False  # nobody reads us any more
+        self.blocked_callback: Callable[[], None] | None = None  # called every second for as long as nobody reads us
+        self._coloured = {1: sys.stdout.isatty(), 2: sys.stderr.isatty()}
+
+    def show(self, stream: int, who: str, line: bytes, colour: int | None = None) -> None:
+        """Writes `[who] line` to stream 1 or 2; `colour` is a small number, the same for all lines of one rank."""
+        prefix = f"[{who}]"
+        if colour is not None and self._coloured[stream]:
+            prefix = f"\x1b[{_COLOURS[colour % len(_COLOURS)]}m{prefix}\x1b[0m"
+        self._write(stream, prefix.encode() + b" " + line + b"\n")
+
+    def say(self, text: str, stream: int = 2) -> None:
+        """The launcher's own words."""
+        self._write(stream, text.encode(errors="replace") + b"\n")
+
+    def _write(self, stream: int, data: bytes) -> None:
+        if self.is_broken:
+            return
+        while data:
+            try:
+                if self.blocked_callback is not None:
+                    self._wait(stream, self.blocked_callback)
+                data = data[os.write(stream, data[:_PIPE_BUF]) :]
+            except BlockingIOError:  # somebody made our terminal non-blocking
+                select.select([], [stream], [])
+            except OSError:
+                self.is_broken = True
+                return
+
+    def _wait(self, stream: int, call: Callable[[], None]) -> None:
+        """Until the stream takes something."""
+        while not select.select([], [stream], [], 1.0)[1]:
+            call()

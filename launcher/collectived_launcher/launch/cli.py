@@ -1,0 +1,234 @@
+"""`collectived launch`: daemons and clients of one job, started, watched and taken down together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from functools import partial
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from collectived_launcher.hosts.output import Terminal
+from collectived_launcher.hosts.selection import (
+    HostOptions,
+    choose_hosts,
+    collect_forwarded_variables,
+    parse_env_options,
+)
+from collectived_launcher.launch import restarts
+from collectived_launcher.launch.daemons import DaemonCommand
+from collectived_launcher.launch.job import Job, make_job_name
+from collectived_launcher.launch.job_state import Policy
+from collectived_launcher.launch.run import Run
+from collectived_launcher.quantities import check_http_address, seconds
+from collectived_proto.ipc import job_files
+
+
+@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
+@click.option("--workers", type=click.IntRange(min=1), help="Workers on this host.  [default: 1]")
+@click.option(
+    "--clients",
+    "--nproc-per-node",
+    type=click.IntRange(min=1),
+    help="Clients (processes of your program) per worker.  [default: 1]",
+)
+@click.option("--hosts", default="", metavar="HOST[:CLIENTS],...", help="Hosts, each with one worker, over ssh.")
+@click.option(
+    "--hostfile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The same from a file: HOST, HOST:CLIENTS or HOST slots=CLIENTS a line.",
+)
+@click.option(
+    "--coordinator",
+    type=click.Choice(["first", "here"]),
+    default="first",
+    show_default=True,
+    help="Where the coordinator runs: on the first host, or here.",
+)
+@click.option(
+    "--interface", default="", metavar="NAME|NETWORK", help="By which hosts reach each other: eth0, 10.0.0.0/8."
+)
+@click.option("--ssh", "ssh_command", default="ssh", show_default=True, help="OpenSSH's client, with options of yours.")
+@click.option("--python", default="", help="Interpreter on the other hosts that has collectived.  [default: this one]")
+@click.option(
+    "--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="Give this variable to PROGRAM; repeatable."
+)
+@click.option("--chdir", default="", metavar="FOLDER", help="Where PROGRAM runs.  [default: this folder]")
+@click.option(
+    "--host-timeout",
+    type=click.FloatRange(min=1),
+    callback=seconds,
+    metavar="SECONDS",
+    default=30.0,
+    show_default=True,
+    help="Give up a host that is not heard from for so long; it then ends what runs there.",
+)
+@click.option("--timeout", type=float, callback=seconds, metavar="SECONDS", help="Default for collectives; none if 0.")
+@click.option(
+    "--grace",
+    type=float,
+    callback=seconds,
+    metavar="SECONDS",
+    default=10.0,
+    show_default=True,
+    help="After the first failure the others have this long to see their error and end.",
+)
+@click.option("--log-dir", type=click.Path(path_type=Path, file_okay=False), help="Also write one file per process.")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Start a failed client again with its RANK, this often; COLLECTIVED_RESTART counts.",
+)
+@click.option(
+    "--daemon-restarts",
+    type=click.IntRange(min=0),
+    default=restarts.DEFAULT_MAX_RESTARTS,
+    show_default=True,
+    help="Start a coordinator or worker that died again, this often each within 5 minutes; then the job fails.",
+)
+@click.option("--tune", is_flag=True, help="Measure the links when a group forms; later runs use what was found.")
+@click.option(
+    "--metrics",
+    is_flag=True,
+    help="Each daemon serves Prometheus metrics at a port of its own; says where, and where the token for them is.",
+)
+@click.option(
+    "--http",
+    callback=check_http_address,
+    metavar="[HOST:]PORT",
+    help="Serve a web page that shows what `status` shows to whoever has its link; on the loopback unless told HOST; "
+    "0: a free port.",
+)
+@click.option(
+    "--tls-cert", metavar="FILE", help="Encrypt what daemons say over TCP: a host's certificate, on every host."
+)
+@click.option("--tls-key", metavar="FILE", help="The file with its private key.")
+@click.option("--tls-ca", metavar="FILE", help="Of authorities: who comes over TCP proves by a certificate who it is.")
+@click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="How they say it: json is one object a line.")
+@click.option("--otel", is_flag=True, help="Workers send OpenTelemetry spans, one per collective.")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
+def launch(
+    workers: int | None,
+    clients: int | None,
+    hosts: str,
+    hostfile: Path | None,
+    coordinator: str,
+    interface: str,
+    ssh_command: str,
+    python: str,
+    variables: tuple[str, ...],
+    chdir: str,
+    host_timeout: float,
+    timeout: float | None,
+    grace: float,
+    log_dir: Path | None,
+    max_restarts: int,
+    daemon_restarts: int,
+    tune: bool,
+    metrics: bool,
+    http: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_ca: str | None,
+    log_level: str | None,
+    log_format: str | None,
+    otel: bool,
+    program: tuple[str, ...],
+) -> int:
+    """Run PROGRAM as WORKERS x CLIENTS ranks on this host, or on those of --hosts.
+
+    Starts a coordinator, the workers and one process of PROGRAM per rank, shows what they print, and takes everything
+    down when they have ended, when one fails, or on Ctrl-C. In an allocation of Slurm's its nodes are the hosts.
+    """
+    wish = HostOptions(workers, clients, hosts, hostfile, ssh_command, python, host_timeout)
+    places = choose_hosts(wish, os.environ, program)
+    if places.make_remote_command is None:
+        _reject_remote_options("interface", "coordinator", "python", "host_timeout")
+    if not (hosts or hostfile):
+        _reject_remote_options("ssh_command")
+    told = (
+        collect_forwarded_variables(os.environ, variables)
+        if places.has_remote_hosts
+        else parse_env_options(os.environ, variables)
+    )
+    if places.local_host in places.hosts:
+        check_program(program[0])
+    make_log_dir(log_dir)
+    name = make_job_name()
+    folder = chdir or (os.getcwd() if places.has_remote_hosts else "")
+    job = Job(name, places.clients, program, timeout, places.hosts, told, folder)
+    options = _options("--log-level", log_level) + _options("--log-format", log_format)
+    options += ("--metrics", "0") if metrics else ()
+    for option, path in (("--tls-cert", tls_cert), ("--tls-key", tls_key), ("--tls-ca", tls_ca)):
+        options += _options(option, os.path.abspath(path) if path else None)
+    command = DaemonCommand(
+        options=options,
+        coordinator_options=("--tune",) if tune else (),
+        worker_options=("--otel",) if otel else (),
+        http_address=http or "",
+        variables=told if places.has_remote_hosts else {},
+    )
+    policy = Policy(grace, max_restarts, daemon_restarts=daemon_restarts)
+    terminal = Terminal()
+    return Run(
+        job,
+        policy,
+        choose_folder(name, job.worker_count),
+        others=partial(places.create_remote_hosts, name=name, silence=host_timeout, terminal=terminal),
+        here=places.local_host,
+        coordinator=places.local_host if coordinator == "here" else places.hosts[0],
+        interface=interface,
+        log_dir=log_dir,
+        command=command,
+        terminal=terminal,
+    ).run()
+
+
+def _reject_remote_options(*names: str) -> None:
+    """Says of options that are for other hosts, and were given, that there are none."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        if option.name in names and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option.opts[0]} is for other hosts: name them with --hosts or --hostfile")
+
+
+def _options(name: str, value: str | None) -> tuple[str, ...]:
+    return (name, value) if value else ()
+
+
+def check_program(program: str) -> None:
+    """Before anything is started."""
+    if shutil.which(program):
+        return
+    if os.path.dirname(program) and os.path.exists(program):
+        raise click.UsageError(f"program {program!r} cannot be run: expected an executable file (chmod +x?)")
+    where = "no such file" if os.path.dirname(program) else "not found in PATH"
+    raise click.UsageError(
+        f"program {program!r} does not exist ({where}); usage: collectived launch -- python train.py"
+    )
+
+
+def make_log_dir(log_dir: Path | None) -> None:
+    if log_dir is None:
+        return
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.UsageError(f"--log-dir {str(log_dir)!r} cannot be made: {error.strerror}") from error
+    if not os.access(log_dir, os.W_OK):
+        raise click.UsageError(f"--log-dir {str(log_dir)!r} is not writable by you")
+
+
+def choose_folder(name: str, workers: int) -> Path:
+    """Where the job's sockets will lie."""
+    try:
+        folder = job_files.ensure_runtime_folder() / name
+        job_files.check_socket_path(folder / f"worker-{workers - 1}.sock")
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    return folder

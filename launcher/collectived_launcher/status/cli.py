@@ -1,0 +1,73 @@
+"""`collectived status`: what runs, who waits for whom, and what failed; from any shell of the user."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from collectived_launcher.quantities import pace
+
+_NON_TTY_WIDTH = 160  # columns where the output is not a terminal
+
+
+@click.command()
+@click.option(
+    "--worker", metavar="ADDRESS", help="Ask this worker (unix:/path or host:port); default: the running job's."
+)
+@click.option("--wide", is_flag=True, help="Also workers, ranks, what is in flight and every failure that is known.")
+@click.option("--group", metavar="NAME", help="All about this group.")
+@click.option("--host", metavar="NAME", help="All about this host: its workers, and the ranks that they have.")
+@click.option("--json", "as_json", is_flag=True, help="The answer as JSON; every field is described in docs/status.md.")
+@click.option(
+    "--watch", type=float, callback=pace, metavar="SECONDS", help="Show it again every so many seconds, 0.2 or more."
+)
+def status(
+    worker: str | None, wide: bool, group: str | None, host: str | None, as_json: bool, watch: float | None
+) -> None:
+    """Show what hurts (ranks that others wait for, workers that are lost, what failed lately), then counts.
+
+    Asks one worker of the running job, which asks the coordinator. Exit status 3 if nothing runs or nobody answers.
+    """
+    from collectived_launcher.status.discovery import (  # gRPC and rich: `launch` must start without them
+        find_target,
+        request_status,
+    )
+    from collectived_launcher.status.filters import filter_findings, filter_status
+    from collectived_launcher.status.tables import build_tables
+
+    while True:
+        whole = request_status(find_target(worker, os.environ))
+        part = filter_status(whole, group, host)
+        if as_json:
+            click.echo(_as_json(part))
+        else:
+            parts = build_tables(part, filter_findings(whole, part), wide=wide or group is not None or host is not None)
+            _print(parts, clear=watch is not None and sys.stdout.isatty())
+        if watch is None:
+            return
+        time.sleep(watch)
+
+
+def _as_json(reply: object) -> str:
+    from google.protobuf.json_format import MessageToJson
+    from google.protobuf.message import Message
+
+    assert isinstance(reply, Message)
+    text: str = MessageToJson(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return text
+
+
+def _print(parts: Iterable[Any], clear: bool) -> None:
+    from rich.console import Console
+
+    told = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(width=None if told else _NON_TTY_WIDTH, markup=False, emoji=False, highlight=False)
+    if clear:
+        console.clear()
+    for part in parts:
+        console.print(part)

@@ -1,0 +1,52 @@
+"""`collectived top`: the picture of `status`, live, until the person has seen enough or the job is over."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import click
+
+from collectived_launcher.quantities import pace
+
+
+@click.command()
+@click.option(
+    "--worker", metavar="ADDRESS", help="Ask this worker (unix:/path or host:port); default: the running job's."
+)
+@click.option(
+    "--interval",
+    type=float,
+    callback=pace,
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Between questions, 0.2 or more; + and - change it.",
+)
+def top(worker: str | None, interval: float) -> None:
+    """Watch the running job live, what hurts first.
+
+    Keys: ? shows them, q quits. Ends by itself when the job does. Exit status 3 if nothing runs or nobody answers.
+    """
+    from collectived_launcher.status.discovery import (  # gRPC and rich: `launch` must start without them
+        find_target,
+        request_status,
+    )
+    from collectived_launcher.top.loop import TopLoop
+    from collectived_launcher.top.terminal import check_terminal
+
+    if reason := check_terminal():
+        raise click.UsageError(
+            f"top needs a terminal, and {reason}: use `collectived status`, with --watch SECONDS or --json"
+        )
+    target = find_target(worker, os.environ)
+    watch = TopLoop(target, request_status(target), interval)
+    ended_by = watch.run()
+    if ended_by == signal.SIGINT:
+        raise KeyboardInterrupt
+    if ended_by:
+        # The terminal is itself again: now this may end as if it had never been caught.
+        signal.signal(ended_by, signal.SIG_DFL)
+        os.kill(os.getpid(), ended_by)
+    if watch.is_job_over:
+        click.echo(f"{target.origin} is over")

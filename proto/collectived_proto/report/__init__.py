@@ -1,0 +1,1 @@
+"""What is said of status in the same words everywhere."""

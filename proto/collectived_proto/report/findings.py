@@ -1,0 +1,377 @@
+"""What hurts, from a `StatusReply`: findings in the order in which somebody who looks for trouble wants to read them.
+
+Pure: a reply in, sentences out. `collectived status`, `collectived top` and the coordinator's web page all begin with
+these, so that they say the same about the same moment.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from collectived_proto.codec import member_from_proto, versions_from_proto
+from collectived_proto.errors import Code
+from collectived_proto.report.labels import (
+    SLOW_SECONDS,
+    STALLED_SECONDS,
+    WorkerState,
+    list_client_versions,
+    worker_state,
+)
+from collectived_proto.report.phrases import MAX_NAMED, format_duration, ranks_text
+from collectived_proto.types import Member, unscoped_name
+from collectived_proto.v1 import status_pb2 as pb
+from collectived_proto.version import VersionRange
+
+RECENT_SECONDS = 600.0  # a failure is news for so long
+PRIVATE_LIMITS = (
+    "memory",
+    "session_memory",
+    "session_gpu_memory",
+)  # limits that only who asked is told of: MEMORY says when it is scarce
+NEARLY_FULL = 0.9  # of its limit: memory that is nearly used up
+
+
+class FindingKind(enum.Enum):
+    """What kind of thing hurts; in the order in which they are told."""
+
+    INCOMPLETE = "warning"  # something is missing from the answer: all that follows is to be read so
+    MISSING = "waiting"  # ranks that others wait for
+    STALLED = "stalled"  # all are here, and nothing comes of it
+    LOST = "lost"  # a worker
+    FAILED = "failed"  # a generation of a group, not long ago
+    MEMORY = "memory"  # nearly used up
+    LIMIT = "limit"  # met not long ago: somebody was refused
+    VERSIONS = "versions"  # that differ
+    INSECURE = "insecure"  # whoever reaches a daemon may do everything
+    HINT = "note"  # a hint that is not followed
+
+
+class Severity(enum.IntEnum):
+    NOTE = 1
+    WARNING = 2
+    ERROR = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StatusFinding:
+    """One thing that hurts.
+
+    Attributes:
+        sentence: for people; without the kind, which stands beside it. May have several lines.
+        group: its name as its users know it, '' where this is about none. generation: of it; 0 while it forms.
+        worker: its task, None where this is about none.
+        age_seconds: seconds before the answer was made; None where that is not known.
+        ranks: that are waited for.
+    """
+
+    kind: FindingKind
+    severity: Severity
+    sentence: str
+    group: str = ""
+    generation: int = 0
+    worker: int | None = None
+    age_seconds: float | None = None
+    ranks: tuple[int, ...] = ()
+
+
+def collect_findings(reply: pb.StatusReply) -> list[StatusFinding]:
+    """Everything that hurts: by kind in the order of `FindingKind`, then the worse, then what lasts longest.
+
+    Failures, of which the latest matters most, come latest first.
+    """
+    found = [
+        *(StatusFinding(FindingKind.INCOMPLETE, Severity.WARNING, text) for text in reply.warnings),
+        *(finding for group in reply.groups for finding in _find_waiting(reply, group)),
+        *_find_lost_workers(reply),
+        *_find_failures(reply),
+        *_find_low_memory(reply.workers),
+        *_find_limits_met(reply.workers),
+        *_find_version_differences(reply),
+        *_find_insecure(reply),
+        *(finding for group in reply.groups for finding in _find_ignored_hints(reply, group)),
+    ]
+    place = {kind: number for number, kind in enumerate(FindingKind)}
+    return sorted(found, key=lambda finding: (place[finding.kind], -finding.severity, _age_sort_key(finding)))
+
+
+def _age_sort_key(finding: StatusFinding) -> float:
+    since = finding.age_seconds or 0.0
+    return since if finding.kind is FindingKind.FAILED else -since
+
+
+def short_group_name(reply: pb.StatusReply, name: str) -> str:
+    """A group as those who asked know it: `world` instead of `job/world`, but `other/world` for that of another job."""
+    job = reply.coordinator.job
+    return name.removeprefix(f"{job}/") if job else unscoped_name(name)
+
+
+def code_name(code: int) -> str:
+    """`DEADLINE_EXCEEDED`"""
+    return Code(code).name if code in set(Code) else f"code {code}"
+
+
+def format_bytes(count: float) -> str:
+    """Bytes in words: `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+# Who is waited for
+
+
+def _find_waiting(reply: pb.StatusReply, group: pb.GroupStatus) -> Iterator[StatusFinding]:
+    name = short_group_name(reply, group.name)
+    if group.waiting_for:
+        yield StatusFinding(
+            FindingKind.MISSING,
+            Severity.WARNING,
+            f"group {name} {_forming_text(group.forming_seconds)}: {group.waiting_for}",
+            name,
+            age_seconds=group.forming_seconds,
+        )
+    if group.idle:  # where waiting is normal it is no trouble
+        return
+    told = f"group {name} generation {group.generation}"
+    waiting = [flight for flight in group.in_flight if flight.seconds > SLOW_SECONDS and flight.missing]
+    if waiting:  # later ones wait for the first
+        first = waiting[0]
+        more = f"; {len(waiting) - 1} more wait behind it" if len(waiting) > 1 else ""
+        sentence = (
+            f"{told}: {_collective_text(first)} has waited {format_duration(first.seconds)} for "
+            f"{_missing_text(reply, group, first)}{more}"
+        )
+        ranks = tuple(first.missing)
+        yield StatusFinding(
+            FindingKind.MISSING,
+            Severity.ERROR,
+            sentence,
+            name,
+            group.generation,
+            age_seconds=first.seconds,
+            ranks=ranks,
+        )
+    for flight in group.in_flight:
+        if flight.state == "running" and flight.seconds > STALLED_SECONDS and not flight.missing:
+            sentence = (
+                f"{told}: {_collective_text(flight)} has run for "
+                f"{format_duration(flight.seconds)}{_progress_text(group, flight)}"
+            )
+            yield StatusFinding(
+                FindingKind.STALLED, Severity.ERROR, sentence, name, group.generation, age_seconds=flight.seconds
+            )
+    for post in group.posts:
+        if post.seconds > SLOW_SECONDS:
+            sentence = (
+                f"{told}: {post.op} of rank {post.rank}{_site_text(post.site)} has waited "
+                f"{format_duration(post.seconds)} for "
+                f"{_missing_rank_text(reply, group, post.peer)}"
+            )
+            yield StatusFinding(
+                FindingKind.MISSING,
+                Severity.ERROR,
+                sentence,
+                name,
+                group.generation,
+                age_seconds=post.seconds,
+                ranks=(post.peer,),
+            )
+
+
+def _forming_text(seconds: float) -> str:
+    return f"has been forming for {format_duration(seconds)}" if seconds >= SLOW_SECONDS else "is forming"
+
+
+def _site_text(site: str) -> str:
+    return f" at {site}" if site else ""
+
+
+def _collective_text(flight: pb.InFlight) -> str:
+    return f"{flight.op} #{flight.instance}{_site_text(flight.site)}"
+
+
+def _progress_text(group: pb.GroupStatus, flight: pb.InFlight) -> str:
+    here = "all ranks have come" if group.state != "partial" else "all ranks of this worker have come"
+    packs = f", {flight.packs_done} of {flight.packs} packs are done" if flight.packs else ""
+    return f": {here}{packs}{f' ({flight.algorithm})' if flight.algorithm else ''}"
+
+
+def _missing_text(reply: pb.StatusReply, group: pb.GroupStatus, flight: pb.InFlight) -> str:
+    """The ranks that have not come: a few in full, of more the numbers."""
+    missing = sorted(flight.missing)
+    if len(missing) <= MAX_NAMED:
+        return "; ".join(_missing_rank_text(reply, group, rank, flight.instance) for rank in missing)
+    named = "; ".join(_missing_rank_text(reply, group, rank, flight.instance) for rank in missing[: MAX_NAMED - 1])
+    return f"{named}; and {len(missing) - MAX_NAMED + 1} more: {ranks_text(missing[MAX_NAMED - 1 :])}"
+
+
+def _missing_rank_text(reply: pb.StatusReply, group: pb.GroupStatus, rank: int, instance: int | None = None) -> str:
+    """`rank 2 (host a, pid 71, …), which last called all_reduce(sum) #6 at train.py:88, 2.5 s ago`"""
+    message = next((member for member in group.members if member.rank == rank), None)
+    if message is None:
+        return f"rank {rank}"
+    member = member_from_proto(message)
+    gone = {one.rank for one in group.left}
+    state = " has left" if rank in gone else _worker_state_text(reply, member.worker)
+    return f"{member}{_last_call_text(member, instance)}{state}"
+
+
+def _last_call_text(member: Member, instance: int | None) -> str:
+    if not member.last_op:
+        return "" if not member.idle_seconds else ", which has called nothing in this group yet"
+    # What it has finished last is what it called last, unless more of its calls are under way.
+    number = f" #{member.last_instance}" if instance is not None and member.last_instance == instance - 1 else ""
+    return (
+        f", which last called {member.last_op}{number}{_site_text(member.last_site)}, "
+        f"{format_duration(member.idle_seconds)} ago"
+    )
+
+
+def _worker_state_text(reply: pb.StatusReply, task: int) -> str:
+    worker = next((worker for worker in reply.workers if worker.task == task), None)
+    match worker and worker_state(worker):
+        case WorkerState.LOST:
+            return f" (worker {task} is lost)"
+        case WorkerState.SILENT:
+            return f" (worker {task} does not answer: this is old)"
+    return ""
+
+
+# Workers
+
+
+def _find_lost_workers(reply: pb.StatusReply) -> Iterator[StatusFinding]:
+    """Only the coordinator knows: a worker that answers for itself without it is there."""
+    for worker in reply.workers:
+        if worker_state(worker) is WorkerState.LOST:
+            age = worker.last_heartbeat_seconds
+            sentence = (
+                f"worker {worker.task} (host {worker.host}, pid {worker.pid}) was last heard {format_duration(age)} ago"
+            )
+            yield StatusFinding(FindingKind.LOST, Severity.ERROR, sentence, worker=worker.task, age_seconds=age)
+
+
+def _find_low_memory(workers: Iterable[pb.WorkerStatus]) -> Iterator[StatusFinding]:
+    for worker in workers:
+        limit = worker.arena_limit_bytes
+        if limit and worker.arena_bytes >= NEARLY_FULL * limit:
+            sentence = (
+                f"worker {worker.task} (host {worker.host}) has used "
+                f"{format_bytes(worker.arena_bytes)} of {format_bytes(limit)} for "
+                "arenas: ranks that ask for more are refused"
+            )
+            yield StatusFinding(FindingKind.MEMORY, Severity.WARNING, sentence, worker=worker.task)
+
+
+def _find_limits_met(workers: Iterable[pb.WorkerStatus]) -> Iterator[StatusFinding]:
+    for worker in workers:
+        for met in worker.limits_met:
+            if met.last_seconds > RECENT_SECONDS or met.limit in PRIVATE_LIMITS:
+                continue
+            times = "once" if met.refused == 1 else f"{met.refused} times"
+            name = met.limit.replace("_", " ")
+            sentence = (
+                f"worker {worker.task} (host {worker.host}) has met its limit of {name} {times}, the last "
+                f"{format_duration(met.last_seconds)} ago: somebody was refused"
+            )
+            yield StatusFinding(
+                FindingKind.LIMIT, Severity.WARNING, sentence, worker=worker.task, age_seconds=met.last_seconds
+            )
+
+
+def _find_version_differences(reply: pb.StatusReply) -> Iterator[StatusFinding]:
+    who: dict[VersionRange, list[str]] = {}
+    if reply.coordinator.release:
+        who[_daemon_versions(reply.coordinator)] = ["the coordinator"]
+    workers: dict[VersionRange, list[int]] = {}
+    clients: dict[VersionRange, list[int]] = {}
+    for worker in reply.workers:
+        if worker.release:
+            workers.setdefault(_daemon_versions(worker), []).append(worker.task)
+        for versions in list_client_versions(worker):
+            if versions.release:  # of a client in another language there is none
+                clients.setdefault(versions, []).append(worker.task)
+    _add_speakers(who, workers, "worker")
+    _add_speakers(who, clients, "clients of worker")
+    if len(who) > 1:
+        protocols = len({(versions.lowest, versions.highest) for versions in who}) > 1
+        told = "; ".join(
+            f"{_version_text(versions, protocols)}: {', '.join(names)}"
+            for versions, names in sorted(who.items(), key=_version_sort_key)
+        )
+        yield StatusFinding(FindingKind.VERSIONS, Severity.WARNING, f"releases differ: {told}")
+
+
+def _daemon_versions(daemon: pb.CoordinatorStatus | pb.WorkerStatus) -> VersionRange:
+    """Of one that tells no more than its release, the first version of the protocol."""
+    return replace(versions_from_proto(daemon.protocol), release=daemon.release)
+
+
+def _version_text(versions: VersionRange, protocols: bool) -> str:
+    """The release alone, where all speak the same protocol."""
+    return f"{versions.release} (protocol {versions.protocol_text})" if protocols else versions.release
+
+
+def _version_sort_key(one: tuple[VersionRange, object]) -> tuple[str, VersionRange]:
+    return one[0].release, one[0]
+
+
+def _add_speakers(who: dict[VersionRange, list[str]], tasks: Mapping[VersionRange, Sequence[int]], what: str) -> None:
+    for versions, those in tasks.items():
+        numbers = ranks_text(those).partition(" ")[2]
+        who.setdefault(versions, []).append(f"{what}{'s' if len(those) > 1 else ''} {numbers}")
+
+
+# What is over, and what is not as asked
+
+
+def _find_failures(reply: pb.StatusReply) -> Iterator[StatusFinding]:
+    """Failures of the last minutes; one whose group runs again is only worth a warning."""
+    runs = {group.name: group.generation for group in reply.groups if group.state in ("ready", "draining")}
+    for failure in reply.failures:
+        verdict = failure.verdict
+        ago = max(0.0, reply.unix_time - failure.unix_time)
+        if ago > RECENT_SECONDS:
+            continue
+        name = short_group_name(reply, verdict.group)
+        successor = runs.get(verdict.group, 0)
+        again = f" (the group runs again, as generation {successor})" if successor > verdict.generation else ""
+        yield StatusFinding(
+            FindingKind.FAILED,
+            Severity.WARNING if again else Severity.ERROR,
+            f"group {name} generation {verdict.generation}, {format_duration(ago)} ago{again}: "
+            f"{code_name(verdict.code)}: "
+            f"{verdict.message}",
+            name,
+            verdict.generation,
+            age_seconds=ago,
+            ranks=tuple(member.rank for member in (*verdict.missing, *verdict.differing)),
+        )
+
+
+def _find_insecure(reply: pb.StatusReply) -> Iterator[StatusFinding]:
+    who = ["the coordinator"] if reply.coordinator.insecure else []
+    who += [f"worker {worker.task} (host {worker.host})" for worker in reply.workers if worker.insecure]
+    if who:
+        shown = ", ".join(who[:MAX_NAMED]) + (f" and {len(who) - MAX_NAMED} more" if len(who) > MAX_NAMED else "")
+        yield StatusFinding(
+            FindingKind.INSECURE,
+            Severity.WARNING,
+            f"{shown}: whoever reaches {'it' if len(who) == 1 else 'them'} may do everything (--insecure)",
+        )
+
+
+def _find_ignored_hints(reply: pb.StatusReply, group: pb.GroupStatus) -> Iterator[StatusFinding]:
+    name = short_group_name(reply, group.name)
+    for note in group.notes:
+        yield StatusFinding(
+            FindingKind.HINT,
+            Severity.NOTE,
+            f"group {name} generation {group.generation} is {note}",
+            name,
+            group.generation,
+        )

@@ -1,0 +1,102 @@
+"""Calling somebody over TLS: with what gRPC is told, and why it did not work where gRPC only says that it did not."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from collectived_proto.tls.files import TlsMaterial, client_context
+
+if TYPE_CHECKING:
+    import grpc
+
+_ALPN = "h2"  # what gRPC speaks
+_PROBE_SECONDS = 1.0  # for each of the two: to be answered, and to be hung up on
+
+
+def channel_credentials(material: TlsMaterial) -> grpc.ChannelCredentials:
+    """For gRPC. Without an authority of ours, its own list is trusted."""
+    import grpc
+
+    return grpc.ssl_channel_credentials(material.ca or None, material.key or None, material.cert or None)
+
+
+def diagnose_connection(address: str, material: TlsMaterial | None) -> str:
+    """Why a gRPC server at `host:port` cannot be talked to as we do, and what to do: a clause for people.
+
+    It is called once more, and nothing is said to it. '' where TLS is not the reason, and for Unix sockets.
+
+    Args:
+        material: with what it was called; None: in plain text.
+    """
+    if address.startswith("unix:"):
+        return ""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        with socket.create_connection((host, int(port)), _PROBE_SECONDS) as connection:
+            connection.settimeout(_PROBE_SECONDS)
+            return _diagnose_plain_text(connection) if material is None else _diagnose_tls(connection, host, material)
+    except (OSError, ValueError, OverflowError):  # nobody is there, and gRPC has said so
+        return ""
+
+
+def _diagnose_plain_text(connection: socket.socket) -> str:
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    anybody.set_alpn_protocols([_ALPN])
+    with anybody.wrap_socket(connection):
+        return (
+            "it speaks TLS, and was called in plain text: name the certificate of its authority (COLLECTIVED_TLS_CA, "
+            "or --tls-ca of a worker), and yours where it asks who calls (COLLECTIVED_TLS_CERT, COLLECTIVED_TLS_KEY)"
+        )
+
+
+def _diagnose_tls(connection: socket.socket, host: str, material: TlsMaterial) -> str:
+    said = material.files.origins
+    context = client_context(material)
+    context.set_alpn_protocols([_ALPN])
+    if not material.ca:  # whom gRPC trusts then is its own affair, and it says so itself
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        called = context.wrap_socket(connection, server_hostname=host)
+    except ssl.SSLCertVerificationError as error:
+        return f"{error.verify_message.rstrip('.')}; {_remedy(error.verify_message, said['ca'])}"
+    except ssl.SSLError as error:
+        if error.reason != "WRONG_VERSION_NUMBER":
+            return f"TLS with it fails: {error.reason or error}"
+        return (
+            f"it speaks plain text, and was called with TLS: start it with --tls-cert, or unset "
+            f"{_named_variables(material)}"
+        )
+    with called:
+        try:
+            ended = not called.recv(1)
+        except TimeoutError:
+            ended = False
+        except OSError:
+            ended = True
+    if not ended:
+        return ""
+    if not material.cert:
+        return f"it asks who calls: set {said['cert']} and {said['key']} to a certificate of its authority"
+    return (
+        f"it does not accept the certificate of {material.files.cert} ({said['cert']}): expected one of its own "
+        "authority that has not expired"
+    )
+
+
+def _remedy(message: str, ca: str) -> str:
+    if "expired" in message:
+        return "have its certificate renewed (`collectived certs renew` where it was made)"
+    if "mismatch" in message:
+        return "call it by a name that its certificate has, or have one issued for this name"
+    return f"its certificate is of another authority than {ca} names"
+
+
+def _named_variables(material: TlsMaterial) -> str:
+    files, said = material.files, material.files.origins
+    given: Sequence[str] = [said[which] for which in ("cert", "key", "ca") if getattr(files, which)]
+    return ", ".join(given)

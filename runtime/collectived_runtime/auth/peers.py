@@ -1,0 +1,168 @@
+"""Who is at the other end of a Unix socket, by the word of the kernel, and whether a daemon serves them.
+
+Folders of sockets: whom a folder lets in, its sockets let in too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+import socket
+import stat
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from collectived_runtime.startup_error import StartupError
+
+OVERFLOW_ID = 65534  # stands for every user and group that this user namespace has no number for
+_SO_PEERGROUPS = 59  # Linux 4.13; not named by Python's socket module
+_UCRED = struct.Struct("3i")
+_MAX_GROUPS = 256  # what Python's getsockopt has room for; of who has more, the first is known
+
+
+@dataclass(frozen=True, slots=True)
+class UnixPeer:
+    """A process as the kernel saw it when it connected; `pid` is 0 where it lives in another PID namespace."""
+
+    pid: int
+    uid: int
+    gids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedUsers:
+    """Whom a daemon serves at its Unix sockets, beside its own user and root."""
+
+    own_uid: int
+    uids: frozenset[int] = frozenset()
+    gids: frozenset[int] = frozenset()
+
+    def is_trusted(self, peer: UnixPeer) -> bool:
+        """Whether it could do everything here anyway: its own user, or root."""
+        return self._is_identified(peer) and peer.uid in (0, self.own_uid)
+
+    def is_allowed(self, peer: UnixPeer) -> bool:
+        invited = peer.uid in self.uids or bool((peer.gids - {OVERFLOW_ID}) & self.gids)
+        return self.is_trusted(peer) or (self._is_identified(peer) and invited)
+
+    def _is_identified(self, peer: UnixPeer) -> bool:
+        """Whether the kernel's word says anything: a process of another PID namespace is another container's, and
+        cannot be watched; a number that stands for many users is nobody's."""
+        return peer.pid > 0 and peer.uid != OVERFLOW_ID
+
+
+def explain_denial(peer: UnixPeer) -> str:
+    """What somebody is told who is not served; names nobody but them."""
+    if peer.uid == OVERFLOW_ID:
+        who = f"you are uid {OVERFLOW_ID}, which stands for every user whom this host does not know by a number"
+    elif peer.pid <= 0:
+        who = "you are in another PID namespace, as in another container"
+    else:
+        who = f"you are uid {peer.uid}, whom nothing of that names"
+    return (
+        f"this socket serves its daemon's own user, root, and whom `allow_users` and `allow_groups` name, and {who}: "
+        "show the job's secret or a client token, or have yourself named there"
+    )
+
+
+def get_unix_peer(connected: Any) -> UnixPeer:
+    """The peer of a connected Unix socket.
+
+    Raises:
+        OSError: the kernel does not say.
+    """
+    pid, uid, gid = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    try:
+        packed = connected.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MAX_GROUPS)
+    except OSError:  # an older kernel, or too many
+        packed = b""
+    others = struct.unpack(f"={len(packed) // 4}I", packed)
+    return UnixPeer(pid, uid, frozenset((gid, *others)))
+
+
+def resolve_allowed_users(users: Iterable[str], groups: Iterable[str]) -> AllowedUsers:
+    """Whom the keys `allow_users` and `allow_groups` name.
+
+    Raises:
+        StartupError: one of them is not known, or stands for many.
+    """
+    return AllowedUsers(
+        os.getuid(),
+        frozenset(resolve_id(name, "allow_users") for name in users),
+        frozenset(resolve_id(name, "allow_groups", group=True) for name in groups),
+    )
+
+
+def resolve_id(name: str, key: str, *, group: bool = False) -> int:
+    """The number of a user, or of a group.
+
+    Raises:
+        StartupError: it is not known, or stands for many.
+    """
+    find: Callable[[str], int] = (
+        (lambda known: grp.getgrnam(known).gr_gid) if group else (lambda known: pwd.getpwnam(known).pw_uid)
+    )
+    what, database = ("group", "group") if group else ("user", "passwd")
+    try:
+        number = int(name) if name.isdecimal() else find(name)
+    except KeyError:
+        raise StartupError(
+            f"{key}: there is no {what} {name!r} on this host: expected a name that `getent {database}` knows, or a "
+            "number"
+        ) from None
+    if number == OVERFLOW_ID:
+        raise StartupError(
+            f"{key}: {name!r} is {what} {OVERFLOW_ID}, which stands for everybody whom this host does not know by a "
+            f"number: give the {what} a number of its own"
+        )
+    return number
+
+
+def apply_folder_mode(invited: AllowedUsers, folder: Path) -> AllowedUsers:
+    """The guests at the sockets in a folder: where nobody is named, the group with which that is shared (0750).
+
+    Raises:
+        StartupError: somebody is named whom the folder does not let in.
+    """
+    mode = folder.stat().st_mode
+    if not (invited.uids or invited.gids):
+        shared = frozenset({folder.stat().st_gid}) - {OVERFLOW_ID} if is_shared_with_group(folder) else frozenset()
+        return AllowedUsers(invited.own_uid, gids=shared)
+    if not mode & 0o011:
+        raise StartupError(
+            f"allow_users and allow_groups let nobody in at {folder}: it has mode {mode & 0o7777:04o}, by which others "
+            f"do not get at the sockets in it: chmod 711 {folder} (or 0750 for one group)"
+        )
+    return invited
+
+
+def is_shared_with_group(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder of sockets is open to a group and to nobody else, as 0750 says it."""
+    return stat.S_IMODE(os.stat(folder).st_mode) & 0o011 == 0o010
+
+
+def set_socket_mode(path: str, names_guests: bool = False) -> None:
+    """Lets those knock at a socket whom its folder lets in: the group with which that is shared, else its owner alone.
+    Where guests are named one by one, everybody whom the folder lets in may, and is asked who they are.
+
+    The umask says nothing: it is the container's, or systemd's, and nobody thinks of it.
+    """
+    folder = os.path.dirname(path) or "."
+    if names_guests:
+        os.chmod(path, 0o666)
+    elif is_shared_with_group(folder):
+        with contextlib.suppress(PermissionError):  # a group of which we are no member, that somebody else gave it
+            os.chown(path, -1, os.stat(folder).st_gid)
+        os.chmod(path, 0o660)
+    else:
+        os.chmod(path, 0o600)
+
+
+def is_unix_address(address: str) -> bool:
+    """Whether an address to dial, or the peer of a call, is a Unix socket."""
+    return address.startswith("unix:")

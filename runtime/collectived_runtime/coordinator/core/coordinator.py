@@ -1,0 +1,185 @@
+"""The coordinator's mind: events and the time in, effects out; no sockets, threads or clocks.
+
+The shell (`service.py`) calls `step` with everything that happens, carries out the effects in order, and calls it with
+a `Tick` at the time that `next_deadline` names. All times are seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from collectived_proto.types import Tier
+from collectived_runtime.coordinator.core import draining, faults, membership, rendezvous, scaling
+from collectived_runtime.coordinator.core.events import (
+    DrainRequested,
+    Effect,
+    Event,
+    FaultReported,
+    Heartbeat,
+    JoinAsked,
+    JoinCancelled,
+    LinkMeasured,
+    Log,
+    Promised,
+    QueryAnswered,
+    Tick,
+    WorkerAttached,
+    WorkerDetached,
+    WorkerDrained,
+)
+from collectived_runtime.coordinator.core.registry import (
+    DrainRetry,
+    DrainTimeout,
+    InquiryRetry,
+    InquiryTimeout,
+    MeasurementTimeout,
+    ProgressTimer,
+    ProposalTimeout,
+    ReattachTimeout,
+    Registry,
+    SettleTimeout,
+    Timer,
+    WorkerTimeout,
+)
+from collectived_runtime.coordinator.metrics import MetricsSnapshot, collect_metrics
+from collectived_runtime.coordinator.status import Snapshot, take_snapshot
+
+
+class Coordinator:
+    """Groups, workers and verdicts of one coordinator process.
+
+    Args:
+        epoch: milliseconds since 1970 at start, larger than that of any coordinator before.
+        heartbeat_seconds: how often workers are to be heard; lost after two of these.
+        stall_seconds: after how long of waiting a group loop reports an instance as pending.
+        tune: whether links are measured when a group forms for which no table is stored.
+        stored: tables of earlier measurements, by name and shape of the group.
+        link_secret: that nobody else has, for links of workers; empty: the job has a secret.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        heartbeat_seconds: float = 5.0,
+        stall_seconds: float = 1.0,
+        tune: bool = False,
+        stored: Mapping[str, tuple[Tier, ...]] | None = None,
+        most_groups: int = 0,
+        most_ranks: int = 0,
+        *,
+        link_secret: str = "",
+    ) -> None:
+        self._registry = Registry(epoch, heartbeat_seconds, stall_seconds, tune, dict(stored or {}), link_secret)
+        self._registry.max_groups, self._registry.max_ranks = most_groups, most_ranks
+
+    @property
+    def epoch(self) -> int:
+        return self._registry.epoch
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        return self._registry.heartbeat_seconds
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """Of the workers that are here, or may come back, by their numbers."""
+        return {task: worker.hello.host for task, worker in self._registry.workers.items()}
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Takes in one event; what is to be done about it, in order."""
+        return list(self._dispatch(event, now))
+
+    def next_deadline(self) -> float | None:
+        """When the next `Tick` is due; None: not before another event."""
+        return self._registry.timers[0][0] if self._registry.timers else None
+
+    def snapshot(self, now: float) -> Snapshot:
+        """What everybody may know, as values."""
+        return take_snapshot(self._registry, now)
+
+    def collect_metrics(self, now: float) -> Iterator[MetricsSnapshot | None]:
+        """What is counted: see `census.census`."""
+        return collect_metrics(self._registry, now)
+
+    def _dispatch(self, event: Event, now: float) -> Iterator[Effect]:
+        book = self._registry
+        match event:
+            case WorkerAttached(hello, clock):
+                yield from membership.handle_attach(book, hello, clock, now)
+            case WorkerDetached():
+                yield from membership.handle_detach(book, event, now)
+            case DrainRequested():
+                yield from draining.handle_drain_request(book, event, now)
+            case Tick():
+                yield from self._tick(now)
+            case _ if event.task not in book.workers:
+                yield Log("debug", f"worker {event.task} is not attached, its {type(event).__name__} is ignored")
+            case _:
+                book.workers[event.task].last_seen_at = now
+                yield from self._dispatch_worker_event(event, now)
+
+    def _dispatch_worker_event(
+        self,
+        event: Heartbeat
+        | JoinAsked
+        | JoinCancelled
+        | FaultReported
+        | QueryAnswered
+        | LinkMeasured
+        | Promised
+        | WorkerDrained,
+        now: float,
+    ) -> Iterator[Effect]:
+        book = self._registry
+        match event:
+            case Heartbeat():
+                membership.handle_heartbeat(book, event, now)
+            case JoinAsked(task, ask):
+                yield from rendezvous.handle_join(book, task, ask, now)
+            case JoinCancelled():
+                yield from rendezvous.handle_join_cancel(book, event, now)
+            case FaultReported():
+                yield from faults.handle_report(book, event, now)
+            case QueryAnswered():
+                yield from faults.handle_query_answer(book, event, now)
+            case LinkMeasured():
+                yield from rendezvous.handle_measurement(book, event)
+            case WorkerDrained():
+                yield from draining.handle_worker_drained(book, event, now)
+            case Promised() if draining.is_drain_proposal(book, event.proposal):
+                yield from draining.handle_promise(book, event, now)
+            case Promised():
+                yield from scaling.handle_promise(book, event, now)
+
+    def _tick(self, now: float) -> Iterator[Effect]:
+        due = self.next_deadline()
+        if due is not None:
+            membership.compensate_pause(self._registry, now - due, now)
+        for _, timer in self._registry.pop_due_timers(now):
+            yield from self._fire(timer, now)
+
+    def _fire(self, timer: Timer, now: float) -> Iterator[Effect]:
+        book = self._registry
+        match timer:
+            case WorkerTimeout():
+                yield from membership.on_worker_timeout(book, timer, now)
+            case InquiryTimeout(query):
+                yield from faults.on_inquiry_timeout(book, query, now)
+            case InquiryRetry(query):
+                yield from faults.on_inquiry_retry(book, query, now)
+            case SettleTimeout():
+                yield from rendezvous.on_settle_timeout(book, timer, now)
+            case ProgressTimer(name):
+                yield from rendezvous.on_progress_timer(book, name, now)
+            case ReattachTimeout(number):
+                yield from membership.on_reattach_timeout(book, number, now)
+            case MeasurementTimeout(number):
+                yield from rendezvous.finish_measurement(book, number)
+            case DrainRetry():
+                yield from draining.on_retry_timer(book, timer, now)
+            case DrainTimeout():
+                yield from draining.on_drain_timeout(book, timer)
+            case ProposalTimeout() if draining.is_drain_proposal(book, timer.proposal):
+                yield from draining.on_proposal_timeout(book, timer, now)
+            case ProposalTimeout():
+                yield from scaling.on_proposal_timeout(book, timer, now)

@@ -1,0 +1,498 @@
+"""Joins: how waiting ranks-to-be become a generation.
+
+A join goes to the generation of its name that is *forming*, else opens one. It is complete at its largest size, or,
+where it is elastic, when it has *settled*: some seconds after the smallest size was reached.
+
+Completion: what follows when all ranks of a generation are here.
+
+Its table is the one stored for groups of that name and shape, or is made from the topology; then the ranks are told.
+With `--tune`, where nothing is stored, the links are measured before that: each worker is asked about its link to the
+next one in the circle of the group, so that every link of the circle is heard of in both its directions by somebody.
+The worst of the answers makes the table. It is one table for all, whatever each of them has measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from collectived_proto.devices import DeviceName
+from collectived_proto.errors import Code, FailedPreconditionError
+from collectived_proto.report.phrases import format_seconds, is_or_are, members_text, ranks_text
+from collectived_proto.types import GroupInfo, Member, Peer, unscoped_name
+from collectived_proto.version import negotiate_version
+from collectived_runtime.coordinator.core import draining, faults, scaling
+from collectived_runtime.coordinator.core.events import (
+    Effect,
+    JoinAsk,
+    JoinCancelled,
+    JoinDone,
+    JoinRefused,
+    JoinUpdate,
+    LinkMeasured,
+    Log,
+    MeasureLink,
+    SaveTable,
+    SendToWorker,
+)
+from collectived_runtime.coordinator.core.registry import (
+    Departure,
+    FormingGroup,
+    GroupRun,
+    Measurement,
+    MeasurementTimeout,
+    PendingJoin,
+    ProgressTimer,
+    Registry,
+    SettleTimeout,
+    identity,
+)
+from collectived_runtime.coordinator.core.tuning import add_stored_table, make_table, worst_case_model
+from collectived_runtime.coordinator.core.verdicts import (
+    format_bandwidth,
+    format_microseconds,
+    previous_generation_text,
+    progress_text,
+)
+from collectived_runtime.limits.rejections import Limit, format_limit_error
+
+# While few wait, everybody hears of every arrival at once; among many, which would be quadratic, at most this often.
+MAX_IMMEDIATE_UPDATES = 32
+PROGRESS_INTERVAL_SECONDS = 0.5
+PREVIOUS_POLL_SECONDS = 0.25  # whether the generation before has ended
+MEASUREMENT_TIMEOUT_SECONDS = 3.0
+MAX_TIMER_SECONDS = 60.0  # armed again after that: those of groups that have been given up do not pile up
+
+
+def handle_join(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effect]:
+    """A rank-to-be asks; the same request again gets the same answer."""
+    if (task, ask.request) in book.generation_by_join:
+        yield from resend_join_answer(book, task, ask.request)
+        return
+    forming = book.forming.get(ask.name)
+    if forming and (task, ask.request) in forming.pending_joins:
+        yield SendToWorker(task, _update(book, forming, ask.request))
+        return
+    if away := draining.refusal_reason(book, task, ask.name):
+        yield SendToWorker(task, JoinRefused(ask.request, Code.UNAVAILABLE, away))
+        return
+    refusal = _rejection_reason(ask, task, forming)
+    if refusal:
+        book.counts.refused += 1
+        yield SendToWorker(task, JoinRefused(ask.request, Code.INVALID_ARGUMENT, refusal))
+        yield Log("info", f"join of group {unscoped_name(ask.name)!r} refused: {refusal}")
+        return
+    if apart := _version_conflict(book, task, forming):
+        book.counts.refused += 1
+        yield SendToWorker(task, JoinRefused(ask.request, Code.FAILED_PRECONDITION, apart))
+        yield Log("warning", f"join of group {unscoped_name(ask.name)!r} refused: {apart}")
+        return
+    if excess := _exceeded_limit(book, ask, forming):
+        limit, refusal = excess
+        book.counts.refused += 1
+        book.counts.limited[limit] = book.counts.limited.get(limit, 0) + 1
+        yield SendToWorker(task, JoinRefused(ask.request, Code.RESOURCE_EXHAUSTED, refusal))
+        yield Log("info", f"join of group {unscoped_name(ask.name)!r} refused: {refusal}")
+        return
+    if forming is None:
+        forming = _open(book, ask, now)
+    book.arrivals += 1
+    waiting = PendingJoin(task, ask, book.arrivals)
+    forming.pending_joins[task, ask.request] = waiting
+    forming.worker_by_versions.setdefault(book.workers[task].hello.versions, task)
+    if ask.rank is not None:
+        forming.joins_by_rank[ask.rank] = waiting
+    forming.previous_ranks.pop(waiting.identity, None)
+    if len(forming.pending_joins) == forming.max_size:
+        yield from _complete(book, forming, now)
+        return
+    if len(forming.pending_joins) >= forming.min_size and forming.complete_at is None:
+        forming.complete_at = now + forming.settle_seconds
+        _arm_settle_timer(book, forming, now)
+    yield from _announce_join(book, forming, waiting, now)
+    yield from scaling.propose_waiting_count(book, ask.name, now)
+
+
+def handle_join_cancel(book: Registry, event: JoinCancelled, now: float) -> Iterator[Effect]:
+    """A rank-to-be gives up. Where its generation is complete already it is lost to the others."""
+    asked_by = (event.task, event.request)
+    if asked_by in book.generation_by_join:
+        book.counts.withdrawn += 1
+        generation = book.generations[book.generation_by_join[asked_by]]
+        rank = generation.requests[asked_by]
+        reason = f"it gave up joining: {event.reason or 'no reason given'}"
+        yield from faults.mark_rank_lost(book, generation, rank, 0, reason, now)
+        yield from finish_measurement(book, generation.info.generation)
+        return
+    for forming in list(book.forming.values()):
+        if asked_by in forming.pending_joins:
+            book.counts.withdrawn += 1
+            yield from _remove(book, forming, [asked_by], now)
+
+
+def remove_worker_joins(book: Registry, task: int, now: float) -> Iterator[Effect]:
+    """The joins of a worker that is lost wait no longer."""
+    for forming in list(book.forming.values()):
+        gone = [request for request in forming.pending_joins if request[0] == task]
+        if gone:
+            yield from _remove(book, forming, gone, now)
+
+
+def _arm_settle_timer(book: Registry, forming: FormingGroup, now: float) -> None:
+    assert forming.complete_at is not None
+    at = min(forming.complete_at, now + MAX_TIMER_SECONDS)
+    book.add_timer(at, SettleTimeout(forming.name, forming.complete_at))
+
+
+def on_settle_timeout(book: Registry, timer: SettleTimeout, now: float) -> Iterator[Effect]:
+    """An elastic group that has its smallest size starts with whoever is here, but not beside one that still runs.
+
+    Newcomers wait for the ranks of that one to end it and to come too.
+    """
+    forming = book.forming.get(timer.name)
+    if forming is None or forming.complete_at != timer.complete_at:
+        return
+    if timer.complete_at <= now and _is_previous_running(book, forming):
+        forming.complete_at = now + max(forming.settle_seconds, PREVIOUS_POLL_SECONDS)
+    if forming.complete_at > now:
+        _arm_settle_timer(book, forming, now)
+        return
+    yield from _complete(book, forming, now)
+
+
+def _is_previous_running(book: Registry, forming: FormingGroup) -> bool:
+    """Whether the generation before still runs, with ranks that are not here."""
+    previous = book.generations.get(book.latest_generations.get(forming.name, 0))
+    if previous is None or previous.is_over or previous.drained_from is not None:
+        return False
+    here = {waiting.identity for waiting in forming.pending_joins.values()}
+    members = previous.info.members
+    return any(member.rank not in previous.departed and identity(member) not in here for member in members)
+
+
+def on_progress_timer(book: Registry, name: str, now: float) -> Iterator[Effect]:
+    """Tells everybody who waits; the timer for this was armed while many arrived at once."""
+    forming = book.forming.get(name)
+    if forming and forming.is_progress_armed:
+        forming.is_progress_armed = False
+        yield from _broadcast_progress(book, forming, now)
+
+
+def _rejection_reason(ask: JoinAsk, task: int, forming: FormingGroup | None) -> str:
+    """Why this ask cannot be granted; '' where it can."""
+    low, high = ask.min_size, ask.max_size
+    if not 1 <= low <= high:
+        return f"a group needs 1 <= smallest size <= largest size, got {_size(low, high)}"
+    if not 0 <= ask.settle_seconds < math.inf:
+        return f"settle must be a number of seconds, not negative, got {ask.settle_seconds!r}"
+    try:
+        device = DeviceName.parse(ask.device, task)
+    except ValueError as error:
+        return str(error)
+    if device.task != task:
+        return f"{ask.device} is a device of worker {device.task}, but the join came from worker {task}: join there"
+    if ask.rank is not None and not 0 <= ask.rank < high:
+        return f"rank {ask.rank} is out of range: a group of size {_size(low, high)} has ranks 0 to {high - 1}"
+    if forming is None:
+        return ""
+    here = [_describe_join(waiting) for waiting in list(forming.pending_joins.values())[:4]]
+    more = f" and {len(forming.pending_joins) - 4} more" if len(forming.pending_joins) > 4 else ""
+    if (forming.min_size, forming.max_size) != (low, high):
+        return (
+            f"size {_size(low, high)} was asked for, but size {_size(forming.min_size, forming.max_size)} by "
+            f"the {len(forming.pending_joins)} waiting in group {unscoped_name(ask.name)!r} ({', '.join(here)}{more}): "
+            "all ranks must name the same size"
+        )
+    if ask.rank is not None and ask.rank in forming.joins_by_rank:
+        return (
+            f"rank {ask.rank} of group {unscoped_name(ask.name)!r} is taken by "
+            f"{_describe_join(forming.joins_by_rank[ask.rank])}: give every process its own rank, or none"
+        )
+    return ""
+
+
+def _version_conflict(book: Registry, task: int, forming: FormingGroup | None) -> str:
+    """Why this worker cannot have links to those of a group that forms, by their versions; '' where it can."""
+    theirs = book.workers[task].hello.versions
+    for versions, other in forming.worker_by_versions.items() if forming else ():
+        try:
+            negotiate_version(theirs, f"worker {task}", f"worker {other}", versions)
+        except FailedPreconditionError as error:
+            return str(error)
+    return ""
+
+
+def _exceeded_limit(book: Registry, ask: JoinAsk, forming: FormingGroup | None) -> tuple[Limit, str] | None:
+    """Which limit this ask would exceed, and how people are told; None where it exceeds none."""
+    if book.max_ranks and ask.max_size > book.max_ranks:
+        what = f"a group of {ask.max_size} ranks was asked for"
+        advice = "make it smaller"
+        return Limit.GROUP_RANKS, format_limit_error(what, book.max_ranks, "max_group_ranks", advice)
+    if forming is None and book.max_groups:
+        count = len(book.forming) + sum(not generation.is_over for generation in book.generations.values())
+        if count >= book.max_groups:
+            what = f"this coordinator has {count} groups"
+            return Limit.GROUPS, format_limit_error(what, book.max_groups, "max_groups", "leave some")
+    return None
+
+
+def _size(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _describe_join(waiting: PendingJoin) -> str:
+    ask = waiting.ask
+    label = f"{ask.label}, " if ask.label else ""
+    return f"{label}host {ask.host}, pid {ask.pid}"
+
+
+def _open(book: Registry, ask: JoinAsk, now: float) -> FormingGroup:
+    forming = FormingGroup(ask.name, ask.min_size, ask.max_size, ask.settle_seconds, now)
+    previous = book.generations.get(book.latest_generations.get(ask.name, 0))
+    if previous:
+        forming.previous_ranks = {identity(m): m.rank for m in previous.info.members if m.rank not in previous.departed}
+    book.forming[ask.name] = forming
+    return forming
+
+
+def _remove(book: Registry, forming: FormingGroup, requests: list[tuple[int, str]], now: float) -> Iterator[Effect]:
+    for request in requests:
+        gone = forming.pending_joins.pop(request)
+        if gone.ask.rank is not None:
+            del forming.joins_by_rank[gone.ask.rank]
+    here = {waiting.task for waiting in forming.pending_joins.values()}
+    forming.worker_by_versions = {book.workers[task].hello.versions: task for task in here if task in book.workers}
+    if len(forming.pending_joins) < forming.min_size:
+        forming.complete_at = None
+    if forming.pending_joins:
+        yield from _broadcast_progress(book, forming, now)
+    else:
+        del book.forming[forming.name]
+        book.discard_unused_key(forming.name)
+    yield from scaling.propose_waiting_count(book, forming.name, now)
+
+
+def _announce_join(book: Registry, forming: FormingGroup, newcomer: PendingJoin, now: float) -> Iterator[Effect]:
+    if len(forming.pending_joins) <= MAX_IMMEDIATE_UPDATES:
+        yield from _broadcast_progress(book, forming, now)
+        return
+    yield SendToWorker(newcomer.task, _update(book, forming, newcomer.ask.request))
+    if not forming.is_progress_armed:
+        forming.is_progress_armed = True
+        book.add_timer((forming.progress_sent_at or now) + PROGRESS_INTERVAL_SECONDS, ProgressTimer(forming.name))
+
+
+def _broadcast_progress(book: Registry, forming: FormingGroup, now: float) -> Iterator[Effect]:
+    forming.progress_sent_at = now
+    text = describe_progress(book, forming)
+    for task, request in forming.pending_joins:
+        yield SendToWorker(task, JoinUpdate(request, len(forming.pending_joins), _expected(forming), text))
+
+
+def _update(book: Registry, forming: FormingGroup, request: str) -> JoinUpdate:
+    return JoinUpdate(request, len(forming.pending_joins), _expected(forming), describe_progress(book, forming))
+
+
+def _expected(forming: FormingGroup) -> int:
+    return forming.max_size if forming.complete_at is not None else forming.min_size
+
+
+def describe_progress(book: Registry, forming: FormingGroup) -> str:
+    """`3 of 4 ranks here, waiting for 1 more (rank 2); rank 2 (…) still lives in the previous generation`"""
+    present = len(forming.pending_joins)
+    text = progress_text(present, forming.min_size, forming.max_size, forming.complete_at is not None)
+    few = forming.max_size - present <= MAX_IMMEDIATE_UPDATES
+    if few and present == len(forming.joins_by_rank) and forming.min_size == forming.max_size:
+        absent = [rank for rank in range(forming.max_size) if rank not in forming.joins_by_rank]
+        text += f" ({ranks_text(absent)})"
+    previous = book.generations.get(book.latest_generations.get(forming.name, 0))
+    if previous and forming.previous_ranks:
+        ranks = [rank for rank in forming.previous_ranks.values() if rank not in previous.departed]
+        if ranks:
+            text += f"; {previous_generation_text([previous.info.members[rank] for rank in ranks])}"
+    return text
+
+
+def assign_ranks(forming: FormingGroup) -> list[PendingJoin]:
+    """The order of ranks: ranks asked for stay, the others fill the rest by task, device (as numbers) and arrival.
+
+    An elastic group may begin smaller than a rank that was asked for; that one is placed like the others.
+    """
+    size = len(forming.pending_joins)
+    fixed = {rank: waiting for rank, waiting in forming.joins_by_rank.items() if rank < size}
+    rest = sorted(
+        (waiting for waiting in forming.pending_joins.values() if fixed.get(_requested_rank(waiting)) is not waiting),
+        key=lambda waiting: (DeviceName.parse(waiting.ask.device, waiting.task), waiting.arrival),
+    )
+    order = iter(rest)
+    return [fixed[rank] if rank in fixed else next(order) for rank in range(size)]
+
+
+def _requested_rank(waiting: PendingJoin) -> int:
+    return -1 if waiting.ask.rank is None else waiting.ask.rank
+
+
+def _complete(book: Registry, forming: FormingGroup, now: float) -> Iterator[Effect]:
+    del book.forming[forming.name]
+    order = assign_ranks(forming)
+    members = tuple(
+        Member(rank, w.ask.device, w.task, w.ask.host, w.ask.pid, w.ask.label) for rank, w in enumerate(order)
+    )
+    info = GroupInfo(forming.name, book.get_or_create_key(forming.name), book.new_id(), members)
+    generation = GroupRun(info, _peers(book, members))
+    generation.idle = any(waiting.ask.idle for waiting in order)
+    if any(waiting.ask.last_instance >= 0 for waiting in order):
+        generation.last_instances = tuple(waiting.ask.last_instance for waiting in order)
+    generation.requests = {(w.task, w.ask.request): rank for rank, w in enumerate(order)}
+    book.generation_by_join |= dict.fromkeys(generation.requests, info.generation)
+    book.counts.granted += info.size
+    _mark_rejoined(book, members, forming.name)
+    book.generations[info.generation] = generation
+    book.latest_generations[forming.name] = info.generation
+    yield from finish_rendezvous(book, generation, now)
+    yield Log("info", f"group {unscoped_name(info.name)!r} is complete: {info.size} ranks: {members_text(members)}")
+
+
+def _peers(book: Registry, members: tuple[Member, ...]) -> tuple[Peer, ...]:
+    ranks: dict[int, list[int]] = {}
+    for member in members:
+        ranks.setdefault(member.worker, []).append(member.rank)
+    hellos = {task: book.workers[task].hello for task in sorted(ranks)}
+    return tuple(
+        Peer(task, hello.incarnation, hello.host, hello.link_address, tuple(ranks[task]), hello.nccl)
+        for task, hello in hellos.items()
+    )
+
+
+def _mark_rejoined(book: Registry, members: tuple[Member, ...], name: str) -> None:
+    """Who joined again after a failure has departed from the generations that failed."""
+    here = {identity(member) for member in members}
+    for generation in list(book.generations.values()):
+        if generation.info.name != name or not generation.failed:
+            continue
+        for member in generation.info.members:
+            if identity(member) in here:
+                generation.departed.setdefault(member.rank, Departure.MOVED)
+        book.retire_if_over(generation)
+
+
+def finish_rendezvous(book: Registry, generation: GroupRun, now: float) -> Iterator[Effect]:
+    """All ranks are here: they are told, or their links are measured first."""
+    known = book.stored_tables.get(table_name(generation))
+    if known is None and book.tune and len(generation.peers) > 1:
+        yield from _start_measurement(book, generation, now)
+        return
+    generation.table = known or make_table(generation.peers)
+    yield from _send_join_done(book, generation)
+
+
+def resend_join_answer(book: Registry, task: int, request: str) -> Iterator[Effect]:
+    """The answer to a join of a generation that is complete, and what has been decided about it since."""
+    generation = book.generations[book.generation_by_join[task, request]]
+    if generation.info.generation in book.measurements:
+        yield SendToWorker(task, _make_measuring_update(generation, request))
+        return
+    yield SendToWorker(task, _make_join_done(generation, _group_with_history(generation), task, request))
+    for verdict in generation.verdicts:
+        yield SendToWorker(task, verdict)
+
+
+def handle_measurement(book: Registry, event: LinkMeasured) -> Iterator[Effect]:
+    """A worker tells what a link is like; the last answer makes the table."""
+    measurement = book.measurements.get(event.generation)
+    if measurement is None or (event.task, event.peer) not in measurement.links:
+        return
+    measurement.links[event.task, event.peer] = event
+    if None not in measurement.links.values():
+        yield from finish_measurement(book, event.generation)
+
+
+def finish_measurement(book: Registry, number: int) -> Iterator[Effect]:
+    """Ends the measuring of a generation, if it goes on: its table is made of what is known by now."""
+    measurement = book.measurements.pop(number, None)
+    if measurement is None:
+        return
+    generation = book.generations[number]
+    sound = [link for link in measurement.links.values() if link is not None and link.is_valid]
+    model = worst_case_model(sound)
+    generation.table = make_table(generation.peers, model)
+    group = unscoped_name(generation.info.name)
+    if not generation.failed and len(sound) == len(measurement.links):
+        name = table_name(generation)
+        book.stored_tables = add_stored_table(book.stored_tables, name, generation.table)
+        yield SaveTable(name, generation.table)
+        found = f"{format_microseconds(model.across.latency)}, {format_bandwidth(model.across.bandwidth)} at worst"
+        yield Log("info", f"the links of group {group!r} were measured: {found}; the table is stored as {name!r}")
+    elif not generation.failed:
+        instead = "the others decide" if sound else "usual links are assumed"
+        yield Log(
+            "warning",
+            f"of the links of group {group!r} {', '.join(_describe_unmeasured(measurement))}: "
+            f"{instead}, and the table is not stored; the next group of this name is measured again",
+        )
+    yield from _send_join_done(book, generation)
+
+
+def table_name(generation: GroupRun) -> str:
+    """`world 2,2`: the group's name without its job, and the ranks on each of its workers."""
+    return f"{unscoped_name(generation.info.name)} {','.join(str(len(peer.ranks)) for peer in generation.peers)}"
+
+
+def _start_measurement(book: Registry, generation: GroupRun, now: float) -> Iterator[Effect]:
+    """Asks every worker about its link to the next one, in the order of the ring."""
+    number = generation.info.generation
+    circle = sorted(generation.peers, key=lambda peer: peer.ranks[0])
+    following = circle[1:] + circle[:1]
+    book.measurements[number] = Measurement(
+        {(peer.task, other.task): None for peer, other in zip(circle, following, strict=True)}
+    )
+    for peer, other in zip(circle, following, strict=True):
+        yield SendToWorker(peer.task, MeasureLink(number, other.task, other.link_address))
+    for task, request in generation.requests:
+        yield SendToWorker(task, _make_measuring_update(generation, request))
+    book.add_timer(now + MEASUREMENT_TIMEOUT_SECONDS, MeasurementTimeout(number))
+
+
+def _send_join_done(book: Registry, generation: GroupRun) -> Iterator[Effect]:
+    group = _group_with_history(generation)
+    for task, request in generation.requests:
+        if task in book.workers:
+            yield SendToWorker(task, _make_join_done(generation, group, task, request))
+    for verdict in generation.verdicts:
+        for task in generation.ranks_by_worker:
+            if task in book.workers:
+                yield SendToWorker(task, verdict)
+
+
+def _make_join_done(generation: GroupRun, group: GroupInfo, task: int, request: str) -> JoinDone:
+    rank = generation.requests[task, request]
+    return JoinDone(request, group, rank, generation.peers, generation.table, generation.idle)
+
+
+def _group_with_history(generation: GroupRun) -> GroupInfo:
+    """The group with what its ranks had finished in an earlier generation, so that callers can line up."""
+    if not generation.last_instances:
+        return generation.info
+    pairs = zip(generation.info.members, generation.last_instances, strict=True)
+    return replace(generation.info, members=tuple(replace(member, last_instance=last) for member, last in pairs))
+
+
+def _make_measuring_update(generation: GroupRun, request: str) -> JoinUpdate:
+    return JoinUpdate(request, generation.info.size, generation.info.size, measuring_text(generation))
+
+
+def measuring_text(generation: GroupRun) -> str:
+    size, workers = generation.info.size, len(generation.peers)
+    return (
+        f"all {size} ranks {is_or_are(size)} here, the links between {workers} workers are being measured "
+        f"({format_seconds(MEASUREMENT_TIMEOUT_SECONDS)} at most)"
+    )
+
+
+def _describe_unmeasured(measurement: Measurement) -> Iterator[str]:
+    for (task, peer), link in measurement.links.items():
+        if link is None or not link.is_valid:
+            silent = f"no answer within {format_seconds(MEASUREMENT_TIMEOUT_SECONDS)}"
+            why = silent if link is None else link.text or f"got {link}"
+            yield f"that of worker {task} to worker {peer} could not be measured ({why})"

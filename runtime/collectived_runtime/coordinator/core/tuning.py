@@ -1,0 +1,68 @@
+"""What AUTO chooses in a generation: one table, made here from the topology, so that all workers choose alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from collectived_proto.types import Peer, Tier
+from collectived_runtime.coordinator.core.events import LinkMeasured
+from collectived_runtime.plan.auto import HostLayout, Row, choose
+from collectived_runtime.plan.cost_model import LinkClass, Model
+
+CANDIDATES = ("tree", "halving_doubling", "ring", "shuffle")
+ONE_SHOT_BYTES = 64 << 10
+"""One shot keeps what everybody sent apart until it folds: worth it only while that stays in the cache."""
+
+
+MAX_STORED = 1024
+"""Tables of measurements that are kept, by name and shape of the group."""
+
+
+def add_stored_table(
+    known: Mapping[str, tuple[Tier, ...]], name: str, measured: tuple[Tier, ...]
+) -> dict[str, tuple[Tier, ...]]:
+    """With one more table, or another one of that name; those that were measured longest ago go where there are too
+    many. In the order in which they were measured."""
+    tables = {other: table for other, table in known.items() if other != name}
+    tables[name] = measured
+    return dict(list(tables.items())[-MAX_STORED:])
+
+
+def make_table(peers: Sequence[Peer], model: Model | None = None) -> tuple[Tier, ...]:
+    """The table of a generation of these workers; `model` is what its links were measured to be, if they were."""
+    hosts = tuple(len(peer.ranks) for peer in peers)
+    topology = HostLayout(hosts, model or Model())
+    large = [row for row in choose(topology, CANDIDATES) if row.limit < 0 or row.limit > ONE_SHOT_BYTES]
+    small = [
+        replace(row, limit=ONE_SHOT_BYTES if row.limit < 0 else min(row.limit, ONE_SHOT_BYTES))
+        for row in choose(topology, ("one_shot", *CANDIDATES))
+        if row.limit < 0 or row.limit // 2 < ONE_SHOT_BYTES
+    ]
+    if all(row.algorithm != "one_shot" for row in small):
+        small, large = [], list(choose(topology, CANDIDATES))
+    rows = _merge_rows([*_drop_unreachable(small), *large])
+    return tuple(Tier(row.algorithm, row.shards, row.limit, large[-1].bytes_per_pack) for row in rows)
+
+
+def _merge_rows(rows: Sequence[Row]) -> list[Row]:
+    """Without rows that say what the next one says."""
+    said = [(row.algorithm, row.shards) for row in rows]
+    return [row for index, row in enumerate(rows) if said[index : index + 1] != said[index + 1 : index + 2]]
+
+
+def _drop_unreachable(rows: Sequence[Row]) -> list[Row]:
+    """Without rows whose limit an earlier one has reached."""
+    return [row for index, row in enumerate(rows) if not index or row.limit > rows[index - 1].limit]
+
+
+def worst_case_model(links: Sequence[LinkMeasured]) -> Model:
+    """The highest latency and the lowest bandwidth of these links, for a ring is as fast as its slowest link.
+
+    What was measured is what one connection reaches. Without any link, the usual model.
+    """
+    usual = Model()
+    if not links:
+        return usual
+    across = LinkClass(max(link.latency_seconds for link in links), min(link.bytes_per_second for link in links))
+    return Model(across, stream=max(usual.stream, across.bandwidth))

@@ -1,0 +1,387 @@
+"""Judgement: from what is known about a generation to the verdict, as pure values.
+
+*Silent* workers did not answer or are not connected; of their ranks only old news is known.
+
+The sentences of verdicts and progress: what failed or waits, why, and how ranks differ.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from collectived_proto.errors import Code
+from collectived_proto.report import phrases
+from collectived_proto.report.phrases import (
+    MAX_NAMED,
+    collective_text,
+    expired_text,
+    format_duration,
+    format_seconds,
+    history_text,
+    members_text,
+    not_arrived_text,
+    not_written_text,
+    ranks_text,
+    waiting_text,
+)
+from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
+from collectived_runtime.coordinator.core.contract_diff import describe_collective, find_difference
+from collectived_runtime.coordinator.core.registry import Departure, GroupRun, Inquiry
+
+
+def make_verdict(
+    generation: GroupRun,
+    code: Code,
+    text: str,
+    from_instance: int,
+    now: float,
+    *,
+    instance: int | None = None,
+    missing: Iterable[int] = (),
+    differing: Iterable[int] = (),
+) -> Verdict:
+    """A verdict with every member's last position; `instance` is by default the first one running that it ends."""
+    info = generation.info
+    failing = find_first_running(generation, from_instance) if instance is None else instance
+    return Verdict(
+        info.name,
+        info.key,
+        info.generation,
+        code,
+        text,
+        from_instance,
+        instance=failing,
+        op=describe_operation(generation, failing),
+        missing=generation.members(now, missing),
+        differing=generation.members(now, differing),
+        members=generation.members(now),
+    )
+
+
+def find_first_running(generation: GroupRun, from_instance: int) -> int:
+    """The first instance from there on that some rank is known to have submitted and not finished; -1: none.
+
+    What a heartbeat has told of an instance says only that it ran then.
+    """
+    reported = [standing.position for standing in generation.progress.values() if standing.worker is None]
+    starts = [(max(from_instance, position.finished + 1), position.submitted) for position in reported]
+    running = [start for start, submitted in starts if start <= submitted]
+    running += [
+        instance for instance in generation.evidence if instance >= from_instance and _is_pending(generation, instance)
+    ]
+    return min(running, default=-1)
+
+
+def _is_pending(generation: GroupRun, instance: int) -> bool:
+    """Whether somebody was asked about an instance and had not finished it."""
+    positions = generation.evidence[instance].positions.values()
+    return any((position.arrived or position.contract) and position.finished < instance for position in positions)
+
+
+def describe_operation(generation: GroupRun, instance: int) -> str:
+    """What an instance is, where anybody who submitted it, or was about to, has told: `all_reduce(sum)`."""
+    evidence = generation.evidence.get(instance)
+    told = (position.op for position in evidence.positions.values()) if evidence else iter(())
+    last = (s.position.last_op for s in generation.progress.values() if s.position.submitted == instance >= 0)
+    return next(filter(None, told), "") or next(filter(None, last), "")
+
+
+def judge(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict | None:
+    """What follows from the answers; None where nothing has failed.
+
+    Contracts that differ are the cause wherever they are known, for then waiting longer does not help.
+    """
+    if inquiry.kind is ReportKind.LINK:
+        return _judge_link(generation, inquiry, now)
+    if inquiry.kind is ReportKind.NATIVE:
+        return _judge_native(generation, inquiry, silent, now)
+    mismatch = _judge_mismatch(generation, inquiry, now)
+    if mismatch is not None or inquiry.kind is not ReportKind.EXPIRED:
+        return mismatch
+    return _judge_expiry(generation, inquiry, silent, now)
+
+
+def is_majority_undecided(generation: GroupRun, instance: int) -> bool:
+    """Whether contracts differ, no side has most of the ranks yet, and some rank has not come."""
+    evidence = generation.evidence.get(instance)
+    positions = evidence.positions if evidence else {}
+    known = {rank: position for rank, position in positions.items() if position.contract}
+    if not known:
+        return False
+    us, others = split_majority(known)
+    size = generation.info.size
+    return bool(others) and len(known) < size and 2 * len(us) <= size
+
+
+def _judge_link(generation: GroupRun, inquiry: Inquiry, now: float) -> Verdict | None:
+    ranks = generation.active_ranks(inquiry.peer)
+    if not ranks:
+        return None
+    text = lost_text(generation, ranks, inquiry.text, now)
+    return make_verdict(generation, Code.UNAVAILABLE, text, max(inquiry.instance, 0), now, missing=ranks)
+
+
+def _judge_native(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict:
+    """Only who is lost is named: that NCCL failed at one end does not say that it is at fault, nor the other."""
+    instance, ranks_of = inquiry.instance, generation.ranks_by_worker
+    lost = sorted(rank for rank, how in generation.departed.items() if how is Departure.LOST)
+    told = [
+        (f"worker {task}", generation.members(now, ranks_of[task]), said)
+        for task, said in inquiry.native_errors.items()
+    ]
+    text = phrases.nccl_failure_text(_describe_instance(generation, instance), told, generation.members(now, lost))
+    quiet = [why for task, why in sorted(silent.items()) if generation.active_ranks(task)]
+    text = "; ".join([text, *quiet[: phrases.MAX_NAMED]])
+    return make_verdict(generation, Code.UNAVAILABLE, text, instance, now, instance=instance, missing=lost)
+
+
+def _judge_mismatch(generation: GroupRun, inquiry: Inquiry, now: float) -> Verdict | None:
+    instance = inquiry.instance
+    evidence = generation.evidence[instance]
+    arrived = {rank: known for rank, known in evidence.positions.items() if known.contract}  # or about to be
+    us, others = split_majority(arrived) if arrived else ([], [])
+    op = arrived[us[0]].op if us else describe_operation(generation, instance)
+    what = collective_text(instance, op, generation.info.name)
+    if others:
+        text = mismatch_text(what, arrived, us, others)
+    elif inquiry.kind is ReportKind.MISMATCH:
+        text = f"{what}: {inquiry.text or 'the ranks differ in what they submitted'}"
+    else:
+        return None
+    differing = sorted(rank for side in others for rank in side)
+    decision = make_verdict(
+        generation, Code.INVALID_ARGUMENT, text, instance, now, instance=instance, differing=differing
+    )
+    return replace(decision, op=op)
+
+
+def _judge_expiry(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict | None:
+    instance = inquiry.instance
+    ranks = range(generation.info.size)
+    missing = [rank for rank in ranks if not generation.has_submitted(rank, instance)]
+    unfinished = [rank for rank in ranks if generation.last_finished(rank) < instance]
+    if not unfinished:
+        return None  # it was complete before the answers came
+    what, sites = _describe_instance(generation, instance), _waiting_sites(generation, instance)
+    if missing:
+        text = expired_text(
+            what, inquiry.timeout_seconds, _describe_missing(generation, missing, silent, now, instance), sites
+        )
+    else:
+        text = unfinished_text(what, inquiry.timeout_seconds, unfinished, sites)
+    return make_verdict(generation, Code.DEADLINE_EXCEEDED, text, instance, now, instance=instance, missing=missing)
+
+
+def judge_overdue(generation: GroupRun, report: Report, now: float) -> Verdict:
+    """A send or recv whose other end did not come in time."""
+    what = f"{report.text} on {generation.member(report.rank, now)}"
+    text = (
+        f"{what} did not complete within {format_seconds(report.timeout_seconds)}: "
+        f"{_describe_peer(generation, report, now)}"
+    )
+    return make_verdict(generation, Code.DEADLINE_EXCEEDED, text, 0, now, missing=[_peer_rank(generation, report)])
+
+
+def judge_unclaimed(generation: GroupRun, report: Report, now: float) -> Verdict:
+    """Letters that nobody asks for have used up what memory there is for them."""
+    peer = _peer_rank(generation, report)
+    text = (
+        f"there is no memory for what {generation.member(peer, now)} has sent to "
+        f"{generation.member(report.rank, now)}, which has not received it: {report.text}"
+    )
+    return make_verdict(generation, Code.RESOURCE_EXHAUSTED, text, 0, now, missing=[peer])
+
+
+def p2p_wait_warning(generation: GroupRun, report: Report, now: float) -> str:
+    """The warning that a send or recv waits for its other end."""
+    what = f"group {unscoped_name(generation.info.name)!r}: {report.text} on {generation.member(report.rank, now)}"
+    return f"{what} has waited for {format_duration(report.timeout_seconds)}: {_describe_peer(generation, report, now)}"
+
+
+def _describe_peer(generation: GroupRun, report: Report, now: float) -> str:
+    peer = _peer_rank(generation, report)
+    return _describe_absent_rank(generation, peer, "", now)
+
+
+def _peer_rank(generation: GroupRun, report: Report) -> int:
+    return report.peer if report.peer < generation.info.size else report.rank
+
+
+def pending_warning(
+    generation: GroupRun, instance: int, silent: Mapping[int, str], stall_seconds: float, now: float
+) -> str:
+    """The warning that an instance waits for ranks; '' where all have come."""
+    missing = [rank for rank in range(generation.info.size) if not generation.has_submitted(rank, instance)]
+    if not missing:
+        return ""
+    waited = stall_seconds + max(0.0, now - generation.evidence[instance].since)
+    absent = _describe_missing(generation, missing, silent, now, instance)
+    return pending_text(_describe_instance(generation, instance), waited, absent, _waiting_sites(generation, instance))
+
+
+def lost_text(generation: GroupRun, ranks: Sequence[int], why: str, now: float) -> str:
+    """`rank 2 (…) is lost: its process ended (last finished #16, last did all_reduce(sum) #17 at train.py:88)`"""
+    standings = {rank: generation.progress[rank] for rank in ranks if rank in generation.progress}
+    histories = {rank: history_text(known.position, known.age(now)) for rank, known in standings.items()}
+    if not histories and len(ranks) == 1:
+        histories = {ranks[0]: "what it did last has not been reported"}
+    return phrases.lost_text(generation.members(now, ranks), why, histories)
+
+
+def with_successor(decision: Verdict, successor: int) -> Verdict:
+    return replace(decision, successor=successor)
+
+
+def make_successor_info(generation: GroupRun, number: int) -> GroupInfo:
+    """The same members in a new generation, in which nothing has been submitted."""
+    return replace(generation.info, generation=number, members=tuple(map(_reset_member, generation.info.members)))
+
+
+def _reset_member(member: Member) -> Member:
+    return replace(member, last_instance=-1, last_op="", last_site="", idle_seconds=0.0)
+
+
+def _describe_instance(generation: GroupRun, instance: int) -> str:
+    return collective_text(instance, describe_operation(generation, instance), generation.info.name)
+
+
+def _describe_missing(
+    generation: GroupRun, missing: Sequence[int], silent: Mapping[int, str], now: float, instance: int
+) -> list[str]:
+    members, evidence = generation.info.members, generation.evidence.get(instance)
+    asked = evidence.positions if evidence else {}
+    return [
+        not_written_text(generation.member(rank, now), asked[rank])
+        if rank in asked and asked[rank].contract
+        else _describe_absent_rank(generation, rank, silent.get(members[rank].worker, ""), now)
+        for rank in missing
+    ]
+
+
+def _describe_absent_rank(generation: GroupRun, rank: int, silent: str, now: float) -> str:
+    member, standing = generation.member(rank, now), generation.progress.get(rank)
+    return (
+        not_arrived_text(member, standing.position, silent, standing.age(now))
+        if standing
+        else not_arrived_text(member, None, silent)
+    )
+
+
+def _waiting_sites(generation: GroupRun, instance: int) -> dict[int, str]:
+    """Rank -> source line, of those that wait in this instance."""
+    evidence = generation.evidence.get(instance)
+    sites = {}
+    for rank in range(generation.info.size):
+        if generation.has_submitted(rank, instance) and generation.last_finished(rank) < instance:
+            known = evidence.positions.get(rank) if evidence else None
+            sites[rank] = _select_site(
+                known, generation.progress[rank].position if rank in generation.progress else None, instance
+            )
+    return sites
+
+
+def _select_site(asked: RankPosition | None, last: RankPosition | None, instance: int) -> str:
+    if asked is not None and asked.arrived and asked.site:
+        return asked.site
+    return last.last_site if last is not None and last.submitted == instance else ""
+
+
+def format_microseconds(value: float) -> str:
+    """`25 us`, from seconds"""
+    return f"{value * 1e6:.3g} us"
+
+
+def format_bandwidth(value: float) -> str:
+    """`125 MB/s`, from bytes per second"""
+    return f"{value / 1e6:.4g} MB/s"
+
+
+def unfinished_text(what: str, timeout_seconds: float, unfinished: Iterable[int], sites: Mapping[int, str]) -> str:
+    """The text of a deadline that passed although every rank had come."""
+    ranks = list(unfinished)
+    return (
+        f"{what} did not complete within {format_seconds(timeout_seconds)}: all ranks have come and "
+        f"data was still moving; "
+        f"{ranks_text(ranks)} had not finished; {waiting_text({rank: sites.get(rank, '') for rank in ranks})}"
+    )
+
+
+def pending_text(what: str, waited: float, absent: Sequence[str], sites: Mapping[int, str]) -> str:
+    named = "; ".join(absent[:MAX_NAMED])
+    more = f"; {len(absent) - MAX_NAMED} more ranks have not come" if len(absent) > MAX_NAMED else ""
+    waiting = waiting_text(sites)
+    return f"{what} has waited for {format_duration(waited)}: {named}{more}{f'; {waiting}' if waiting else ''}"
+
+
+def split_majority(arrived: Mapping[int, RankPosition]) -> tuple[list[int], list[list[int]]]:
+    """Ranks of the majority's contract, then those of each other one; a tie goes to the side of the lowest rank.
+
+    Ranks that take what comes are with the first side with which they can be.
+    """
+    sides: dict[bytes, list[int]] = {}
+    for rank in sorted(arrived, key=lambda rank: (_accepts_any_value(arrived[rank]), rank)):
+        contract = arrived[rank].contract
+        if _accepts_any_value(arrived[rank]):
+            contract = next(
+                (side for side, ranks in sides.items() if _is_compatible(arrived[rank], arrived[ranks[0]])), contract
+            )
+        insort(sides.setdefault(contract, []), rank)
+    ordered = sorted(sides.values(), key=lambda ranks: (-len(ranks), ranks[0]))
+    return ordered[0], ordered[1:]
+
+
+def _accepts_any_value(position: RankPosition) -> bool:
+    return position.collective is not None and position.collective.open
+
+
+def _is_compatible(position: RankPosition, other: RankPosition) -> bool:
+    theirs, ours = position.collective, other.collective
+    return theirs is not None and ours is not None and theirs.open_contract() == ours.open_contract()
+
+
+def mismatch_text(what: str, arrived: Mapping[int, RankPosition], us: list[int], others: list[list[int]]) -> str:
+    """Who differs from the majority and where, then both sides in full with their source lines."""
+    first = _representative(us, arrived)
+    sentences = []
+    for them in others[:MAX_NAMED]:
+        verb = "differs" if len(them) == 1 else "differ"
+        sentences.append(f"{ranks_text(them)} {verb}: {_difference_text(_representative(them, arrived), first, us)}")
+    if len(others) > MAX_NAMED:
+        sentences.append(f"{sum(map(len, others[MAX_NAMED:]))} more ranks differ in other ways")
+    sides = [f"\n  {_describe_side(ranks, _representative(ranks, arrived))}" for ranks in [*others[:MAX_NAMED], us]]
+    return f"{'; '.join(sentences)} ({what}){''.join(sides)}"
+
+
+def _representative(ranks: Sequence[int], arrived: Mapping[int, RankPosition]) -> RankPosition:
+    """The first of a side that says what its value is."""
+    return next((arrived[rank] for rank in ranks if not _accepts_any_value(arrived[rank])), arrived[ranks[0]])
+
+
+def _difference_text(theirs: RankPosition, ours: RankPosition, us: list[int]) -> str:
+    found = find_difference(theirs.collective, ours.collective) if theirs.collective and ours.collective else None
+    if found is None:
+        return f"{theirs.op or 'another collective'} there, {ours.op or 'another collective'} on {ranks_text(us)}"
+    return f"{found.where} is {found.theirs} there, {found.ours} on {ranks_text(us)}"
+
+
+def _describe_side(ranks: list[int], position: RankPosition) -> str:
+    site = position.site or (position.collective.site if position.collective else "")
+    what = describe_collective(position.collective) if position.collective else position.op or "unknown"
+    return f"{ranks_text(ranks)}{f' at {site}' if site else ''}: {what}"
+
+
+def progress_text(present: int, low: int, high: int, settling: bool) -> str:
+    """`3 of 4 ranks here, waiting for 1 more`"""
+    if low == high:
+        return f"{present} of {high} ranks here, waiting for {high - present} more"
+    if settling:
+        return f"{present} of {low} to {high} ranks here, enough; waiting a while for up to {high - present} more"
+    return f"{present} of {low} to {high} ranks here, waiting for at least {low - present} more"
+
+
+def previous_generation_text(members: Sequence[Member]) -> str:
+    """Who still lives in the previous generation."""
+    verb = "lives" if len(members) == 1 else "live"
+    return f"{members_text(members)} still {verb} in the previous generation"

@@ -1,0 +1,1 @@
+"""What every package of the engine stands on: poller, topology, arenas."""

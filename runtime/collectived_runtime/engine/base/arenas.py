@@ -1,0 +1,382 @@
+"""Result arenas of a group loop: written once by the worker, mapped read-only by every local rank, reused.
+
+A *slot* holds the results of one instance. It is *held* by the ranks that received it until each has released it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived_proto.ipc import arena as arenas
+from collectived_proto.ipc.arena import Arena
+from collectived_proto.ipc.free_list import FreeList
+
+SMALLEST_ARENA = 64 << 20  # address space; pages exist only as far as they have been used
+MIN_SLOTS_PER_ARENA = (
+    8  # a new arena holds this many of the result that asked for it, so that a rank may keep two: `x = f(x)`
+)
+KEPT_BYTES = 1 << 20  # an arena of which no more has been used is not worth giving back
+SPARES = 4  # free slots of one size that are kept as they are,
+SPARE_SIZES = 16  # of so many sizes
+FREE_BUFFERS = 8  # of scratch memory that are kept for the next who asks; as many as tasks run side by side
+
+_numbers = count(1)  # arena numbers are unique in the worker
+
+
+class MemoryExhausted(Exception):
+    """The worker's memory is used up, or a session's share of it; says how."""
+
+
+class MemoryBudget:
+    """Bytes of shared memory, or of `what`, that the worker may use in all; shared by its threads.
+
+    Args:
+        refused: called where somebody wants too much.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        refused: Callable[[], None] = lambda: None,
+        what: str = "shared memory",
+        advice: str = "free some, or raise memory_limit of the worker",
+    ) -> None:
+        self.limit = limit
+        self._what = what
+        self._advice = advice
+        self.used = 0
+        self._refused = refused
+        self._lock = threading.Lock()
+        self._shrinkers: list[Callable[[], None]] = []
+
+    def register_shrinker(self, give: Callable[[], None]) -> None:
+        """Before anybody is refused `give` is called, in any thread: it gives back what is only kept for later."""
+        with self._lock:
+            self._shrinkers.append(give)
+
+    def unregister_shrinker(self, give: Callable[[], None]) -> None:
+        """It keeps nothing any more; one that is not known is none of our business."""
+        with self._lock:
+            self._shrinkers = [known for known in self._shrinkers if known != give]
+
+    def acquire(self, size: int, *, last: bool = True) -> None:
+        """Raises MemoryExhausted where this would be too much; with `last` that is a refusal, else it is retried."""
+        if not self._try_acquire(size):
+            self._shrink()
+            if self._try_acquire(size):
+                return
+            used = self.used
+            if last:
+                self._refused()
+            raise MemoryExhausted(
+                f"{size} bytes more would exceed the worker's {self.limit} bytes of {self._what}, of which {used} are "
+                f"in use: {self._advice}"
+            )
+
+    def _try_acquire(self, size: int) -> bool:
+        """Takes it where it fits."""
+        with self._lock:
+            fits = self.used + size <= self.limit
+            if fits:
+                self.used += size
+        return fits
+
+    def _shrink(self) -> None:
+        for give in list(self._shrinkers):
+            give()
+
+    def force_acquire(self, size: int) -> None:
+        """What was taken has become this much, whatever the limit."""
+        with self._lock:
+            self.used += size
+
+    def release(self, size: int) -> None:
+        with self._lock:
+            self.used -= size
+
+
+class SessionBudget(MemoryBudget):
+    """What one session may have of a budget, which is taken from there too.
+
+    Args:
+        refused, what: as of `MemoryBudget`.
+        key: of the worker's configuration, that raises the limit.
+    """
+
+    def __init__(
+        self,
+        whole: MemoryBudget,
+        limit: int,
+        refused: Callable[[], None] = lambda: None,
+        what: str = "shared memory",
+        key: str = "max_session_memory",
+    ) -> None:
+        super().__init__(limit, refused, what)
+        self._parent = whole
+        self._key = key
+
+    def register_shrinker(self, give: Callable[[], None]) -> None:
+        super().register_shrinker(give)
+        self._parent.register_shrinker(give)
+
+    def unregister_shrinker(self, give: Callable[[], None]) -> None:
+        super().unregister_shrinker(give)
+        self._parent.unregister_shrinker(give)
+
+    def acquire(self, size: int, *, last: bool = True) -> None:
+        if size > self.limit - self.used:
+            self._shrink()
+        if size > self.limit - self.used:
+            if last:
+                self._refused()
+            raise MemoryExhausted(
+                f"{size} bytes more would exceed the {self.limit} bytes of {self._what} that one session may have, of "
+                f"which {self.used} are in use: close what is not needed, or raise {self._key} of the worker"
+            )
+        self._parent.acquire(size, last=last)
+        with self._lock:
+            self.used += size
+
+    def force_acquire(self, size: int) -> None:
+        with self._lock:
+            self.used += size
+        self._parent.force_acquire(size)
+
+    def release(self, size: int) -> None:
+        with self._lock:
+            self.used -= size
+        self._parent.release(size)
+
+
+def next_number() -> int:
+    """A number for an arena made elsewhere."""
+    return next(_numbers)
+
+
+def new_arena(size: int, *, readers_only: bool) -> Arena:
+    """An arena with a number of its own in this worker."""
+    return arenas.create(next(_numbers), size, readers_only=readers_only)
+
+
+@dataclass(slots=True, eq=False)
+class ResultSlot:
+    number: int
+    arena: Arena
+    free_list: FreeList  # of its arena
+    offset: int
+    size: int
+    holders: set[int]
+    memory: NDArray[np.uint8]
+
+
+class ArenaObserver(Protocol):
+    """Those who are told where results may lie."""
+
+    def add_arena(self, arena: Arena) -> None: ...
+
+    def remove_arena(self, arena: Arena) -> None: ...
+
+
+class ResultArenas:
+    """`readers` hear of each arena before any slot of it is handed out, and when it is given back.
+
+    `grown` is called when more memory has been taken from the system.
+    """
+
+    def __init__(self, budget: MemoryBudget, readers: ArenaObserver, grown: Callable[[], None]) -> None:
+        self._budget = budget
+        self._readers = readers
+        self._on_memory_grown = grown
+        self._arenas: list[tuple[Arena, FreeList]] = []
+        self._slots: dict[int, ResultSlot] = {}
+        self._spares: dict[int, list[ResultSlot]] = {}  # by size; the one used last, warm in the caches, stands last
+        self._numbers = count(1)
+        self._last = True  # what is taken from the budget is not tried again
+
+    @property
+    def arenas(self) -> list[Arena]:
+        return [arena for arena, _ in self._arenas]
+
+    def acquire(self, size: int, holders: Iterable[int]) -> ResultSlot:
+        """A slot of `size` bytes that these ranks will hold.
+
+        Raises:
+            MemoryExhausted: there is no memory for it.
+        """
+        self._last = False
+        try:
+            return self._acquire(size, holders)
+        except (MemoryExhausted, OSError):
+            if not self._arenas:
+                raise
+        finally:
+            self._last = True
+        self.trim()  # what lies idle may be enough
+        return self._acquire(size, holders)
+
+    def _acquire(self, size: int, holders: Iterable[int]) -> ResultSlot:
+        spares = self._spares.get(size)
+        if spares:
+            slot = spares.pop()
+            slot.holders.update(holders)
+            self._slots[slot.number] = slot
+            return slot
+        found = self._fit(size, holders)
+        if found is None and self._spares:
+            self._drop_spares()
+            found = self._fit(size, holders)
+        if found is not None:
+            return found
+        arena = new_arena(_rounded(max(SMALLEST_ARENA, MIN_SLOTS_PER_ARENA * size)), readers_only=True)
+        slots = FreeList(arena.size)
+        self._arenas.append((arena, slots))
+        self._readers.add_arena(arena)
+        offset = slots.allocate(size)
+        assert offset is not None
+        return self._create_slot(arena, slots, offset, size, holders)
+
+    def _fit(self, size: int, holders: Iterable[int]) -> ResultSlot | None:
+        for arena, slots in self._arenas:
+            if arena.size < MIN_SLOTS_PER_ARENA * size:  # in so small a one nobody could keep the result
+                continue
+            offset = slots.allocate(size)
+            if offset is not None:
+                return self._create_slot(arena, slots, offset, size, holders)
+        return None
+
+    def _create_slot(self, arena: Arena, slots: FreeList, offset: int, size: int, holders: Iterable[int]) -> ResultSlot:
+        try:
+            self._commit(arena, offset + size)
+        except (MemoryExhausted, OSError):
+            slots.free(offset)
+            raise
+        memory = arena.slice_bytes(offset, size)
+        slot = ResultSlot(next(self._numbers), arena, slots, offset, size, set(holders), memory)
+        self._slots[slot.number] = slot
+        return slot
+
+    def _commit(self, arena: Arena, upto: int) -> None:
+        need = arena.round_to_page(upto) - arena.committed
+        if need > 0:
+            self._budget.acquire(need, last=self._last)
+            try:
+                arena.commit(upto)
+            except OSError:
+                self._budget.release(need)
+                raise
+            self._on_memory_grown()
+
+    def release(self, number: int, rank: int) -> None:
+        """This rank needs the slot no longer; releasing what one does not hold changes nothing."""
+        slot = self._slots.get(number)
+        if slot is None:
+            return
+        slot.holders.discard(rank)
+        if slot.holders:
+            return
+        del self._slots[number]
+        spares = self._spares.get(slot.size)
+        if spares is None:
+            if len(self._spares) >= SPARE_SIZES:  # somebody's shapes change with every call
+                self._drop_spares()
+            spares = self._spares[slot.size] = []
+        if len(spares) < SPARES:
+            spares.append(slot)
+        else:
+            slot.free_list.free(slot.offset)
+
+    def _drop_spares(self) -> None:
+        for spares in self._spares.values():
+            for slot in spares:
+                slot.free_list.free(slot.offset)
+        self._spares.clear()
+
+    def release_rank(self, rank: int) -> None:
+        """Releases all that a rank holds."""
+        for number in [number for number, slot in self._slots.items() if rank in slot.holders]:
+            self.release(number, rank)
+
+    def trim(self) -> bool:
+        """Gives back arenas in which nothing is in use; whether anything large is left."""
+        self._drop_spares()
+        kept = []
+        for arena, slots in self._arenas:
+            if slots.used or arena.committed <= KEPT_BYTES:
+                kept.append((arena, slots))
+                continue
+            self._readers.remove_arena(arena)
+            self._budget.release(arena.committed)
+            arena.close()
+        self._arenas = kept
+        return any(arena.committed > KEPT_BYTES for arena, _ in kept)
+
+    def held_bytes_by_rank(self) -> dict[int, int]:
+        """Bytes held, by rank."""
+        bytes_by_rank: dict[int, int] = {}
+        for slot in self._slots.values():
+            for rank in slot.holders:
+                if rank < 0:  # the worker itself keeps it
+                    continue
+                bytes_by_rank[rank] = bytes_by_rank.get(rank, 0) + slot.size
+        return bytes_by_rank
+
+    def close(self) -> None:
+        self._slots.clear()
+        self._spares.clear()
+        for arena, _ in self._arenas:
+            self._budget.release(arena.committed)
+            arena.close()
+        self._arenas.clear()
+
+
+def _rounded(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+class Workspace:
+    """Scratch memory of a group loop that never leaves the worker: buffers that are lent by name, and reused.
+
+    Between `acquire` and `release` of a name everybody who asks for it gets the same buffer. `grown` is called when
+    memory has been taken from the system.
+    """
+
+    def __init__(self, grown: Callable[[], None]) -> None:
+        self._on_memory_grown = grown
+        self._buffers: dict[Any, NDArray[np.uint8]] = {}
+        self._users: dict[Any, int] = {}
+        self._free: list[NDArray[np.uint8]] = []
+
+    def acquire(self, name: Any) -> None:
+        self._users[name] = self._users.get(name, 0) + 1
+
+    def get_buffer(self, name: Any, size: int) -> NDArray[np.uint8]:
+        """`size` bytes under this name; what they held before is undefined."""
+        have = self._buffers.get(name)
+        if have is None or len(have) < size:
+            fitting = [free for free in self._free if len(free) >= size]
+            if fitting:
+                have = min(fitting, key=len)
+                self._free = [free for free in self._free if free is not have]
+            else:
+                have = np.empty(_rounded(max(4096, size)), np.uint8)
+                self._on_memory_grown()
+            self._buffers[name] = have
+        return have[:size]
+
+    def release(self, name: Any) -> None:
+        self._users[name] -= 1
+        if not self._users[name]:
+            del self._users[name]
+            if (have := self._buffers.pop(name, None)) is not None:
+                self._free = sorted([*self._free, have], key=len)[-FREE_BUFFERS:]
+
+    def trim(self) -> None:
+        """Lets go of what nobody uses."""
+        self._free.clear()

@@ -1,0 +1,1 @@
+"""The ranks of this worker, their doorbells and their completions."""

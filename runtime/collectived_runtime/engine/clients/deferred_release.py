@@ -1,0 +1,59 @@
+"""What GPUs are still at for instances that have ended: nobody can stop it, and nobody waits for it.
+
+Its ranks hear of the end at once, with the word that their memory is in use; they hear again when it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from collectived_proto.ipc import messages
+from collectived_runtime.engine.clients.local_rank import LocalRank
+
+InstanceId = tuple[int, int]  # generation and instance
+
+
+class StoppedTask(Protocol):
+    """That was stopped. It wakes the group loop when it is `over`: then no GPU reads or writes for it any more."""
+
+    @property
+    def has_ended(self) -> bool: ...
+
+
+class DeferredReleases:
+    """Of a group loop, in its thread.
+
+    Args:
+        tell: tells a rank something.
+    """
+
+    def __init__(self, tell: Callable[[LocalRank, bytes], object]) -> None:
+        self._send = tell
+        self._tasks: dict[InstanceId, list[StoppedTask]] = {}
+        self._waiting_ranks: dict[InstanceId, dict[int, LocalRank]] = {}  # by rank
+
+    def __bool__(self) -> bool:
+        return bool(self._tasks)
+
+    def add(self, number: InstanceId, task: StoppedTask) -> None:
+        self._tasks.setdefault(number, []).append(task)
+
+    def register_if_in_use(self, number: InstanceId, local_rank: LocalRank) -> bool:
+        """Whether the memory of a rank that took part may still be in use. Then it is told when it is not."""
+        if all(task.has_ended for task in self._tasks.get(number, ())):
+            return False
+        self._waiting_ranks.setdefault(number, {})[local_rank.rank] = local_rank
+        return True
+
+    def is_memory_in_use(self, local_rank: LocalRank) -> bool:
+        """Whether any memory of a rank that was told so is still in use."""
+        return any(local_rank.rank in local_ranks for local_ranks in self._waiting_ranks.values())
+
+    def poll(self) -> None:
+        """Tells of what is over."""
+        for number, tasks in list(self._tasks.items()):
+            if all(task.has_ended for task in tasks):
+                del self._tasks[number]
+                for local_rank in self._waiting_ranks.pop(number, {}).values():
+                    self._send(local_rank, messages.encode_freed(*number))

@@ -1,0 +1,258 @@
+"""A local rank: one local rank in a group loop, with its doorbell, its view of the client's memory, and what it has
+been told.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived_proto.ipc import messages
+from collectived_proto.ipc.arena import Arena
+from collectived_proto.types import AllReduce, Broadcast, DType, Member, Reduce
+from collectived_runtime.device.gpus import Gpu, Region
+from collectived_runtime.engine.submit.tracker import PreparedCollective
+
+log = logging.getLogger("collectived.group_loop")
+
+DISCONNECT_ERRORS = (BrokenPipeError, ConnectionError)  # how a client that is gone shows when we send
+
+_MAX_ITEMSIZE = max(dtype.itemsize for dtype in DType)
+HostOrGpuBytes = NDArray[np.uint8] | Region  # of the host, or of a GPU
+# (arena, offset, length in bytes) -> that memory; raises MalformedMessage where it is not the client's
+MemoryResolver = Callable[[int, int, int], HostOrGpuBytes]
+GPU_OPERATIONS = (AllReduce, Reduce, Broadcast)  # what is carried from and to the memory of GPUs
+
+
+class CompletionSink(Protocol):
+    """How a rank without a doorbell hears. Called in the group loop's thread, which it must not hold up."""
+
+    def add_arena(self, arena: Arena) -> None:
+        """Results may lie in this arena; said before any does."""
+
+    def remove_arena(self, arena: Arena) -> None:
+        """No result will lie in this arena any more, and none that this rank has not released does."""
+
+    def send(self, message: bytes) -> None:
+        """A message as it would go over a doorbell."""
+
+    def close(self) -> None:
+        """Nothing more will be told, and results of this rank may be overwritten from here on."""
+
+
+class LocalRank:
+    """One local rank.
+
+    Args:
+        memory: resolves addresses in the client's arenas, checked.
+        pidfd: becomes readable when the client's process ends; taken over. -1: none.
+        closed: called once, when this local rank will look into the client's memory no more.
+        outlet: takes what the rank is told; None: it connects a doorbell.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        member: Member,
+        memory: MemoryResolver,
+        pidfd: int,
+        closed: Callable[[], None] = lambda: None,
+        outlet: CompletionSink | None = None,
+    ) -> None:
+        self.rank = rank
+        self.member = member
+        self.resolve_memory = memory
+        self.pidfd = pidfd
+        self.completion_sink = outlet
+        self.doorbell: socket.socket | None = None
+        self.prepared: dict[int, PreparedCollective] = {}  # filled by the service's thread, read by the group loop
+        self.prepared_sizes: dict[int, int] = {}  # bytes of their descriptions; `prepared_bytes` is their sum
+        self.prepared_bytes = 0
+        self.closed = False  # lost, left or hung up
+        self._on_closed = closed
+        self._outbox: deque[tuple[bytes, int]] = deque()  # message, descriptor to pass along or -1
+        self.unread_bytes = 0
+        self._outcomes: dict[int, list[bytes]] = {}
+
+    def resolve_inputs(self, prepared: PreparedCollective, ring: messages.Submit) -> InputBuffers:
+        """The memory of a submission; raises messages.MalformedMessage where it is out of bounds."""
+        return InputBuffers(self.resolve_memory, prepared, ring)
+
+    def attach_doorbell(self, doorbell: socket.socket) -> None:
+        """The client's end of the doorbell has arrived."""
+        doorbell.setblocking(False)
+        self.doorbell = doorbell
+
+    def send(self, message: bytes, descriptor: int = -1) -> bool:
+        """Sends a message, or keeps it until the client reads; True where it is kept."""
+        if self.completion_sink is not None:
+            self.completion_sink.send(message)
+            return False
+        if self.doorbell is None and self.closed:
+            return False
+        if descriptor < 0 and not self._outbox and self.doorbell is not None:
+            try:
+                self.doorbell.send(message)
+                return False
+            except (BlockingIOError, *DISCONNECT_ERRORS):  # flush keeps it, or lets it go
+                pass
+        self._outbox.append((message, descriptor))
+        self.unread_bytes += len(message)
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Sends what is waiting; True where something still does."""
+        while self._outbox and self.doorbell is not None:
+            message, descriptor = self._outbox[0]
+            try:
+                if descriptor >= 0:
+                    socket.send_fds(self.doorbell, [message], [descriptor])
+                else:
+                    self.doorbell.send(message)
+            except BlockingIOError:
+                break
+            except DISCONNECT_ERRORS:  # its end of file is on its way
+                self._outbox.clear()
+                self.unread_bytes = 0
+                return False
+            self._outbox.popleft()
+            self.unread_bytes -= len(message)
+        return bool(self._outbox)
+
+    @property
+    def unread_count(self) -> int:
+        """Messages that wait for the client to read."""
+        return len(self._outbox)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the client takes what it is told; one that does not is not answered when it asks."""
+        return not self._outbox
+
+    def record_outcome(self, instance: int, message: bytes) -> None:
+        """Remembers what this rank was told about an instance, so that a repeated submission hears it again."""
+        known = self._outcomes.get(instance)
+        if known is None:
+            self._outcomes[instance] = [message]
+        else:
+            known.append(message)
+        self._outcomes.pop(instance - messages.MAX_OUTSTANDING, None)
+
+    def get_outcomes(self, instance: int) -> list[bytes]:
+        return self._outcomes.get(instance, [])
+
+    def clear_outcomes(self) -> None:
+        """A new generation begins."""
+        self._outcomes.clear()
+
+    def close(self) -> None:
+        closed, self._on_closed = self._on_closed, lambda: None
+        self.closed = True
+        self._outbox.clear()
+        if self.completion_sink is not None:
+            self.completion_sink.close()
+        if self.doorbell is not None:
+            self.doorbell.close()
+            self.doorbell = None
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+        closed()
+
+
+class InputBuffers:
+    """Where a submission's value lies. Bounds are checked at once; arrays are made when they are asked for.
+
+    Attributes:
+        output: where the result is to be written; None: in a result slot.
+        is_stream_ordered: whether its rank goes on from there in stream order.
+        is_on_device: whether any of it lies in the memory of a GPU. Then ask for `parts`, else for all the others.
+    """
+
+    def __init__(self, memory: MemoryResolver, prepared: PreparedCollective, ring: messages.Submit) -> None:
+        self.prepared = prepared
+        self.is_staged = ring.staged
+        self.is_stream_ordered = ring.ordered
+        self.output: Region | None = None
+        self._parts: list[NDArray[np.uint8]]  # or Regions, where `is_on_device`
+        look: Callable[[int, int, int], Any] = memory
+        addresses = ring.addresses
+        if ring.staged:
+            if len(addresses) != 1:
+                raise messages.MalformedMessage(f"a staged ring with {len(addresses)} addresses instead of 1")
+            arena, offset = addresses[0]
+            self._parts = [look(arena, offset, prepared.layout.staging_bytes)]
+        else:
+            sizes = prepared.leaf_bytes
+            if len(addresses) != len(sizes):
+                raise messages.MalformedMessage(f"a ring with {len(addresses)} addresses for {len(sizes)} leaves")
+            self._parts = [look(arena, offset, size) for size, (arena, offset) in zip(sizes, addresses, strict=True)]
+        if ring.output is not None:
+            output = memory(*ring.output, prepared.layout.result_bytes)
+            if not isinstance(output, Region):
+                raise messages.MalformedMessage("a result that is to be written into memory of the host")
+            self.output = output
+        self.is_on_device = ring.output is not None or Region in map(type, self._parts)
+        if self.is_on_device:
+            self._check_devices(prepared)
+
+    def _check_devices(self, prepared: PreparedCollective) -> None:
+        gpus = set(map(_gpu_of, self._parts))
+        if len(gpus) > 1 or len((gpus | {_gpu_of(self.output)}) - {None}) > 1:
+            raise messages.MalformedMessage(f"{prepared.op} with a value that lies in several memories")
+        widths = [_MAX_ITEMSIZE] if self.is_staged else [leaf.dtype.itemsize for leaf in prepared.collective.leaves]
+        for part, width in zip([*self._parts, self.output], [*widths, _MAX_ITEMSIZE], strict=True):
+            if isinstance(part, Region) and part.address % width:  # a kernel that reads it would end the GPU's context
+                raise messages.MalformedMessage(
+                    f"{prepared.op} with elements of {width} bytes at an address that is no multiple"
+                )
+        if prepared.collective.open or not isinstance(prepared.collective.operation, GPU_OPERATIONS):
+            raise messages.MalformedMessage(f"{prepared.op} with a value in the memory of a GPU")
+
+    def parts(self, pack_number: int) -> list[tuple[int, HostOrGpuBytes]]:
+        """(offset in the pack in elements, bytes): all of the pack where it lies side by side, else by leaf."""
+        whole = self.contiguous_pack(pack_number)
+        return [(0, whole)] if whole is not None else list(self.leaves(pack_number))
+
+    def contiguous_pack(self, pack_number: int) -> NDArray[np.uint8] | None:
+        """The bytes of a pack where they lie side by side, else None."""
+        if self.is_staged:
+            return self._parts[0][self.prepared.staging_slices[pack_number]]
+        only = self.prepared.single_leaf[pack_number]
+        return None if only is None else self._parts[only]
+
+    def leaf(self, index: int) -> NDArray[np.uint8]:
+        """The bytes of a leaf."""
+        if not self.is_staged:
+            return self._parts[index]
+        place = self.prepared.layout.places[index]
+        pack = self.prepared.layout.packs[place.pack]
+        start = pack.staging_offset + place.offset * pack.dtype.itemsize
+        return self._parts[0][start : start + self.prepared.leaf_bytes[index]]
+
+    def leaves(self, pack_number: int) -> list[tuple[int, NDArray[np.uint8]]]:
+        """(offset in the pack in elements, bytes) of every leaf of a pack."""
+        layout = self.prepared.layout
+        pack = layout.packs[pack_number]
+        itemsize = pack.dtype.itemsize
+        found: list[tuple[int, NDArray[np.uint8]]] = []
+        for leaf, place in enumerate(layout.places):
+            if place.pack != pack_number:
+                continue
+            if self.is_staged:
+                start = pack.staging_offset + place.offset * itemsize
+                found.append((place.offset, self._parts[0][start : start + self.prepared.leaf_bytes[leaf]]))
+            else:
+                found.append((place.offset, self._parts[leaf]))
+        return found
+
+
+def _gpu_of(memory: object) -> Gpu | None:
+    return memory.gpu if isinstance(memory, Region) else None

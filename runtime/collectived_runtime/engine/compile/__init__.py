@@ -1,0 +1,1 @@
+"""Pure: from a collective to packs, algorithms and plans."""

@@ -1,0 +1,148 @@
+"""What has to be known before a collective can be carried out, and the programs by which workers tell each other.
+
+Pure. A rank's *rows* are what it has to tell where lengths may differ: the first length of each leaf, or what an uneven
+all-to-all sends to each rank. An *announcement* is the root's word on what it is about to send, for those that take
+what comes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived_proto.codec import collective_from_proto, collective_to_proto
+from collectived_proto.errors import InvalidArgumentError
+from collectived_proto.ipc.messages import MAX_PACKS
+from collectived_proto.types import (
+    AllReduce,
+    AllToAll,
+    AxisOperation,
+    Barrier,
+    Broadcast,
+    Collective,
+    DType,
+    GroupInfo,
+    Layout,
+    Leaf,
+    Operation,
+    Pack,
+    ReduceOp,
+    Scatter,
+)
+from collectived_proto.v1 import common_pb2
+from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.compile.program import (
+    CompiledCollective,
+    PackTask,
+    build_queues,
+    compile_program,
+    count_tasks,
+    digest,
+    find_peers,
+)
+from collectived_runtime.engine.submit.tracker import PreparedCollective
+from collectived_runtime.engine.submit.validation import check
+from collectived_runtime.plan import tree
+from collectived_runtime.plan.moves import Span
+from collectived_runtime.plan.packing import layout
+
+_ANNOUNCEMENT_PACK = Pack(DType.UINT8, DType.UINT8, 0, 0, 0)
+
+
+def prepare(collective: Collective, rank: int, topology: GroupTopology) -> PreparedCollective:
+    """What a rank has described, as its rings refer to it.
+
+    Raises:
+        InvalidArgumentError: no rank of the group could mean this. UnimplementedError: these devices cannot do it.
+    """
+    check(collective, topology.group, rank)
+    packs = layout(collective, rank, topology.automatic_pack_bytes)
+    tasks = max(len(packs.packs), count_tasks(collective, topology, packs))
+    if tasks > MAX_PACKS:
+        raise InvalidArgumentError(
+            f"{tasks} packs, and {MAX_PACKS} can travel at once at most; {_explain_pack_count(collective)}"
+        )
+    terms = digest(collective.open_contract()) if can_be_open(collective.operation) else b""
+    return PreparedCollective(collective, digest(collective.contract()), packs, str(collective.operation), terms)
+
+
+def _explain_pack_count(collective: Collective) -> str:
+    """What made a collective so many packs, and what to do."""
+    packing, spec = collective.packing, collective.all_reduce_spec
+    if isinstance(collective.operation, AxisOperation):
+        return f"{collective.operation} sends every leaf by itself; give it fewer, larger arrays"
+    sharded = f"all_reduce_spec with up to {max(tier.shards for tier in spec)} shards and " if spec else ""
+    if packing is None:
+        return f"{sharded}bytes_per_pack={collective.bytes_per_pack}: choose a larger one, or 0"
+    if packing.num_packs:
+        return f"{sharded}num_packs={packing.num_packs}, for every type by itself: choose a smaller one"
+    return f"{sharded}num_packs=0 sends every value by itself: choose 1 or more, or agg_small_grads_max_bytes"
+
+
+def can_be_open(operation: Operation) -> bool:
+    """Whether ranks may take what comes: their workers are told what it is before it comes."""
+    return isinstance(operation, (Broadcast, Scatter))
+
+
+def compile_length_exchange(collective: Collective, topology: GroupTopology) -> CompiledCollective:
+    """By it workers tell each other the rows of their ranks: a sum of tables, each with zeros but for one's own."""
+    count = topology.group.size * rows_per_rank(collective, topology.group)
+    table = Collective(AllReduce(ReduceOp.SUM), "rows", (Leaf("rows", DType.INT64, (count,)),))
+    program = compile_program(table, topology)
+    tasks = tuple(replace(task, plan_hash=digest(f"rows|{task.plan_hash.hex()}")) for task in program.tasks)
+    return replace(program, tasks=tasks, queues=build_queues(tasks))
+
+
+def rows_per_rank(collective: Collective, group: GroupInfo) -> int:
+    """How many numbers a rank has to tell, where lengths differ."""
+    return group.size if isinstance(collective.operation, AllToAll) else len(collective.leaves)
+
+
+def extract_rows(collective: Collective) -> tuple[int, ...]:
+    """What a rank has to tell."""
+    operation = collective.operation
+    return operation.sizes if isinstance(operation, AllToAll) else tuple(leaf.shape[0] for leaf in collective.leaves)
+
+
+def compile_announcement(topology: GroupTopology, root: int) -> PackTask:
+    """The task by which the worker of `root` tells the others what is coming."""
+    span = Span(0, 0)
+    plan = tree.broadcast(range(len(topology.peers)), topology.place, span, topology.place_of(root))
+    plan_hash = digest(f"announcement|{root}|{[peer.ranks for peer in topology.peers]}")
+    return PackTask(0, 0, _ANNOUNCEMENT_PACK, span, plan, 0, "tree", plan_hash, find_peers(plan))
+
+
+def single_task_program(task: PackTask) -> CompiledCollective:
+    """A program of one task that delivers nothing."""
+    nothing = Collective(Barrier(), "None", ())
+    return CompiledCollective(
+        nothing, Layout((), (), 0, 0), (None,), (task,), (), (), False, 0, ((0, 1),), ((task.channel, (task,)),)
+    )
+
+
+def encode_announcement(collective: Collective) -> bytes:
+    """What the root's worker announces."""
+    return collective_to_proto(collective).SerializeToString()
+
+
+def decode_announcement(word: bytes) -> tuple[Collective, bytes]:
+    """What was announced, and the digest of its contract."""
+    collective = collective_from_proto(common_pb2.Collective.FromString(word))
+    return collective, digest(collective.contract())
+
+
+def matches_announcement(model: PreparedCollective, told: Collective, contract: bytes) -> bool:
+    """Whether what was announced is what a rank of ours takes part in."""
+    return digest(told.open_contract()) == model.terms if model.collective.open else contract == model.contract
+
+
+class LengthTable:
+    """Rows of this worker's ranks, as a task reads what a rank submitted."""
+
+    def __init__(self, rows: NDArray[np.int64]) -> None:
+        self._bytes = rows.reshape(-1).view(np.uint8)
+
+    def contiguous_pack(self, pack_number: int) -> NDArray[np.uint8]:
+        return self._bytes

@@ -1,0 +1,236 @@
+"""Cutting: where the rows of one leaf go when an operation cuts values apart or joins them.
+
+*Wide* positions count the elements of all ranks' rows, place by place (worker by worker) and within a place rank by
+rank, so that what a worker sends or receives is one span; plans speak of those. A worker holds only the part that
+concerns it: a *window* maps wide positions to its memory. What goes from a rank to another one of the same worker is
+*local* and not in any plan's way: it is copied straight into the result.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from collectived_proto.ipc.result_header import Pieces, merge_adjacent
+from collectived_proto.types import AllGather, AllToAll, AxisOperation, Gather, ReduceScatter, Scatter
+from collectived_runtime.plan import all_to_all, ring
+from collectived_runtime.plan.moves import Span
+from collectived_runtime.plan.spans import hull
+from collectived_runtime.plan.wide_moves import WidePlan
+
+Rows = Sequence[Sequence[int]]
+"""By rank; for gathers the first length of each leaf, for an uneven all-to-all what goes to each rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Wide positions from `starts[i]` on lie from `offsets[i]` on, up to the next start."""
+
+    starts: tuple[int, ...] = (0,)
+    offsets: tuple[int, ...] = (0,)
+
+    def translate(self, wide: int) -> int:
+        index = max(0, bisect_right(self.starts, wide) - 1)
+        return wide - self.starts[index] + self.offsets[index]
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Elements [start, stop) of the leaf of `rank`, which belong at `target`."""
+
+    rank: int
+    start: int
+    stop: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """How one leaf travels, as one worker sees it. Elements, but for the rows in `pieces`.
+
+    Attributes:
+        count: elements in wide positions.
+        local_copies: what is copied into the output here, `to` positions in it.
+        outgoing: what others get, or what is folded, `to` wide positions.
+        send_window, receive_window: windows of what is sent and of the output.
+        output_count: elements of the output.
+        pieces: for every local receiver the (offset in the output, rows) of its result.
+    """
+
+    count: int
+    plan: WidePlan
+    local_copies: tuple[RowRange, ...]
+    outgoing: tuple[RowRange, ...]
+    send_window: Window
+    receive_window: Window
+    output_count: int
+    pieces: Mapping[int, Pieces]
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the leaves that are folded stand in wide order as they are."""
+        return all(part.start == part.target for part in self.outgoing)
+
+
+@dataclass(frozen=True, slots=True)
+class RanksByWorker:
+    """Ranks by place, and mine."""
+
+    ranks_by_place: tuple[tuple[int, ...], ...]
+    place: int
+
+    @property
+    def all_ranks(self) -> list[int]:
+        """All ranks, place by place."""
+        return [rank for local in self.ranks_by_place for rank in local]
+
+    @property
+    def own_ranks(self) -> tuple[int, ...]:
+        return self.ranks_by_place[self.place]
+
+    def place_of(self, rank: int) -> int:
+        return next(place for place, local in enumerate(self.ranks_by_place) if rank in local)
+
+
+def partition_leaf(
+    operation: AxisOperation, workers: RanksByWorker, leaf: int, length: int, width: int, rows: Rows
+) -> Partition:
+    """How leaf number `leaf` travels.
+
+    Args:
+        length: rows of the leaf where all ranks' have as many, or of the root's.
+        width: elements of one row.
+        rows: of all ranks, where lengths differ.
+    """
+    match operation:
+        case AllGather():
+            return _partition_gather(workers, [row[leaf] for row in rows], width, None)
+        case Gather(root):
+            return _partition_gather(workers, [row[leaf] for row in rows], width, root)
+        case Scatter(root, _, sizes):
+            return _partition_scatter(workers, sizes or split_evenly(length, len(workers.all_ranks)), width, root)
+        case ReduceScatter(_, _, sizes):
+            return _partition_reduce_scatter(workers, sizes or split_evenly(length, len(workers.all_ranks)), width)
+        case AllToAll(_, sizes):
+            size = len(workers.all_ranks)
+            return _partition_all_to_all(workers, rows if sizes else [split_evenly(length, size)] * size, width)
+
+
+def split_evenly(length: int, size: int) -> tuple[int, ...]:
+    """Rows by rank; what remains goes to the first ranks."""
+    return tuple(length // size + (rank < length % size) for rank in range(size))
+
+
+def _partition_gather(workers: RanksByWorker, rows: Sequence[int], width: int, root: int | None) -> Partition:
+    starts = _compute_starts(workers.all_ranks, rows, width)
+    shares = _compute_place_spans(workers, rows, width)
+    places = range(len(shares))
+    own = shares[workers.place]
+    if root is None:
+        plan = ring.all_gather(places, workers.place, shares)
+    else:
+        plan = all_to_all.gather(places, workers.place, shares, workers.place_of(root))
+    mine = tuple(RowRange(rank, 0, rows[rank] * width, starts[rank]) for rank in workers.own_ranks)
+    count = shares[-1].stop
+    if root is not None and root not in workers.own_ranks:
+        return Partition(count, plan, (), mine, Window((own.start,)), Window(), 0, {})
+    pieces = merge_adjacent([(starts[rank], rows[rank]) for rank in range(len(rows))], width)
+    receivers = workers.own_ranks if root is None else (root,)
+    return Partition(count, plan, mine, (), Window(), Window(), count, dict.fromkeys(receivers, pieces))
+
+
+def _partition_scatter(workers: RanksByWorker, sizes: Sequence[int], width: int, root: int) -> Partition:
+    starts = _compute_starts(workers.all_ranks, sizes, width)
+    leaf = _compute_starts(range(len(sizes)), sizes, width)
+    shares = _compute_place_spans(workers, sizes, width)
+    own = shares[workers.place]
+    plan = all_to_all.scatter(range(len(shares)), workers.place, shares, workers.place_of(root))
+    local: tuple[RowRange, ...] = ()
+    sent: tuple[RowRange, ...] = ()
+    if root in workers.own_ranks:
+        local = tuple(_make_range(root, leaf, sizes, width, to, starts[to] - own.start) for to in workers.own_ranks)
+        others = [rank for rank in workers.all_ranks if rank not in workers.own_ranks]
+        sent = tuple(_make_range(root, leaf, sizes, width, to, starts[to]) for to in others)
+    pieces = {rank: merge_adjacent([(starts[rank] - own.start, sizes[rank])], width) for rank in workers.own_ranks}
+    return Partition(shares[-1].stop, plan, local, sent, Window(), Window((own.start,)), len(own), pieces)
+
+
+def _partition_reduce_scatter(workers: RanksByWorker, sizes: Sequence[int], width: int) -> Partition:
+    starts = _compute_starts(workers.all_ranks, sizes, width)
+    leaf = _compute_starts(range(len(sizes)), sizes, width)
+    shares = _compute_place_spans(workers, sizes, width)
+    own = shares[workers.place]
+    plan = ring.reduce_scatter(range(len(shares)), workers.place, shares)
+    folded = tuple(
+        _make_range(rank, leaf, sizes, width, to, starts[to]) for rank in workers.own_ranks for to in workers.all_ranks
+    )
+    pieces = {rank: merge_adjacent([(starts[rank] - own.start, sizes[rank])], width) for rank in workers.own_ranks}
+    return Partition(shares[-1].stop, plan, (), folded, Window(), Window((own.start,)), len(own), pieces)
+
+
+def _partition_all_to_all(workers: RanksByWorker, rows: Rows, width: int) -> Partition:
+    """In a block between two places, rows stand by receiver and then by sender."""
+    places = range(len(workers.ranks_by_place))
+    table: list[list[Span]] = []
+    at = 0
+    for senders in workers.ranks_by_place:
+        row = []
+        for receivers in workers.ranks_by_place:
+            length = sum(rows[sender][to] for to in receivers for sender in senders) * width
+            row.append(Span(at, at + length))
+            at += length
+        table.append(row)
+    plan = all_to_all.all_to_all(places, workers.place, table)
+    column = [row[workers.place] for row in table]
+    offsets = (0, *accumulate(map(len, column)))
+    receiving = Window(tuple(span.start for span in column), offsets[:-1])
+    leaves = {sender: _compute_starts(range(len(rows)), rows[sender], width) for sender in workers.own_ranks}
+
+    def positions(senders: Sequence[int], receivers: Sequence[int], start: int) -> dict[tuple[int, int], int]:
+        pairs = [(sender, to) for to in receivers for sender in senders]
+        lengths = [rows[sender][to] * width for sender, to in pairs]
+        return dict(zip(pairs, accumulate(lengths, initial=start), strict=False))
+
+    arrivals: dict[tuple[int, int], int] = {}
+    for senders, offset in zip(workers.ranks_by_place, offsets, strict=False):
+        arrivals |= positions(senders, workers.own_ranks, offset)
+    local: list[RowRange] = []
+    sent: list[RowRange] = []
+    for place in places:
+        to_place = workers.ranks_by_place[place]
+        wide = positions(workers.own_ranks, to_place, table[workers.place][place].start)
+        for sender in workers.own_ranks:
+            for to in to_place:
+                target = arrivals[sender, to] if place == workers.place else wide[sender, to]
+                part = _make_range(sender, leaves[sender], rows[sender], width, to, target)
+                (local if place == workers.place else sent).append(part)
+    pieces = {
+        to: merge_adjacent([(arrivals[sender, to], rows[sender][to]) for sender in range(len(rows))], width)
+        for to in workers.own_ranks
+    }
+    sending = Window((hull(table[workers.place]).start,))
+    return Partition(at, plan, tuple(local), tuple(sent), sending, receiving, offsets[-1], pieces)
+
+
+def _make_range(rank: int, leaf: Mapping[int, int], sizes: Sequence[int], width: int, piece: int, to: int) -> RowRange:
+    start = leaf[piece]
+    return RowRange(rank, start, start + sizes[piece] * width, to)
+
+
+def _compute_starts(order: Sequence[int], rows: Sequence[int], width: int) -> dict[int, int]:
+    """Where the rows of each rank begin if they stand in that order, in elements."""
+    return dict(zip(order, accumulate((rows[rank] * width for rank in order), initial=0), strict=False))
+
+
+def _compute_place_spans(workers: RanksByWorker, rows: Sequence[int], width: int) -> list[Span]:
+    lengths = [sum(rows[rank] for rank in local) * width for local in workers.ranks_by_place]
+    stops = list(accumulate(lengths))
+    return [Span(stop - length, stop) for stop, length in zip(stops, lengths, strict=True)]
+
+
+def find_single_run(parts: Sequence[RowRange]) -> tuple[int, int] | None:
+    """(rank, wide position of its leaf's begin) where all parts stand in one leaf as they belong: it can be sent."""
+    runs = {(part.rank, part.target - part.start) for part in parts if part.stop > part.start}
+    return next(iter(runs)) if len(runs) == 1 else None

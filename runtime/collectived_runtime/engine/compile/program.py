@@ -1,0 +1,370 @@
+"""A program: how one worker carries out one collective of one group, made once per contract and kept.
+
+The ranks of a worker are folded by the worker itself, so plans speak of *places*: workers of the group, numbered by
+their lowest rank. A *task* is one pack (or a shard of it) with its plan and channel; tasks of different channels
+run side by side, those of one channel one after another, in the same order on all workers, so that no frame waits
+behind another one's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from collectived_proto.numpy_types import to_numpy
+from collectived_proto.types import (
+    AxisOperation,
+    Broadcast,
+    Collective,
+    DType,
+    Gather,
+    Layout,
+    Operation,
+    Pack,
+    Reduce,
+    ReduceOp,
+    Scatter,
+)
+from collectived_runtime.device.arithmetic import Arithmetic
+from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.compile.partition import Partition, RanksByWorker, Rows, partition_leaf
+from collectived_runtime.engine.compile.result_header import encode_result_headers
+from collectived_runtime.engine.compile.selection import (
+    HIERARCHICAL_PREFIX,
+    NCCL,
+    select_algorithm,
+    select_partition_algorithm,
+)
+from collectived_runtime.engine.record.flight_recorder import EMPTY_SUMMARY, ProgramSummary, sum_traffic
+from collectived_runtime.engine.record.rates import NO_LOAD, OperationLoad, compute_load
+from collectived_runtime.engine.submit.validation import check
+from collectived_runtime.plan import catalog, ring, tree
+from collectived_runtime.plan.catalog import ACROSS_ALGORITHMS
+from collectived_runtime.plan.moves import RecvMove, SendMove, Span
+from collectived_runtime.plan.packing import align_up, get_reduce_op
+from collectived_runtime.plan.packing import layout as pack_layout
+from collectived_runtime.plan.tf_packing import count_pack_tasks
+from collectived_runtime.plan.tf_packing import split_elements as cut_evenly
+from collectived_runtime.plan.wide_moves import CollectMove, NativeKind, NativeMove, WidePlan
+
+CHANNELS = 8  # tasks that run side by side
+MAX_INLINE_BYTES = 256 << 10  # of a result: what takes the worker some tens of microseconds
+_NCCL_KINDS = {Reduce: NativeKind.REDUCE, Broadcast: NativeKind.BROADCAST}
+_SIGNAL_PACK = Pack(
+    DType.UINT8, DType.UINT8, 1, 0, 0
+)  # what a collective without data sends, so that it still synchronises
+
+
+def digest(text: str) -> bytes:
+    """Eight bytes that stand for a text."""
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class PackTask:
+    pack_number: int
+    shard: int
+    pack: Pack
+    span: Span
+    plan: WidePlan
+    channel: int
+    algorithm: str
+    plan_hash: bytes
+    peers: frozenset[int]  # places that the plan speaks to
+    partition: Partition | None = None  # where the operation cuts leaves or joins them
+    reason: str = ""  # this algorithm: for people
+    dtype: np.dtype[Any] = field(init=False, compare=False)  # of its pack
+    result_dtype: np.dtype[Any] = field(init=False, compare=False)
+    result_slice: slice = field(init=False, compare=False)  # bytes of its pack's result, in a slot
+    is_in_order: bool = field(init=False, compare=False)  # whether values are combined element by element as they lie
+
+    def __post_init__(self) -> None:
+        pack, cut = self.pack, self.partition
+        size = (pack.count if cut is None else cut.output_count) * pack.result_dtype.itemsize
+        facts = {
+            "dtype": to_numpy(pack.dtype),
+            "result_dtype": to_numpy(pack.result_dtype),
+            "result_slice": slice(pack.result_offset, pack.result_offset + size),
+            "is_in_order": cut is None or cut.is_in_order,
+        }
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def is_hierarchical(self) -> bool:
+        """Whether NCCL is to join the GPUs of each worker, where it has several."""
+        return self.algorithm.startswith(HIERARCHICAL_PREFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCollective:
+    """`contributors` are the local ranks that contribute, `receivers` those that get a result.
+
+    A result slot begins with `header`, the outlines of those ranks that do not know what comes; `header_offsets` says
+    where theirs begin. Offsets of results in `layout` count from behind it.
+
+    What is folded or moved within one worker, in one pack that is small, needs no task that runs: it is carried out
+    `is_inline`, but not what NCCL carries out, whose turn is waited for and given back.
+    """
+
+    collective: Collective
+    layout: Layout
+    arithmetic: tuple[Arithmetic | None, ...]  # per pack; None: elements are moved as they are
+    tasks: tuple[PackTask, ...]
+    contributors: tuple[int, ...]
+    receivers: tuple[int, ...]
+    has_results: bool  # whether results are written on this worker at all
+    nbytes: int
+    tasks_per_pack: tuple[tuple[int, int], ...]
+    queues: tuple[tuple[int, tuple[PackTask, ...]], ...]  # by channel, the task that runs first last
+    header: bytes = b""
+    header_offsets: Mapping[int, int] = field(default_factory=dict)  # rank -> offset in the slot
+    is_single_worker: bool = False  # whether all ranks are on this worker
+    is_inline: bool = False
+    load: OperationLoad = NO_LOAD
+    summary: ProgramSummary = EMPTY_SUMMARY  # for the recorder
+    nccl_task_count: int = field(init=False)  # how many of its tasks NCCL carries out
+    is_hierarchical: bool = field(init=False)  # whether NCCL joins the GPUs of a worker in any of its tasks; see `Task`
+    slot_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nccl_task_count", sum(task.algorithm == NCCL for task in self.tasks))
+        object.__setattr__(self, "is_hierarchical", any(task.is_hierarchical for task in self.tasks))
+        object.__setattr__(self, "slot_bytes", len(self.header) + self.layout.result_bytes)
+
+    @property
+    def algorithm(self) -> str:
+        return self.tasks[0].algorithm
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Every algorithm in use, in order of packs, with why it was chosen where it was chosen first."""
+        found: dict[str, str] = {}
+        for task in self.tasks:
+            found.setdefault(task.algorithm, task.reason)
+        return found
+
+    @property
+    def max_shards(self) -> int:
+        """The most parts that a pack is cut into."""
+        return max(count for _, count in self.tasks_per_pack)
+
+
+def compile_program(
+    collective: Collective, topology: GroupTopology, rows: Rows = (), strangers: Sequence[int] = ()
+) -> CompiledCollective:
+    """The program of `collective` for this worker.
+
+    Args:
+        rows: of all ranks, where lengths differ.
+        strangers: local ranks that take what comes, and do not know what that is.
+
+    Raises:
+        InvalidArgumentError: no rank of the group could mean this: a root outside the group, an undefined operation.
+        UnimplementedError: these devices cannot do it.
+    """
+    check(collective, topology.group)
+    local = topology.own_ranks
+    operation = collective.operation
+    receiver = operation.root if isinstance(operation, (Reduce, Gather)) else local[0]
+    packs = pack_layout(collective, receiver, topology.automatic_pack_bytes)
+    sources, receivers = local, local
+    if isinstance(operation, (Reduce, Gather)):
+        receivers = (operation.root,) if operation.root in local else ()
+    elif isinstance(operation, (Broadcast, Scatter)):
+        sources = (operation.root,) if operation.root in local else ()
+    if not packs.packs:
+        sources = ()
+        receivers = tuple(strangers)
+    carried = packs.packs or (_SIGNAL_PACK,)
+    reduce_op = get_reduce_op(collective) or (None if packs.packs else ReduceOp.SUM)
+    size = topology.group.size
+    arithmetic = tuple(
+        Arithmetic(reduce_op, pack.dtype, pack.result_dtype, size) if reduce_op else None for pack in carried
+    )
+    if isinstance(operation, AxisOperation) and packs.packs:
+        packs, tasks = _make_partition_tasks(collective, operation, topology, packs, rows)
+    else:
+        first = first_leaves(packs)
+        tasks = tuple(
+            s
+            for number, pack in enumerate(carried)
+            for s in _make_pack_tasks(collective, topology, first, number, pack)
+        )
+    head, told = encode_result_headers(collective, packs, [task.partition for task in tasks], receivers, strangers)
+    nbytes = sum(leaf.nbytes for leaf in collective.leaves)
+    per_pack = tuple(Counter(task.pack_number for task in tasks).items())
+    return CompiledCollective(
+        collective,
+        packs,
+        arithmetic,
+        tasks,
+        sources,
+        receivers,
+        bool(receivers),
+        nbytes,
+        per_pack,
+        build_queues(tasks),
+        head,
+        told,
+        len(topology.peers) == 1,
+        _can_run_inline(topology, packs, tasks, sources, receivers),
+        compute_load(collective, topology.group.size, rows),
+        _summarize(topology, tasks, arithmetic, nbytes),
+    )
+
+
+def _summarize(
+    topology: GroupTopology, tasks: Sequence[PackTask], arithmetic: Sequence[Arithmetic | None], nbytes: int
+) -> ProgramSummary:
+    per_pack = Counter(task.pack_number for task in tasks)
+    moved = []
+    for task in tasks:
+        how = arithmetic[task.pack_number]
+        row = how.partial_bytes if how is not None else task.pack.dtype.itemsize
+        for moves in task.plan:
+            for move in moves:
+                match move:
+                    case SendMove(peer, span):
+                        moved.append((topology.peers[peer].task, len(span) * row, 0))
+                    case RecvMove(peer, span):
+                        moved.append((topology.peers[peer].task, 0, len(span) * row))
+                    case CollectMove(order, span):
+                        others = (place for place in order if place != topology.place)
+                        moved += [(topology.peers[place].task, 0, len(span) * row) for place in others]
+    return ProgramSummary(tasks[0].algorithm, nbytes, len(per_pack), max(per_pack.values()), sum_traffic(moved))
+
+
+def _can_run_inline(
+    topology: GroupTopology, packs: Layout, tasks: Sequence[PackTask], sources: Sequence[int], receivers: Sequence[int]
+) -> bool:
+    if len(topology.peers) > 1 or len(packs.packs) != 1 or len(tasks) != 1 or not (sources and receivers):
+        return False
+    if tasks[0].algorithm == NCCL or tasks[0].is_hierarchical:
+        return False
+    return tasks[0].partition is None and packs.result_bytes <= MAX_INLINE_BYTES
+
+
+def _make_partition_tasks(
+    collective: Collective, operation: AxisOperation, topology: GroupTopology, packs: Layout, rows: Rows
+) -> tuple[Layout, tuple[PackTask, ...]]:
+    """One task per leaf, and the layout of what this worker receives."""
+    workers = RanksByWorker(tuple(peer.ranks for peer in topology.peers), topology.place)
+    agreed = collective.normalize()
+    described = f"{agreed.operation}|{[leaf.shape for leaf in agreed.leaves]}|{rows}|{workers.ranks_by_place}"
+    result_bytes = 0
+    carried, tasks = [], []
+    first = first_leaves(packs)
+    for number, pack in enumerate(packs.packs):
+        index = first[number]
+        leaf = collective.leaves[index]
+        how = partition_leaf(operation, workers, index, leaf.shape[0], math.prod(leaf.shape[1:]), rows)
+        carried.append(replace(pack, count=how.count, result_offset=result_bytes))
+        result_bytes += align_up(how.output_count * pack.result_dtype.itemsize)
+        name, why = select_partition_algorithm(operation, workers)
+        plan_hash = digest(f"{described}|{number}")
+        span = Span(0, how.count)
+        tasks.append(
+            PackTask(
+                number,
+                0,
+                carried[-1],
+                span,
+                how.plan,
+                number % CHANNELS,
+                name,
+                plan_hash,
+                find_peers(how.plan),
+                how,
+                why,
+            )
+        )
+    return Layout(tuple(carried), packs.places, packs.staging_bytes, result_bytes), tuple(tasks)
+
+
+def build_queues(tasks: Sequence[PackTask]) -> tuple[tuple[int, tuple[PackTask, ...]], ...]:
+    """Tasks by channel, in order of packs; in each the one that runs first stands last."""
+    found: dict[int, list[PackTask]] = {task.channel: [] for task in tasks}
+    for task in reversed(tasks):
+        found[task.channel].append(task)
+    return tuple((channel, tuple(queue)) for channel, queue in found.items())
+
+
+def first_leaves(layout: Layout) -> dict[int, int]:
+    """The first leaf of each pack."""
+    found: dict[int, int] = {}
+    for leaf, place in enumerate(layout.places):
+        found.setdefault(place.pack, leaf)
+    return found
+
+
+def count_tasks(collective: Collective, topology: GroupTopology, layout: Layout) -> int:
+    """How many tasks `compose` will make, without making them.
+
+    Args:
+        collective: as `engine.checks.check` has let it pass.
+        layout: its packs.
+    """
+    if isinstance(collective.operation, AxisOperation) or not layout.packs:
+        return max(1, len(layout.packs))
+    first, parts = first_leaves(layout), _parts_per_pack(collective)
+    return sum(
+        count_pack_tasks(pack.count, parts, select_algorithm(collective, topology, first, number, pack).shards)
+        for number, pack in enumerate(layout.packs)
+    )
+
+
+def _parts_per_pack(collective: Collective) -> int:
+    """Into how many parts packs are cut."""
+    return (collective.packing.num_packs if collective.packing is not None else 0) or 1
+
+
+def _make_pack_tasks(
+    collective: Collective, topology: GroupTopology, first: Mapping[int, int], number: int, pack: Pack
+) -> list[PackTask]:
+    """The tasks of a pack: one per cut and shard, each over its part of the pack and on a channel of its own."""
+    name, shards, why = select_algorithm(collective, topology, first, number, pack)
+    make = _planner(collective.operation, topology, name)
+    spans = [
+        span
+        for part in cut_evenly(pack.count, _parts_per_pack(collective))
+        for span in part.split(min(shards, max(1, len(part))))
+    ]
+    described = f"{name}|{len(spans)}|{number}|{pack.count}|{pack.dtype}|{[peer.ranks for peer in topology.peers]}"
+    found = []
+    for shard, span in enumerate(spans):
+        channel = (number * len(spans) + shard) % CHANNELS
+        plan = make(span)
+        plan_hash = digest(f"{described}|{shard}")
+        found.append(PackTask(number, shard, pack, span, plan, channel, name, plan_hash, find_peers(plan), reason=why))
+    return found
+
+
+def find_peers(plan: WidePlan) -> frozenset[int]:
+    """The places that a plan speaks to."""
+    return frozenset(move.peer for moves in plan for move in moves if isinstance(move, (SendMove, RecvMove)))
+
+
+def _planner(operation: Operation, topology: GroupTopology, name: str) -> Callable[[Span], WidePlan]:
+    """By span, the plan of this worker."""
+    places, me = range(len(topology.peers)), topology.place
+    root = topology.place_of(operation.root) if isinstance(operation, (Reduce, Broadcast)) else 0
+    if name == NCCL:
+        kind = next((kind for of, kind in _NCCL_KINDS.items() if isinstance(operation, of)), NativeKind.ALL_REDUCE)
+        return lambda span: ((NativeMove(kind, tuple(places), span, root),),)
+    if isinstance(operation, Reduce):
+        return lambda span: tree.reduce(places, me, span, root)
+    if isinstance(operation, Broadcast):
+        return lambda span: tree.broadcast(places, me, span, root)
+    if name.startswith(HIERARCHICAL_PREFIX):
+        return lambda span: catalog.all_reduce(name, [(place,) for place in places], me, span)
+    if len(places) == 1:
+        return lambda span: ring.all_reduce(places, me, span)
+    across = ACROSS_ALGORITHMS[name]
+    return lambda span: tuple(across(places, me, span))

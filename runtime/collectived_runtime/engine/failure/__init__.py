@@ -1,0 +1,1 @@
+"""Fault reports, and the decision of workers that hear no coordinator."""

@@ -1,0 +1,300 @@
+"""What a group loop tells the coordinator when something is wrong, and what it does when nobody answers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from collectived_proto.ipc import messages
+from collectived_proto.types import Report, ReportKind, Verdict, unscoped_name
+from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.failure import local_verdict
+from collectived_runtime.engine.run.links import LEFT_TEXT
+from collectived_runtime.engine.submit.tracker import InstanceTracker
+from collectived_runtime.logs import log_fields
+
+log = logging.getLogger("collectived.group_loop")
+
+_DEPARTURES = (ReportKind.LEFT, ReportKind.LOST, ReportKind.ABORT)
+_ANY = -1  # whatever instance comes next
+DECIDE_ALONE_SECONDS = 0.12  # how long a group loop waits for the coordinator's verdict before it decides for itself
+
+MISMATCH_DECIDE_ALONE_SECONDS = 1.0  # the same where nothing but the truth about who differs is waited for
+NCCL_DECIDE_ALONE_SECONDS = (
+    1.0  # the same where NCCL failed, after the time in which the coordinator finds out who is lost
+)
+
+
+class FaultReporter:
+    """Of one generation.
+
+    Args:
+        worker: this worker's name, for what it decides alone.
+        report: sends a report to the coordinator.
+        rule: takes a verdict that this worker made alone.
+        lost_after: seconds in which the coordinator finds out that a silent worker is lost.
+        connected: whether the coordinator can be reached.
+    """
+
+    def __init__(
+        self,
+        topology: GroupTopology,
+        tracker: InstanceTracker,
+        worker: str,
+        report: Callable[[Report], None],
+        rule: Callable[[Verdict], None],
+        lost_after: float,
+        connected: Callable[[], bool],
+    ) -> None:
+        self._topology = topology
+        self._tracker = tracker
+        self._worker = worker
+        self._send_report = report
+        self._apply_verdict = rule
+        self._lost_after = lost_after
+        self._is_connected = connected
+        self._departures: list[Report] = []
+        self._late_instances: set[int] = set()  # instances that some local rank will not submit
+        self._pending_decisions: dict[
+            int, tuple[float, Report]
+        ] = {}  # first instance concerned -> when to decide it alone
+        self._departed_from: dict[
+            int, int
+        ] = {}  # ranks known to have left in order, and the first instance without them
+        self._pending_departures: dict[
+            int, tuple[float, bool]
+        ] = {}  # of these: when to say so alone, and whether a post waits
+
+    def report_fault(self, kind: ReportKind, instance: int, *, rank: int = 0, worker: int = 0, text: str = "") -> None:
+        """Reports what needs a verdict."""
+        report = self._tracker.make_report(kind, instance, rank=rank, worker=worker, text=text)
+        self._raise_fault(self._record_departure(report))
+
+    def report_late(self, instance: int, rank: int, op: str, timeout: float) -> None:
+        """A local rank has not submitted an instance by its own deadline, and will not."""
+        self._late_instances.add(instance)
+        report = self._tracker.make_report(ReportKind.EXPIRED, instance, timeout=timeout)
+        ranks = tuple(replace(known, op=op) if known.rank == rank else known for known in report.ranks)
+        self._raise_fault(replace(report, ranks=ranks))
+
+    def report_overdue(self, rank: int, peer: int, timeout: float, text: str) -> None:
+        """A send or recv of `rank` has waited for `peer` beyond its deadline."""
+        report = self._tracker.make_report(ReportKind.OVERDUE, -1, rank=rank, text=text, timeout=timeout)
+        report = replace(report, peer=peer)
+        self._pending_decisions.setdefault(_ANY, (time.monotonic() + DECIDE_ALONE_SECONDS, report))
+        self._send_report(report)
+
+    def report_unclaimed(self, rank: int, peer: int, text: str) -> None:
+        """There is no memory for what rank `peer` has sent to `rank`, which has not asked for it."""
+        report = replace(self._tracker.make_report(ReportKind.UNCLAIMED, -1, rank=rank, text=text), peer=peer)
+        self._pending_decisions.setdefault(_ANY, (time.monotonic() + DECIDE_ALONE_SECONDS, report))
+        self._send_report(report)
+
+    def report_unanswered(self, rank: int, peer: int, waited: float, text: str) -> None:
+        """A send or recv of `rank` has waited for `peer` for some seconds, which may be a mistake."""
+        if not self._topology.idle:
+            group = unscoped_name(self._topology.group.name)
+            log.warning(
+                "group %s: %s of rank %d has been waiting for rank %d for %.1f s", group, text, rank, peer, waited
+            )
+        report = self._tracker.make_report(ReportKind.UNANSWERED, -1, rank=rank, text=text, timeout=waited)
+        self._send_report(replace(report, peer=peer))
+
+    def report_resumed(self, instance: int) -> None:
+        """What was pending has completed."""
+        self._send_report(self._tracker.make_report(ReportKind.RESUMED, instance))
+
+    def report_left(self, rank: int, last: int) -> None:
+        """A local rank has left in order, after that instance: whoever goes on without it is to know."""
+        self._send_report(self._record_departure(self._tracker.make_report(ReportKind.LEFT, last, rank=rank)))
+        self._add_departures([rank], last + 1)
+
+    def report_worker_left(self, task: int, instance: int) -> None:
+        """A worker has said goodbye, which this instance waits for: all its ranks have left in order."""
+        self._send_report(self._tracker.make_report(ReportKind.LINK, instance, worker=task, text=LEFT_TEXT))
+        self._add_departures(self._find_ranks(task), instance)
+
+    def mark_worker_gone(self, task: int) -> None:
+        """A worker has said goodbye; which instance is the first without its ranks is not known, but no letter will go
+        to them, or come, any more."""
+        for rank in self._find_ranks(task):
+            self._departed_from.setdefault(rank, messages.P2P_BASE)
+
+    def report_if_departed(self, rank: int, peer: int, text: str) -> None:
+        """A send or recv of `rank` waits for `peer`, in vain where that has left: the coordinator knows by now."""
+        if peer not in self._departed_from or self._is_announced(peer):
+            return
+        at, asked = self._pending_departures.get(peer, (time.monotonic() + DECIDE_ALONE_SECONDS, False))
+        self._pending_departures[peer] = at, True
+        if not asked:
+            self._send_report(
+                replace(self._tracker.make_report(ReportKind.UNANSWERED, -1, rank=rank, text=text), peer=peer)
+            )
+
+    def _add_departures(self, ranks: Iterable[int], first: int) -> None:
+        at = time.monotonic() + DECIDE_ALONE_SECONDS
+        for rank in ranks:
+            self._departed_from[rank] = min(first, self._departed_from.get(rank, first))
+            if self._tracker.find_verdict(first) is None:
+                self._pending_departures.setdefault(rank, (at, False))
+
+    def _find_ranks(self, task: int) -> tuple[int, ...]:
+        return next(peer.ranks for peer in self._topology.peers if peer.task == task)
+
+    def _is_announced(self, rank: int) -> bool:
+        """Whether those who wait for this rank alone have been told, or all have."""
+        known = self._tracker.verdicts
+        return any(not verdict.orderly or rank in [one.rank for one in verdict.missing] for verdict in known)
+
+    def _decide_departures(self, now: float) -> None:
+        """Says which ranks have left, where the coordinator has not: those before the same instance together."""
+        due = [(rank, post) for rank, (at, post) in self._pending_departures.items() if at <= now]
+        together: dict[int, list[int]] = {}
+        for rank, post in due:
+            del self._pending_departures[rank]
+            first = self._departed_from[rank]
+            # What has been said of letters alone does not reach those who wait for an instance.
+            waits = (
+                self._tracker.find_verdict(first) is None
+                if first < messages.P2P_BASE
+                else post and not self._is_announced(rank)
+            )
+            if waits:
+                together.setdefault(first, []).append(rank)
+        for first, ranks in sorted(together.items()):
+            instance = self._tracker.instances.get(first)
+            op = str(instance.collective.operation) if instance else ""
+            self._apply_verdict(
+                local_verdict.make_departure_verdict(
+                    self._topology, self._worker, self._tracker.generation, first, op, sorted(ranks)
+                )
+            )
+
+    def _record_departure(self, report: Report) -> Report:
+        """Where a rank goes, the report says what it submitted last too, and is kept."""
+        if report.kind in _DEPARTURES:
+            report = replace(report, last=self._tracker.last_submissions(report.rank))
+            self._departures.append(report)
+        return report
+
+    def resend(self) -> None:
+        """Says once more who has gone and that NCCL failed, on which a verdict may take long: what was said to a
+        coordinator that went away may not have been heard, or not been decided."""
+        for report in self._departures:
+            self._send_report(report)
+        for _, report in self._pending_decisions.values():
+            if report.kind is ReportKind.NATIVE:
+                self._send_report(report)
+
+    def on_completed(self, instance: int) -> None:
+        """An instance completed after all."""
+        if self._pending_decisions:
+            self._pending_decisions.pop(instance, None)
+
+    @property
+    def is_awaiting_verdict(self) -> bool:
+        """Whether a verdict is still to come on something that was reported.
+
+        That ranks have left the coordinator says, as long as it is there, to whom it may concern.
+        """
+        if self._pending_departures and not self._is_connected():
+            return True
+        tracker = self._tracker
+        verdicts = [
+            tracker.fault if first == _ANY else tracker.find_verdict(first) for first in self._pending_decisions
+        ]
+        return any(verdict is None or verdict.orderly for verdict in verdicts)
+
+    def next_deadline(self) -> float:
+        """When `due` has something to do; inf where nothing is to come."""
+        due = self._tracker.next_deadline()
+        if self._pending_departures:
+            due = min(due, *(at for at, _ in self._pending_departures.values()))
+        return min(due, *(at for at, _ in self._pending_decisions.values())) if self._pending_decisions else due
+
+    def on_timer(self) -> None:
+        """Reports deadlines and stalls that have come, and decides alone what nobody has answered."""
+        now = time.monotonic()
+        if self._tracker.next_deadline() <= now:
+            for report in self._tracker.collect_due_reports(now):
+                if report.kind is ReportKind.EXPIRED:
+                    self._raise_fault(report)
+                else:
+                    if not self._topology.idle:
+                        self._warn_stalled(report, now)
+                    self._send_report(report)
+        for first, (at, report) in list(self._pending_decisions.items()):
+            if at <= now:
+                del self._pending_decisions[first]
+                self._decide_alone(first, report)
+        if self._pending_departures:
+            self._decide_departures(now)
+
+    def _raise_fault(self, report: Report) -> None:
+        first = report.instance + 1 if report.kind is ReportKind.LOST else max(0, report.instance)
+        known = self._tracker.find_verdict(first)
+        if known is None or known.orderly:
+            at, counts = time.monotonic() + self._decision_delay(report.kind), report
+            if first in self._pending_decisions:
+                earlier_at, earlier = self._pending_decisions[first]
+                at = min(at, earlier_at)
+                counts = report if _is_more_specific(report, earlier) else earlier
+            self._pending_decisions[first] = (at, counts)
+        self._send_report(report)
+
+    def _decision_delay(self, kind: ReportKind) -> float:
+        match kind:
+            case ReportKind.MISMATCH:
+                return MISMATCH_DECIDE_ALONE_SECONDS
+            case ReportKind.NATIVE:
+                return self._lost_after + NCCL_DECIDE_ALONE_SECONDS
+        return DECIDE_ALONE_SECONDS
+
+    def _decide_alone(self, first: int, report: Report) -> None:
+        tracker = self._tracker
+        known = tracker.fault if first == _ANY else tracker.find_verdict(first)
+        if known is not None and not known.orderly:
+            return
+        waits = first == _ANY or report.kind in _DEPARTURES or any(one.number >= first for one in tracker.list_open())
+        waits = waits or first in self._late_instances
+        if known is not None and report.kind not in _DEPARTURES and first != _ANY:
+            return
+        if not waits:  # it has completed after all
+            return
+        first = max(0, first)
+        instance = tracker.instances.get(first)
+        op = str(instance.collective.operation) if instance else ""
+        self._apply_verdict(
+            local_verdict.make_verdict(self._topology, self._worker, tracker.generation, first, op, report)
+        )
+
+    def _warn_stalled(self, report: Report, now: float) -> None:
+        instance = self._tracker.instances[report.instance]
+        missing = self._tracker.missing_ranks(instance)
+        log.warning(
+            "group %s: %s #%d has been waiting for %.1f s%s (submitted at %s)",
+            unscoped_name(self._topology.group.name),
+            instance.collective.operation,
+            instance.number,
+            now - instance.first_arrival.arrived_at,
+            f"; local ranks {missing} have not come" if missing else "",
+            instance.collective.site or "an unknown place",
+            extra=log_fields(
+                event="stall",
+                group=unscoped_name(self._topology.group.name),
+                key=self._tracker.key,
+                generation=self._tracker.generation,
+                instance=instance.number,
+                op=str(instance.collective.operation),
+                site=instance.collective.site,
+                missing=missing,
+                seconds=round(now - instance.first_arrival.arrived_at, 3),
+            ),
+        )
+
+
+def _is_more_specific(report: Report, earlier: Report) -> bool:
+    """Whether a report says more than an earlier one: that NCCL failed yields to what names who is at fault."""
+    return earlier.kind is ReportKind.NATIVE and report.kind not in (ReportKind.NATIVE, ReportKind.EXPIRED)

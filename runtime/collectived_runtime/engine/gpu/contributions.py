@@ -1,0 +1,193 @@
+"""What the GPUs of a worker bring to a collective of NCCL: each folds what its own ranks have, in rank order.
+
+Values that do not lie on their rank's GPU are brought to the host first, and from there to that GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from collectived_runtime.device.arithmetic import Arithmetic
+from collectived_runtime.device.cuda.kernels import MOST_SOURCES
+from collectived_runtime.device.gpus import Gpu, Region
+from collectived_runtime.device.launch_thread import Work
+from collectived_runtime.device.nccl.communicators import Communicator
+from collectived_runtime.device.nccl.interface import (
+    ElementLayout,
+    NcclDataType,
+    NcclOperation,
+    element_layout,
+    nccl_operation,
+    split_count,
+)
+from collectived_runtime.engine.clients.local_rank import InputBuffers
+from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
+from collectived_runtime.engine.gpu.gpu_task import Array, GpuTask, Piece, address_of, make_fold_spec
+from collectived_runtime.engine.gpu.stream_order import CompletionEvent
+from collectived_runtime.engine.run.host_task import TaskTools, Wait
+from collectived_runtime.transport.frame import FrameTemplate
+
+
+@dataclass(slots=True)
+class GpuContribution:
+    """What one GPU does.
+
+    Attributes:
+        rank: of the communicator.
+        parts: of its ranks, in their order: a value that lies there, or partial sums that come from the host.
+    """
+
+    gpu: Gpu
+    communicator: Communicator
+    rank: int
+    parts: list[Sequence[Piece] | Array] = field(default_factory=list)
+
+
+class MultiGpuTask(GpuTask):
+    """A task in which the GPUs of this worker take part, each with its share.
+
+    Args:
+        home: the GPU of a local rank.
+        abort: aborts the communicators, which ends what waits for others; called where the task has not ended `well`.
+    """
+
+    def __init__(
+        self,
+        program: CompiledCollective,
+        task: PackTask,
+        tools: TaskTools,
+        finale: CompletionEvent | None,
+        shares: Sequence[GpuContribution],
+        home: Callable[[int], int],
+        abort: Callable[[], object],
+    ) -> None:
+        super().__init__(program, task, tools, finale)
+        self.has_succeeded = False
+        self.gpu_contributions = tuple(shares)
+        self._gpu_of_rank = home
+        self._abort = abort
+        how = self.arithmetic
+        self.row_bytes = task.pack.dtype.itemsize if how is None else how.partial_bytes
+        self.nbytes = len(task.span) * self.row_bytes
+
+    @property
+    def result_bytes(self) -> int:
+        return len(self.task.span) * self.task.pack.result_dtype.itemsize
+
+    def prepare(self, sources: Sequence[InputBuffers]) -> Iterator[Wait]:
+        """Says which GPU folds what."""
+        ranks = self.split_contributions(sources)
+        self.count_bytes(ranks)
+        by_gpu = {share.gpu.index: share for share in self.gpu_contributions}
+        for rank, pieces in zip(self.program.contributors, ranks, strict=True):
+            share, how = by_gpu[self._gpu_of_rank(rank)], self.arithmetic
+            if all(isinstance(piece.memory, Region) and piece.memory.gpu is share.gpu for piece in pieces):
+                share.parts.append(pieces)
+            elif how is None:
+                share.parts.append((yield from self.copy_to_host(share.gpu, pieces)))
+            else:
+                share.parts.append((yield from self.fold_to_host(share.gpu, how, [pieces])))
+
+    def prepare_contribution(self, share: GpuContribution) -> tuple[int, Work | None]:
+        """Where a GPU has what its ranks contribute, and the work that puts it there; None: it is a rank's own."""
+        lying = self._find_direct_address(share)
+        if lying is not None:
+            return lying, None
+        total = spare = self.allocate_scratch(share.gpu, self.nbytes).address
+        if len(_group_runs(share.parts)) > 1:
+            spare = self.allocate_scratch(share.gpu, self.nbytes).address
+        return total, partial(self._fold, share, total, spare)
+
+    def _find_direct_address(self, share: GpuContribution) -> int | None:
+        """The address of the partial sums where they need not be made: one rank, one piece, no wider than it is."""
+        how = self.arithmetic
+        if len(share.parts) != 1 or not (how is None or how.needs_no_widening):
+            return None
+        (pieces,) = share.parts
+        if isinstance(pieces, np.ndarray) or len(pieces) != 1 or len(pieces[0].memory) != self.nbytes:
+            return None
+        return address_of(pieces[0].memory)
+
+    def _fold(self, share: GpuContribution, total: int, spare: int, stream: int) -> None:
+        """total = what the ranks of this GPU contribute: values of ranks that follow on each other by one kernel."""
+        cuda, how = share.gpu.cuda, self.arithmetic
+        for number, run in enumerate(_group_runs(share.parts)):
+            into = spare if number else total
+            if isinstance(run, np.ndarray):
+                cuda.copy(into, run.ctypes.data, self.nbytes, stream)
+            else:
+                self._fold_pieces(share.gpu, run, into, stream)
+            if number:
+                assert how is not None, "what is moved has one rank that contributes"
+                cuda.fold(make_fold_spec(how), [total, spare], total, len(self.task.span), stream)
+
+    def _fold_pieces(self, gpu: Gpu, ranks: Sequence[Sequence[Piece]], into: int, stream: int) -> None:
+        first, size, how = self.task.span.start, self.row_bytes, self.arithmetic
+        for together in zip(*ranks, strict=True):
+            addresses = [address_of(piece.memory) for piece in together]
+            start, length = together[0].start, together[0].stop - together[0].start
+            target = into + (start - first) * size
+            if how is None:
+                gpu.cuda.copy(target, addresses[0], length * size, stream)
+            else:
+                gpu.cuda.fold(make_fold_spec(how, widen=True), addresses, target, length, stream)
+
+    def slice_output(self, output: Region) -> Region:
+        """Where the result of this task lies in that of all."""
+        pack, span = self.task.pack, self.task.span
+        size = pack.result_dtype.itemsize
+        return output[pack.result_offset + span.start * size : pack.result_offset + span.stop * size]
+
+    def select_outputs(self, share: GpuContribution, outputs: Sequence[Region]) -> list[Region]:
+        """Where on this GPU the result is to be."""
+        return [self.slice_output(output) for output in outputs if output.gpu is share.gpu]
+
+    def submit_to_all(self, together: threading.Lock, works: Sequence[Work]) -> None:
+        """Gives every GPU its part under the lock. All memory is there by then: the whole worker waits for the lock."""
+        with together:
+            for share, work in zip(self.gpu_contributions, works, strict=True):
+                self.submit(share.gpu, work, share.communicator.check)
+
+    def allocate_scratch(self, gpu: Gpu, size: int) -> Region:
+        """Memory of a GPU, until this task has ended."""
+        region = gpu.scratch.acquire(size)
+        self._scratch.append((gpu, region))
+        return region
+
+    def stop(self, stamp: FrameTemplate) -> None:
+        if not self.has_succeeded:
+            self._abort()
+        super().stop(stamp)
+
+
+def to_nccl(how: Arithmetic | None, itemsize: int) -> tuple[ElementLayout, NcclOperation]:
+    """What NCCL takes a row for, and how it folds it; rows that are only moved are bytes."""
+    if how is None:
+        return (NcclDataType.UINT8, itemsize), NcclOperation.SUM
+    found, op = element_layout(how), nccl_operation(how.operation)
+    assert found is not None and op is not None, "the program had NCCL carry out what it has no name for"
+    return found, op
+
+
+def issue_in_chunks(communicator: Communicator, count: int, size: int, call: Callable[[int, int, int], None]) -> None:
+    """call(byte offset, elements, handle) of `count` elements of `size` bytes, in as many calls as it takes."""
+    for start, length in split_count(count, communicator.nccl.capabilities.max_count):
+        communicator.issue(partial(call, start * size, length))
+
+
+def _group_runs(parts: Sequence[Sequence[Piece] | Array]) -> list[list[Sequence[Piece]] | Array]:
+    """Values that follow on each other, as many as one kernel takes, and partial sums by themselves."""
+    found: list[list[Sequence[Piece]] | Array] = []
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            found.append(part)
+        elif found and isinstance(found[-1], list) and len(found[-1]) < MOST_SOURCES:
+            found[-1].append(part)
+        else:
+            found.append([part])
+    return found

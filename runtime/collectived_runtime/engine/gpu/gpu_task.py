@@ -1,0 +1,426 @@
+"""A task whose values lie in the memory of GPUs: folded there first, carried between workers by the host.
+
+Where all that contribute and receive are on one GPU of one worker, one kernel does it all. Else ranks that follow on
+each other on one GPU are folded there, in rank order; the partial sums come into pinned memory of the host, are
+folded there in the order of their ranks, so that the lower one is always left, and the plan runs on them as it does
+for values of the host. The result is copied to where each rank wants it. While one task is copied, others are on
+the wire: a pack of a group with GPUs is cut into several.
+
+A generator like `task.run`, but closing it does not wait for GPUs: what they are at lingers, and keeps its memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived_proto.numpy_types import to_numpy
+from collectived_runtime.device.arithmetic import Arithmetic
+from collectived_runtime.device.cuda.driver import CudaError, FoldSpec
+from collectived_runtime.device.cuda.kernels import MOST_SOURCES
+from collectived_runtime.device.gpus import Gpu, Region, is_out_of_memory
+from collectived_runtime.device.launch_thread import Launch, Work
+from collectived_runtime.device.nccl.interface import NcclError
+from collectived_runtime.engine.base.arenas import MemoryExhausted
+from collectived_runtime.engine.clients.local_rank import HostOrGpuBytes, InputBuffers
+from collectived_runtime.engine.compile.partition import Window
+from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
+from collectived_runtime.engine.gpu.stream_order import CompletionEvent
+from collectived_runtime.engine.record.flight_recorder import FOLD, MOST_MOVES
+from collectived_runtime.engine.run.host_task import (
+    TaskTools,
+    Wait,
+    copy_in_stretches,
+    copy_over,
+    fold_in_stretches,
+    keep_in_place,
+    refuse_fold,
+)
+from collectived_runtime.engine.run.schedule import Buffers, OnUnexpectedFrame, execute
+from collectived_runtime.engine.submit.tracker import Mark
+from collectived_runtime.plan.moves import Buffer
+from collectived_runtime.transport.frame import FrameTemplate
+from collectived_runtime.transport.link import Link
+
+Array = NDArray[Any]
+
+
+def run(
+    outputs: Sequence[Region],
+    finale: CompletionEvent | None,
+    program: CompiledCollective,
+    task: PackTask,
+    sources: Sequence[InputBuffers],
+    result: NDArray[np.uint8] | None,
+    tools: TaskTools,
+    links: Mapping[int, Link],
+    stamp: FrameTemplate,
+    judge: OnUnexpectedFrame,
+    marks: list[Mark] | None = None,
+) -> Iterator[Wait]:
+    """Runs a task.
+
+    Args:
+        outputs: where the result is to be written, one per rank that wants it there.
+        finale: is told when all that remains of the task has been submitted to GPUs.
+        result: the result slot of the ranks that read it on the host, if there are any.
+        sources, tools, links, stamp, judge, marks: as of `task.run`.
+
+    Raises:
+        MemoryExhausted: there is no memory for what lies in between.
+        CudaError: a GPU has failed.
+    """
+    one = GpuTask(program, task, tools, finale)
+    try:
+        gpu = (
+            None
+            if result is not None or not program.is_single_worker
+            else _find_only_gpu(one.split_contributions(sources), outputs)
+        )
+        if gpu is not None:
+            yield from one.run_on_one_gpu(gpu, sources, outputs)
+            return
+        began = time.monotonic()
+        buffers = yield from one.prepare_buffers(sources, outputs, result)
+        if marks is not None and len(marks) < MOST_MOVES:
+            marks.append((FOLD, task.pack_number, task.shard, 0, -1, began, time.monotonic()))
+        yield from execute(task.plan, buffers, links, stamp, judge, marks)
+        if buffers.output is not None:
+            yield from one.deliver(buffers.view(Buffer.OUTPUT, task.span), outputs)
+        else:
+            one.finish_submission()
+    except CudaError as error:
+        if is_out_of_memory(error):
+            raise MemoryExhausted(f"on a GPU of this worker: {error}") from error
+        raise
+    finally:
+        one.stop(stamp)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one rank contributes to elements [start, stop) of the pack."""
+
+    start: int
+    stop: int
+    memory: HostOrGpuBytes
+
+
+def _find_only_gpu(ranks: Sequence[Sequence[Piece]], outputs: Sequence[Region]) -> Gpu | None:
+    """The GPU on which all of it lies, if that is so."""
+    memory = [piece.memory for pieces in ranks for piece in pieces] + list(outputs)
+    gpus = {one.gpu if isinstance(one, Region) else None for one in memory}
+    return gpus.pop() if len(gpus) == 1 and outputs and 0 < len(ranks) <= MOST_SOURCES else None
+
+
+@dataclass(slots=True)
+class GpuTask:
+    """One task under way, with what its GPUs are at and the memory that they use meanwhile."""
+
+    program: CompiledCollective
+    task: PackTask
+    tools: TaskTools
+    completion_event: CompletionEvent | None = None
+    _launches: list[tuple[Gpu, Launch]] = field(default_factory=list)
+    _pinned: list[tuple[Gpu, NDArray[np.uint8]]] = field(default_factory=list)
+    _scratch: list[tuple[Gpu, Region]] = field(default_factory=list)
+    _stopped: bool = False
+    _has_ended: bool = False
+    _giving: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def arithmetic(self) -> Arithmetic | None:
+        return self.program.arithmetic[self.task.pack_number]
+
+    def split_contributions(self, sources: Sequence[InputBuffers]) -> list[list[Piece]]:
+        """What each rank contributes to this task, cut at the same places for all."""
+        itemsize, span = self.task.pack.dtype.itemsize, self.task.span
+        parts = [source.parts(self.task.pack_number) for source in sources]
+        by_rank = [[(at, at + len(memory) // itemsize, memory) for at, memory in one] for one in parts]
+        cuts = sorted(
+            {edge for one in by_rank for start, stop, _ in one for edge in (start, stop)} | {span.start, span.stop}
+        )
+        found: list[list[Piece]] = []
+        for one in by_rank:
+            pieces = []
+            for first, last in zip(cuts, cuts[1:], strict=False):
+                if first < span.start or last > span.stop:
+                    continue
+                for start, stop, memory in one:
+                    if start <= first and last <= stop:
+                        part = memory[(first - start) * itemsize : (last - start) * itemsize]
+                        pieces.append(Piece(first, last, part))
+            found.append(pieces)
+        return found
+
+    # All on one GPU
+
+    def run_on_one_gpu(self, gpu: Gpu, sources: Sequence[InputBuffers], outputs: Sequence[Region]) -> Iterator[Wait]:
+        """The result is written once by a kernel, and copied from there."""
+        pack, span, how = self.task.pack, self.task.span, self.arithmetic
+        size, ranks, cuda = pack.result_dtype.itemsize, self.split_contributions(sources), gpu.cuda
+        targets = [output[pack.result_offset :] for output in outputs]
+        first = targets[0]
+
+        def work(stream: int) -> None:
+            for together in zip(*ranks, strict=True):
+                start, count = together[0].start, together[0].stop - together[0].start
+                addresses = [address_of(piece.memory) for piece in together]
+                if how is None:
+                    cuda.copy(first.address + start * size, addresses[0], count * size, stream)
+                else:
+                    fold = make_fold_spec(how, widen=True, finish=True)
+                    cuda.fold(fold, addresses, first.address + start * size, count, stream)
+            for target in targets[1:]:
+                cuda.copy(
+                    target.address + span.start * size, first.address + span.start * size, len(span) * size, stream
+                )
+
+        self.count_bytes(ranks)
+        self.submit(gpu, work)
+        self.finish_submission()
+        yield from self.wait_all()
+
+    def count_bytes(self, ranks: Sequence[Sequence[Piece]]) -> None:
+        nbytes = sum(len(piece.memory) for pieces in ranks for piece in pieces)
+        if self.arithmetic is None:
+            self.tools.counters.copied_bytes += nbytes
+        else:
+            self.tools.counters.folded_bytes += nbytes
+
+    # By way of the host
+
+    def prepare_buffers(
+        self, sources: Sequence[InputBuffers], outputs: Sequence[Region], result: NDArray[np.uint8] | None
+    ) -> Generator[Wait, None, Buffers]:
+        """What the plan works on, in memory of the host."""
+        ranks = self.split_contributions(sources)
+        gpu, how = _find_gpu(ranks, outputs), self.arithmetic
+        output, windows = self.allocate_output(gpu, outputs, result)
+        self.count_bytes(ranks)
+        if how is None:
+            if not sources:  # it comes over the links, to where the result is
+                assert output is not None
+                windows = dict.fromkeys(windows, windows[Buffer.INPUT]) if Buffer.OUTPUT in windows else {}
+                return Buffers(output, output, output, refuse_fold, copy_over, keep_in_place, windows)
+            (pieces,) = ranks
+            mine = yield from self.copy_to_host(gpu, pieces)
+            return Buffers(mine, mine, output, refuse_fold, copy_over, keep_in_place, windows)
+        partials = yield from self.fold_to_host(gpu, how, ranks)
+        return Buffers(partials, partials, output, how.fold, how.finish, how.finish_in_place, windows)
+
+    def allocate_output(
+        self, gpu: Gpu | None, outputs: Sequence[Region], result: NDArray[np.uint8] | None
+    ) -> tuple[Array | None, dict[Buffer, Window]]:
+        """Where a plan leaves the result on the host, if it is wanted here, and where its buffers begin."""
+        pack, span = self.task.pack, self.task.span
+        window, dtype = Window(offsets=(-span.start,)), to_numpy(pack.result_dtype)
+        windows = {Buffer.INPUT: window, Buffer.SCRATCH: window}  # they hold this task's span alone
+        if result is not None:
+            end = pack.result_offset + pack.count * dtype.itemsize
+            return result[pack.result_offset : end].view(dtype), windows
+        if not outputs:
+            return None, windows
+        windows[Buffer.OUTPUT] = window
+        return self.allocate_host(gpu, len(span) * dtype.itemsize).view(dtype), windows
+
+    def copy_to_host(self, gpu: Gpu | None, pieces: Sequence[Piece]) -> Generator[Wait, None, Array]:
+        """What the one rank that contributes has."""
+        itemsize, start = self.task.pack.dtype.itemsize, self.task.span.start
+        mine = self.allocate_host(gpu, len(self.task.span) * itemsize)
+        for piece in pieces:
+            into = mine[(piece.start - start) * itemsize : (piece.stop - start) * itemsize]
+            if isinstance(piece.memory, Region):
+                self._fetch(piece.memory, into)
+            else:
+                yield from copy_in_stretches(_as_host_array(piece.memory), into)
+        yield from self.wait_all()
+        return mine.view(to_numpy(self.task.pack.dtype))
+
+    def fold_to_host(
+        self, gpu: Gpu | None, how: Arithmetic, ranks: Sequence[Sequence[Piece]]
+    ) -> Generator[Wait, None, Array]:
+        """The partial sums of these ranks, on the host."""
+        count = len(self.task.span)
+        found: list[Array] = []
+        for place, group in _group_by_gpu(ranks):
+            partials = how.view_partials(self.allocate_host(place or gpu, count * how.partial_bytes), count)
+            found.append(partials)
+            if place is None:
+                yield from self._fold_on_host(how, group, partials)
+            else:
+                self._fold_on_gpu(place, how, group, partials)
+        yield from self.wait_all()
+
+        def fold(pair: list[Array], out: Array) -> None:
+            how.fold(pair[0], pair[1], out)
+
+        total = found[0]
+        for other in found[1:]:
+            yield from fold_in_stretches(fold, how.partial_bytes, [total, other], total, self.tools)
+        return total
+
+    def _fold_on_host(self, how: Arithmetic, group: Sequence[Sequence[Piece]], partials: Array) -> Iterator[Wait]:
+        """Of ranks whose values lie on the host."""
+        dtype, start = to_numpy(self.task.pack.dtype), self.task.span.start
+        for together in zip(*group, strict=True):
+            arrays = [_as_host_array(piece.memory).view(dtype) for piece in together]
+            into = partials[together[0].start - start : together[0].stop - start]
+            yield from fold_in_stretches(how.fold_all, how.partial_bytes, arrays, into, self.tools)
+
+    def _fold_on_gpu(self, gpu: Gpu, how: Arithmetic, group: Sequence[Sequence[Piece]], partials: Array) -> None:
+        """Of ranks of one GPU, by that GPU."""
+        if len(group) == 1 and how.needs_no_widening:  # its elements are partial sums as they are
+            start, size = self.task.span.start, how.partial_bytes
+            into = partials.view(np.uint8)
+            for piece in group[0]:
+                self._fetch(_as_region(piece.memory), into[(piece.start - start) * size : (piece.stop - start) * size])
+            return
+        scratch = gpu.scratch.acquire(partials.nbytes)
+        self._scratch.append((gpu, scratch))
+        fold, first, size, cuda = (
+            make_fold_spec(how, widen=True),
+            self.task.span.start,
+            how.partial_bytes,
+            gpu.cuda,
+        )
+        to, nbytes = partials.ctypes.data, partials.nbytes
+
+        def work(stream: int) -> None:
+            for together in zip(*group, strict=True):
+                addresses = [address_of(piece.memory) for piece in together]
+                start, count = together[0].start, together[0].stop - together[0].start
+                cuda.fold(fold, addresses, scratch.address + (start - first) * size, count, stream)
+            cuda.copy(to, scratch.address, nbytes, stream)
+
+        self.submit(gpu, work)
+
+    def _fetch(self, source: Region, into: NDArray[np.uint8]) -> None:
+        target = into.ctypes.data
+        self.submit(source.gpu, lambda stream: source.gpu.cuda.copy(target, source.address, len(source), stream))
+
+    def deliver(self, result: Array, outputs: Sequence[Region]) -> Iterator[Wait]:
+        """The result of this task, to wherever it is wanted."""
+        pack = self.task.pack
+        start = pack.result_offset + self.task.span.start * pack.result_dtype.itemsize
+        for output in outputs:
+            self.copy_to_gpu(result, output[start : start + result.nbytes])
+        self.finish_submission()
+        yield from self.wait_all()
+
+    def copy_to_gpu(self, result: Array, target: Region) -> None:
+        """Copies from the host."""
+
+        def work(stream: int) -> None:  # keeps both, whatever becomes of the task
+            target.gpu.cuda.copy(target.address, result.ctypes.data, result.nbytes, stream)
+
+        self.submit(target.gpu, work)
+
+    # What is under way
+
+    def allocate_host(self, gpu: Gpu | None, size: int) -> NDArray[np.uint8]:
+        """Memory of the host; pinned where a GPU is to read or write it."""
+        if gpu is None:
+            return np.empty(size, np.uint8)
+        memory = gpu.pinned.acquire(size)
+        self._pinned.append((gpu, memory))
+        return memory[:size]
+
+    def submit(self, gpu: Gpu, work: Work, check: Callable[[], object] | None = None) -> None:
+        self._launches.append((gpu, gpu.submit(work, self._on_launch_done, check=check)))
+
+    def finish_submission(self) -> None:
+        """Nothing more of this task will be submitted."""
+        if self.completion_event is not None:
+            self.completion_event.add_launches([launch for _, launch in self._launches])
+
+    def wait_all(self) -> Iterator[Wait]:
+        """Ends when nothing is under way any more; what fails is raised at once, for others may wait for it."""
+        while pending := [launch for _, launch in self._launches if not launch.done]:
+            if any(launch.error is not None for _, launch in self._launches):
+                break
+            yield [(launch, 0) for launch in pending]
+        for gpu, launch in self._launches:
+            if isinstance(launch.error, NcclError):
+                raise launch.error
+            if launch.error is not None:
+                if not isinstance(launch.error, CudaError) or not is_out_of_memory(launch.error):
+                    gpu.declare_lost(str(launch.error))
+                raise launch.error
+        self._launches.clear()
+
+    def stop(self, stamp: FrameTemplate) -> None:
+        """Nothing more of it begins. What is under way lingers: a GPU on which it does not end is given up."""
+        for gpu, launch in self._launches:
+            launch.cancel()
+            if not launch.has_ended:
+                gpu.enforce_timeout(launch)
+        self._stopped = True
+        self._release_memory()
+        if not self._has_ended:
+            self.tools.deferred_releases.add((stamp.generation, stamp.instance), self)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no GPU reads or writes any of it any more, once it was stopped."""
+        return self._has_ended
+
+    def _on_launch_done(self) -> None:
+        """From the threads of GPUs: something has ended, or has failed."""
+        self._release_memory()
+        self.tools.wake()
+
+    def _release_memory(self) -> None:
+        """What served in between serves again as soon as the last GPU is done; whoever finds that first does it."""
+        with self._giving:
+            if not self._stopped or self._has_ended or not all(launch.has_ended for _, launch in self._launches):
+                return
+            self._has_ended = True
+        for gpu, memory in self._pinned:
+            gpu.pinned.release(memory)
+        for gpu, region in self._scratch:
+            gpu.scratch.release(region)
+
+
+def make_fold_spec(how: Arithmetic, *, widen: bool = False, finish: bool = False) -> FoldSpec:
+    """One step of folding, as a kernel does it."""
+    return FoldSpec(how.operation, how.dtype, how.result_dtype, how.contributions, widen, finish)
+
+
+def _find_gpu(ranks: Sequence[Sequence[Piece]], outputs: Sequence[Region]) -> Gpu | None:
+    memory = [*outputs, *(piece.memory for pieces in ranks for piece in pieces)]
+    return next((one.gpu for one in memory if isinstance(one, Region)), None)
+
+
+def _group_by_gpu(ranks: Sequence[Sequence[Piece]]) -> list[tuple[Gpu | None, list[Sequence[Piece]]]]:
+    """Ranks that follow on each other, as many as one kernel takes, with the GPU on which their values lie; None: the
+    host."""
+    found: list[tuple[Gpu | None, list[Sequence[Piece]]]] = []
+    for pieces in ranks:
+        gpu = _find_gpu([pieces], ())
+        if found and found[-1][0] is gpu and len(found[-1][1]) < MOST_SOURCES:
+            found[-1][1].append(pieces)
+        else:
+            found.append((gpu, [pieces]))
+    return found
+
+
+def address_of(memory: HostOrGpuBytes) -> int:
+    """Of memory that lies on a GPU."""
+    return _as_region(memory).address
+
+
+def _as_region(memory: HostOrGpuBytes) -> Region:
+    assert isinstance(memory, Region)
+    return memory
+
+
+def _as_host_array(memory: HostOrGpuBytes) -> NDArray[np.uint8]:
+    assert not isinstance(memory, Region)
+    return memory

@@ -1,0 +1,159 @@
+"""Stream order: a rank that asks for it is told when all that remains of an instance is on the device, before an event.
+
+Its own streams wait for that event, and its caller goes on while the device is still at it. An event must not be
+recorded again while somebody may yet make a stream wait for it: so a rank has a few, and gives them back as it releases
+result slots. A rank that has none left is told only when the instance is done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+from collectived_proto.ipc import messages
+from collectived_runtime.device.cuda.driver import CudaError
+from collectived_runtime.device.gpus import Gpu, Region
+from collectived_runtime.device.launch_thread import Launch
+
+log = logging.getLogger("collectived.group_loop")
+
+MOST_EVENTS = 8  # of one rank on one GPU
+
+
+class CompletionEvent:
+    """What remains of an instance, as its tasks submit it.
+
+    Args:
+        outputs: where the results of those ranks are written that go on in stream order.
+        tasks: how many there are.
+        mark: has a rank told, behind all that was submitted to that GPU until now.
+    """
+
+    def __init__(
+        self,
+        instance: int,
+        outputs: Mapping[int, Region],
+        tasks: int,
+        mark: Callable[[CompletionEvent, int, Gpu], object],
+    ) -> None:
+        self.instance = instance
+        self.closed = False
+        self._gpus = {rank: output.gpu for rank, output in outputs.items()}
+        self._remaining_tasks = tasks
+        self._record_event = mark
+        self._launches: list[Launch] = []
+
+    def add_launches(self, launches: Sequence[Launch]) -> None:
+        """One more task has submitted all that remains of it."""
+        self._launches += launches
+        self._remaining_tasks -= 1
+        if not self._remaining_tasks:
+            for rank, gpu in self._gpus.items():
+                self._record_event(self, rank, gpu)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the instance still runs, and nothing of it has been refused."""
+        return not self.closed and all(launch.error is None for launch in self._launches)
+
+    def close(self) -> None:
+        """The instance has ended, well or not: nobody is told any more."""
+        self.closed = True
+        self._launches.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    number: int
+    gpu: Gpu
+    event: int
+    handle: bytes
+
+
+@dataclass(slots=True)
+class _RankEvents:
+    free: dict[Gpu, list[_Event]] = field(default_factory=dict)  # the one used last stands last: it is open there
+    lent: dict[int, _Event] = field(default_factory=dict)
+    made: dict[Gpu, int] = field(default_factory=dict)
+
+
+class StreamOrder:
+    """Of a group loop, in its thread.
+
+    Args:
+        ask: has something called in the group loop's thread, from any thread.
+        tell: tells a rank something.
+    """
+
+    def __init__(self, ask: Callable[[Callable[[], None]], object], tell: Callable[[int, bytes], object]) -> None:
+        self._call_soon_threadsafe = ask
+        self._send = tell
+        self._ranks: dict[int, _RankEvents] = {}
+        self._numbers = count(messages.WORKER_EVENT_BASE)
+
+    def create_completion_event(self, instance: int, outputs: Mapping[int, Region], tasks: int) -> CompletionEvent:
+        """Of an instance whose results these ranks, who go on in stream order, have written there."""
+        return CompletionEvent(instance, outputs, tasks, self._record_event)
+
+    def release(self, rank: int, number: int) -> None:
+        """Nobody will wait for this event any more as it was recorded last; what one does not have changes nothing."""
+        known = self._ranks.get(rank)
+        event = known.lent.pop(number, None) if known is not None else None
+        if known is not None and event is not None:
+            known.free.setdefault(event.gpu, []).append(event)
+
+    def remove_rank(self, rank: int) -> None:
+        """The rank has gone. Its streams may still wait for an event: it ends when it is over."""
+        known = self._ranks.pop(rank, None)
+        if known is None:
+            return
+        for event in [*known.lent.values(), *(event for free in known.free.values() for event in free)]:
+            event.gpu.submit(partial(_end, event), lambda: None, (event.event,))
+
+    def close(self) -> None:
+        for rank in list(self._ranks):
+            self.remove_rank(rank)
+
+    def _record_event(self, finale: CompletionEvent, rank: int, gpu: Gpu) -> None:
+        event = self._acquire_event(rank, gpu)
+        if event is None:
+            return
+
+        def begun() -> None:
+            self._call_soon_threadsafe(lambda: self._on_recorded(finale, rank, event, launch))
+
+        launch = gpu.submit(partial(gpu.cuda.record, event.event), lambda: None, begun=begun)
+
+    def _on_recorded(self, finale: CompletionEvent, rank: int, event: _Event, launch: Launch) -> None:
+        if finale.is_healthy and launch.error is None:
+            self._send(rank, messages.Launched(finale.instance, event.number, event.handle).encode())
+        else:
+            self.release(rank, event.number)
+
+    def _acquire_event(self, rank: int, gpu: Gpu) -> _Event | None:
+        known = self._ranks.setdefault(rank, _RankEvents())
+        free = known.free.get(gpu)
+        if free:
+            event = free.pop()
+        elif known.made.get(gpu, 0) < MOST_EVENTS:
+            try:
+                made = gpu.cuda.create_shared_event(gpu.device.number)
+            except CudaError as error:
+                log.warning(
+                    "GPU:%d has no events for other processes: nobody goes on before its end: %s", gpu.index, error
+                )
+                known.made[gpu] = MOST_EVENTS
+                return None
+            known.made[gpu] = known.made.get(gpu, 0) + 1
+            event = _Event(next(self._numbers), gpu, *made)
+        else:
+            return None
+        known.lent[event.number] = event
+        return event
+
+
+def _end(event: _Event, _: int) -> None:
+    event.gpu.cuda.destroy_event(event.event)

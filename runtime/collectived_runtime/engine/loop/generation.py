@@ -1,0 +1,513 @@
+"""A generation in a group loop: its tracker, its links, the instance that runs, and what is decided about it.
+
+What is due is decided by thinking in `tracker.py`; here it is done, always in the group loop's thread, and never by
+waiting. An instance runs in up to four *stages*: where some rank takes what comes, the root's worker announces it;
+where lengths differ, the workers exchange them; where NCCL carries it out, they agree that all have come; then the
+program itself runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived_proto.errors import Code
+from collectived_proto.ipc import messages
+from collectived_proto.types import (
+    Broadcast,
+    Recv,
+    ReportKind,
+    Scatter,
+    Send,
+    Verdict,
+)
+from collectived_runtime.device.cuda.driver import CudaError
+from collectived_runtime.device.gpus import Region
+from collectived_runtime.device.nccl.interface import NcclError
+from collectived_runtime.engine.base.arenas import MemoryExhausted, ResultSlot
+from collectived_runtime.engine.clients.completions import Completions, encode_verdict
+from collectived_runtime.engine.clients.local_rank import LocalRank
+from collectived_runtime.engine.compile import negotiation
+from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
+from collectived_runtime.engine.failure import local_verdict
+from collectived_runtime.engine.failure.peer_consensus import PeerConsensus
+from collectived_runtime.engine.failure.reporter import FaultReporter
+from collectived_runtime.engine.loop.context import GroupContext
+from collectived_runtime.engine.loop.execution import Execution
+from collectived_runtime.engine.loop.phases import Phases
+from collectived_runtime.engine.loop.waiting_joiners import WaitingJoiners
+from collectived_runtime.engine.p2p.point_to_point import PointToPoint, PointToPointContext
+from collectived_runtime.engine.record.counters import NOT_STARTED
+from collectived_runtime.engine.record.flight_recorder import EMPTY_SUMMARY
+from collectived_runtime.engine.run import host_task as tasks
+from collectived_runtime.engine.run.links import Links, PeerDeparted
+from collectived_runtime.engine.run.streams import PeerNetwork
+from collectived_runtime.engine.submit.tracker import Arrival, Instance, InstanceTracker
+from collectived_runtime.limits.rejections import MessageSource
+from collectived_runtime.logs import format_verdict, verdict_fields
+from collectived_runtime.transport import frame as frames
+from collectived_runtime.transport.link import Link, LinkBroken, LinkProtocolError
+
+log = logging.getLogger("collectived.group_loop")
+
+
+class Generation:
+    """See the module. `apply_verdict` takes a verdict that the workers made without the coordinator."""
+
+    def __init__(self, context: GroupContext, number: int, rule: Callable[[Verdict], None]) -> None:
+        topology, around = context.topology, context.worker
+        self.number = number
+        self.execution: Execution | None = None
+        self.tracker = InstanceTracker(
+            topology.group.key, number, topology.own_ranks, around.stall_after, time.monotonic()
+        )
+        self.links = Links(
+            topology, number, around.link_provider, context.poller, self.on_link_broken, self._on_early_frame
+        )
+        network = PeerNetwork(topology, number, around.link_provider, context.poller, around.refusals)
+        self.peer_consensus = PeerConsensus(network, lambda: self.tracker.fault, rule, self._add_missing_ranks)
+        decide, lost_after, connected = self.peer_consensus.propose, around.worker_timeout, around.is_connected
+        self.reporter = FaultReporter(topology, self.tracker, around.name, around.report, decide, lost_after, connected)
+        self.waiting_joiners = WaitingJoiners(context, self.tracker)
+        self._completions = Completions(number, context.doorbells, context.tools.deferred_releases)
+        self.fail = self._completions.send_failure
+        self.point_to_point = PointToPoint(
+            PointToPointContext(
+                network,
+                context.doorbells,
+                context.results,
+                around.budget,
+                context.counters,
+                context.recorder,
+                around.stall_after,
+            ),
+            self.reporter,
+            self.fail,
+            self.on_link_broken,
+        )
+        self._context = context
+        self._phases = Phases(context, number, self._report_mismatch, self._on_unexpected_frame)
+        self._said_goodbye: set[Link] = set()  # amid what they were needed for
+        self._failure_logged = False
+        self._expired: list[
+            tuple[LocalRank, int]
+        ] = []  # what has not come by its own deadline, until there is a verdict
+
+    # Members
+
+    def submit(self, local_rank: LocalRank, ring: messages.Submit) -> None:
+        """A rank submits an instance or a post, the next one or one that it has submitted before."""
+        tracker = self.tracker
+        prepared = local_rank.prepared.get(ring.prepared)
+        if prepared is None:
+            raise messages.MalformedMessage(f"a ring of collective {ring.prepared}, which was never prepared")
+        if ring.instance >= messages.P2P_BASE:
+            if ring.event:
+                raise messages.MalformedMessage(
+                    f"{prepared.op} with event {ring.event}, for a value in the memory of a GPU"
+                )
+            self.point_to_point.submit(local_rank, ring, prepared)
+            return
+        if ring.instance <= tracker.progress[local_rank.rank].received:
+            for message in local_rank.get_outcomes(ring.instance):
+                self._context.doorbells.send(local_rank, message)
+            self._context.doorbells.throttle(local_rank)
+            return
+        if isinstance(prepared.collective.operation, (Send, Recv)):
+            raise messages.MalformedMessage(f"{prepared.op} numbered as an instance of the group")
+        writing = self._context.input_events.find_gpu(local_rank, ring) if ring.event else None
+        sources = local_rank.resolve_inputs(prepared, ring)  # checks every bound; outlives the session
+        arrival = Arrival(prepared, sources, time.monotonic(), writing is None)
+        agrees = tracker.record_arrival(local_rank.rank, ring.instance, arrival, ring.remaining, ring.timeout)
+        verdict = tracker.find_verdict(ring.instance)
+        if verdict is not None:
+            arrival.inputs = None
+            late = Instance(
+                ring.instance, {local_rank.rank: arrival}, reference=prepared, collective=prepared.collective
+            )
+            self._context.recorder.record_failed(self.number, late, EMPTY_SUMMARY, verdict)
+            self.fail(local_rank, ring.instance, verdict)
+            self._context.doorbells.throttle(local_rank)
+            return
+        if not agrees:
+            self.reporter.report_fault(ReportKind.MISMATCH, ring.instance)
+        if writing is not None:
+            written = partial(tracker.mark_ready, local_rank.rank, ring.instance)
+            self._context.input_events.start_wait(
+                local_rank, ring.instance, writing, ring.event, lambda: written(time.monotonic())
+            )
+
+    def expire_submission(self, local_rank: LocalRank, number: int, op: str, timeout: float) -> None:
+        """An instance or post of a rank has not come by its own deadline, and so will not: it has failed for all."""
+        post = number >= messages.P2P_BASE
+        verdict = self.tracker.fault if post else self.tracker.find_verdict(number)
+        if verdict is not None:
+            self.fail(local_rank, number, verdict)
+            return
+        self._expired.append((local_rank, number))
+        if post:
+            self.reporter.report_overdue(local_rank.rank, local_rank.rank, timeout, op)
+        else:
+            self.reporter.report_late(number, local_rank.rank, op, timeout)
+
+    def leave(self, rank: int) -> None:
+        standing = self.tracker.progress[rank]
+        if not standing.has_departed:
+            standing.has_departed = True
+            self.reporter.report_left(rank, standing.submitted)
+            self.point_to_point.report_departed_peers()
+
+    def abort(self, rank: int, reason: str) -> None:
+        standing = self.tracker.progress[rank]
+        if standing.has_departed:
+            return
+        standing.has_departed = True
+        # Its caller may use its memory again as soon as this has been answered, and does not hear that a GPU is at it.
+        self.tracker.is_aborted = True
+        if self.execution is not None:
+            self.links.abandon(self.execution.stop())
+        current = self.tracker.instances.get(self.tracker.next_number)  # it may have been stopped before
+        if current is not None:
+            self._completions.track_aborted(current)
+        self._phases.cancel_launches()
+        self.point_to_point.discard(rank)
+        self.reporter.report_fault(ReportKind.ABORT, self.tracker.next_number, rank=rank, text=reason)
+
+    def mark_lost(self, rank: int, why: str) -> None:
+        """A rank's client is gone."""
+        self.point_to_point.drop_receiver(rank)
+        standing = self.tracker.progress[rank]
+        if not standing.has_departed:
+            standing.has_departed = True
+            over = self.tracker.find_verdict(standing.submitted + 1) is not None
+            level = logging.DEBUG if over else logging.INFO  # the verdict that follows is the warning
+            log.log(level, "group %s: rank %d is lost: %s", self._context.name, rank, why)
+            self.reporter.report_fault(ReportKind.LOST, standing.submitted, rank=rank, text=why)
+
+    def report_crash(self, error: Exception) -> None:
+        """Tells the coordinator that no local rank goes beyond what it has finished."""
+        text = f"a defect of collectived ended its group loop: {type(error).__name__}: {error}"
+        if isinstance(error, CudaError):
+            text = f"a GPU of its worker failed: {error}"
+        for rank, standing in self.tracker.progress.items():
+            if not standing.has_departed:
+                self.reporter.report_fault(ReportKind.LOST, standing.finished, rank=rank, text=text)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no local rank is left, nothing that one has sent is on its way, and the others know why."""
+        if not self.tracker.has_no_ranks:
+            return False
+        return self.point_to_point.idle and not self.reporter.is_awaiting_verdict and self.peer_consensus.idle
+
+    # What runs
+
+    def advance(self) -> bool:
+        """Starts and steps; whether something wants to go on at once."""
+        copying = self.point_to_point.advance()
+        if self.execution is None:
+            instance = self.tracker.find_startable()
+            if instance is None:
+                return copying
+            instance.started, instance.started_at = True, time.monotonic()
+            self._start_phase(instance)
+        running = self.execution
+        if running is None:  # it was carried out at once, or cannot be
+            return copying or self.tracker.find_startable() is not None
+        try:
+            ended, again = running.step(self.links)
+        except LinkBroken as error:
+            self.links.drop_peer(error.peer)
+            self.on_link_broken(error)
+            return False
+        except MemoryExhausted as error:
+            self._stop_execution()
+            self._report_exhausted(running.instance, error)
+            return False
+        except NcclError as error:
+            self._stop_execution()
+            self._report_nccl_failure(running.instance, error)
+            return False
+        for task in ended:
+            self._on_task_done(running, task)
+        return again or copying or bool(ended)
+
+    def next_deadline(self) -> float:
+        """When `due` has something to do."""
+        alarm = self._context.tools.timers.next_deadline
+        return min(
+            self.reporter.next_deadline(),
+            self.point_to_point.next_deadline(),
+            self.peer_consensus.next_deadline(),
+            alarm,
+        )
+
+    def on_timer(self, now: float) -> None:
+        self._context.tools.timers.discard_expired(now)
+        self.point_to_point.on_timer(now)
+        before = self.tracker.stalls
+        self.reporter.on_timer()
+        self._context.counters.stalls += self.tracker.stalls - before
+        self.peer_consensus.on_timer(now)
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent to and received from other workers, headers included; may be read from any thread."""
+        (sent, received), (posted, taken) = self.links.traffic(), self.point_to_point.traffic()
+        return sent + posted, received + taken
+
+    def watch_links(self) -> None:
+        """Before the group loop waits: says what is waited for."""
+        if self.links.has_links:
+            self.links.update_watches(self.execution.link_events() if self.execution else {})
+            self.links.ready.clear()
+
+    def _start_phase(self, instance: Instance) -> None:
+        """The next stage of an instance whose local ranks have all come."""
+        collective, topology = instance.collective, self._context.topology
+        alone = len(topology.peers) == 1
+        if not alone and not instance.announced and isinstance(collective.operation, (Broadcast, Scatter)):
+            root = collective.operation.root
+            self.execution = self._phases.announce(instance, root, lambda: self._start_phase(instance))
+        elif collective.lengths_differ and collective.leaves and not instance.rows:
+            own = {rank: negotiation.extract_rows(one.prepared.collective) for rank, one in instance.arrivals.items()}
+            if alone:
+                instance.rows = tuple(own[rank] for rank in sorted(own))
+                self._execute(instance)
+            else:
+                self.execution = self._phases.exchange_lengths(instance, own, lambda: self._execute(instance))
+        else:
+            self._execute(instance)
+
+    def _execute(self, instance: Instance) -> None:
+        program = self._context.get_program(instance)
+        if self._phases.needs_agreement(program) and not instance.launch_agreed:
+            self.execution = self._phases.agree_on_launch(instance, program, lambda: self._execute(instance))
+            return
+        self.waiting_joiners.send_due(instance.number)
+        slot: ResultSlot | None = None
+        memory: NDArray[np.uint8] | None = None
+        readers = program.receivers
+        outputs: list[Region] | None = None
+        if any([arrival.inputs.is_on_device for arrival in instance.arrivals.values()]):
+            written = {rank: instance.arrivals[rank].inputs.output for rank in readers}
+            outputs = [output for output in written.values() if output is not None]
+            readers = tuple(rank for rank, output in written.items() if output is None)
+        if readers:
+            try:
+                slot = self._context.results.acquire(program.slot_bytes, readers)
+            except (MemoryExhausted, OSError) as error:
+                self._report_exhausted(instance, error)
+                return
+            memory = slot.memory
+            if program.header:
+                memory[: len(program.header)] = np.frombuffer(program.header, np.uint8)
+                memory = memory[len(program.header) :]
+        sources = [instance.arrivals[rank].inputs for rank in program.contributors]
+        if program.is_inline and memory is not None and outputs is None:
+            tasks.run_inline(program, sources, memory, self._context.counters)
+            self._completions.send_done(instance, program, slot, 0, True, readers)
+            self._finish_instance(instance, program, slot, readers)
+            return
+        self.execution = self._phases.execute(instance, program, slot, sources, memory, readers, outputs)
+
+    def _on_task_done(self, running: Execution, task: PackTask) -> None:
+        """Done means done: only when all tasks of a pack have ended are its ranks told."""
+        complete, last = running.complete_task(task)
+        if running.on_done is not None:  # a stage before the program itself: nobody is told
+            if last:
+                self.execution = None
+                running.on_done()
+            return
+        if complete:
+            running.reported = running.slot is not None
+            pack = task.pack_number
+            self._completions.send_done(running.instance, running.program, running.slot, pack, last, running.readers)
+        if last:
+            self.execution = None
+            self._finish_instance(running.instance, running.program, running.slot, running.readers)
+
+    def _finish_instance(
+        self, instance: Instance, program: CompiledCollective, slot: ResultSlot | None, readers: tuple[int, ...]
+    ) -> None:
+        context, counters, now = self._context, self._context.counters, time.monotonic()
+        counters.done += 1
+        counters.result_bytes += program.nbytes
+        operation, first = instance.collective.operation, instance.first_arrival.arrived_at
+        counters.count_completed(operation, program.summary.algorithm, program.nbytes, now - first)
+        counters.observe_wait(operation, instance.last_arrival.arrived_at - first)
+        if slot is not None:
+            for rank in readers:
+                if context.doorbells.local_ranks[rank].closed:
+                    context.results.release(slot.number, rank)
+        self.tracker.finish(instance, now)
+        context.rate_window.add(program.load, first, instance.started_at, now)
+        context.recorder.record_completed(self.number, instance, program.summary, now)
+        self.reporter.on_completed(instance.number)
+        self.links.poll_idle()
+        if instance.stalled:
+            self.reporter.report_resumed(instance.number)
+
+    # Links
+
+    def on_link_broken(self, error: LinkBroken) -> None:
+        """A peer is gone, or talks nonsense: what runs cannot complete here."""
+        if isinstance(error, LinkProtocolError):
+            self._context.worker.refusals.count_malformed(MessageSource.LINK)
+        if self.execution is not None:
+            self.links.abandon(self.execution.stop())
+        self._phases.cancel_launches()
+        log.info("group %s: link to worker %d: %s", self._context.name, error.peer, error)
+        if isinstance(error, PeerDeparted):
+            self.reporter.report_worker_left(error.peer, self.tracker.next_number)
+        else:
+            self.reporter.report_fault(ReportKind.LINK, self.tracker.next_number, worker=error.peer, text=str(error))
+
+    def _on_unexpected_frame(self, link: Link, expected: bytes, got: bytes) -> bool:
+        """A frame that is not the one expected: wait for better news, or raise LinkBroken for nonsense."""
+        try:
+            frame = frames.parse(got)
+        except frames.BadFrame as error:
+            raise LinkProtocolError(str(error), link.peer) from None
+        assert self.execution is not None
+        if frame.kind is not frames.FrameKind.BYE:
+            self._check_for_mismatch(link, frame, self.execution.instance.number)
+        elif link not in self._said_goodbye:  # the coordinator knows what that means; without it we do
+            self._said_goodbye.add(link)
+            self.reporter.report_worker_left(link.peer, self.execution.instance.number)
+        return True
+
+    def _report_mismatch(self, instance: Instance, worker: int = 0) -> None:
+        instance.disputed = True
+        self.reporter.report_fault(ReportKind.MISMATCH, instance.number, worker=worker)
+
+    def _on_early_frame(self, link: Link, frame: frames.Frame) -> None:
+        """A frame on an idle link: of an instance to come it waits, of one that is over it differs from what we did."""
+        self._check_for_mismatch(link, frame, self.tracker.next_number - 1)
+
+    def _check_for_mismatch(self, link: Link, frame: frames.Frame, latest: int) -> None:
+        """`latest` is the last instance of which no frame is to come here; a frame of it, or before, is a mismatch."""
+        if (frame.key, frame.generation) != (self._context.topology.group.key, self.number):
+            raise LinkProtocolError(f"a frame of generation {frame.generation}", link.peer)
+        if frame.instance > latest:
+            return
+        instance = self.tracker.find(frame.instance)
+        if instance is not None and not instance.disputed:
+            self._report_mismatch(instance, link.peer)
+
+    # Faults and verdicts
+
+    def _report_exhausted(self, instance: Instance, error: Exception) -> None:
+        held = self._context.results.held_bytes_by_rank()
+        rank = max(held, key=lambda r: held[r]) if held else next(iter(instance.arrivals))
+        self._phases.cancel_launches()
+        instance.disputed = True  # it does not start; the verdict is on its way
+        text = f"no memory for the results of {instance.collective.operation} #{instance.number}: {error}"
+        if held:
+            text += f"; rank {rank} holds {held[rank]} bytes of results: release them"
+        self.reporter.report_fault(ReportKind.EXHAUSTED, instance.number, rank=rank, text=text)
+
+    def _report_nccl_failure(self, instance: Instance, error: NcclError) -> None:
+        """NCCL does not say who is at fault, not even where it says that another rank is gone: nobody is accused."""
+        instance.disputed = True  # it does not start; the verdict is on its way
+        log.info("group %s: %s", self._context.name, error)
+        self.reporter.report_fault(ReportKind.NATIVE, instance.number, text=str(error))
+
+    def _add_missing_ranks(self, verdict: Verdict) -> Verdict:
+        """Another worker's verdict, with the ranks of this one that it waited for."""
+        standings = self.tracker.progress.items()
+        absent = [rank for rank, standing in standings if standing.submitted < verdict.instance]
+        if verdict.code != Code.DEADLINE_EXCEEDED or verdict.missing or not absent:
+            return verdict
+        return local_verdict.with_missing(self._context.topology, self._context.worker.name, verdict, absent)
+
+    def apply_verdict(self, verdict: Verdict) -> None:
+        """What it covers fails, now and later."""
+        local_ranks = self._context.doorbells.local_ranks
+        failing = self.tracker.apply_verdict(verdict)
+        counters = self._context.counters
+        if not verdict.orderly:
+            counters.count_verdict(verdict.code)
+        for instance in failing:
+            running = self.execution if self.execution is not None and self.execution.instance is instance else None
+            counters.failed += 1
+            counters.count_failure(
+                instance.collective.operation, running.program.algorithm if running else NOT_STARTED, verdict.code
+            )
+            summary = running.program.summary if running is not None else EMPTY_SUMMARY
+            if running is not None:
+                self._stop_execution()
+            self._context.recorder.record_failed(self.number, instance, summary, verdict)
+            for rank, arrival in instance.arrivals.items():
+                if not arrival.ready:  # nor will it be read: its rank may use its memory again
+                    self._context.input_events.cancel_wait(local_ranks[rank], instance.number)
+                self.fail(local_ranks[rank], instance.number, verdict)
+        for rank, local_rank in local_ranks.items():
+            # It had done its part and gone on: it hears of the failure at its next call.
+            rung = self.tracker.progress[rank].received
+            if rung >= verdict.from_instance and not any(rank in instance.arrivals for instance in failing):
+                self.fail(local_rank, rung, verdict)
+        self.point_to_point.apply_verdict(verdict)
+        self.peer_consensus.notify_excluded(verdict)
+        late, self._expired = self._expired, []
+        for local_rank, number in late:
+            if number >= verdict.from_instance if number < messages.P2P_BASE else not verdict.orderly:
+                self.fail(local_rank, number, verdict)
+            else:
+                self._expired.append((local_rank, number))
+        self._log_verdict(verdict, bool(failing))
+
+    def _log_verdict(self, verdict: Verdict, failing: bool) -> None:
+        """A failure is logged once, whatever follows from it; that somebody has left in order is none by itself."""
+        news = not self._failure_logged and (failing or not verdict.orderly)
+        self._failure_logged |= news
+        level = logging.WARNING if news else logging.DEBUG
+        log.log(level, "group %s: %s", self._context.name, format_verdict(verdict), extra=verdict_fields(verdict))
+
+    def _stop_execution(self) -> None:
+        running = self.execution
+        assert running is not None
+        self.links.abandon(running.stop())
+        self._phases.cancel_launches()
+        if running.slot is not None:
+            for rank in running.readers:
+                if not running.reported or self._context.doorbells.local_ranks[rank].closed:  # others may be reading it
+                    self._context.results.release(running.slot.number, rank)
+        self.execution = None
+
+    def send_final_verdicts(self) -> None:
+        """Tells ranks that have a doorbell what their next instance will end with, where that is known."""
+        for rank, local_rank in self._context.doorbells.local_ranks.items():
+            following = self.tracker.progress[rank].received + 1
+            verdict = self.tracker.find_verdict(following)
+            if verdict is not None and local_rank.doorbell is not None and not local_rank.closed:
+                self._context.doorbells.send(local_rank, messages.encode_failed(following, encode_verdict(verdict)))
+
+    @property
+    def successor_verdict(self) -> Verdict | None:
+        """The verdict with a successor, once everything before it has ended; None as long as it has not."""
+        verdict = next((verdict for verdict in self.tracker.verdicts if verdict.successor), None)
+        if verdict is None or self.execution is not None or self.tracker.find_startable() is not None:
+            return None
+        if any(instance.number < verdict.from_instance for instance in self.tracker.list_open()):
+            return None
+        return verdict if self.point_to_point.idle and not self._expired else None
+
+    def close(self) -> None:
+        """Stops what runs; peers are told that it is no fault."""
+        if self.execution is not None:
+            self.links.abandon(self.execution.stop())
+        self.execution = None
+        self.tracker.instances.clear()  # nothing may look into an arena when it is closed
+        self.close_links()
+
+    def close_links(self) -> None:
+        """Says goodbye to the peers."""
+        self.point_to_point.close()
+        self.peer_consensus.close()
+        self._phases.close()
+        self.links.close()

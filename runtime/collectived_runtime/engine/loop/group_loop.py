@@ -1,0 +1,426 @@
+"""A group loop: one thread per group generation and its successors, with one place where it waits.
+
+That place is a `poll` over the doorbells and process descriptors of its members, the links of the group, and an eventfd
+by which verdicts, links and requests of other threads arrive. Nothing else blocks: all sockets are non-blocking, and
+what runs are generators (`task.run`) that say what they wait for. So a group loop is never deaf to a verdict, a death
+or a stray frame, whatever else it does. What happens within a generation is in `generation.py`; here is the loop, and
+who belongs to which generation.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+
+from collectived_proto.ipc import messages
+from collectived_proto.ipc.spin import count_cores
+from collectived_proto.types import GroupInfo, RankPosition, Verdict, unscoped_name
+from collectived_runtime.engine.base.arenas import ResultArenas, Workspace
+from collectived_runtime.engine.base.poller import Poller
+from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.clients.deferred_release import DeferredReleases
+from collectived_runtime.engine.clients.doorbells import Doorbells
+from collectived_runtime.engine.clients.local_rank import LocalRank
+from collectived_runtime.engine.gpu.input_events import InputEvents
+from collectived_runtime.engine.gpu.stream_order import StreamOrder
+from collectived_runtime.engine.loop.context import GroupContext, WorkerContext
+from collectived_runtime.engine.loop.execution import Execution
+from collectived_runtime.engine.loop.generation import Generation
+from collectived_runtime.engine.p2p.point_to_point import PendingOp
+from collectived_runtime.engine.record.counters import Counters
+from collectived_runtime.engine.record.flight_recorder import GroupLabel, GroupRecorder
+from collectived_runtime.engine.record.rates import RateWindow
+from collectived_runtime.engine.run.fold_pool import PoolClient
+from collectived_runtime.engine.run.host_task import TaskTools
+from collectived_runtime.engine.submit.tracker import InstanceTracker
+
+log = logging.getLogger("collectived.group_loop")
+
+__all__ = ["GroupLoop", "WorkerContext"]
+
+_SUBMIT_KIND = int(messages.MessageType.SUBMIT)
+
+
+class GroupLoop:
+    """See the module. Methods without underscore may be called from any thread.
+
+    Raises:
+        OSError, RuntimeError: there are no descriptors, or no thread, to be had for it.
+    """
+
+    def __init__(self, topology: GroupTopology, surroundings: WorkerContext) -> None:
+        self.topology = topology
+        self.name = unscoped_name(topology.group.name)
+        self._worker = surroundings
+        self._idle_after = surroundings.idle_after
+        here = topology.peers[topology.place].host
+        self._spare_cores = count_cores() - sum(peer.host == here for peer in topology.peers)
+        self._poller = Poller()
+        self._doorbells = Doorbells(self._poller, self._on_message, self._on_client_lost, surroundings.refusals)
+        self._results = ResultArenas(surroundings.budget, self._doorbells, self._on_memory_grown)
+        wake = partial(self._poller.call_soon_threadsafe, _noop)
+        self._deferred_releases = DeferredReleases(self._doorbells.send)
+        tools = TaskTools(
+            Workspace(self._on_memory_grown),
+            PoolClient(surroundings.fold_pool, wake),
+            Counters(),
+            wake,
+            self._deferred_releases,
+        )
+        group, tasks = topology.group, tuple(peer.task for peer in topology.peers)
+        places = tuple(tuple(peer.ranks) for peer in topology.peers)
+        label = GroupLabel(self.name, group.key, group.size, topology.own_ranks, tasks, places)
+        tape = GroupRecorder(surroundings.recorder, label)
+        self._stream_order = StreamOrder(self._poller.call_soon_threadsafe, self._send)
+        self._input_events = InputEvents(self._poller.call_soon_threadsafe, self._doorbells.drop)
+        self._context = GroupContext(
+            topology,
+            self.name,
+            surroundings,
+            self._poller,
+            self._doorbells,
+            self._results,
+            tools,
+            tape,
+            self._stream_order,
+            self._input_events,
+        )
+        self._past_verdicts: dict[int, Verdict] = {}  # how earlier generations of this group loop ended
+        self._early_submissions: list[
+            Callable[[], None]
+        ] = []  # what was submitted to a generation that has not begun here
+        self._early_verdicts: list[Verdict] = []  # and verdicts about one
+        self._stopping = False
+        self._trim_at = math.inf  # when to look whether memory is idle
+        self._last_done = 0  # how much had been done when that was looked at last
+        self._generation = Generation(self._context, topology.group.generation, self._apply_verdict)
+        self._traffic_base = (self._generation, 0, 0)  # bytes sent and received in the generations before it
+        self._thread = threading.Thread(target=self._run, name=f"group loop {self.name}", daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:  # nobody else would give back what it has taken until here
+            self._generation.close()
+            self._poller.close()
+            raise
+
+    @property
+    def group(self) -> GroupInfo:
+        """The group in the generation that is current here, with what the local ranks have finished."""
+        tracker = self.tracker
+        members = list(self.topology.group.members)
+        for rank, standing in list(tracker.progress.items()):
+            members[rank] = replace(
+                members[rank], last_instance=standing.finished, last_op=standing.op, last_site=standing.site
+            )
+        return replace(self.topology.group, generation=tracker.generation, members=tuple(members))
+
+    @property
+    def local_ranks(self) -> dict[int, LocalRank]:
+        return self._doorbells.local_ranks
+
+    @property
+    def tracker(self) -> InstanceTracker:
+        """Of the current generation."""
+        return self._generation.tracker
+
+    @property
+    def execution(self) -> Execution | None:
+        return self._generation.execution
+
+    @property
+    def pending_ops(self) -> list[PendingOp]:
+        """Sends and recvs that somebody waits for."""
+        return self._generation.point_to_point.pending
+
+    @property
+    def label(self) -> GroupLabel:
+        return self._context.recorder.label
+
+    @property
+    def stall_after(self) -> float:
+        """Seconds after which what waits is said to stall."""
+        return self._worker.stall_after
+
+    @property
+    def notes(self) -> list[str]:
+        """What users of this group should know, each once: `on CPU devices: …`."""
+        return list(self._context.notes)
+
+    @property
+    def counters(self) -> Counters:
+        return self._context.counters
+
+    @property
+    def rate_window(self) -> RateWindow:
+        """What has been done in the last minute."""
+        return self._context.rate_window
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent to and received from other workers, headers included; never more than has been."""
+        generation, sent, received = self._traffic_base
+        now = generation.traffic()
+        return sent + now[0], received + now[1]
+
+    # From other threads
+
+    def add_local_rank(self, local_rank: LocalRank) -> None:
+        """A local rank is about to connect its doorbell."""
+        self._doorbells.local_ranks[local_rank.rank] = local_rank
+        self._poller.call_soon_threadsafe(lambda: self._doorbells.add(local_rank))
+
+    def mark_absent(self, rank: int, why: str) -> None:
+        """This local rank will never take its local rank."""
+        self._poller.call_soon_threadsafe(lambda: self._on_client_lost(rank, why))
+
+    def attach_doorbell(self, rank: int, doorbell: socket.socket) -> None:
+        self._poller.call_soon_threadsafe(
+            lambda: self._doorbells.attach(rank, doorbell, self._results.arenas), doorbell.close
+        )
+
+    def submit(self, rank: int, message: bytes) -> None:
+        """A message of a rank without a doorbell, as it would come over one."""
+        self._poller.call_soon_threadsafe(lambda: self._doorbells.receive(self._doorbells.local_ranks[rank], message))
+
+    def expire_submission(self, rank: int, generation: int, instance: int, op: str, timeout: float) -> None:
+        """What a rank without a doorbell was to submit has not come by its own deadline: that ends it for all."""
+        self._poller.call_soon_threadsafe(
+            lambda: self._expire_submission(self._doorbells.local_ranks[rank], generation, instance, op, timeout)
+        )
+
+    def disconnect(self, rank: int, why: str) -> None:
+        """The session of this rank has ended."""
+        self._poller.call_soon_threadsafe(lambda: self._doorbells.disconnect(self._doorbells.local_ranks[rank], why))
+
+    def apply_verdict(self, verdict: Verdict) -> None:
+        self._poller.call_soon_threadsafe(lambda: self._apply_verdict(verdict))
+
+    def send_final_verdicts(self) -> None:
+        """This worker is about to end: ranks hear now what they would hear at their next collective."""
+        self._poller.call_soon_threadsafe(lambda: self._generation.send_final_verdicts())
+
+    def query_positions(self, instance: int, answer: Callable[[int, tuple[RankPosition, ...]], None]) -> None:
+        """Calls `answer(generation, positions)` in the group loop's thread."""
+        self._poller.call_soon_threadsafe(
+            lambda: answer(self._generation.number, self.tracker.positions(instance, time.monotonic()))
+        )
+
+    def resend_reports(self) -> None:
+        """The coordinator is back, and may not have heard who has gone."""
+        self._poller.call_soon_threadsafe(lambda: self._generation.reporter.resend())
+
+    def promise(self, generation: int, answer: Callable[[int, int], None]) -> None:
+        """Calls `answer(instance, following)` in the group loop's thread: nothing starts from that instance on before
+        `newcomers`, and `following` is the first that no local rank has submitted."""
+
+        def ask() -> None:
+            if generation == self._generation.number:
+                self._doorbells.poll()  # what was submitted before somebody asked is kept
+            if generation == self._generation.number:
+                answer(*self._generation.waiting_joiners.promise())
+
+        self._poller.call_soon_threadsafe(ask)
+
+    def set_waiting_joiners(self, generation: int, from_instance: int, waiting: int) -> None:
+        """So many wait to join the group, from that instance on; -1: nothing has changed."""
+
+        def take() -> None:
+            if generation == self._generation.number:
+                self._generation.waiting_joiners.schedule(from_instance, waiting)
+
+        self._poller.call_soon_threadsafe(take)
+
+    def stop(self) -> None:
+        """Ends the group loop now; its peers are told that it is no fault."""
+        self._poller.call_soon_threadsafe(self._request_stop)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    # The loop
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                again = self._advance()
+                if self._stopping:
+                    break
+                current = self._generation
+                current.watch_links()
+                due = current.next_deadline()
+                rested = self._doorbells.next_deadline
+                self._poller.wait(0.0 if again else min(due, rested, self._trim_at), self._should_spin())
+                if (now := time.monotonic()) >= due:
+                    current.on_timer(now)
+                if now >= rested:
+                    self._doorbells.on_timer(now)
+                if now >= self._trim_at:
+                    self._trim_memory(now)
+        except Exception as error:  # whatever it is, neither clients nor peers may wait for this group loop any more
+            log.exception("group loop of group %s: a defect of collectived ends it", self.name)
+            self._generation.report_crash(error)
+        finally:
+            self._close()
+
+    def _on_memory_grown(self) -> None:
+        """Memory has been taken from the system: when it has been idle for a while it is given back."""
+        if self._trim_at == math.inf:
+            self._trim_at = time.monotonic() + self._idle_after
+
+    def _trim_memory(self, now: float) -> None:
+        done, before = self._context.counters.done, self._last_done
+        self._last_done = done
+        idle = done == before and self.execution is None
+        self._trim_at = now + self._idle_after if not idle or self._results.trim() else math.inf
+        if idle:
+            self._context.tools.workspace.trim()
+
+    def _should_spin(self) -> bool:
+        """Whether what is to come next may come soon, and there is a core to look for it.
+
+        Ranks that have arrived sleep until they hear from us; those that have not may need a core each, and so may the
+        other workers of this host.
+        """
+        missing = self.tracker.missing_count
+        return 0 < missing <= self._spare_cores
+
+    def _advance(self) -> bool:
+        if self._deferred_releases:
+            self._deferred_releases.poll()
+        current = self._generation
+        again = current.advance()
+        if current.tracker.verdicts:
+            self._start_successor()
+        if current.execution is None and not again:
+            self._stop_if_finished()
+        return again or self._generation is not current
+
+    # Members
+
+    def _on_message(self, local_rank: LocalRank, data: bytes) -> None:
+        if data[0] == _SUBMIT_KIND:  # nearly always
+            self._on_submit(local_rank, messages.parse_submit(data))
+            return
+        match messages.parse_type(data):
+            case messages.MessageType.RELEASE:
+                self._release(local_rank.rank, messages.parse_release(data))
+                self._doorbells.throttle(local_rank)
+            case messages.MessageType.LEAVE:
+                self._generation.leave(local_rank.rank)
+            case messages.MessageType.ABORT:
+                self._generation.abort(local_rank.rank, messages.parse_text(data))
+            case messages.MessageType.EVENT:
+                self._input_events.register(local_rank.rank, *messages.parse_event(data))
+            case messages.MessageType.PING:
+                if local_rank.is_reading:
+                    held = self._deferred_releases.is_memory_in_use(local_rank)
+                    self._doorbells.send(
+                        local_rank,
+                        messages.encode_bare(messages.MessageType.PONG, "its memory is in use" if held else ""),
+                    )
+                self._doorbells.throttle(local_rank)
+            case kind:
+                raise messages.MalformedMessage(f"a client does not send {kind.name}")
+
+    def _on_submit(self, local_rank: LocalRank, ring: messages.Submit) -> None:
+        self._release(local_rank.rank, ring.released_slots)
+        if ring.generation == self._generation.number:
+            self._generation.submit(local_rank, ring)
+            return
+        past = self._past_verdicts.get(ring.generation)
+        if past is not None:
+            self._generation.fail(local_rank, ring.instance, past)
+            return
+        if len(self._early_submissions) >= messages.MAX_OUTSTANDING * len(self.local_ranks):
+            raise messages.MalformedMessage(f"a ring of generation {ring.generation}, which nobody has announced")
+        self._early_submissions.append(lambda: self._on_submit(local_rank, ring))
+
+    def _release(self, rank: int, numbers: Iterable[int]) -> None:
+        """Result slots, and events, that a rank needs no longer."""
+        for number in numbers:
+            if number < messages.WORKER_EVENT_BASE:
+                self._results.release(number, rank)
+            else:
+                self._stream_order.release(rank, number)
+
+    def _send(self, rank: int, message: bytes) -> None:
+        self._doorbells.send(self.local_ranks[rank], message)
+
+    def _expire_submission(
+        self, local_rank: LocalRank, generation: int, instance: int, op: str, timeout: float
+    ) -> None:
+        past = self._past_verdicts.get(generation)
+        if generation == self._generation.number:
+            self._generation.expire_submission(local_rank, instance, op, timeout)
+        elif past is not None:
+            self._generation.fail(local_rank, instance, past)
+        else:
+            self._early_submissions.append(
+                lambda: self._expire_submission(local_rank, generation, instance, op, timeout)
+            )
+
+    def _on_client_lost(self, rank: int, why: str) -> None:
+        self._input_events.remove_rank(rank)
+        self._stream_order.remove_rank(rank)
+        self._results.release_rank(rank)
+        self._generation.mark_lost(rank, why)
+
+    # Generations
+
+    def _apply_verdict(self, verdict: Verdict) -> None:
+        if verdict.generation == self._generation.number:
+            self._generation.apply_verdict(verdict)
+            self._start_successor()
+        elif verdict.generation not in self._past_verdicts:
+            self._early_verdicts.append(verdict)
+
+    def _start_successor(self) -> None:
+        """Begins the successor generation once everything before the verdict has ended."""
+        before = self._generation
+        verdict = before.successor_verdict
+        if verdict is None:
+            return
+        self._past_verdicts[before.number] = verdict
+        before.close_links()
+        moved = self.traffic()
+        self._generation = Generation(self._context, verdict.successor, self._apply_verdict)
+        self._traffic_base = (self._generation, *moved)
+        for rank, standing in before.tracker.progress.items():
+            self.tracker.progress[rank].has_departed = standing.has_departed
+        for local_rank in self.local_ranks.values():
+            local_rank.clear_outcomes()
+        early, self._early_submissions = self._early_submissions, []
+        for submitted in early:
+            submitted()
+        rulings, self._early_verdicts = self._early_verdicts, []
+        for known in rulings:
+            self._apply_verdict(known)
+
+    # The end
+
+    def _stop_if_finished(self) -> None:
+        """A group loop ends when its last local rank has gone and nothing that it had submitted can still complete."""
+        if self._generation.is_finished and self._doorbells.has_no_clients and self.tracker.find_startable() is None:
+            self._request_stop()
+
+    def _request_stop(self) -> None:
+        self._stopping = True
+
+    def _close(self) -> None:
+        self._stopping = True
+        self._generation.close()
+        self._doorbells.close()
+        self._input_events.close()
+        self._stream_order.close()
+        self._results.close()
+        self._worker.on_closed(self)
+        self._poller.close()
+
+
+def _noop() -> None:
+    """Somebody who helps has done: it is enough that the group loop wakes."""

@@ -1,0 +1,41 @@
+"""Newcomers, as a group loop takes part in agreeing on them: see `core/scaling.py` for the whole."""
+
+from __future__ import annotations
+
+import time
+
+from collectived_proto.ipc import messages
+from collectived_runtime.engine.loop.context import GroupContext
+from collectived_runtime.engine.submit.tracker import InstanceTracker
+
+PROMISE_SECONDS = 0.5  # longer than the coordinator takes to make something of it
+
+
+class WaitingJoiners:
+    """Of one generation."""
+
+    def __init__(self, context: GroupContext, tracker: InstanceTracker) -> None:
+        self._context = context
+        self._tracker = tracker
+        self._scheduled: list[tuple[int, int]] = []  # from which instance on how many wait to join
+
+    def promise(self) -> tuple[int, int]:
+        """Starts nothing from the returned instance on until `agreed` is called, or for half a second.
+
+        Also returns the first instance that no local rank has submitted.
+        """
+        following = 1 + max(standing.received for standing in self._tracker.progress.values())
+        return self._tracker.promise(time.monotonic() + PROMISE_SECONDS), following
+
+    def schedule(self, from_instance: int, waiting: int) -> None:
+        """So many wait to join, as the ranks are to see with that instance; -1: nothing has changed."""
+        self._tracker.release_promise()
+        if from_instance >= 0:
+            self._scheduled.append((from_instance, waiting))
+
+    def send_due(self, number: int) -> None:
+        """Before an instance runs: its ranks hear what was agreed for it."""
+        while self._scheduled and self._scheduled[0][0] <= number:
+            message = messages.encode_waiting(self._scheduled.pop(0)[1])
+            for local_rank in self._context.doorbells.local_ranks.values():
+                self._context.doorbells.send(local_rank, message)

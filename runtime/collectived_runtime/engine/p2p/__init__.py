@@ -1,0 +1,1 @@
+"""Send and receive between ranks, apart from the group's instances."""

@@ -1,0 +1,1 @@
+"""What has happened: flight recorder, counters, rates."""

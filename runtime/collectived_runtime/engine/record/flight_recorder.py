@@ -1,0 +1,223 @@
+"""The flight recorder of a worker: what its group loops did last, kept always, read without asking any of them.
+
+A *ring* is a list of fixed length. A group loop puts one tuple into it for each collective, when that has ended; the
+oldest is overwritten. Nothing is encoded, looked up or locked there, and who reads takes a copy of the list, so that
+neither waits for the other. What has failed goes to a ring of its own, which a busy group cannot flush. What is still
+under way is in no ring: readers find it in the ledgers of the group loops (`observe/trace.py`).
+
+*Marks* are the intervals within a collective: its tasks, their folds, and their moves as far as they fit.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from collectived_proto.types import Verdict
+from collectived_runtime.engine.submit.tracker import Instance, Mark
+
+MAX_ENTRIES = 8192  # collectives that have ended, of all groups of a worker
+MAX_FAILED_ENTRIES = 512
+MOST_MOVES = 9  # of one collective are marked, folds among them; later ones are not, so that none pays for more
+MOST_MARKS = 11  # with its tasks
+
+_AT = attrgetter("arrived_at")
+_SITE = attrgetter("prepared.collective.site")
+
+
+class MarkKind(enum.IntEnum):
+    """What a mark says of the time between its two ends."""
+
+    STRAND = 1  # a pack or shard was carried out
+    FOLD = 2  # the local ranks were folded, or what they have was put in place
+    SEND = 3  # from the start of a round until the system below had taken all that goes to a peer in it
+    RECEIVE = 4  # from the start of a round until all of a peer was there and folded
+    PRELUDE = 5  # workers told each other what comes, or lengths
+
+
+STRAND, FOLD, SEND, RECEIVE, PRELUDE = map(
+    int, MarkKind
+)  # for group loops: to look into an enumeration costs as much again
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLabel:
+    """A group as one group loop of it knows it, in the few words that outlive the group loop.
+
+    name: as its users call it. ranks: the local ones. tasks: of the group's workers. places: the ranks of each of them.
+    """
+
+    name: str
+    key: int
+    size: int
+    ranks: tuple[int, ...]
+    tasks: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...] = field(default=(), compare=False)  # the key says which group it is
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Payload bytes that a program sends to the worker `task` and receives from it."""
+
+    task: int
+    sent: int
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSummary:
+    """What is worth telling of a program, the same for all collectives that it carries out."""
+
+    algorithm: str = ""
+    nbytes: int = 0
+    packs: int = 0
+    shards: int = 0  # of the pack that has most
+    traffic: tuple[Traffic, ...] = ()
+
+
+EMPTY_SUMMARY = ProgramSummary()
+
+
+class Entry(NamedTuple):
+    """One collective, or one send or recv, that has ended here. Times are of this process's monotonic clock.
+
+    number: counts the entries of a ring. instance: of a send or recv, its number with `wire.POST` in it.
+    ranks, arrival_times, sites: of the local ranks that had come, when and from which line, in order of arrival.
+    started_at: when the first stage began; 0 where it never did. code: 0 where it succeeded. missing: as the verdict
+    names them. peer: of a send or recv, the rank at its other end; else -1.
+    """
+
+    number: int
+    label: GroupLabel
+    generation: int
+    instance: int
+    op: str
+    summary: ProgramSummary
+    ranks: tuple[int, ...]
+    arrival_times: tuple[float, ...]
+    sites: tuple[str, ...]
+    started_at: float
+    ended_at: float
+    marks: Sequence[Mark] = ()
+    code: int = 0
+    message: str = ""
+    missing: tuple[int, ...] = ()
+    peer: int = -1
+
+
+class RingBuffer:
+    """Bounded, with any number of writers and readers, none of whom waits: each step is one that the interpreter does
+    not divide."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.slots: list[tuple[Any, ...] | None] = [None] * size
+        self.numbers = itertools.count()
+
+    def put(self, fields: tuple[Any, ...]) -> None:
+        """`fields` are those of an `Entry` but its number."""
+        number = next(self.numbers)
+        self.slots[number % self.size] = (number, *fields)
+
+    def entries(self, first: int = 0) -> list[Entry]:
+        """What is kept from that number on, oldest first."""
+        found = [slot for slot in self.slots[:] if slot is not None and slot[0] >= first]
+        found.sort(key=lambda slot: int(slot[0]))
+        return [Entry(*slot) for slot in found]
+
+
+class FlightRecorder:
+    """Of one worker."""
+
+    def __init__(self, kept: int = MAX_ENTRIES, kept_failed: int = MAX_FAILED_ENTRIES) -> None:
+        self.completed = RingBuffer(kept)
+        self.failed = RingBuffer(kept_failed)
+
+    def entries(self) -> list[Entry]:
+        """Everything that is kept, in the order in which it ended."""
+        return sorted([*self.completed.entries(), *self.failed.entries()], key=lambda entry: entry.ended_at)
+
+
+class GroupRecorder:
+    """The recorder as one group loop writes to it."""
+
+    def __init__(self, recorder: FlightRecorder, label: GroupLabel) -> None:
+        self.recorder = recorder
+        self.label = label
+        self._ring = recorder.completed
+
+    def record_completed(self, generation: int, instance: Instance, summary: ProgramSummary, now: float) -> None:
+        """A collective has ended well. On the path of every collective: it costs what `benchmarks.recorder` says."""
+        arrivals = instance.arrivals
+        came = arrivals.values()
+        model = instance.reference
+        ring = self._ring
+        number = next(ring.numbers)
+        ring.slots[number % ring.size] = (
+            number,
+            self.label,
+            generation,
+            instance.number,
+            model.op if model is not None else "",
+            summary,
+            tuple(arrivals),
+            tuple(map(_AT, came)),
+            tuple(map(_SITE, came)),
+            instance.started_at,
+            now,
+            instance.marks,
+        )
+
+    def record_failed(self, generation: int, instance: Instance, summary: ProgramSummary, verdict: Verdict) -> None:
+        """A collective has failed by that verdict."""
+        came = instance.ready_arrivals
+        op = instance.reference.op if instance.reference is not None else ""
+        arrived = tuple(arrival.arrived_at for arrival in came.values())
+        sites = tuple(arrival.prepared.collective.site for arrival in came.values())
+        times = (instance.started_at, time.monotonic(), tuple(instance.marks))
+        summary = (
+            summary
+            if summary is not EMPTY_SUMMARY
+            else ProgramSummary(nbytes=sum(leaf.nbytes for leaf in instance.collective.leaves))
+        )
+        told = (verdict.code, verdict.message, _ranks(verdict))
+        self.recorder.failed.put(
+            (self.label, generation, instance.number, op, summary, tuple(came), arrived, sites, *times, *told)
+        )
+
+    def record_point_to_point(
+        self,
+        generation: int,
+        number: int,
+        rank: int,
+        peer: int,
+        op: str,
+        site: str,
+        nbytes: int,
+        since: float,
+        verdict: Verdict | None = None,
+    ) -> None:
+        """A send or recv has ended, well or by that verdict."""
+        told: tuple[Any, ...] = (0, "", ()) if verdict is None else (verdict.code, verdict.message, _ranks(verdict))
+        ring = self._ring if verdict is None else self.recorder.failed
+        where = (self.label, generation, number, op, ProgramSummary(nbytes=nbytes), (rank,), (since,), (site,))
+        ring.put((*where, since, time.monotonic(), (), *told, peer))
+
+
+def _ranks(verdict: Verdict) -> tuple[int, ...]:
+    return tuple(member.rank for member in verdict.missing)
+
+
+def sum_traffic(moved: Iterable[tuple[int, int, int]]) -> tuple[Traffic, ...]:
+    """The sums of (task, bytes sent, bytes received), by task."""
+    sums: dict[int, list[int]] = {}
+    for task, sent, received in moved:
+        both = sums.setdefault(task, [0, 0])
+        both[0] += sent
+        both[1] += received
+    return tuple(Traffic(task, *sums[task]) for task in sorted(sums))

@@ -1,0 +1,1 @@
+"""Where bytes move: schedules over links, folds of host memory."""

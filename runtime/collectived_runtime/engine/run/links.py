@@ -1,0 +1,281 @@
+"""A group loop's links: one per peer place and channel, asked for at first use, watched while they live.
+
+They are of one generation. When that ends, its links are given back and may serve the next (`LinkHandback`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import select
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from collectived_proto.types import Peer
+from collectived_runtime.engine.base.poller import HANGUP_EVENTS, Poller
+from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.transport import frame as frames
+from collectived_runtime.transport.connections import DialRequest, LinkKey
+from collectived_runtime.transport.hello import NONCE_BYTES, LinkHello
+from collectived_runtime.transport.link import Link, LinkBroken, LinkProtocolError
+
+LEFT_TEXT = "it has left the group"
+_HANGUP_EVENT = select.POLLRDHUP  # of a link that a task holds without waiting for it: nothing else would show its end
+
+
+class PeerDeparted(LinkBroken):
+    """The peer has said goodbye: all of its ranks have left the group."""
+
+
+class LinkProvider(Protocol):
+    """Where links come from (the connection server, or a network of tests)."""
+
+    def dial(self, call: DialRequest) -> None: ...
+
+    def expect_link(self, key: LinkKey, arrived: Callable[[Link], None]) -> None: ...
+
+    def discard_generation(self, key: int, generation: int) -> None: ...
+
+    def release_link(self, link: Link, farewell: bytes) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinkHandback:
+    """How a generation parts from its links, which may then serve another one."""
+
+    link_provider: LinkProvider
+    key: int
+    generation: int
+
+    def __call__(self, link: Link, *, whole: bool = True) -> None:
+        """Says farewell, so that its end is no fault for the peer, and gives the link away.
+
+        Args:
+            whole: nothing has been read there but whole frames; else the link is closed.
+        """
+        farewell = frames.encode_bye(self.key, self.generation, keeps=whole)
+        said = 0
+        if not link.is_mid_send:
+            with contextlib.suppress(LinkBroken):
+                said = link.send([farewell])
+        if whole and said == len(farewell):
+            self.link_provider.release_link(link, farewell)
+        else:
+            link.close()
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`host:port` in two; raises ValueError where that is no such thing."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def get_peer_address(peer: Peer) -> tuple[str, int]:
+    """Where a peer says that it is: port 0, which nobody dials, where that is no address."""
+    try:
+        return parse_address(peer.link_address)
+    except ValueError:
+        return peer.link_address, 0
+
+
+class Links:
+    """Of two workers the one with the lower task dials, so that there is never a pair of links for one purpose.
+
+    A link belongs to the task that runs over it. Between tasks it is *idle*: the next header, or the end, is read
+    here.
+
+    Args:
+        broken: called in the group loop's thread when an idle link ends, or a link cannot be had.
+        early: called there with a frame that has come on an idle link; may raise LinkBroken.
+    """
+
+    def __init__(
+        self,
+        topology: GroupTopology,
+        generation: int,
+        exchange: LinkProvider,
+        watch: Poller,
+        broken: Callable[[LinkBroken], None],
+        early: Callable[[Link, frames.Frame], None],
+    ) -> None:
+        self._topology = topology
+        self._generation = generation
+        self._link_provider = exchange
+        self._hand_back = LinkHandback(exchange, topology.group.key, generation)
+        self._poller = watch
+        self._on_broken = broken
+        self._on_early_frame = early
+        self._links: dict[tuple[int, int], Link | None] = {}  # (place, channel); None: on its way
+        self._watched_events: dict[Link, int] = {}  # links and the events asked for
+        self._links_in_use: Mapping[Link, int] = {}
+        self._past_sent = self._past_received = 0
+        self._departed_peers: set[int] = set()  # peers whose group loops have said goodbye
+        self._abandoned: set[Link] = set()  # perhaps amid a frame: nobody reads them any more
+        self.ready: set[Link] = set()  # links with news since `ready` was cleared
+        self.closed = False
+
+    @property
+    def has_links(self) -> bool:
+        """Whether there is one, or one is on its way."""
+        return bool(self._links)
+
+    def __iter__(self) -> Iterator[Link]:
+        """May be read from any thread."""
+        return iter([link for link in list(self._links.values()) if link is not None])
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received in this generation, headers included."""
+        sent, received = self._past_sent, self._past_received  # first: what is dropped meanwhile is not counted twice
+        links = list(self)
+        return sent + sum(link.bytes_sent for link in links), received + sum(link.bytes_received for link in links)
+
+    def get(self, places: Iterable[int], channel: int) -> dict[int, Link] | None:
+        """The links to these places, or None while one of them is on its way; asks for what nobody has asked for."""
+        found: dict[int, Link] = {}
+        whole = True
+        for place in places:
+            if (place, channel) not in self._links:
+                if (task := self._topology.peers[place].task) in self._departed_peers:
+                    self._links[place, channel] = None
+                    self._poller.call_soon_threadsafe(
+                        functools.partial(self._on_peer_departed, task)
+                    )  # not amid a step of what runs
+                else:
+                    self._request(place, channel)
+            link = self._links[place, channel]
+            if link is None:
+                whole = False
+            else:
+                found[place] = link
+        return found if whole else None
+
+    def add(self, link: Link) -> None:
+        """A link that was asked for is there."""
+        place = next(p for p, peer in enumerate(self._topology.peers) if peer.task == link.peer)
+        self._links[place, link.channel] = link
+
+    def update_watches(self, used: Mapping[Link, int]) -> None:
+        """Watches links of running tasks for what they wait for, others for their end, parked ones for nothing."""
+        before, self._links_in_use = self._links_in_use, used
+        come_along = []  # what was read together with the last bytes of a task, so that poll does not tell of it
+        for link in self:
+            if link in self._abandoned:
+                continue
+            if link.has_header:  # who waits for it has seen what is there, and it was not for him
+                if link in before and link not in used:
+                    come_along.append(link)
+                events = used.get(link, 0) & ~select.POLLIN
+            else:
+                events = used.get(link, 0) or (_HANGUP_EVENT if link in used else select.POLLIN)
+            known = self._watched_events.get(link)
+            if known is None:
+                self._poller.add(link.stream.fileno(), events, functools.partial(self._on_event, link))
+            elif known != events:
+                self._poller.change(link.stream.fileno(), events)
+            self._watched_events[link] = events
+        for link in come_along:
+            self._poll_link(link, 0)
+
+    def poll_idle(self) -> None:
+        """Now that no task holds any: takes what has waited on links, or came along with the last frames."""
+        self._links_in_use = {}
+        for link in self:
+            if link.has_header and link not in self._abandoned:
+                self._poll_link(link, 0)
+
+    def abandon(self, held: Iterable[Link]) -> None:
+        """The tasks that held these links have been stopped: what comes next there is nobody's to understand."""
+        for link in held:
+            self._abandoned.add(link)
+            if self._watched_events.pop(link, None) is not None:
+                self._poller.remove(link.stream.fileno())
+
+    def drop(self, link: Link) -> None:
+        """This link has ended; the next use asks for another."""
+        self._unregister(link)
+        link.close()
+
+    def _unregister(self, link: Link) -> None:
+        self._links = {key: known for key, known in self._links.items() if known is not link}
+        self._abandoned.discard(link)
+        self._past_sent += link.bytes_sent
+        self._past_received += link.bytes_received
+        if self._watched_events.pop(link, None) is not None:
+            self._poller.remove(link.stream.fileno())
+
+    def drop_peer(self, task: int) -> None:
+        for link in self:
+            if link.peer == task:
+                self.drop(link)
+
+    def close(self) -> None:
+        """Parts from all of them."""
+        self.closed = True
+        for link in self:
+            whole = link not in self._abandoned
+            self._unregister(link)
+            self._hand_back(link, whole=whole)
+        self._links.clear()
+        self._link_provider.discard_generation(self._topology.group.key, self._generation)
+
+    def _on_event(self, link: Link, events: int) -> None:
+        self.ready.add(link)
+        if not self._links_in_use.get(link):  # else the task that waits for it will see
+            self._poll_link(link, events)
+
+    def _poll_link(self, link: Link, events: int) -> None:
+        """Takes the next header on a link that nobody waits for; of one that a task holds only its end matters."""
+        try:
+            header = link.read_header()
+            if header is None:
+                return
+            frame = frames.parse(header)
+            if frame.kind is frames.FrameKind.BYE:
+                if link not in self._links_in_use:  # else it is for the task to find
+                    self._departed_peers.add(link.peer)
+                    if frame.keeps_connection:
+                        self._unregister(link)
+                        self._hand_back(link)
+                    else:
+                        self.drop(link)
+            elif events & HANGUP_EVENTS:
+                raise LinkBroken("the connection was reset")
+            elif link not in self._links_in_use:
+                self._on_early_frame(link, frame)
+        except frames.BadFrame as error:
+            self.drop(link)
+            self._on_broken(LinkProtocolError(str(error), link.peer))
+        except LinkBroken as error:
+            self.drop(link)
+            error.peer = link.peer
+            self._on_broken(error)
+
+    def _on_peer_departed(self, task: int) -> None:
+        self._on_broken(PeerDeparted(LEFT_TEXT, task))
+
+    def _on_connect_failed(self, task: int, why: str) -> None:
+        self._on_broken(LinkBroken(why, task))
+
+    def _request(self, place: int, channel: int) -> None:
+        self._links[place, channel] = None
+        me = self._topology.peers[self._topology.place].task
+        peer = self._topology.peers[place]
+        key = self._topology.group.key
+
+        def arrived(link: Link) -> None:  # in the exchange's thread
+            self._poller.call_soon_threadsafe(lambda: link.close() if self.closed else self.add(link), link.close)
+
+        def failed(task: int, why: str) -> None:
+            self._poller.call_soon_threadsafe(
+                lambda: None if self.closed else self._on_connect_failed(task, f"it cannot be reached: {why}")
+            )
+
+        if me < peer.task:
+            hello = LinkHello(me, peer.task, key, self._generation, channel, os.urandom(NONCE_BYTES))
+            self._link_provider.dial(
+                DialRequest(get_peer_address(peer), hello, arrived, failed, incarnation=peer.incarnation)
+            )
+        else:
+            self._link_provider.expect_link((key, self._generation, peer.task, channel), arrived)

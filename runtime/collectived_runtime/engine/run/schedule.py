@@ -1,0 +1,294 @@
+"""Carries out one participant's plan over links: the one place where moves become bytes.
+
+A running plan is a generator. It yields what it waits for: pairs of a link and poll events, or nothing at all ("step me
+again; somebody else may want the thread first"). It never blocks and starts no thread, so that any number of them run
+side by side in one group loop. Closing the generator stops the plan where it stands.
+
+Invariant: after the last round every receive has been folded and every send accepted by the system below.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived_runtime.engine.compile.partition import Window
+from collectived_runtime.engine.record.flight_recorder import MOST_MOVES, RECEIVE, SEND
+from collectived_runtime.engine.submit.tracker import Mark
+from collectived_runtime.plan.moves import Buffer, FinishMove, FoldMove, RecvMove, SendMove, Span
+from collectived_runtime.plan.wide_moves import CollectMove, NativeMove, WidePlan
+from collectived_runtime.transport.frame import MAX_PAYLOAD, FrameTemplate
+from collectived_runtime.transport.link import Link
+
+Array = NDArray[Any]
+Wait = Sequence[tuple[Link, int]]  # what a generator waits for; empty: ready to go on
+YIELD_NOW: Wait = ()
+
+FOLD_BLOCK_BYTES = 256 << 10  # received between two folds: stays in the cache
+MAX_STEP_BYTES = 2 << 20  # received on one link between two looks at the world
+
+
+OnUnexpectedFrame = Callable[[Link, bytes, bytes], bool]
+
+
+@dataclass(slots=True)
+class Buffers:
+    """The memory of one pack and shard. Elements are rows; the three may be the same memory (see plan/moves.py).
+
+    `output` is None where this participant receives nothing. `fold(left, right, out)`, `finish(source, out)` and
+    `finish_here(out)`, where the source is the output itself, are arithmetic on such arrays. Where input and output
+    hold only a part of what the plan speaks of, `windows` say which.
+    """
+
+    input: Array
+    scratch: Array
+    output: Array | None
+    fold: Callable[[Array, Array, Array], None]
+    finish: Callable[[Array, Array], None]
+    finish_here: Callable[[Array], None]
+    windows: Mapping[Buffer, Window] | None = None
+
+    def view(self, buffer: Buffer, span: Span) -> Array:
+        whole = self._select_array(buffer)
+        if self.windows is not None and buffer in self.windows:
+            start = self.windows[buffer].translate(span.start)
+            return whole[start : start + len(span)]
+        return whole[span.start : span.stop]
+
+    def apply_finish(self, source: Buffer, span: Span) -> None:
+        """A Finish."""
+        if self._select_array(source) is self.output:
+            self.finish_here(self.view(Buffer.OUTPUT, span))
+        else:
+            self.finish(self.view(source, span), self.view(Buffer.OUTPUT, span))
+
+    def _select_array(self, buffer: Buffer) -> Array:
+        whole = self.input if buffer is Buffer.INPUT else self.scratch if buffer is Buffer.SCRATCH else self.output
+        assert whole is not None, "a plan wrote to the output of a participant that receives nothing"
+        return whole
+
+
+def execute(
+    plan: WidePlan,
+    buffers: Buffers,
+    links: Mapping[int, Link],
+    stamp: FrameTemplate,
+    judge: OnUnexpectedFrame,
+    marks: list[Mark] | None = None,
+) -> Iterator[Wait]:
+    """Runs `plan`.
+
+    Args:
+        links: the link to each peer that the plan names, for this plan alone until it ends.
+        judge: called with a link, the header expected and the one that came instead; returns True to leave the link
+            parked and wait for better news, or raises.
+        marks: are told when each move of a round had ended.
+
+    Raises:
+        LinkBroken: a peer is gone.
+    """
+    for number, moves in enumerate(plan):
+        under_way: list[_PendingSend | _PendingReceive] = []
+        collects: list[tuple[Span, list[Array]]] = []
+        for move in moves:
+            match move:
+                case FinishMove(span, source):
+                    buffers.apply_finish(source, span)
+                case SendMove(peer, span, source):
+                    part = buffers.view(source, span)
+                    under_way.append(_PendingSend(links[peer], _make_frames(part, span, stamp, number)))
+                case RecvMove(peer, span, target, fold):
+                    part = buffers.view(target, span)
+                    place = InPlaceTarget(part) if fold is None else FoldTarget(buffers, move, fold)
+                    under_way.append(
+                        _PendingReceive(links[peer], place, _make_frames(part, span, stamp, number), judge)
+                    )
+                case CollectMove(order, span, mine):
+                    parts = _allocate_parts(buffers, order, span, mine, links)
+                    collects.append((span, parts))
+                    for peer, part in zip(order, parts, strict=True):
+                        if peer in links:
+                            frames = _make_frames(part, span, stamp, number)
+                            under_way.append(_PendingReceive(links[peer], InPlaceTarget(part), frames, judge))
+                case NativeMove():
+                    raise AssertionError(f"{move.kind.value} by an engine on host memory")
+        began = time.monotonic() if marks is not None and under_way else 0.0
+        while under_way:
+            moved = False
+            for one in under_way:
+                moved |= one.advance()
+            left = [one for one in under_way if not one.done]
+            if marks is not None and len(left) < len(under_way) and len(marks) < MOST_MOVES:
+                now = time.monotonic()
+                for one in under_way:
+                    if one.done and len(marks) < MOST_MOVES:
+                        marks.append((one.mark_kind, stamp.pack, stamp.shard, number, one.link.peer, began, now))
+            under_way = left
+            if under_way:
+                yield YIELD_NOW if moved else [(one.link, one.poll_events) for one in under_way]
+        for span, parts in collects:
+            _fold_in_order(buffers, span, parts)
+
+
+def _allocate_parts(
+    buffers: Buffers, order: Sequence[int], span: Span, mine: Buffer, links: Mapping[int, Link]
+) -> list[Array]:
+    """Memory for what each of `order` contributes; mine is there already."""
+    part = buffers.view(mine, span)
+    return [np.empty_like(part) if peer in links else part for peer in order]
+
+
+def _fold_in_order(buffers: Buffers, span: Span, parts: Sequence[Array]) -> None:
+    total = parts[0].copy()  # SCRATCH may be the memory of a part that has not been folded yet
+    for part in parts[1:]:
+        buffers.fold(total, part, total)
+    np.copyto(buffers.view(Buffer.SCRATCH, span), total)
+
+
+def _as_bytes(part: Array) -> memoryview:
+    return part.reshape(-1).view(np.uint8).data
+
+
+def _make_frames(part: Array, span: Span, stamp: FrameTemplate, number: int) -> list[tuple[bytes, memoryview]]:
+    """Header and payload of each frame of a move: one, or several where it is huge. An empty span is an empty frame."""
+    data = _as_bytes(part)
+    row = len(data) // len(part) if len(part) else 0
+    if len(data) <= MAX_PAYLOAD:
+        return [(stamp.header(number, span.start * row, len(data)), data)]
+    limit = MAX_PAYLOAD // row * row
+    return [
+        (stamp.header(number, span.start * row + at, min(limit, len(data) - at)), data[at : at + limit])
+        for at in range(0, len(data), limit)
+    ]
+
+
+class _PendingSend:
+    """A send under way: header and payload leave together."""
+
+    poll_events = select.POLLOUT
+    mark_kind = SEND
+
+    def __init__(self, link: Link, frames: list[tuple[bytes, memoryview]]) -> None:
+        self.link = link
+        self.done = False
+        self._parts: list[bytes | memoryview] = [part for frame in frames for part in frame if len(part)]
+
+    def advance(self) -> bool:
+        """Sends what fits; whether anything did."""
+        taken = self.link.send(self._parts)
+        self.link.is_mid_send = True
+        left = taken
+        while self._parts and left >= len(self._parts[0]):
+            left -= len(self._parts.pop(0))
+        if self._parts and left:
+            self._parts[0] = memoryview(self._parts[0])[left:]
+        if not self._parts:
+            self.done = True
+            self.link.is_mid_send = False
+        return taken > 0
+
+
+class _PendingReceive:
+    """A receive under way: each header is checked before its payload is read; a fold happens block by block."""
+
+    poll_events = select.POLLIN
+    mark_kind = RECEIVE
+
+    def __init__(
+        self,
+        link: Link,
+        target: InPlaceTarget | FoldTarget,
+        frames: list[tuple[bytes, memoryview]],
+        judge: OnUnexpectedFrame,
+    ) -> None:
+        self.link = link
+        self.done = False
+        self._frames = frames
+        self._on_unexpected_frame = judge
+        self._bytes_left = -1  # bytes of the current frame still to come; -1: its header has not been accepted
+        self._target = target
+
+    def advance(self) -> bool:
+        """Receives what is there, up to a stretch; whether anything was."""
+        moved = False
+        budget = MAX_STEP_BYTES
+        while budget > 0 and not self.done:
+            if self._bytes_left < 0:
+                if not self._accept_header():
+                    return moved
+            else:
+                received = self.link.recv_into(self._target.get_buffer(self._bytes_left))
+                if not received:
+                    return moved
+                self._target.buffer_updated(received)
+                self._bytes_left -= received
+                budget -= received
+            moved = True
+            if self._bytes_left == 0:
+                self._bytes_left = -1
+                self._frames.pop(0)
+                self.done = not self._frames
+        return moved
+
+    def _accept_header(self) -> bool:
+        """Whether the expected header is there; takes it."""
+        header = self.link.read_header()
+        if header is None:
+            return False
+        expected, payload = self._frames[0]
+        if header != expected and self._on_unexpected_frame(self.link, expected, header):
+            return False
+        self.link.consume_header()
+        self._bytes_left = len(payload)
+        return True
+
+
+class InPlaceTarget:
+    """Received bytes stay where they arrive."""
+
+    def __init__(self, part: Array) -> None:
+        self._data = _as_bytes(part)
+        self._offset = 0
+
+    def get_buffer(self, limit: int) -> memoryview:
+        return self._data[self._offset : self._offset + limit]
+
+    def buffer_updated(self, count: int) -> None:
+        self._offset += count
+
+
+class FoldTarget:
+    """Received bytes pass through a block that stays in the cache, and are folded into the target from there."""
+
+    def __init__(self, buffers: Buffers, move: RecvMove, fold: FoldMove) -> None:
+        self._fold = buffers.fold
+        self._received_is_left = fold.received_left
+        self._own = buffers.view(fold.mine, move.span)
+        self._target = buffers.view(move.target, move.span)
+        rows = len(self._target)
+        self._row_bytes = self._target[:1].nbytes
+        self._block = np.empty_like(self._target[: max(1, min(rows, FOLD_BLOCK_BYTES // max(1, self._row_bytes)))])
+        self._bytes = _as_bytes(self._block)
+        self._filled = 0
+        self._rows_done = 0
+
+    def get_buffer(self, limit: int) -> memoryview:
+        return self._bytes[self._filled : self._filled + limit]
+
+    def buffer_updated(self, count: int) -> None:
+        self._filled += count
+        start = self._rows_done
+        if self._filled < len(self._bytes) and start * self._row_bytes + self._filled < self._target.nbytes:
+            return
+        rows = self._filled // self._row_bytes
+        here = slice(start, start + rows)
+        theirs, mine = self._block[:rows], self._own[here]
+        self._fold(*((theirs, mine) if self._received_is_left else (mine, theirs)), self._target[here])
+        self._rows_done += rows
+        self._filled = 0

@@ -1,0 +1,435 @@
+"""The tracker of a group loop: which local rank has submitted which instance, what is due, and what has been decided.
+
+Pure: arrivals, losses, verdicts and the time go in; what to start, to report and to fail comes out. The group loop
+acts on it.
+
+Instances of a generation are numbered from 0 and run one after another. An instance *arrives* rank by rank, is
+*started* when all local ranks are there with the same contract, and *finishes* or *fails* for each rank once. A rank
+whose value is still being written by its GPU has rung, and is compared with the others; it has arrived when it can be
+read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from collectived_proto.ipc.messages import MAX_OUTSTANDING
+from collectived_proto.types import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Collective,
+    Gather,
+    Layout,
+    Operation,
+    RankPosition,
+    Reduce,
+    ReduceScatter,
+    Report,
+    ReportKind,
+    Scatter,
+    Submission,
+    Verdict,
+)
+
+MAX_FINISHED = 64  # finished instances that are remembered, to answer what they were
+MAX_LAST_SUBMISSIONS = 8  # of a rank that goes, told with its departure
+MAX_DESCRIBED_LEAVES = 4096  # so many of their leaves are described
+_SYNCHRONISING_OPERATIONS = (
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Barrier,
+)  # no rank is through before all have come
+STALL_BACKOFF = 2.0  # a stall is reported again after twice the time
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCollective:
+    """A collective that a rank has described: what its rings refer to. What can be known beforehand is not counted at
+    every ring."""
+
+    collective: Collective
+    contract: bytes
+    layout: Layout
+    op: str  # the operation as people read it
+    terms: bytes = b""  # digest of what an open collective has to agree on too, where the operation may be open
+    leaf_bytes: tuple[int, ...] = field(init=False, compare=False)
+    staging_slices: tuple[slice, ...] = field(init=False, compare=False)  # of each pack, its bytes in a staging slot
+    single_leaf: tuple[int | None, ...] = field(init=False, compare=False)  # of each pack that has but one, its number
+
+    def __post_init__(self) -> None:
+        leaves: list[list[int]] = [[] for _ in self.layout.packs]
+        for leaf, place in enumerate(self.layout.places):
+            leaves[place.pack].append(leaf)
+        facts = {
+            "leaf_bytes": tuple(leaf.nbytes for leaf in self.collective.leaves),
+            "staging_slices": tuple(
+                slice(pack.staging_offset, pack.staging_offset + pack.count * pack.dtype.itemsize)
+                for pack in self.layout.packs
+            ),
+            "single_leaf": tuple(members[0] if len(members) == 1 else None for members in leaves),
+        }
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
+
+    def matches(self, other: PreparedCollective) -> bool:
+        """Whether both may be the same instance: equal contracts, or equal terms where one takes what comes."""
+        if self.contract == other.contract:
+            return True
+        return (self.collective.open or other.collective.open) and self.terms == other.terms != b""
+
+
+# An interval within an instance: kind (`recorder.MarkKind`), pack, shard, round, worker at the other end, begin, end.
+Mark = tuple[int, int, int, int, int, float, float]
+
+_UNKNOWN_COLLECTIVE = Collective(Barrier(), "", ())
+
+
+@dataclass(slots=True)
+class Arrival:
+    """One rank's submission of one instance: where its value lies (the tracker does not look), and when it came.
+
+    `inputs` is None once nobody will read it any more, so that the client's memory is not held. Not `ready`: its GPU
+    is still writing the value; `arrived_at` is when it rang, and becomes when it was ready.
+    """
+
+    prepared: PreparedCollective
+    inputs: Any
+    arrived_at: float
+    ready: bool = True
+
+
+@dataclass(slots=True)
+class Instance:
+    number: int
+    arrivals: dict[int, Arrival] = field(default_factory=dict)
+    deadline: float = math.inf
+    timeout: float = 0.0  # what the rank with the earliest deadline asked for, in seconds
+    stall_at: float = math.inf
+    stalled: bool = False  # reported as pending
+    expired: bool = False  # reported as expired
+    pending_writes: int = 0  # arrivals that are not ready
+    disputed: bool = False  # contracts differ: wait for the verdict
+    started: bool = False
+    finished: bool = False
+    started_at: float = 0.0
+    marks: list[Mark] = field(default_factory=list)  # what the recorder is told of its course
+    launch_agreed: bool = False  # NCCL may carry it out: all have come, and it is its turn here
+    announced: bool = False  # what comes has been announced between the workers
+    reference: PreparedCollective | None = (
+        None  # of the first rank that has a value of its own; until then of the first
+    )
+    collective: Collective = _UNKNOWN_COLLECTIVE  # as the model describes it, or as it was announced
+    contract: bytes = b""
+    rows: tuple[tuple[int, ...], ...] = ()  # of all ranks, where lengths differ and have been exchanged
+
+    @property
+    def first_arrival(self) -> Arrival:
+        return next(iter(self.arrivals.values()))
+
+    @property
+    def last_arrival(self) -> Arrival:
+        return next(reversed(self.arrivals.values()))
+
+    @property
+    def ready_arrivals(self) -> dict[int, Arrival]:
+        """Those that are ready, in the order in which they were; may be read from any thread."""
+        return {rank: arrival for rank, arrival in list(self.arrivals.items()) if arrival.ready}
+
+    @property
+    def open_ranks(self) -> tuple[int, ...]:
+        """Local ranks that take what comes."""
+        return tuple(rank for rank, arrival in self.arrivals.items() if arrival.prepared.collective.open)
+
+    def describe(self, collective: Collective, contract: bytes) -> None:
+        self.collective, self.contract = collective, contract
+
+
+@dataclass(slots=True)
+class RankProgress:
+    """How far one local rank is.
+
+    `received`: the last instance of which its ring has come. `submitted`: the last that has arrived, and all before it.
+    `waited_seconds`: seconds from its submission to the end, of all those `waits` collectives in which every rank
+    waits for all others. Who comes last waits least.
+    """
+
+    received: int = -1
+    submitted: int = -1
+    finished: int = -1
+    op: str = ""
+    site: str = ""
+    active_at: float = 0.0
+    has_departed: bool = False  # lost or left: submits nothing more
+    waits: int = 0
+    waited_seconds: float = 0.0
+
+
+class OutOfOrder(Exception):
+    """A rank submitted something that it must not submit now; says what."""
+
+
+class InstanceTracker:
+    """One generation of one group, as seen by one worker. `ranks` are the local ones."""
+
+    def __init__(self, key: int, generation: int, ranks: Iterable[int], stall_after: float, now: float) -> None:
+        self.key = key
+        self.generation = generation
+        self.stall_after = stall_after
+        self.progress = {rank: RankProgress(active_at=now) for rank in ranks}
+        self.instances: dict[int, Instance] = {}  # that somebody waits for, or that have failed
+        self._finished: dict[int, Instance] = {}  # the latest
+        self.verdicts: list[Verdict] = []  # in order of arrival; the first that covers an instance counts
+        self.next_number = 0  # the instance that starts next
+        self.promised_from = math.inf  # nothing starts from this instance on
+        self.promised_until = -math.inf
+        self.is_aborted = False  # a rank has aborted: nothing starts any more, whatever the verdict will say
+        self.stalls = 0  # instances that have waited for longer than `stall_after`
+
+    # What happens
+
+    def record_arrival(self, rank: int, number: int, arrival: Arrival, remaining: float, timeout: float = 0.0) -> bool:
+        """A rank submits an instance; `remaining` of its `timeout` in seconds, 0 for none.
+
+        Returns False when it is the first whose contract differs from that of the ranks before it.
+
+        Raises:
+            OutOfOrder: it skips a number, or has left.
+        """
+        standing = self.progress[rank]
+        if standing.has_departed or number != standing.received + 1:
+            raise OutOfOrder(
+                f"rank {rank} submitted instance {number} after instance {standing.received}"
+                + (" and after it had left" if standing.has_departed else "")
+            )
+        if number - standing.finished > MAX_OUTSTANDING:
+            raise OutOfOrder(f"rank {rank} has more than {MAX_OUTSTANDING} instances outstanding")
+        collective = arrival.prepared.collective
+        standing.received = number
+        standing.active_at = arrival.arrived_at
+        if arrival.ready and standing.submitted == number - 1:
+            standing.submitted, standing.op, standing.site = number, arrival.prepared.op, collective.site
+        instance = self.instances.get(number)
+        if instance is None:
+            instance = Instance(number, stall_at=arrival.arrived_at + self.stall_after)
+        if remaining and arrival.arrived_at + remaining < instance.deadline:
+            instance.deadline, instance.timeout = arrival.arrived_at + remaining, timeout or remaining
+        prepared = arrival.prepared
+        if not instance.arrivals or (instance.collective.open and not collective.open):
+            known, instance.reference = instance.reference, prepared
+            instance.describe(collective, prepared.contract)
+        else:
+            known = instance.reference
+        instance.arrivals[rank] = arrival
+        instance.pending_writes += not arrival.ready
+        self.instances[number] = instance  # now that it has an arrival, for others read along
+        if known is not None and not known.matches(prepared) and not instance.disputed:
+            instance.disputed = True
+            return False
+        return True
+
+    def mark_ready(self, rank: int, number: int, now: float) -> None:
+        """The value of a rank that had rung can be read."""
+        instance, standing = self.instances[number], self.progress[rank]
+        arrival = instance.arrivals[rank]
+        arrival.ready, arrival.arrived_at = True, now
+        instance.pending_writes -= 1
+        others = {other: one for other, one in instance.arrivals.items() if other != rank}
+        instance.arrivals = {**others, rank: arrival}  # who came last stands last; others read along
+        standing.active_at = now
+        for following in range(standing.submitted + 1, standing.received + 1):
+            one = self.instances[following].arrivals[rank]
+            if not one.ready:
+                break
+            standing.submitted, standing.op, standing.site = following, one.prepared.op, one.prepared.collective.site
+
+    def find_startable(self) -> Instance | None:
+        """The next instance, once every local rank has arrived, they agree, and nothing was decided against it."""
+        instance = self.instances.get(self.next_number)
+        if (
+            instance is None
+            or self.is_aborted
+            or instance.started
+            or instance.disputed
+            or len(instance.arrivals) < len(self.progress)
+            or instance.pending_writes
+            or self.next_number >= self.promised_from
+        ):
+            return None
+        return None if self.find_verdict(self.next_number) else instance
+
+    def promise(self, until: float) -> int:
+        """Starts nothing from the returned instance on, until that time or until it is freed of the promise."""
+        running = self.instances.get(self.next_number)
+        self.promised_from = self.next_number + (running is not None and running.started)
+        self.promised_until = until
+        return int(self.promised_from)
+
+    def release_promise(self) -> None:
+        """The promise need not be kept any longer."""
+        self.promised_from, self.promised_until = math.inf, -math.inf
+
+    def finish(self, instance: Instance, now: float) -> None:
+        """All local ranks have their outcome."""
+        instance.finished = True
+        _discard_inputs(instance)
+        del self.instances[instance.number]
+        self._finished[instance.number] = instance
+        self.next_number = instance.number + 1
+        together = isinstance(instance.collective.operation, _SYNCHRONISING_OPERATIONS)
+        for rank, arrival in instance.arrivals.items():
+            standing = self.progress[rank]
+            standing.finished = instance.number
+            standing.active_at = now
+            if together:
+                standing.waits += 1
+                standing.waited_seconds += now - arrival.arrived_at
+        self._finished.pop(instance.number - MAX_FINISHED, None)
+
+    def apply_verdict(self, verdict: Verdict) -> list[Instance]:
+        """Takes a verdict; returns the instances that fail by it now."""
+        covered = [instance for instance in self.list_open() if instance.number >= verdict.from_instance]
+        self.verdicts.append(verdict)
+        for instance in covered:
+            _discard_inputs(instance)
+        return covered
+
+    # What follows
+
+    def find_verdict(self, number: int) -> Verdict | None:
+        """The verdict by which this instance fails, if any."""
+        if not self.verdicts:
+            return None
+        return next((verdict for verdict in self.verdicts if number >= verdict.from_instance), None)
+
+    @property
+    def missing_count(self) -> int:
+        """How many local ranks are still to submit what starts next, where some have; 0 where none has."""
+        instance = self.instances.get(self.next_number)
+        return 0 if instance is None else len(self.progress) - len(instance.arrivals)
+
+    @property
+    def has_no_ranks(self) -> bool:
+        """Whether no local rank is left."""
+        return False not in [standing.has_departed for standing in self.progress.values()]
+
+    @property
+    def fault(self) -> Verdict | None:
+        """The first verdict that says more than that a rank has left in order."""
+        return next((verdict for verdict in self.verdicts if not verdict.orderly), None)
+
+    def find(self, number: int) -> Instance | None:
+        """That instance, if somebody has submitted it here and it is not forgotten."""
+        return self.instances.get(number) or self._finished.get(number)
+
+    def list_open(self) -> list[Instance]:
+        """Instances that somebody waits for, and about which nothing has been decided; may be read from any thread."""
+        return [instance for instance in list(self.instances.values()) if self.find_verdict(instance.number) is None]
+
+    def collect_due_reports(self, now: float) -> list[Report]:
+        """What has to be reported at this time; each thing once, stalls again with back-off."""
+        if self.promised_until <= now:
+            self.release_promise()
+        reports = []
+        for instance in self.list_open():
+            if instance.deadline <= now and not instance.expired:
+                instance.expired = True
+                reports.append(self.make_report(ReportKind.EXPIRED, instance.number, timeout=instance.timeout))
+            elif instance.stall_at <= now:
+                waited = now - instance.first_arrival.arrived_at
+                instance.stall_at = now + max(self.stall_after, waited * (STALL_BACKOFF - 1))
+                self.stalls += not instance.stalled
+                instance.stalled = True
+                reports.append(self.make_report(ReportKind.PENDING, instance.number))
+        return reports
+
+    def next_deadline(self) -> float:
+        """When `due` next has something to say; inf where never."""
+        at = math.inf if self.promised_from == math.inf else self.promised_until
+        for instance in self.list_open() if self.verdicts else self.instances.values():
+            at = min(at, instance.stall_at, math.inf if instance.expired else instance.deadline)
+        return at
+
+    def missing_ranks(self, instance: Instance) -> list[int]:
+        """Local ranks from which it has not arrived."""
+        come = instance.ready_arrivals
+        return [rank for rank in self.progress if rank not in come]
+
+    def positions(self, number: int, now: float) -> tuple[RankPosition, ...]:
+        """Where every local rank stands, and what it submitted as instance `number`.
+
+        Of a rank that has rung and not arrived the contract is told all the same: others may differ from it.
+        """
+        instance = self.find(number)
+        found = []
+        for rank, standing in self.progress.items():
+            arrival = instance.arrivals.get(rank) if instance else None
+            asked = arrival.prepared if arrival else None
+            found.append(
+                RankPosition(
+                    rank,
+                    standing.submitted,
+                    standing.finished,
+                    standing.op,
+                    standing.site,
+                    now - standing.active_at,
+                    arrived=standing.submitted >= number,
+                    op=asked.op if asked else "",
+                    site=asked.collective.site if asked else "",
+                    contract=asked.contract if asked else b"",
+                    collective=asked.collective if asked else None,
+                )
+            )
+        return tuple(found)
+
+    def last_submissions(self, rank: int) -> tuple[Submission, ...]:
+        """What others may find only after this rank has gone that they differ in, oldest first.
+
+        That is what it submitted since it last heard from everybody: who only sends, or hears the root alone, may be
+        through long before the others have come.
+        """
+        found: list[Submission] = []
+        leaves, newest = 0, self.progress[rank].received
+        for number in range(newest, max(-1, newest - MAX_LAST_SUBMISSIONS), -1):
+            instance = self.find(number)
+            arrival = instance.arrivals.get(rank) if instance else None
+            if instance is None or arrival is None:
+                break
+            prepared = arrival.prepared
+            collective = prepared.collective
+            if instance.finished and _receives_from_all(collective.operation, rank):
+                break
+            leaves += len(collective.leaves)
+            told = collective if leaves <= MAX_DESCRIBED_LEAVES else None
+            found.append(Submission(number, prepared.op, collective.site, prepared.contract, told))
+        return tuple(reversed(found))
+
+    def make_report(
+        self, kind: ReportKind, number: int, *, rank: int = 0, worker: int = 0, text: str = "", timeout: float = 0.0
+    ) -> Report:
+        """A report about this generation, with the positions of all local ranks as of their last activity."""
+        now = max(standing.active_at for standing in self.progress.values())
+        return Report(self.key, self.generation, kind, number, rank, worker, text, timeout, self.positions(number, now))
+
+
+def _receives_from_all(operation: Operation, rank: int) -> bool:
+    """Whether a rank that has finished this has had something of every rank, and so all agree."""
+    match operation:
+        case Broadcast() | Scatter():
+            return False
+        case Reduce(root=root) | Gather(root=root):
+            return rank == root
+        case _:
+            return True
+
+
+def _discard_inputs(instance: Instance) -> None:
+    for arrival in instance.arrivals.values():
+        arrival.inputs = None

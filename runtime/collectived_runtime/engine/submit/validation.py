@@ -1,0 +1,109 @@
+"""What collectives a group takes: refused here is what no rank of it could mean, or what its devices cannot do."""
+
+from __future__ import annotations
+
+from collectived_proto.devices import DeviceName
+from collectived_proto.errors import InvalidArgumentError, UnimplementedError
+from collectived_proto.ipc.messages import MAX_PACKS
+from collectived_proto.types import (
+    AllGather,
+    AxisOperation,
+    Broadcast,
+    Collective,
+    Gather,
+    GroupInfo,
+    Operation,
+    Recv,
+    Reduce,
+    Reduction,
+    Scatter,
+    Send,
+    Tier,
+)
+from collectived_runtime.device.arithmetic import unsupported_reason
+from collectived_runtime.plan.catalog import ACROSS_ALGORITHMS
+
+MAX_TIERS = 64
+GPU_ALGORITHMS = ("nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu", "psgpu")
+
+
+def check(collective: Collective, group: GroupInfo, rank: int | None = None) -> None:
+    """Refuses what no rank of the group could mean.
+
+    Args:
+        rank: whose description it is; None: one that has been agreed on.
+
+    Raises:
+        InvalidArgumentError: a root outside the group, rows that do not add up, no value where one is needed, a number
+            beyond what can be carried out.
+        UnimplementedError: these devices cannot do it.
+    """
+    operation = collective.operation
+    match operation:
+        case Reduce(_, root) | Broadcast(root) | Gather(root) | Scatter(root):
+            _check_rank("root", root, group)
+        case Send(to):
+            _check_rank("to", to, group)
+        case Recv(source):
+            _check_rank("source", source, group)
+        case _:
+            pass
+    if isinstance(operation, Reduction):
+        for leaf in collective.leaves:
+            if why := unsupported_reason(operation.reduce_op, leaf.dtype):
+                raise UnimplementedError(f"{leaf.path or 'value'}: {why}")
+    if isinstance(operation, AxisOperation):
+        _check_rows(collective, operation, group)
+    if collective.open and not _may_omit_value(operation, rank):
+        raise InvalidArgumentError(f"{operation} needs a value on this rank, and has none")
+    if collective.packing is not None:
+        _check_at_most("num_packs", collective.packing.num_packs, MAX_PACKS)
+    _check_at_most("the number of tiers in all_reduce_spec", len(collective.all_reduce_spec), MAX_TIERS)
+    for tier in collective.all_reduce_spec:
+        _check_tier(tier, group)
+
+
+def _check_at_most(name: str, value: int, most: int) -> None:
+    if value > most:
+        raise InvalidArgumentError(f"{name} must be at most {most}, got {value}")
+
+
+def _check_rank(name: str, rank: int, group: GroupInfo) -> None:
+    if rank >= group.size:
+        raise InvalidArgumentError(
+            f"{name} {rank} is not a rank of this group of {group.size}: expected 0 to {group.size - 1}"
+        )
+
+
+def _check_rows(collective: Collective, operation: AxisOperation, group: GroupInfo) -> None:
+    sizes = () if isinstance(operation, (AllGather, Gather)) else operation.sizes
+    if sizes and len(sizes) != group.size:
+        raise InvalidArgumentError(f"sizes has {len(sizes)} entries, expected one per rank: {group.size}")
+    for leaf in collective.leaves:
+        if not leaf.shape:
+            raise InvalidArgumentError(
+                f"{leaf.path or 'value'} is 0-d: {operation} needs an axis along which it cuts or joins; "
+                "give it one, for example with reshape(1)"
+            )
+        if sizes and sum(sizes) != leaf.shape[0]:
+            raise InvalidArgumentError(
+                f"{leaf.path or 'value'} has {leaf.shape[0]} rows, but sizes {list(sizes)} add up to {sum(sizes)}"
+            )
+
+
+def _may_omit_value(operation: Operation, rank: int | None) -> bool:
+    if isinstance(operation, (Broadcast, Scatter)):
+        return rank is not None and rank != operation.root
+    return isinstance(operation, Recv)
+
+
+def _check_tier(tier: Tier, group: GroupInfo) -> None:
+    if tier.algorithm not in ACROSS_ALGORITHMS and tier.algorithm not in GPU_ALGORITHMS:
+        raise InvalidArgumentError(f"unknown algorithm {tier.algorithm!r} in all_reduce_spec")
+    _check_at_most("shards in all_reduce_spec", tier.shards, MAX_PACKS)
+    host = next((member for member in group.members if DeviceName.parse(member.device).kind != "GPU"), None)
+    if tier.algorithm in GPU_ALGORITHMS and host is not None:
+        raise UnimplementedError(
+            f"algorithm {tier.algorithm!r} needs GPUs, and rank {host.rank} of this group is on {host.device}; "
+            "choose xring, pscpu or pscpu/pscpu"
+        )

@@ -1,0 +1,102 @@
+"""Pacing: calls that come more often than anybody needs wait for their turn, before anything is done for them.
+
+Who calls over TCP is told by address; all callers on a Unix socket are one. Calls that belong to a session have the
+pace of that session instead (`worker/service.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from functools import partial
+
+import grpc
+import grpc.aio
+
+from collectived_runtime.grpc_server.authentication import Context, Handler, guard_handler
+from collectived_runtime.limits.login_throttle import parse_peer_address
+from collectived_runtime.limits.rate_limit import Rate, RateLimiter
+from collectived_runtime.limits.rejections import MessageSource, RejectionCounters
+
+RATES: Mapping[str, Rate] = {
+    "/collectived.v1.Worker/Status": Rate(60, 100),
+    "/collectived.v1.Worker/Trace": Rate(20, 40),
+    "/collectived.v1.Worker/Drain": Rate(20, 40),
+    "/collectived.v1.Coordinator/Status": Rate(60, 100),
+    "/collectived.v1.Coordinator/Trace": Rate(20, 40),
+    "/collectived.v1.Coordinator/Drain": Rate(20, 40),
+    "/grpc.health.v1.Health/Check": Rate(100, 200),
+    "/grpc.health.v1.Health/Watch": Rate(100, 200),
+}
+REFUSAL_RATE = Rate(50, 100)  # answers that are refusals
+
+
+OPEN_SESSION_RATE = Rate(50, 128)  # sessions
+MALFORMED_COST = 4  # sessions that cannot be opened on the host for each client there that has talked nonsense
+MAX_MALFORMED_CHARGED = 100
+_OPEN_SESSION = "/collectived.v1.Worker/OpenSession"
+
+
+class Throttle:
+    """Holds callers back until their turn comes."""
+
+    def __init__(self, rate: Rate) -> None:
+        self._limiter = RateLimiter(rate)
+
+    async def wait(self, caller: Hashable, cost: float = 1.0) -> None:
+        delay = self._limiter.reserve(caller, time.monotonic(), cost)
+        if delay:
+            await asyncio.sleep(delay)
+
+    def forget(self, caller: Hashable) -> None:
+        self._limiter.forget(caller)
+
+
+def get_caller_address(context: Context) -> str:
+    """Whoever calls, as far as can be told: an address; '' for all who come over a Unix socket."""
+    return parse_peer_address(context.peer())
+
+
+class ThrottleInterceptor(grpc.aio.ServerInterceptor):
+    """Paces methods that anybody may call, and calls of methods that there are not."""
+
+    def __init__(self, refusals: RejectionCounters, rates: Mapping[str, Rate] = RATES) -> None:
+        self._rejections = refusals
+        self._method_throttles = {method: Throttle(rate) for method, rate in rates.items()}
+        self._open_session_throttle, self._unknown_method_throttle = Throttle(OPEN_SESSION_RATE), Throttle(REFUSAL_RATE)
+        self._charged_malformed = 0  # of local clients, that has been charged
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return grpc.stream_stream_rpc_method_handler(partial(_reject_unknown_method, self._unknown_method_throttle))
+        if handler_call_details.method == _OPEN_SESSION:
+            return guard_handler(handler, self._throttle_open_session)
+        turns = self._method_throttles.get(handler_call_details.method)
+        return handler if turns is None else guard_handler(handler, partial(_throttle_call, turns))
+
+    async def _throttle_open_session(self, context: Context) -> None:
+        """Who is shown out for nonsense comes again at once: that costs time, of those who come the same way."""
+        caller, cost = get_caller_address(context), 1.0
+        if not caller:
+            heard = sum(
+                self._rejections.malformed_counts[where]
+                for where in (MessageSource.DOOR, MessageSource.SESSION, MessageSource.DOORBELL)
+            )
+            cost += MALFORMED_COST * min(MAX_MALFORMED_CHARGED, heard - self._charged_malformed)
+            self._charged_malformed = heard
+        await self._open_session_throttle.wait(caller, cost)
+
+
+async def _throttle_call(turns: Throttle, context: Context) -> None:
+    await turns.wait(get_caller_address(context))
+
+
+async def _reject_unknown_method(turns: Throttle, requests: object, context: Context) -> None:
+    await turns.wait(get_caller_address(context))
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method here")

@@ -1,0 +1,78 @@
+"""Logins: who has shown something wrong too often is not listened to for a while. Pure but for the clock it is given.
+
+Addresses are counted apart, those of one network of IPv6 (64 bits, which one host may have) together. The loopback is
+many people at one address: there a stranger could shut out everybody by failing on purpose, so it is never shut.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+WINDOW_SECONDS = 60.0
+MAX_ADDRESSES = 4096  # that are remembered; the one that has been quiet for longest is forgotten
+
+
+class LoginThrottle:
+    """Failures by address; may be asked by several threads.
+
+    Args:
+        most: failures of one address within `WINDOW_SECONDS`, after which it is shut out until they are older; 0: there
+            is no such limit.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_failures = most
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()  # since when, how often
+
+    def __len__(self) -> int:
+        return len(self._failures)
+
+    def record_failure(self, address: str) -> None:
+        """Somebody there has shown something wrong."""
+        place = _address_key(address)
+        if not place:
+            return
+        now = self._clock()
+        with self._lock:
+            since, count = self._failures.pop(place, (now, 0))
+            self._failures[place] = (now, 1) if now - since >= WINDOW_SECONDS else (since, count + 1)
+            if len(self._failures) > MAX_ADDRESSES:
+                self._failures.popitem(last=False)
+
+    def __bool__(self) -> bool:
+        """Whether anybody has failed lately, so that it is worth asking."""
+        return bool(self._failures)
+
+    def is_blocked(self, address: str) -> bool:
+        """Whether nobody there is listened to now."""
+        if not self._max_failures or not self._failures:
+            return False
+        since, count = self._failures.get(_address_key(address), (0.0, 0))
+        return count >= self._max_failures and self._clock() - since < WINDOW_SECONDS
+
+
+def _address_key(address: str) -> str:
+    """What is counted: an address, or a network; '' for the loopback and what is no address at all."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0].strip("[]"))
+    except ValueError:
+        return ""
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is None:
+            return "" if found.is_loopback else str(ipaddress.ip_network((found, 64), strict=False))
+        found = found.ipv4_mapped
+    return "" if found.is_loopback else str(found)
+
+
+def parse_peer_address(peer: str) -> str:
+    """The address in what gRPC says of a caller: `ipv4:10.0.0.7:5341`, `ipv6:[::1]:5341`, `ipv6:%5B::1%5D:5341`."""
+    family, _, rest = peer.partition(":")
+    if family not in ("ipv4", "ipv6"):
+        return ""
+    return rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")

@@ -1,0 +1,60 @@
+"""The cost model: what a message, a byte and a fold cost.
+
+A *link class* has a latency and a bandwidth per direction. All participants of a host share one link to other hosts
+(full duplex); inside a host each participant has one of its own. Every message costs its sender and its receiver an
+*overhead*. Transfer and fold of a round overlap, since the executor works in segments; a round lasts as long as its
+slowest part, and rounds follow each other. This is the Hockney model with the overhead of LogP (R. Hockney, Parallel
+Computing 1994; D. Culler et al., PPoPP 1993).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LinkClass:
+    """Latency in seconds, bandwidth in bytes per second and direction."""
+
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What things cost; the defaults are those of plain TCP in a rack.
+
+    Args:
+        across: the link that a host shares to other hosts.
+        inside: the link of each participant inside a host.
+        overhead: seconds per message, for its sender and for its receiver.
+        fold: bytes folded per second.
+        stream: bytes per second that one connection reaches.
+    """
+
+    across: LinkClass = LinkClass(30e-6, 1.25e9)
+    inside: LinkClass = LinkClass(5e-6, 10e9)
+    overhead: float = 5e-6
+    fold: float = 5e9
+    stream: float = 2.5e9
+
+
+def lower_bound(hosts: Sequence[int], nbytes: int, model: Model) -> float:
+    """Seconds that no all-reduce of that size can beat: one latency, and the least volume on the slowest link.
+
+    Args:
+        hosts: participants per host.
+        nbytes: of one contribution.
+        model: the costs.
+    """
+    if len(hosts) > 1:
+        return model.across.latency + bus_factor(len(hosts)) * nbytes / model.across.bandwidth
+    if sum(hosts) > 1:
+        return model.inside.latency + bus_factor(sum(hosts)) * nbytes / model.inside.bandwidth
+    return 0.0
+
+
+def bus_factor(participants: int) -> float:
+    """2(P-1)/P: what each participant must send, in contributions; bus bandwidth is as in nccl-tests."""
+    return 2 * (participants - 1) / participants

@@ -1,0 +1,1 @@
+"""Proof that a plan does what its operation promises."""

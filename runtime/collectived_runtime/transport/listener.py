@@ -1,0 +1,139 @@
+"""An entrance of the connection server: a listener, and those who came in there and have not said who they are.
+
+It admits so many connections a second, and so many at a time; where descriptors run out, or an address has shown wrong
+proofs too often, a connection is closed at once. Whoever is turned away is counted.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Generic, Protocol, TypeVar
+
+from collectived_runtime.limits.descriptors import has_descriptor_room
+from collectived_runtime.limits.login_throttle import LoginThrottle
+from collectived_runtime.limits.rate_limit import Rate, RateLimiter
+from collectived_runtime.limits.rejections import Limit, MessageSource, RejectionCounters
+
+log = logging.getLogger("collectived.connections")
+
+ACCEPT_RATE = Rate(200, 512)  # connections of each kind; the kernel keeps others waiting
+PAUSE_SECONDS = 0.1  # in which nobody is accepted, where there are no descriptors
+
+
+class HasDeadline(Protocol):
+    deadline: float
+
+
+Pending = TypeVar("Pending", bound=HasDeadline)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptLimits:
+    """What all entrances have in common.
+
+    max_pending: guests at a time, of each entrance. max_descriptors: that this process may have.
+    """
+
+    rejections: RejectionCounters
+    login_throttle: LoginThrottle
+    max_pending: int
+    max_descriptors: int
+
+
+@dataclass(slots=True, eq=False)
+class AcceptListener(Generic[Pending]):
+    """`pending` by descriptor, the oldest first: all have the same time. `paused_until`: nobody is accepted before."""
+
+    listener: socket.socket
+    source: MessageSource
+    limits: AcceptLimits
+    pending: dict[int, Pending] = field(default_factory=dict)
+    rate_limiter: RateLimiter = field(default_factory=lambda: RateLimiter(ACCEPT_RATE))
+    paused_until: float = 0.0
+
+    def accept(self, turn_away: Callable[[Pending], None]) -> tuple[socket.socket, str] | None:
+        """Who comes in, and from which address ('' on a Unix socket); None where nobody does.
+
+        Args:
+            turn_away: closes the connection of the oldest, where there are too many, and takes it out of `guests`.
+        """
+        house = self.limits
+        try:
+            connection, address = self.listener.accept()
+        except OSError as error:  # the guest has gone again, or we are out of descriptors: the next may fare better
+            if error.errno not in (errno.EAGAIN, errno.ECONNABORTED):
+                log.warning("a connection could not be accepted: %s", error)
+                house.rejections.count_limit(Limit.DESCRIPTORS)
+                self.paused_until = time.monotonic() + PAUSE_SECONDS
+            return None
+        now = time.monotonic()
+        if delay := self.rate_limiter.reserve(None, now):
+            self.paused_until = now + delay
+        host = address[0] if isinstance(address, tuple) else ""
+        if not has_descriptor_room(house.max_descriptors, connection.fileno()):
+            log.warning(
+                "a connection was closed at once: nearly all of %d descriptors are in use", house.max_descriptors
+            )
+            self._close(connection, Limit.DESCRIPTORS)
+            return None
+        if house.login_throttle.is_blocked(host):
+            self._close(connection, Limit.LOGINS)
+            return None
+        if len(self.pending) >= house.max_pending:
+            log.warning("%d connections wait that have not said who they are: the oldest is closed", house.max_pending)
+            house.rejections.count_limit(Limit.HANDSHAKES)
+            turn_away(next(iter(self.pending.values())))
+        return connection, host
+
+    def _close(self, connection: socket.socket, why: Limit) -> None:
+        self.limits.rejections.count_limit(why)
+        connection.close()
+
+    def collect_expired(self, now: float) -> list[Pending]:
+        """Those whose time is over; each is counted."""
+        found = list(takewhile(lambda guest: guest.deadline <= now, self.pending.values()))
+        for _ in found:
+            self.limits.rejections.count_limit(Limit.HANDSHAKES)
+        return found
+
+    def deadlines(self, now: float) -> Iterator[float]:
+        """When something is to be done here."""
+        if self.pending:
+            yield next(iter(self.pending.values())).deadline
+        if self.paused_until:
+            yield max(now, self.paused_until)
+
+    def try_reopen(self, now: float) -> bool:
+        """Whether it was closed and is open again from now on."""
+        if not self.paused_until or self.paused_until > now:
+            return False
+        self.paused_until = 0.0
+        return True
+
+
+def bind(door: socket.socket, path: str) -> None:
+    """Gives a socket its path, where a worker that was killed may have left a file.
+
+    Raises:
+        OSError: it cannot be had; another worker may listen there.
+    """
+    try:
+        door.bind(path)
+        return
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise OSError(error.errno, f"cannot listen at {path}: {error.strerror}") from None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        if probe.connect_ex(path) == 0:
+            raise OSError(
+                errno.EADDRINUSE, f"cannot listen at {path}: another worker does; stop it, or choose another folder"
+            )
+    os.unlink(path)
+    door.bind(path)

@@ -1,0 +1,429 @@
+"""Membership: this worker's stream to the coordinator, kept up as long as the worker lives.
+
+When the coordinator cannot be reached, running groups go on, what is to be said waits, and the stream is made again
+with growing pauses. Everything runs in the worker's event loop, except `say`.
+
+A worker that was given no number asks its coordinator for one, before it is anybody.
+
+What the heartbeats of a worker tell beside that it lives: where its ranks stand, as far as that has changed.
+
+When a worker is lost nobody can ask it any more: what its ranks last did is then known from here. Group loops are read
+without locks, as for status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+import grpc
+import grpc.aio
+
+from collectived_proto.codec import versions_from_proto
+from collectived_proto.errors import FailedPreconditionError, UnavailableError
+from collectived_proto.tls.files import TlsFiles
+from collectived_proto.v1 import coordinator_pb2, coordinator_pb2_grpc, status_pb2, trace_pb2
+from collectived_proto.v1 import coordinator_pb2 as pb
+from collectived_proto.v1 import coordinator_pb2_grpc as rpc
+from collectived_proto.version import negotiate_version
+from collectived_runtime.auth.certificates import Certificates
+from collectived_runtime.clock_sync import ClockEstimator
+from collectived_runtime.engine.submit.tracker import InstanceTracker, RankProgress
+from collectived_runtime.grpc_server.authentication import client_metadata
+from collectived_runtime.process import CHANNEL_OPTIONS
+
+log = logging.getLogger("collectived.worker")
+
+INITIAL_BACKOFF_SECONDS = 0.05
+MAX_BACKOFF_SECONDS = 1.0
+# gRPC's own pauses between attempts to connect grow to two minutes, longer than a coordinator that came back waits.
+RECONNECT_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),  # a proxy of the site's is for the world outside
+)
+AWAY_CODES = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.INTERNAL,  # what gRPC says here where a stream ends under a write: why it ended, the next one tells
+)
+TRACE_PART_SECONDS = 2.0  # for the next part of a trace: the coordinator waits 1.5 s for each of a worker
+FLUSH_POLL_SECONDS = 0.002  # between looks whether what was to be said has been
+MAX_QUEUED_MESSAGES = 10_000  # kept while the coordinator is away; older ones are dropped first
+
+
+class CoordinatorClient:
+    """Args:
+    address: of the coordinator, `unix:/path` or `host:port`.
+    hello: makes the first message of each stream.
+    heard: called with each message of the coordinator.
+    rejoin: called after each Welcome, to say again what may have been lost.
+    ledgers: of the generations that run here; heartbeats tell where their ranks stand.
+    away: called when the coordinator cannot be reached any more, until `rejoin`.
+    tls: with what the coordinator is called over TCP; None: in plain text.
+
+    Attributes:
+        welcome_count: how often the coordinator has welcomed this worker. heartbeat_count: heartbeats sent.
+        link_secret: that a coordinator has given for links, where the job has no secret; '' before.
+        heartbeat_seconds: between heartbeats, as the coordinator wants them.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        secret: str,
+        hello: Callable[[int], pb.Hello],
+        heard: Callable[[pb.CoordinatorMessage], None],
+        rejoin: Callable[[], None],
+        ledgers: Callable[[], Iterable[InstanceTracker]] = tuple,
+        away: Callable[[], None] = lambda: None,
+        tls: Certificates | None = None,
+    ) -> None:
+        self.address = address
+        self._tls = tls or Certificates(TlsFiles())
+        self.epoch = 0
+        self.stall_seconds = 1.0
+        self.connected = asyncio.Event()
+        self._metadata = client_metadata(address, secret)
+        self._open_channel()
+        self._make_hello = hello
+        self._on_message = heard
+        self._on_welcomed = rejoin
+        self._list_trackers = ledgers
+        self._on_away = away
+        self.link_secret = ""
+        self.welcome_count = 0
+        self.heartbeat_count = 0
+        self._progress_deltas = ProgressDeltas()
+        self.heartbeat_seconds = 5.0
+        self._clock_estimator = ClockEstimator()
+        self._queue: deque[pb.WorkerMessage] = deque(maxlen=MAX_QUEUED_MESSAGES)
+        self._wakeup = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._stream_count = 0  # that were tried
+        self._closing = False
+        self._was_welcomed = False
+        self._warned = ""
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def finished(self) -> asyncio.Future[None]:
+        """Done when the stream is kept up no longer: after `close`, or by a defect, which is its exception."""
+        return self._task
+
+    async def wait_until_welcomed(self, timeout: float) -> None:
+        """Waits until the coordinator has welcomed this worker.
+
+        Raises:
+            UnavailableError: it has not within `timeout` seconds, or has refused.
+            FailedPreconditionError: it speaks no version of the protocol that we speak.
+        """
+        waiter = asyncio.ensure_future(self.connected.wait())
+        done, _ = await asyncio.wait({waiter, self._task}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        waiter.cancel()
+        if self._task in done:
+            await self._task
+        if not self.connected.is_set():
+            raise UnavailableError(
+                f"the coordinator at {self.address} did not answer within {timeout:g} s; "
+                "is it running, and is this its address?"
+            )
+
+    def send(self, message: pb.WorkerMessage) -> None:
+        """Sends a message now or when the coordinator is back; from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed: the worker is ending
+            self._loop.call_soon_threadsafe(self._enqueue, message)
+
+    def _enqueue(self, message: pb.WorkerMessage) -> None:
+        self._queue.append(message)
+        self._wakeup.set()
+
+    async def request_status(self, request: status_pb2.StatusRequest, timeout: float) -> status_pb2.StatusReply:
+        """Asks the coordinator; raises grpc.aio.AioRpcError where it does not answer."""
+        call: Awaitable[status_pb2.StatusReply] = self._stub.Status(request, timeout=timeout, metadata=self._metadata)
+        return await call
+
+    async def request_drain(self, request: status_pb2.DrainRequest, timeout: float) -> status_pb2.DrainReply:
+        """Asks the coordinator to see to a drain; raises grpc.aio.AioRpcError where it does not."""
+        call: Awaitable[status_pb2.DrainReply] = self._stub.Drain(request, timeout=timeout, metadata=self._metadata)
+        return await call
+
+    async def request_trace(
+        self, request: trace_pb2.TraceRequest, patience: float
+    ) -> AsyncIterator[trace_pb2.TraceReply]:
+        """Asks the coordinator; raises grpc.aio.AioRpcError where it does not begin to answer within `patience`
+        seconds, or stops amid its answer."""
+        call = self._stub.Trace(request, metadata=self._metadata)
+        try:
+            reply = await asyncio.wait_for(call.read(), patience)
+            patience = TRACE_PART_SECONDS
+            while reply is not grpc.aio.EOF:
+                yield reply
+                reply = await asyncio.wait_for(call.read(), patience)
+        except TimeoutError:
+            raise make_timeout_error(f"not within {patience:g} s") from None
+        finally:
+            call.cancel()
+
+    async def flush(self) -> bool:
+        """Waits until everything that was to be said has been; False where there is nobody to hear it."""
+        while self._queue and self.connected.is_set():
+            await asyncio.sleep(FLUSH_POLL_SECONDS)
+        return self.connected.is_set()
+
+    async def close(self, why: str = "") -> None:
+        """Says goodbye, so that the coordinator does not look for this worker; `why` is for people."""
+        self._closing = True
+        if self.connected.is_set():
+            self._enqueue(pb.WorkerMessage(goodbye=pb.Goodbye(why=why)))
+        await asyncio.wait({self._task}, timeout=1.0)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._channel.close()
+
+    def _open_channel(self) -> None:
+        self._certificates = self._tls.load_current()
+        self._channel = self._tls.channel(self.address, (*CHANNEL_OPTIONS, *RECONNECT_OPTIONS))
+        self._stub = rpc.CoordinatorStub(self._channel)
+
+    async def _check_tls(self, error: grpc.aio.AioRpcError) -> None:
+        """Raises UnavailableError where a worker that was never welcomed need not try again: waiting mends nothing."""
+        if self._was_welcomed or error.code() is not grpc.StatusCode.UNAVAILABLE:
+            return
+        if reason := await self._tls.explain_failure(self.address):
+            raise UnavailableError(f"the coordinator at {self.address} cannot be used: {reason}") from error
+
+    async def _reopen_channel_if_changed(self) -> None:
+        """A channel keeps the certificates that it was made with."""
+        if self._tls.load_current() is not self._certificates:
+            former = self._channel
+            self._open_channel()
+            await former.close()
+
+    async def _run(self) -> None:
+        pause = INITIAL_BACKOFF_SECONDS
+        while not self._closing:
+            await self._reopen_channel_if_changed()
+            try:
+                await self._run_stream()
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in AWAY_CODES and not _is_cut_off(error) and not self._was_welcomed:
+                    refused = f"the coordinator at {self.address} refuses this worker: {error.details()}"
+                    apart = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+                    raise (FailedPreconditionError if apart else UnavailableError)(refused) from error
+                await self._check_tls(error)
+                self._warn(f"{error.code().name}: {error.details()}")
+            except FailedPreconditionError as error:
+                if not self._was_welcomed:
+                    raise
+                self._warn(str(error))
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                self._warn("what was to be said to it could not be")  # which is how gRPC shows that here
+            pause = INITIAL_BACKOFF_SECONDS if self.connected.is_set() else min(2 * pause, MAX_BACKOFF_SECONDS)
+            if self.connected.is_set():
+                self.connected.clear()
+                self._on_away()
+            if not self._closing:
+                await asyncio.sleep(pause)
+
+    def _warn(self, reason: str) -> None:
+        """Once for each reason: the coordinator is away, or will not have this worker back (yet)."""
+        if self.connected.is_set() or reason != self._warned:
+            level = logging.WARNING if self._was_welcomed else logging.DEBUG
+            log.log(level, "the coordinator at %s is away: %s", self.address, reason)
+        self._warned = reason
+
+    async def _run_stream(self) -> None:
+        self._stream_count += 1
+        call = self._stub.Attach(self._send_stream(self._stream_count), metadata=self._metadata)
+        async for message in call:
+            if message.HasField("welcome"):
+                theirs = versions_from_proto(message.welcome.protocol)
+                negotiate_version(theirs, f"the coordinator at {self.address}", "this worker")
+                self._on_welcome(message.welcome)
+            elif message.HasField("echo"):
+                self._clock_estimator.on_echo(message.echo.sent_at, message.echo.at, time.monotonic())
+            else:
+                self._handle_message(message)
+
+    def _handle_message(self, message: pb.CoordinatorMessage) -> None:
+        """Whatever one message brings about, those after it are heard: a worker that is deaf would keep its groups, and
+        they would wait for verdicts that never come."""
+        try:
+            self._on_message(message)
+        except Exception:
+            kind = message.WhichOneof("message")
+            log.exception("a defect of collectived: a message of kind %s from the coordinator has had no effect", kind)
+
+    def _on_welcome(self, welcome: pb.Welcome) -> None:
+        self.welcome_count += 1
+        self.epoch = max(self.epoch, welcome.epoch)
+        self.heartbeat_seconds = welcome.heartbeat_seconds
+        self.stall_seconds = welcome.stall_seconds
+        self.link_secret = welcome.link_secret or self.link_secret
+        self._was_welcomed = True
+        self._progress_deltas.reset()
+        self._clock_estimator.forget()
+        self.connected.set()
+        self._on_welcomed()
+        self._wakeup.set()
+
+    async def _send_stream(self, stream: int) -> AsyncIterator[pb.WorkerMessage]:
+        """What is to be said on this stream; where that fails gRPC cancels it, and says nothing."""
+        try:
+            async for message in self._generate_messages(stream):
+                yield message
+        except Exception:
+            log.exception("a defect of collectived: nothing more can be said on this stream to the coordinator")
+            raise
+
+    async def _generate_messages(self, stream: int) -> AsyncIterator[pb.WorkerMessage]:
+        """gRPC does not end its iterator with the stream, so it looks for itself: what it took for a stream that is
+        over, nobody would hear."""
+        yield pb.WorkerMessage(hello=self._make_hello(self.epoch))
+        beaten = time.monotonic()
+        while stream == self._stream_count:
+            if self.connected.is_set():
+                while self._queue and stream == self._stream_count:
+                    message = self._queue.popleft()
+                    yield message
+                    if message.HasField("goodbye"):
+                        return
+            try:
+                # A beat is due whatever else is said: it alone tells where ranks stand with which nothing is wrong.
+                await asyncio.wait_for(
+                    self._wakeup.wait(), max(0.0, beaten + self.heartbeat_seconds - time.monotonic())
+                )
+            except TimeoutError:
+                if stream != self._stream_count:
+                    return
+                beaten = time.monotonic()
+                self.heartbeat_count += 1
+                yield pb.WorkerMessage(heartbeat=self._make_heartbeat(beaten))
+            if stream == self._stream_count:
+                self._wakeup.clear()
+
+    def _make_heartbeat(self, now: float) -> pb.Heartbeat:
+        beat = self._progress_deltas.next_heartbeat(self._list_trackers(), now)
+        beat.sent_at = self._clock_estimator.on_heartbeat(now)
+        if (found := self._clock_estimator.best_offset(now)) is not None:
+            # What is to be added to our time to get the coordinator's is the reverse of what we add to its.
+            beat.clock.offset_seconds, beat.clock.error_seconds = -found.seconds, found.error(now)
+            beat.clock.round_trip_seconds = found.round_trip
+        return beat
+
+
+def make_timeout_error(why: str) -> grpc.aio.AioRpcError:
+    """As gRPC itself says that nobody answers."""
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, nothing, nothing, details=why)
+
+
+def _is_cut_off(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the stream ended while we wrote to it: gRPC puts that in the place of what the coordinator answered."""
+    return error.code() is grpc.StatusCode.INTERNAL and "Internal error from Core" in (error.details() or "")
+
+
+async def enlist(address: str, secret: str, host: str, patience: float, tls: Certificates) -> int:
+    """The number of this host's worker, by the coordinator at `address`, for which it looks so many seconds.
+
+    Raises:
+        UnavailableError: it did not answer, or refused.
+    """
+    if reason := await tls.explain_failure(address):
+        raise UnavailableError(f"the coordinator at {address} cannot be used: {reason}")
+    async with tls.channel(address, (*CHANNEL_OPTIONS, *RECONNECT_OPTIONS)) as channel:
+        stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+        try:
+            reply = await stub.Enlist(
+                coordinator_pb2.EnlistRequest(host=host),
+                timeout=patience or None,
+                metadata=client_metadata(address, secret),
+                wait_for_ready=True,
+            )
+        except grpc.aio.AioRpcError as error:
+            raise UnavailableError(_explain_enlist_failure(error, address, patience)) from error
+    return int(reply.task)
+
+
+def _explain_enlist_failure(error: grpc.aio.AioRpcError, address: str, patience: float) -> str:
+    match error.code():
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return (
+                f"the coordinator at {address} did not answer within {patience:g} s; is it running, and is this its "
+                "address?"
+            )
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return f"the coordinator at {address} is of a release that gives no numbers to workers: give --task"
+        case _:
+            return f"the coordinator at {address} refuses this worker: {error.details()}"
+
+
+MAX_RANKS_PER_HEARTBEAT = 256  # told by one heartbeat; others have their turn with the next
+
+_RankKey = tuple[int, int]  # generation, rank
+_Progress = tuple[int, int, str, str]  # submitted, finished, operation, site
+
+
+class ProgressDeltas:
+    """Remembers what has been told on one stream to the coordinator."""
+
+    def __init__(self) -> None:
+        self._reported: dict[_RankKey, _Progress] = {}
+        self._last_reported: _RankKey = (0, 0)  # told last, where not all could be
+
+    def reset(self) -> None:
+        """Another stream has begun: its coordinator may not know what was told on the one before."""
+        self._reported.clear()
+
+    def next_heartbeat(self, ledgers: Iterable[InstanceTracker], now: float) -> pb.Heartbeat:
+        """The next heartbeat: which local ranks have moved; at most `MAX_RANKS_PER_HEARTBEAT` of them, in turns.
+
+        Args:
+            ledgers: of the generations that run.
+            now: the monotonic clock, in seconds.
+        """
+        standings = {
+            (tracker.generation, rank): standing
+            for tracker in ledgers
+            for rank, standing in list(tracker.progress.items())
+        }
+        self._reported = {key: place for key, place in self._reported.items() if key in standings}
+        moved = sorted(key for key, standing in standings.items() if self._reported.get(key) != _get_progress(standing))
+        beat = pb.Heartbeat(more=len(moved) > MAX_RANKS_PER_HEARTBEAT)
+        if beat.more:
+            moved = [key for key in moved if key > self._last_reported] + [
+                key for key in moved if key <= self._last_reported
+            ]
+            moved = moved[:MAX_RANKS_PER_HEARTBEAT]
+            self._last_reported = moved[-1]
+        said: dict[int, pb.Standings] = {}
+        for generation, rank in moved:
+            if generation not in said:
+                said[generation] = beat.standings.add(generation=generation)
+            standing = standings[generation, rank]
+            submitted, finished, op, site = self._reported[generation, rank] = _get_progress(standing)
+            said[generation].ranks.add(
+                rank=rank,
+                submitted=submitted,
+                finished=finished,
+                last_op=op,
+                last_site=site,
+                idle_seconds=now - standing.active_at,
+                waits=standing.waits,
+                waited_seconds=standing.waited_seconds,
+            )
+        return beat
+
+
+def _get_progress(standing: RankProgress) -> _Progress:
+    return standing.submitted, standing.finished, standing.op, standing.site

@@ -1,0 +1,85 @@
+"""Errors as gRPC statuses that any client can take: trailers of more than 8 KiB are refused by most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import grpc
+
+from collectived_proto.codec import verdict_to_proto
+from collectived_proto.error_status import to_status
+from collectived_proto.errors import CollectiveError, error_class
+from collectived_proto.types import GroupInfo, Member, Verdict
+
+MAX_VERDICT_BYTES = 5 << 10  # bytes of a verdict in a status; it travels as base64, beside its message
+MAX_MESSAGE_BYTES = 3000  # bytes of a message as a header, without a verdict
+MAX_MESSAGE_BYTES_WITH_VERDICT = 300  # with one, which says it all
+_MAX_CUT_MESSAGE_BYTES = 2000  # bytes of the message in a verdict that is too large
+_MAX_NAMED_MEMBERS = 8
+
+
+def error_to_status(error: CollectiveError) -> grpc.Status:
+    """What a call fails with: canonical code, message, and the verdict where there is one, cut to what travels."""
+    if error.verdict is None:
+        return to_status(error_class(error.code)(_truncate_header(str(error), MAX_MESSAGE_BYTES)))
+    verdict = next(
+        cut for cut in _shorten_verdict(error.verdict) if verdict_to_proto(cut).ByteSize() <= MAX_VERDICT_BYTES
+    )
+    return to_status(
+        error_class(verdict.code)(_truncate_header(verdict.message, MAX_MESSAGE_BYTES_WITH_VERDICT), verdict=verdict)
+    )
+
+
+def complete_verdict(verdict: Verdict, group: GroupInfo) -> Verdict:
+    """A verdict as group loops tell it to a doorbell, whose members say no more than what their client does not
+    know.
+    """
+    return replace(
+        verdict,
+        missing=tuple(_complete_member(member, group) for member in verdict.missing),
+        differing=tuple(_complete_member(member, group) for member in verdict.differing),
+    )
+
+
+def _complete_member(member: Member, group: GroupInfo) -> Member:
+    if member.device or member.rank >= group.size:
+        return member
+    return replace(
+        group.members[member.rank],
+        last_instance=member.last_instance,
+        last_op=member.last_op,
+        last_site=member.last_site,
+        idle_seconds=member.idle_seconds,
+    )
+
+
+def _shorten_verdict(verdict: Verdict) -> Iterator[Verdict]:
+    """The same, saying less and less: who was missing and how ranks differed goes last."""
+    yield verdict
+    yield (verdict := replace(verdict, members=()))
+    yield (
+        verdict := replace(verdict, message=verdict.message.encode()[:_MAX_CUT_MESSAGE_BYTES].decode(errors="ignore"))
+    )
+    short = [
+        tuple(Member(member.rank, "", 0, "", 0) for member in members)
+        for members in (verdict.missing, verdict.differing)
+    ]
+    yield (verdict := replace(verdict, missing=short[0], differing=short[1]))
+    yield replace(
+        verdict,
+        group=verdict.group[:100],
+        op=verdict.op[:200],
+        missing=short[0][:_MAX_NAMED_MEMBERS],
+        differing=short[1][:_MAX_NAMED_MEMBERS],
+    )
+
+
+def _truncate_header(text: str, most: int) -> str:
+    """As much of a text as makes a header of that many bytes, in which each byte beyond ASCII takes three."""
+    used = 0
+    for index, letter in enumerate(text):
+        used += 1 if " " <= letter <= "~" and letter != "%" else 3 * len(letter.encode())
+        if used > most:
+            return text[:index]
+    return text

@@ -1,0 +1,1 @@
+"""What a worker shows of itself: status, trace, metrics, spans."""

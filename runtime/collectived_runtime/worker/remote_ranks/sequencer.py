@@ -1,0 +1,135 @@
+"""In which order the submissions of one rank are rung, whatever the order in which their streams come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from collectived_proto.errors import FailedPreconditionError, ResourceExhaustedError
+from collectived_proto.ipc import messages
+
+InstanceKey = tuple[int, int]  # generation, instance
+T = TypeVar("T")
+
+_GENERATIONS = 64  # that are remembered
+
+
+class Sequencer:
+    """Numbers of one rank: from 0 in each generation, sends and recvs from `wire.POST`. In the event loop.
+
+    Args:
+        name: of the group, for people.
+        generation: in which it was joined.
+        check: raises what keeps a rank from submitting anything more in a generation.
+        overtaken: raises what keeps a number from ever having its turn.
+        blocked: whether something of an earlier generation is still in flight.
+
+    Attributes:
+        current: the generation in which what does not say otherwise is submitted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        generation: int,
+        check: Callable[[int], None],
+        overtaken: Callable[[InstanceKey], None],
+        blocked: Callable[[int], bool],
+    ) -> None:
+        self.current_generation = generation
+        self._name = name
+        self._check_generation = check
+        self._check_reachable = overtaken
+        self._is_blocked = blocked
+        self._next: dict[int, list[int]] = {generation: [0, messages.P2P_BASE]}
+        self._reserved: set[InstanceKey] = set()  # by streams that are about to submit
+        self._waiters: dict[InstanceKey, asyncio.Event] = {}
+
+    @contextlib.contextmanager
+    def reserve_number(self, generation: int, instance: int | None, post: bool) -> Iterator[InstanceKey | None]:
+        """Takes a number, unless it is to be the one that is next when its time comes; free again if it is not rung.
+
+        Args:
+            generation: 0 for the current one.
+            post: whether it is a send or recv.
+
+        Raises:
+            FailedPreconditionError: the generation is not known, or the number has been taken.
+            ResourceExhaustedError: it is too far ahead.
+            CollectiveError: the rank must not submit it any more.
+        """
+        generation = generation or self.current_generation
+        self._check_generation(generation)
+        if generation not in self._next:
+            raise FailedPreconditionError(
+                f"generation {generation} of group {self._name!r} is not known to this rank, which is in generation "
+                f"{self.current_generation}"
+            )
+        if instance is None:
+            yield None
+            return
+        number, following = (generation, instance), self._next[generation][post]
+        if instance < following or number in self._reserved:
+            self._check_reachable(number)
+            raise FailedPreconditionError(f"instance {instance} has been submitted already; the next is {following}")
+        if instance >= following + messages.MAX_OUTSTANDING:
+            raise ResourceExhaustedError(
+                f"instance {instance} comes before instance {following} has been submitted: at most "
+                f"{messages.MAX_OUTSTANDING} may be in flight on a rank"
+            )
+        self._reserved.add(number)
+        try:
+            yield number
+        finally:
+            self._reserved.discard(number)
+
+    def next_number(self, generation: int, post: bool) -> InstanceKey:
+        """What is rung next in a generation, 0 for the current one."""
+        generation = generation or self.current_generation
+        return generation, self._next[generation][post]
+
+    async def wait_turn(self, number: InstanceKey | None, generation: int, post: bool) -> InstanceKey:
+        """Waits until everything before it has been rung, and everything of generations before has ended.
+
+        Returns the number, or the one that is next where it is None.
+
+        Raises:
+            CollectiveError: its turn will not come any more.
+        """
+        while True:
+            at = number[0] if number else generation or self.current_generation
+            self._check_generation(at)
+            following = at, self._next[at][post]
+            if (number or following) == following and not self._is_blocked(at):
+                return following
+            self._check_reachable(number or following)
+            await self._waiters.setdefault(number or following, asyncio.Event()).wait()
+
+    def advance(self, number: InstanceKey) -> None:
+        """That number has had its turn."""
+        generation, instance = number
+        self._next[generation][instance >= messages.P2P_BASE] = instance + 1
+        self._reserved.discard(number)
+        self.wake_waiters((generation, instance + 1))
+
+    def add_generation(self, successor: int) -> None:
+        """A generation that may be submitted to from here on."""
+        if successor not in self._next:
+            store_latest(self._next, successor, [0, messages.P2P_BASE])
+
+    def wake_waiters(self, *numbers: InstanceKey) -> None:
+        """Those that wait for their turn look again; without numbers, all of them."""
+        for number in numbers or tuple(self._waiters):
+            waiting = self._waiters.pop(number, None)
+            if waiting is not None:
+                waiting.set()
+
+
+def store_latest(known: dict[int, T], generation: int, value: T) -> None:
+    """Keeps what concerns a generation, of which there may be any number: that of the latest."""
+    known.pop(generation, None)
+    known[generation] = value
+    if len(known) > _GENERATIONS:
+        del known[next(iter(known))]
