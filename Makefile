@@ -36,20 +36,20 @@ test: $(VENV)/installed-dev ## run all tests; a few that failed side by side are
 	$(BIN)/python -m tests.suite $(PYTEST_OPTIONS)
 
 test-torch: $(TORCH_VENV)/installed ## run the tests that need PyTorch, in an environment of their own
-	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_OPTIONS) tests/client/test_torch.py tests/client/cross_device/test_indexed_slices.py tests/multi/test_torch.py \
+	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_OPTIONS) tests/client/integrations/test_torch.py tests/client/values/test_indexed_slices.py tests/e2e/torch/test_tensors_and_ddp.py \
 	    tests/docs/test_examples.py tests/docs/test_snippets.py
 
 test-gpu: $(VENV)/installed-dev ## run the tests about GPUs, on the GPU of this machine as far as it has one
-	$(BIN)/python -m pytest -n 0 -rs tests/gpu tests/runtime/device tests/runtime/engine/test_device_strand.py
+	$(BIN)/python -m pytest -n 0 -rs tests/e2e/gpu tests/fakes tests/runtime/device tests/runtime/engine/gpu/test_gpu_task.py
 
 test-nccl: $(NCCL_VENV)/installed ## run the tests of the three bindings of NCCL, in an environment of their own; needs no GPU
 	$(NCCL_VENV)/bin/python -m pytest -n 0 -rs tests/runtime/device/nccl
 
 test-kill: $(VENV)/installed-dev ## kill launchers over ssh at ten random moments, and look for what they leave
-	COLLECTIVED_TEST_MOMENTS=10 $(BIN)/python -m pytest -n 0 -rsP tests/launcher/test_ssh.py -k random_moment
+	COLLECTIVED_TEST_MOMENTS=10 $(BIN)/python -m pytest -n 0 -rsP tests/e2e/launcher/ssh/test_launch_over_ssh.py -k random_moment
 
 test-slurm: $(VENV)/installed-dev ## run the tests that start a Slurm of their own (root; slurm-wlm and munge installed)
-	COLLECTIVED_TEST_SLURM=1 $(BIN)/python -m pytest -n 0 -rs tests/launcher/test_slurm.py
+	COLLECTIVED_TEST_SLURM=1 $(BIN)/python -m pytest -n 0 -rs tests/e2e/launcher/slurm/test_launch_in_slurm.py
 
 drills: $(VENV)/installed-dev ## provoke every fault that is known, and write what came of it into docs/reliability.md
 	$(BIN)/python -m tests.drills
@@ -69,7 +69,7 @@ mutants: $(VENV)/installed-dev ## whether the tests notice faults planted into t
 
 docs: $(VENV)/installed-dev ## write docs/reference, docs/configuration.md, and the simulator's figures in docs/algorithms.md
 	$(BIN)/python -m tests.docs.pages
-	$(BIN)/python tests/runtime/simulation/page.py
+	$(BIN)/python tests/docs/algorithms_page.py
 	$(BIN)/python -m tests.docs.configuration
 
 check: lint types layers proto-check ## format, lint, strict types, import layers, generated code
@@ -100,7 +100,7 @@ proto-check: $(PROTO_STAMP) $(VENV)/installed-dev ## whether generated code is w
 	@sets=$$(mktemp -d) && trap 'rm -rf "$$sets"' EXIT && \
 	$(PROTOC) -I $(RELEASED) --descriptor_set_out="$$sets/released" $(RELEASED)/collectived_proto/v1/*.proto && \
 	$(PROTOC) -I proto --descriptor_set_out="$$sets/current" $(PROTO_FILES) && \
-	{ $(BIN)/python -m tests.proto.compatibility "$$sets/released" "$$sets/current" || \
+	{ $(BIN)/python -m tests.proto.v1.compatibility "$$sets/released" "$$sets/current" || \
 	{ echo 'within v1 fields are only added (CONTRIBUTING.md, Protocol): undo what is named above' >&2; exit 1; }; }
 
 proto-release: ## keep the .proto files as those of a release, with which later ones are compared

@@ -313,8 +313,9 @@ class Group(Collectives):
             return self._channel.fail_generation(
                 error.code, f"{what} did not complete within {timeout:g} s: {error}", line
             )
-        why = str(error).removesuffix("; connect again")
-        return self._channel.fail_generation(Code.UNAVAILABLE, f"{what} could not be started: {why}; join again", line)
+        return self._channel.fail_generation(
+            Code.UNAVAILABLE, f"{what} could not be started: {error}; join again", line
+        )
 
     def _start_sparse_reduce(
         self,

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from tests.multi.conftest import Cluster
+from tests.e2e.conftest import Cluster
 
 
 @pytest.fixture(scope="module")

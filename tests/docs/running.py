@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 import numpy as np
-from tests.multi.conftest import Cluster
+from tests.e2e.conftest import Cluster
 
 import collectived as cd
 

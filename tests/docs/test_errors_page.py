@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from tests.docs.contents import ROOT
-from tests.multi.conftest import Cluster
+from tests.e2e.conftest import Cluster
 from tests.waiting import settle
 
 import collectived as cd

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.docs.contents import EXAMPLES
 from tests.docs.running import expected, printed
-from tests.multi.conftest import Cluster
+from tests.e2e.conftest import Cluster
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: str(path.stem))

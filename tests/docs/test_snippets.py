@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from tests.docs.contents import ROOT
 from tests.docs.running import expected, printed
-from tests.multi.conftest import Cluster
+from tests.e2e.conftest import Cluster
 
 PAGES = sorted((ROOT / "docs").glob("from-*.md"))
 _BLOCK = re.compile(r"^```python run\n(.*?)^```$", re.MULTILINE | re.DOTALL)

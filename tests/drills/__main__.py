@@ -10,9 +10,9 @@ import re
 import signal
 import sys
 
-from . import report
-from .cells import ALL
-from .play import Result, Stage
+from tests.drills import report
+from tests.drills.cells import ALL
+from tests.drills.play import Result, Stage
 
 _ORDER = ("faults", "mismatches", "endurance")
 

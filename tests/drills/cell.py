@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .scene import Scene
+    from tests.drills.scene import Scene
 
 Drill = Callable[["Scene"], None]
 

@@ -16,15 +16,14 @@ from collections import Counter
 from pathlib import Path
 
 import grpc
+from tests.drills.hosts import CONTROL, DATA, Hosts
+from tests.drills.limits import Limit
+from tests.drills.processes import Daemon, RankProcess
+from tests.drills.proxy import Connection, Door
+from tests.drills.relay import Relay
 
 from collectived_proto.types import unscoped_name
 from collectived_proto.v1 import status_pb2, worker_pb2_grpc
-
-from .hosts import CONTROL, DATA, Hosts
-from .limits import Limit
-from .processes import Daemon, RankProcess
-from .proxy import Connection, Door
-from .relay import Relay
 
 HEARTBEAT_SECONDS = 1.0
 STALL_SECONDS = 1.0

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from .cell import Cell
-from .cluster import Cluster
-from .hosts import NotPermitted
-from .limits import Hang, Pace
-from .scene import Scene
+from tests.drills.cell import Cell
+from tests.drills.cluster import Cluster
+from tests.drills.hosts import NotPermitted
+from tests.drills.limits import Hang, Pace
+from tests.drills.scene import Scene
 
 _DEFECTS = ("Traceback", "a defect of collectived", "was never retrieved")
 

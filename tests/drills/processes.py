@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from collectived_proto.errors import Code
+from tests.drills.history import Event, Gone, Outcome, Submit
+from tests.drills.limits import Hang, Limit
 
-from .history import Event, Gone, Outcome, Submit
-from .limits import Hang, Limit
+from collectived_proto.errors import Code
 
 ROOT = Path(__file__).parents[2]
 SECRET = "the-secret-of-the-drills"

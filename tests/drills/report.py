@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from .play import Result
+from tests.drills.play import Result
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 _MARKED = re.compile(r"(<!-- drills -->\n).*(<!-- end of drills -->)", re.DOTALL)

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from tests.drills.cell import VICTIM, Cell
+from tests.drills.cluster import Cluster
+from tests.drills.history import Event, Outcome, Submit, check
+from tests.drills.limits import Limit, Pace
+from tests.drills.processes import Answer, RankProcess
+from tests.drills.proxy import Connection
+
 from collectived_proto.errors import Code, error_class
 from collectived_proto.types import unscoped_name
-
-from .cell import VICTIM, Cell
-from .cluster import Cluster
-from .history import Event, Outcome, Submit, check
-from .limits import Limit, Pace
-from .processes import Answer, RankProcess
-from .proxy import Connection
 
 PROMISED_SECONDS = 0.25  # after its deadline a collective has ended everywhere
 BYSTANDERS_SECONDS = 5.0  # the timeout of those who are not to notice anything

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.drills.history import Event, Gone, Outcome, Submit, check
 
 from collectived_proto.errors import Code
-
-from .history import Event, Gone, Outcome, Submit, check
 
 ALLOWANCE = 0.25
 GENERATION = 7

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-
-from .hosts import CONTROL, DATA, NETWORKS, Hosts, NotPermitted
+from tests.drills.hosts import CONTROL, DATA, NETWORKS, Hosts, NotPermitted
 
 LISTEN = """
 import socket, sys

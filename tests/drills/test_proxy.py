@@ -8,12 +8,11 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from tests.drills.limits import Limit
+from tests.drills.proxy import GARBAGE, Act, Door, Fault, Framing, Place
 
 from collectived_runtime.transport.frame import HEADER_BYTES, FrameTemplate, encode_bye
 from collectived_runtime.transport.hello import HELLO_BYTES, PROOF_BYTES
-
-from .limits import Limit
-from .proxy import GARBAGE, Act, Door, Fault, Framing, Place
 
 HANDSHAKE = HELLO_BYTES + PROOF_BYTES
 STAMP = FrameTemplate(1, 2, 3, 0, 0, bytes(8), bytes(8))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-from .cell import Cell
-from .cells import ALL
-from .play import Stage
+from tests.drills.cell import Cell
+from tests.drills.cells import ALL
+from tests.drills.play import Stage
 
 
 @pytest.fixture(scope="module")

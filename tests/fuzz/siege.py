@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc
 import numpy as np
+from tests.e2e.raw_client import SUM, data, described
 from tests.fuzz.mutations import inputs
-from tests.multi.raw import SUM, data, described
 
 import collectived as cd
 from collectived.testing import LocalJob

@@ -16,7 +16,7 @@ SIGNAL_CHECK_INTERVAL = (
 )
 
 
-class Waitable(Protocol):
+class WaitTarget(Protocol):
     """What a thread waits for: a call, or the answer to a question."""
 
     def is_ready(self, packs: int, /) -> bool: ...
@@ -29,7 +29,7 @@ class LeaderFollower:
         self._mutex = mutex
         self._leader = 0  # ident of the thread that leads
         self._depth = 0  # how often it took the lead: a callback that it runs may wait as well
-        self._followers: dict[threading.Lock, tuple[Waitable, int]] = {}
+        self._followers: dict[threading.Lock, tuple[WaitTarget, int]] = {}
 
     def try_lead(self) -> bool:
         """Takes the lead if nobody else has it; then `resign` must follow."""
@@ -55,7 +55,7 @@ class LeaderFollower:
             if self._leader == threading.get_ident():
                 self._vacate()
 
-    def wait_as_follower(self, awaited: Waitable, packs: int, end: float) -> None:
+    def wait_as_follower(self, awaited: WaitTarget, packs: int, end: float) -> None:
         """Sleeps a little, or until there is news of `awaited`, the lead is free, or the monotonic clock says `end`."""
         baton = threading.Lock()
         baton.acquire()
@@ -71,7 +71,7 @@ class LeaderFollower:
                 if not self._leader:  # we may have been woken to lead, and have no use for it
                     self._promote()
 
-    def wake(self, awaited: Waitable) -> None:
+    def wake(self, awaited: WaitTarget) -> None:
         """There is news of `awaited`. Under the mutex."""
         for baton, (followed, _) in self._followers.items():
             if followed is awaited:

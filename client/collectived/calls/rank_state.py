@@ -46,6 +46,7 @@ class RankState:
         self.last_finished = -1  # the last instance of this generation that has ended well here
         self.waiting = 0  # how many waited to join when the last collective ended whose result was taken
         self._aborted_generation = 0  # the latest generation that this rank has aborted
+        self.interrupted_generation = 0  # the latest generation that Ctrl-C has ended here
         self.cancel_verdict: LocalVerdict | None = (
             None  # what calls that are waited for end with: the session is being closed
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 
 from collectived.calls.rank_state import RankState
 from collectived_proto.errors import Code, error_from_verdict
@@ -44,6 +43,6 @@ class UnobservedErrors:
         unseen = self._rank_state.unreported_verdict
         if unseen is None or unseen.generation != verdict.generation or verdict.generation == self._reported_generation:
             return False
-        # Of Ctrl-C here the caller knows by KeyboardInterrupt, whoever puts it into words.
-        own = rf"interrupted on rank {self._rank_state.rank}\b"
-        return verdict.code is not Code.ABORTED or not re.search(own, verdict.message)
+        # The caller knows of its own Ctrl-C by KeyboardInterrupt, whoever decided the verdict.
+        own = verdict.generation == self._rank_state.interrupted_generation
+        return verdict.code is not Code.ABORTED or not own

@@ -275,6 +275,7 @@ class GrpcChannel:
         """What has come has been taken in already."""
 
     def on_interrupt(self) -> None:
+        self.rank_state.interrupted_generation = self.rank_state.generation
         self.abort(f"interrupted on rank {self.rank_state.rank}")
 
     def make_error(self, verdict: Verdict, site: str = "") -> CollectiveError:

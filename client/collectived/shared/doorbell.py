@@ -227,6 +227,7 @@ class Doorbell:
     def on_interrupt(self) -> None:
         """Ctrl-C came in a call: ends the generation for all ranks."""
         self._leader_follower.force_resign()
+        self.rank_state.interrupted_generation = self.rank_state.generation
         self.abort(f"interrupted on rank {self.rank_state.rank}")
 
     def _read_until(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> None:

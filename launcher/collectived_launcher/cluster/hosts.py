@@ -71,17 +71,17 @@ class ClusterHosts:
         Raises:
             Interrupted: a signal came.
         """
-        errands = {name: _HostCommand() for name in about}
-        for name, errand in errands.items():
+        commands = {name: _HostCommand() for name in about}
+        for name, command in commands.items():
             host = self._hosts[name]
             assert host.facts is not None
             words = (host.facts.python, "-P", "-m", HOST_COMMANDS_MODULE, verb, cluster, about[name])
-            errand.process = host.start(ProgramSpec(tuple(filter(None, words)), secret=secret or ""), errand)
-        while not self._loop.run_until(lambda: all(errand.done for errand in errands.values()), _ANSWER_TIMEOUT):
+            command.process = host.start(ProgramSpec(tuple(filter(None, words)), secret=secret or ""), command)
+        while not self._loop.run_until(lambda: all(command.done for command in commands.values()), _ANSWER_TIMEOUT):
             if self._loop.signals:
                 raise Interrupted
             break
-        return {name: errand.parse_answer() for name, errand in errands.items()}
+        return {name: command.parse_answer() for name, command in commands.items()}
 
 
 class _HostCommand:

@@ -64,9 +64,9 @@ class Agent:
             case agent_protocol.CloseStdin(number):
                 if number in self._processes:
                     self._processes[number][0].close_stdin()
-            case agent_protocol.TaskRequest(number, errand, about):
+            case agent_protocol.TaskRequest(number, task, about):
                 self._opened_host.run_task(
-                    errand, about, lambda answer: self._channel.send(agent_protocol.TaskReply(number, answer))
+                    task, about, lambda answer: self._channel.send(agent_protocol.TaskReply(number, answer))
                 )
             case agent_protocol.KeepAlive():
                 pass

@@ -100,10 +100,10 @@ class CloseStdin:
 
 @dataclass(frozen=True, slots=True)
 class TaskRequest:
-    """Launcher: do this errand and answer under this number."""
+    """Launcher: do this task and answer under this number."""
 
     number: int
-    errand: str
+    task: str
     about: dict[str, Any]
 
 

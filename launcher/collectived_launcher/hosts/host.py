@@ -1,6 +1,6 @@
 """The seam behind which processes are started: a *host* starts programs, tells what they say, and ends them.
 
-Promises of every implementation (`here`, `elsewhere`; shown by tests/launcher/test_hosts.py):
+Promises of every implementation (`here`, `elsewhere`; shown by tests/launcher/hosts/test_host.py):
 
 - A process leads a group of its own; a signal goes to the whole group, and when its leader ends, so does the rest.
 - Every line that it wrote is heard before its end; its end is told exactly once.
@@ -114,8 +114,8 @@ class Host(Protocol):
     def start(self, program: ProgramSpec, listener: ProcessObserver) -> HostProcess:
         """Starts a program; `facts` must be known."""
 
-    def run_task(self, errand: str, about: Mapping[str, Any], answered: Callable[[TaskResult], None]) -> None:
-        """Has one of `errands` done there. The answer has `trouble` in it where it failed."""
+    def run_task(self, task: str, about: Mapping[str, Any], answered: Callable[[TaskResult], None]) -> None:
+        """Has one of `tasks` done there. The answer has `trouble` in it where it failed."""
 
     def send_keepalive(self) -> None:
         """Tells the host that we live, while the loop cannot turn."""

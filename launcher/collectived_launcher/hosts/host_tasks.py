@@ -1,6 +1,6 @@
-"""What a host does for the launcher besides running programs: errands about its addresses, and the job's file.
+"""What a host does for the launcher besides running programs: tasks about its addresses, and the job's file.
 
-| errand | about | answer |
+| task | about | answer |
 |---|---|---|
 | `address` | `interface`: its name, a network, or ''; `towards`: names of other hosts | `address`, or `trouble` |
 | `listen` | `address` | `port` of that address that was free; whoever dials it is let in and put out |
@@ -32,18 +32,18 @@ _DISCARD_PORT = 9  # a port: nothing is ever sent to it, but the kernel chooses 
 
 
 class HostTasks:
-    """Runs errands of one host; what they need between two of them ends with `close`."""
+    """Runs tasks of one host; what they need between two of them ends with `close`."""
 
     def __init__(self, loop: Loop, folder: Path) -> None:
         self._loop, self._folder = loop, folder
         self._listeners: list[socket.socket] = []
         self._dials: set[_DialAttempt] = set()
 
-    def run(self, errand: str, about: Mapping[str, Any], answered: Callable[[TaskResult], None]) -> None:
+    def run(self, task: str, about: Mapping[str, Any], answered: Callable[[TaskResult], None]) -> None:
         """Calls `answered` once, later."""
         answer: TaskResult = {}
         try:
-            match errand:
+            match task:
                 case "address":
                     answer = {"address": choose_address(about["interface"], about["towards"])}
                 case "listen":
@@ -59,7 +59,7 @@ class HostTasks:
                 case "token":
                     answer = {"path": write_token(self._folder, str(about["token"]))}
                 case _:
-                    answer = {"trouble": f"no such errand: {errand}"}
+                    answer = {"trouble": f"no such task: {task}"}
         except (OSError, LookupError, ValueError, TypeError) as error:
             answer = {"trouble": str(error)}
         self._loop.call_later(0.0, partial(answered, answer))

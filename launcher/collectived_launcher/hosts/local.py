@@ -79,8 +79,8 @@ class LocalHost:
             self._processes.add(process)
         return process
 
-    def run_task(self, errand: str, about: Mapping[str, object], answered: Callable[[TaskResult], None]) -> None:
-        self._tasks.run(errand, about, answered)
+    def run_task(self, task: str, about: Mapping[str, object], answered: Callable[[TaskResult], None]) -> None:
+        self._tasks.run(task, about, answered)
 
     def set_output_paused(self, quiet: bool) -> None:
         """Reads nothing of what processes write for as long as it is `quiet`: nobody takes what was read."""

@@ -15,7 +15,7 @@ from collectived_launcher.hosts.loop import Loop
 LOOPBACK = "127.0.0.1"
 _FIRST_NOTICE, _NEXT_NOTICE = 2.0, 10.0  # seconds of waiting until we say for whom, and say it again
 _FAILURE_GRACE = 0.5  # seconds for other hosts to fail, once one has
-_TASK_TIMEOUT = 30.0  # seconds for an errand
+_TASK_TIMEOUT = 30.0  # seconds for a task
 
 
 class HostUnreachable(Exception):
@@ -35,7 +35,7 @@ class Preflight:
 
     Args:
         hosts: those of the workers, the first worker's first, and that of the coordinator; each once.
-        interface: as `errands.address` takes it.
+        interface: as `tasks.address` takes it.
     """
 
     def __init__(
@@ -141,17 +141,17 @@ class Preflight:
         return self._run_task(dict.fromkeys(self._hosts, {}), "hush") is not None
 
     def _run_task(
-        self, about: Mapping[Host, Mapping[str, Any]], errand: str, strict: bool = True
+        self, about: Mapping[Host, Mapping[str, Any]], task: str, strict: bool = True
     ) -> dict[Host, TaskResult] | None:
         """What each answers; None when a signal came first."""
         answers: dict[Host, TaskResult] = {}
         for host, details in about.items():
-            host.run_task(errand, details, partial(answers.__setitem__, host))
+            host.run_task(task, details, partial(answers.__setitem__, host))
         if not self._loop.run_until(lambda: len(answers) == len(about), _TASK_TIMEOUT):
             if self._loop.signals:
                 return None
             late = [host.name for host in about if host not in answers]
-            raise HostUnreachable(f"{', '.join(late)}: no answer within {_TASK_TIMEOUT:g} s ({errand})")
+            raise HostUnreachable(f"{', '.join(late)}: no answer within {_TASK_TIMEOUT:g} s ({task})")
         if strict and (troubles := [f"{host.name}: {a['trouble']}" for host, a in answers.items() if a.get("trouble")]):
             raise HostUnreachable("\n    ".join(troubles))
         return {host: answers[host] for host in about}

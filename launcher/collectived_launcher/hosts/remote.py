@@ -123,13 +123,13 @@ class RemoteHost:
         )
         return process
 
-    def run_task(self, errand: str, about: Mapping[str, Any], answered: Callable[[TaskResult], None]) -> None:
+    def run_task(self, task: str, about: Mapping[str, Any], answered: Callable[[TaskResult], None]) -> None:
         if self.facts is None or self._connection is None:
             self._loop.call_later(0.0, partial(answered, {"trouble": self.trouble or "it is not open"}))
             return
         self._last_number += 1
         self._pending_tasks[self._last_number] = answered
-        self._connection.channel.send(agent_protocol.TaskRequest(self._last_number, errand, dict(about)))
+        self._connection.channel.send(agent_protocol.TaskRequest(self._last_number, task, dict(about)))
 
     def close(self) -> None:
         self._closing = True

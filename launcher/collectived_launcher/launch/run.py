@@ -60,7 +60,7 @@ class Run:
         others: gives the job's other hosts by their names; None: there are none.
         here: what the user calls this host.
         coordinator: name of the host where the coordinator runs.
-        interface: by which hosts reach each other, as `errands.address` takes it.
+        interface: by which hosts reach each other, as `tasks.address` takes it.
         log_dir: gets one file per process; what they print is shown on `terminal`.
         running: the daemons, where they run already and stay.
     """

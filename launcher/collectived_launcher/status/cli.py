@@ -29,7 +29,7 @@ _NON_TTY_WIDTH = 160  # columns where the output is not a terminal
 def status(
     worker: str | None, wide: bool, group: str | None, host: str | None, as_json: bool, watch: float | None
 ) -> None:
-    """Show what hurts (ranks that others wait for, workers that are lost, what failed lately), then counts.
+    """Show what is wrong (ranks that others wait for, workers that are lost, what failed lately), then counts.
 
     Asks one worker of the running job, which asks the coordinator. Exit status 3 if nothing runs or nobody answers.
     """

@@ -64,7 +64,7 @@ def _keep(field: Any, kept: Sequence[Any]) -> None:
 
 
 def filter_findings(whole: pb.StatusReply, part: pb.StatusReply) -> list[StatusFinding]:
-    """What hurts of the part, told with what is known of the whole: who is missing may be on another host."""
+    """What is wrong in the part, told with what is known of the whole: who is missing may be on another host."""
     if part is whole:
         return collect_findings(whole)
     groups = {short_group_name(part, group.name) for group in part.groups}

@@ -1,4 +1,4 @@
-"""A `StatusReply` for people: first what hurts, then counts, and all the rest where it is wanted.
+"""A `StatusReply` for people: first what is wrong, then counts, and all the rest where it is wanted.
 
 Pure: a reply and its findings in, parts to print out.
 """
@@ -34,7 +34,7 @@ from collectived_proto.report.labels import (
 from collectived_proto.report.phrases import format_duration, ranks_text, sanitize_text
 from collectived_proto.v1 import status_pb2 as pb
 
-MAX_FAILURES = 3  # among what hurts, unless all is wanted
+MAX_FAILURES = 3  # among the findings, unless all is wanted
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "yellow"}
 _STATES = {WorkerState.CONNECTED: "", WorkerState.DRAINING: "yellow"}
 _PARTIAL = "seen from here"
@@ -65,7 +65,7 @@ def _wide_tables(reply: pb.StatusReply) -> Iterator[Table | Text]:
         yield from (Text(), _failures(reply))
 
 
-# What hurts
+# Findings
 
 
 def _findings(found: Sequence[StatusFinding], wide: bool) -> Iterator[Text]:

@@ -24,7 +24,7 @@ from collectived_launcher.quantities import pace
     help="Between questions, 0.2 or more; + and - change it.",
 )
 def top(worker: str | None, interval: float) -> None:
-    """Watch the running job live, what hurts first.
+    """Watch the running job live, problems first.
 
     Keys: ? shows them, q quits. Ends by itself when the job does. Exit status 3 if nothing runs or nobody answers.
     """

@@ -26,7 +26,7 @@ _HEADER_LINES, _FOOTER_LINES = (
 class LatestStatus:
     """
     reply: the latest answer, which came at `received_at`.
-    findings: what hurts in it.
+    findings: what is wrong in it.
     error: why there is no newer one, since `failing_since`; '': there is.
     """
 

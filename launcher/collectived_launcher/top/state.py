@@ -12,7 +12,7 @@ INTERVALS = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds between quest
 class View(enum.Enum):
     """Named as on the screen, in the order of the keys 1 to 6; its first letter is its key too."""
 
-    FINDINGS = "hurts"
+    FINDINGS = "alerts"
     GROUPS = "groups"
     RANKS = "ranks"
     IN_FLIGHT = "in flight"
@@ -22,7 +22,7 @@ class View(enum.Enum):
 
 VIEWS = tuple(View)
 KEYS = (
-    ("1 … 6", "the views; also h, g, r, i, w, f by their first letters, and Tab and Shift-Tab one after the other"),
+    ("1 … 6", "the views; also a, g, r, i, w, f by their first letters, and Tab and Shift-Tab one after the other"),
     ("↑ ↓ j k", "one row up or down; Page Up, Page Down, Home and End further"),
     ("p, Space", "pause: the picture stands still; again: go on"),
     ("+ -", "ask more or less often"),

@@ -1,4 +1,4 @@
-"""A `StatusReply` as the rows of each view, what hurts first. Pure."""
+"""A `StatusReply` as the rows of each view, problems first. Pure."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def count_rows(reply: pb.StatusReply, found: Sequence[StatusFinding]) -> dict[Vi
 
 def _findings(reply: pb.StatusReply, found: Sequence[StatusFinding]) -> Listing:
     rows = (Row((one.kind.value.upper(), one.sentence), _COLOURS[one.severity]) for one in found)
-    return Listing((Column("kind"), Column("what hurts", ratio=1)), tuple(rows), "Nothing hurts.", wraps=True)
+    return Listing((Column("kind"), Column("what is wrong", ratio=1)), tuple(rows), "Nothing is wrong.", wraps=True)
 
 
 def _groups(reply: pb.StatusReply, found: Sequence[StatusFinding]) -> Listing:

@@ -303,7 +303,7 @@ def _add_marks(
             folds.append(mark)
         else:
             name = f"pack {mark.pack} shard {mark.shard}" if mark.kind == TraceMark.STRAND else "prelude"
-            piece = _mark_slice(group_loop, collective, mark, worker.clock_offset, name, "strand")
+            piece = _mark_slice(group_loop, collective, mark, worker.clock_offset, name, "task")
             process.add_slice(piece)
             if mark.kind == TraceMark.STRAND:
                 tasks[mark.pack, mark.shard] = piece

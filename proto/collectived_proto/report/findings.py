@@ -1,4 +1,5 @@
-"""What hurts, from a `StatusReply`: findings in the order in which somebody who looks for trouble wants to read them.
+"""Findings, made from a `StatusReply`: findings in the order in which somebody who looks for trouble wants to read
+them.
 
 Pure: a reply in, sentences out. `collectived status`, `collectived top` and the coordinator's web page all begin with
 these, so that they say the same about the same moment.
@@ -34,7 +35,7 @@ NEARLY_FULL = 0.9  # of its limit: memory that is nearly used up
 
 
 class FindingKind(enum.Enum):
-    """What kind of thing hurts; in the order in which they are told."""
+    """The kinds of findings, in the order in which they are told."""
 
     INCOMPLETE = "warning"  # something is missing from the answer: all that follows is to be read so
     MISSING = "waiting"  # ranks that others wait for
@@ -56,7 +57,7 @@ class Severity(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StatusFinding:
-    """One thing that hurts.
+    """One thing that is wrong.
 
     Attributes:
         sentence: for people; without the kind, which stands beside it. May have several lines.
@@ -77,7 +78,7 @@ class StatusFinding:
 
 
 def collect_findings(reply: pb.StatusReply) -> list[StatusFinding]:
-    """Everything that hurts: by kind in the order of `FindingKind`, then the worse, then what lasts longest.
+    """Everything that is wrong: by kind in the order of `FindingKind`, then the worse, then what lasts longest.
 
     Failures, of which the latest matters most, come latest first.
     """

@@ -1,4 +1,4 @@
-"""What `status`, `top` and the web page say of the same thing in the same words, beside what hurts. Pure."""
+"""What `status`, `top` and the web page say of the same thing in the same words, beside the findings. Pure."""
 
 from __future__ import annotations
 

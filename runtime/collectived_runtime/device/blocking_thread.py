@@ -94,21 +94,21 @@ class BlockingThread:
     def submit(
         self, what: str, call: Callable[[BlockingCall], Any], over: Callable[[], object] = lambda: None
     ) -> BlockingCall:
-        """Has `call(errand)` made.
+        """Has `call(pending_call)` made.
 
         Args:
             what: it is, for people: `abort of a communicator`.
             over: called in the thread when it has ended.
         """
-        errand = BlockingCall(what, call, over)
+        pending_call = BlockingCall(what, call, over)
         self._start(self._name, self._run)
-        self._calls.put(errand)
-        return errand
+        self._calls.put(pending_call)
+        return pending_call
 
-    def enforce_timeout(self, errand: Waitable) -> None:
+    def enforce_timeout(self, pending_call: Waitable) -> None:
         """From now on it has `within` seconds to end."""
         self._start(f"{self._name} limit", self._watch_timeouts)
-        self._timed_calls.put((time.monotonic() + self._within, errand))
+        self._timed_calls.put((time.monotonic() + self._within, pending_call))
 
     def close(self) -> None:
         """Ends the threads after what has been asked for, or leaves them behind where that does not end."""
@@ -130,12 +130,12 @@ class BlockingThread:
             self._make_current()
         except Exception:  # the calls themselves will fail, and say so
             log.exception("%s: the GPU cannot be made current", self._name)
-        while (errand := self._calls.get()) is not None:
-            errand.run()
-            del errand
+        while (pending_call := self._calls.get()) is not None:
+            pending_call.run()
+            del pending_call
 
     def _watch_timeouts(self) -> None:
         while (bounded := self._timed_calls.get()) is not None:
-            until, errand = bounded
-            if not errand.wait(max(0.0, until - time.monotonic())):
-                self._on_timeout(f"{errand.description} has not ended within {self._within:g} s")
+            until, pending_call = bounded
+            if not pending_call.wait(max(0.0, until - time.monotonic())):
+                self._on_timeout(f"{pending_call.description} has not ended within {self._within:g} s")

@@ -260,7 +260,7 @@ class Gpu:
         """Opens an event of a client's in a thread of its own: the driver may wait there until the device is idle.
 
         Args:
-            over: called from the thread; then the errand's result is the event.
+            over: called from the thread; then the pending_call's result is the event.
         """
         return self._blocking_thread.submit(
             "opening of an event", lambda _: self.cuda.open_event(self.device.number, handle), over

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from collectived_runtime.plan.moves import Span
 from collectived_runtime.plan.verify import postconditions
-from collectived_runtime.plan.verify.verifier import Traffic, verify_plans
+from collectived_runtime.plan.verify.verifier import PlanTraffic, verify_plans
 from collectived_runtime.simulation.algorithms import make_plan, participants
 from collectived_runtime.simulation.study import ITEMSIZE, SimulationSpec
 
@@ -78,7 +78,7 @@ def prove(question: SimulationSpec, name: str, nbytes: int) -> Proof:
     )
 
 
-def _check_shard(question: SimulationSpec, name: str, span: Span) -> Traffic:
+def _check_shard(question: SimulationSpec, name: str, span: Span) -> PlanTraffic:
     hosts = participants(question.hosts)
     everybody = range(sum(question.hosts))
     return verify_plans(

@@ -1,6 +1,6 @@
 """A link: one connection to one peer worker, serving one group generation on one channel.
 
-The promise that every stream below a link keeps (`tests/runtime/transport/test_streams.py` holds each to it):
+The promise that every stream below a link keeps (`tests/runtime/transport/test_link_streams.py` holds each to it):
 
 - nothing blocks: `send` takes what fits and says how much, `recv_into` gives what is there; 0 means "not now";
 - bytes arrive in order, once, or the stream breaks with `LinkBroken`, on both sides, never silently;

@@ -405,9 +405,9 @@ class _Worker:
             self._inspect_tasks.add(inspecting)
             inspecting.add_done_callback(self._inspect_tasks.discard)
         elif message.HasField("ask_trace"):
-            telling = asyncio.ensure_future(self._send_trace(message.ask_trace, time.monotonic()))
-            self.trace_tasks.add(telling)
-            telling.add_done_callback(self.trace_tasks.discard)
+            sending = asyncio.ensure_future(self._send_trace(message.ask_trace, time.monotonic()))
+            self.trace_tasks.add(sending)
+            sending.add_done_callback(self.trace_tasks.discard)
         elif message.HasField("drain"):
             self.drain_state.start_order(message.drain)
         else:

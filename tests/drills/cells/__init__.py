@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from tests.drills.cells import (
+    clients,
+    contracts,
+    coordinator,
+    endurance,
+    far_clients,
+    links,
+    members,
+    pairs,
+    partitions,
+    workers,
+)
+
 from ..cell import ALL
-from . import clients, contracts, coordinator, endurance, far_clients, links, members, pairs, partitions, workers
 
 __all__ = [
     "ALL",

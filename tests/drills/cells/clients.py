@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 
+from tests.drills.cells import contracts
+
 from collectived_proto.errors import Code
 
 from ..cell import VICTIM, fault
 from ..history import AT_ONCE_SECONDS
 from ..scene import Scene
-from . import contracts
 
 STATUS = 3  # with which a client exits
 UNREAD = 20

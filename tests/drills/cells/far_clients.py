@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from tests.drills.cells import clients, workers
+
 from collectived_proto.errors import Code
 
 from ..cell import VICTIM, fault
 from ..history import AT_ONCE_SECONDS
 from ..scene import Scene
-from . import clients, workers
 
 TARGET = "client over gRPC"
 LARGE = 1 << 18  # elements: 2 MiB, more than a stream takes that nobody reads

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tests.drills.cells.clients import wait_for_victim
+
 from collectived_proto.errors import Code
 
 from ..cell import Drill, fault
 from ..history import AT_ONCE_SECONDS
 from ..processes import Answer, RankProcess
 from ..scene import Scene
-from .clients import wait_for_victim
 
 SETTLE = 0.3
 _ONES = 1.0

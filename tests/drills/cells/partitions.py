@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.drills.cells.workers import HIT, LOST_SECONDS, ORPHANS
+
 from collectived_proto.errors import Code
 
 from ..cell import VICTIM, Drill, fault
 from ..history import AT_ONCE_SECONDS
 from ..hosts import CONTROL, DATA, Hosts
 from ..scene import Scene
-from .workers import HIT, LOST_SECONDS, ORPHANS
 
 AWAY = HIT[1]  # the host that is parted
 SUMS = 20

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-from tests.launcher.doctor.sound import PEER
+from tests.launcher.doctor.healthy_facts import PEER
 
 from collectived_launcher.doctor import measure
 from collectived_launcher.doctor.facts import PeerFacts

@@ -1,4 +1,4 @@
-"""What `collectived top` shows: each view with what hurts first, old answers said to be old, in any size."""
+"""What `collectived top` shows: each view with problems first, old answers said to be old, in any size."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def rows(view: View, answer: pb.StatusReply | None = None) -> list[tuple[str, ..
 def test_it_begins_with_the_job_and_what_hurts() -> None:
     lines = shown(status_from_reply(reply(), 0.0))
     assert lines[0] == "collectived top  job j  up 1 min 15 s  1 of 2 workers  2 groups  6 ranks"
-    assert lines[1].split("   ")[0] == " 1 hurts 3"
+    assert lines[1].split("   ")[0] == " 1 alerts 3"
     assert [line.split()[0] for line in lines[4:10] if line[:1].strip()] == ["WAITING", "LOST", "FAILED"]
     assert "barrier() #7 at t.py:90 has waited 2.5 s for rank 1 (host a, pid 71" in lines[4]
     assert lines[-1].startswith("q quit")
@@ -105,7 +105,7 @@ def test_every_row_has_a_cell_for_every_column() -> None:
 def test_nothing_to_show_is_said() -> None:
     known = status_from_reply(pb.StatusReply(coordinator=pb.CoordinatorStatus(address="a", job="j")), 0.0)
     said = [shown(known, TopState(view))[3] for view in VIEWS]
-    assert said[0] == "Nothing hurts." and len(set(said)) == len(VIEWS)
+    assert said[0] == "Nothing is wrong." and len(set(said)) == len(VIEWS)
     assert shown(known)[1].endswith("all is well")
 
 

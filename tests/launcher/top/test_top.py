@@ -149,7 +149,7 @@ def top(job: Job) -> Iterator[Terminal]:
     """`collectived top` that has shown its first picture."""
     terminal = Terminal((*COMMAND, "--interval", "0.2"), job.environment)
     try:
-        terminal.until("Nothing hurts.")
+        terminal.until("Nothing is wrong.")
         yield terminal
     finally:
         terminal.close()
@@ -205,7 +205,7 @@ def test_a_stopped_one_lends_the_terminal_to_the_shell(top: Terminal) -> None:
     top.until(top.is_stopped)
     top.until(top.is_clean)  # what it wrote before it stopped is read after
     top.process.send_signal(signal.SIGCONT)
-    top.until("Nothing hurts.")
+    top.until("Nothing is wrong.")
     top.type("q")
     assert top.end() == 0 and top.is_clean()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.gpu.fake_cuda import FakeCuda
+from tests.fakes.cuda import FakeCuda
 
 from collectived_runtime.device.cuda.driver import Cuda, CudaError
 from collectived_runtime.worker.devices import DeviceOffer, discover_devices

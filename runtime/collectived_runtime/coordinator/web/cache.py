@@ -77,7 +77,7 @@ def render_documents(reply: StatusReply) -> dict[str, Document]:
         reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None
     )
     findings, derived = json.dumps(findings_to_json(reply)), json.dumps(derived_to_json(reply))
-    page = f'{{"hurts": {findings}, "told": {derived}, "status": {status}}}'
+    page = f'{{"problems": {findings}, "told": {derived}, "status": {status}}}'
     texts = {"/status.json": status.encode(), "/page.json": page.encode()}
     return {path: Document(text, gzip.compress(text, 1)) for path, text in texts.items()}
 

@@ -1,8 +1,8 @@
 """What the page is made of, as routes, and the server that has them.
 
 The page is one file without data in it, so anybody may have it. The data, for whoever may look, are at `/status.json`,
-as `status --json` gives them, and at `/page.json`: the same as `status`, and beside it as `hurts` what hurts, in words,
-and as `told` what three faces say alike.
+as `status --json` gives them, and at `/page.json`: the same as `status`, and beside it as `findings` what is wrong, in
+words, and as `told` what three faces say alike.
 """
 
 from __future__ import annotations

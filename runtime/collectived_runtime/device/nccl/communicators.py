@@ -80,13 +80,13 @@ class DeviceRank:
 class PendingCommunicators:
     """Communicators of one group that are being made, one per local GPU."""
 
-    def __init__(self, errands: Sequence[BlockingCall], abandon: Callable[[], None]) -> None:
-        self._calls = errands
+    def __init__(self, pending_calls: Sequence[BlockingCall], abandon: Callable[[], None]) -> None:
+        self._calls = pending_calls
         self._abandon = abandon
 
     @property
     def done(self) -> bool:
-        return all(errand.done for errand in self._calls)
+        return all(pending_call.done for pending_call in self._calls)
 
     def result(self) -> tuple[Communicator, ...]:
         """Of all GPUs, in the order in which they were given; call it once, when it is `done`.
@@ -94,11 +94,11 @@ class PendingCommunicators:
         Raises:
             NcclError: one could not be made; nothing is left of the others.
         """
-        for errand in self._calls:
-            if errand.error is not None:
+        for pending_call in self._calls:
+            if pending_call.error is not None:
                 self._abandon()
-                raise errand.error
-        return tuple(errand.result for errand in self._calls)
+                raise pending_call.error
+        return tuple(pending_call.result for pending_call in self._calls)
 
     def cancel(self) -> None:
         """Nobody wants them any more: what is there is aborted, and so is what comes late."""
@@ -137,13 +137,13 @@ class Communicators:
     ) -> PendingCommunicators:
         """Begins to make communicators of `size` ranks for the local ones; calls of `make` take effect in order."""
 
-        errands = []
+        pending_calls = []
         for rank in ranks:
             what = f"the init of a communicator of {size} ranks on GPU {rank.device}"
             call = functools.partial(self._init_communicator, size=size, unique_id=unique_id, rank=rank)
-            errands.append(self._get_thread("begin", rank.device).submit(what, call, over))
-        begun = tuple(zip(ranks, errands, strict=True))
-        return PendingCommunicators(errands, lambda: self._abandon(begun))
+            pending_calls.append(self._get_thread("begin", rank.device).submit(what, call, over))
+        begun = tuple(zip(ranks, pending_calls, strict=True))
+        return PendingCommunicators(pending_calls, lambda: self._abandon(begun))
 
     def get(self, key: Hashable) -> tuple[Communicator, ...] | None:
         """What was kept under this key."""
@@ -170,15 +170,17 @@ class Communicators:
         for attendant in self._threads.values():
             attendant.close()
 
-    def _init_communicator(self, errand: BlockingCall, size: int, unique_id: bytes, rank: DeviceRank) -> Communicator:
+    def _init_communicator(
+        self, pending_call: BlockingCall, size: int, unique_id: bytes, rank: DeviceRank
+    ) -> Communicator:
         """In the attendant's thread."""
         blocking = not self.nccl.capabilities.nonblocking
-        if errand.cancel_requested:
+        if pending_call.cancel_requested:
             raise NcclError(NcclResult.INTERNAL_ERROR, "init", "given up before it began")
         made = Communicator(self.nccl, self.nccl.init(size, unique_id, rank.rank, blocking=blocking), rank.device)
         try:
             while not self.nccl.is_ready(made.handle):
-                if errand.cancel_requested:
+                if pending_call.cancel_requested:
                     raise NcclError(NcclResult.TIMEOUT, "init", f"not all of {size} ranks have come")
                 time.sleep(POLL_SECONDS)
         except BaseException:
@@ -187,11 +189,13 @@ class Communicators:
         return made
 
     def _abandon(self, begun: Sequence[tuple[DeviceRank, BlockingCall]]) -> None:
-        for rank, errand in begun:
-            errand.cancel_requested = True
+        for rank, pending_call in begun:
+            pending_call.cancel_requested = True
             beginnings = self._get_thread("begin", rank.device)
-            beginnings.enforce_timeout(errand)
-            beginnings.submit("what was given up", functools.partial(self._free_late, errand))  # runs when it has ended
+            beginnings.enforce_timeout(pending_call)
+            beginnings.submit(
+                "what was given up", functools.partial(self._free_late, pending_call)
+            )  # runs when it has ended
 
     def _free_late(self, given_up: BlockingCall, _: BlockingCall) -> None:
         if given_up.result is not None:
@@ -210,9 +214,9 @@ class Communicators:
 
         attendant = self._get_thread("end", one.device)
         how = "destruction" if orderly else "abort"
-        errand = attendant.submit(f"the {how} of a communicator on GPU {one.device}", free)
-        attendant.enforce_timeout(errand)
-        return errand
+        pending_call = attendant.submit(f"the {how} of a communicator on GPU {one.device}", free)
+        attendant.enforce_timeout(pending_call)
+        return pending_call
 
     def _get_thread(self, kind: str, device: int) -> BlockingThread:
         with self._lock:

@@ -22,10 +22,10 @@ MAX_DETAILED_MEMBERS = 64  # missing or differing ranks of which a client hears 
 class Completions:
     """Of one generation, in its group loop's thread."""
 
-    def __init__(self, generation: int, doorbells: Doorbells, lingering: DeferredReleases) -> None:
+    def __init__(self, generation: int, doorbells: Doorbells, deferred_releases: DeferredReleases) -> None:
         self._generation = generation
         self._doorbells = doorbells
-        self._deferred_releases = lingering
+        self._deferred_releases = deferred_releases
         self._encoded_verdict: tuple[Verdict, bytes] | None = None  # the latest verdict, as clients are told it
 
     def send_done(

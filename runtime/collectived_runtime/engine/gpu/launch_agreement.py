@@ -142,9 +142,9 @@ def create_communicators(
             making.cancel()
 
 
-def _result(errand: BlockingCall) -> Generator[Wait, None, Any]:
-    while not errand.done:
-        yield [(errand, 0)]
-    if errand.error is not None:
-        raise errand.error
-    return errand.result
+def _result(pending_call: BlockingCall) -> Generator[Wait, None, Any]:
+    while not pending_call.done:
+        yield [(pending_call, 0)]
+    if pending_call.error is not None:
+        raise pending_call.error
+    return pending_call.result

@@ -18,14 +18,7 @@ from numpy.typing import NDArray
 
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
-from collectived_proto.types import (
-    Broadcast,
-    Recv,
-    ReportKind,
-    Scatter,
-    Send,
-    Verdict,
-)
+from collectived_proto.types import Broadcast, Recv, ReportKind, Scatter, Send, Verdict
 from collectived_runtime.device.cuda.driver import CudaError
 from collectived_runtime.device.gpus import Region
 from collectived_runtime.device.nccl.interface import NcclError
@@ -94,9 +87,8 @@ class Generation:
         self._phases = Phases(context, number, self._report_mismatch, self._on_unexpected_frame)
         self._said_goodbye: set[Link] = set()  # amid what they were needed for
         self._failure_logged = False
-        self._expired: list[
-            tuple[LocalRank, int]
-        ] = []  # what has not come by its own deadline, until there is a verdict
+        # What has not come by its own deadline, until there is a verdict.
+        self._expired: list[tuple[LocalRank, int]] = []
 
     # Members
 
@@ -238,14 +230,9 @@ class Generation:
         return again or copying or bool(ended)
 
     def next_deadline(self) -> float:
-        """When `due` has something to do."""
-        alarm = self._context.tools.timers.next_deadline
-        return min(
-            self.reporter.next_deadline(),
-            self.point_to_point.next_deadline(),
-            self.peer_consensus.next_deadline(),
-            alarm,
-        )
+        """When `on_timer` has something to do."""
+        alarm, report = self._context.tools.timers.next_deadline, self.reporter.next_deadline()
+        return min(alarm, report, self.point_to_point.next_deadline(), self.peer_consensus.next_deadline())
 
     def on_timer(self, now: float) -> None:
         self._context.tools.timers.discard_expired(now)
@@ -435,9 +422,8 @@ class Generation:
         for instance in failing:
             running = self.execution if self.execution is not None and self.execution.instance is instance else None
             counters.failed += 1
-            counters.count_failure(
-                instance.collective.operation, running.program.algorithm if running else NOT_STARTED, verdict.code
-            )
+            algorithm = running.program.algorithm if running else NOT_STARTED
+            counters.count_failure(instance.collective.operation, algorithm, verdict.code)
             summary = running.program.summary if running is not None else EMPTY_SUMMARY
             if running is not None:
                 self._stop_execution()

@@ -71,7 +71,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class ProgramSummary:
-    """What is worth telling of a program, the same for all collectives that it carries out."""
+    """What is worth recording of a program, the same for all collectives that it carries out."""
 
     algorithm: str = ""
     nbytes: int = 0

@@ -29,7 +29,7 @@ from collectived_runtime.plan.wide_moves import NativeMove, WideRound
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class PlanTraffic:
     """What the plans move: the longest plan's rounds, and the elements and messages that each participant sends."""
 
     rounds: int
@@ -37,7 +37,7 @@ class Traffic:
     messages: Mapping[int, int]
 
 
-def verify_plans(plans: Mapping[int, Iterable[WideRound]], goal: Goal) -> Traffic:
+def verify_plans(plans: Mapping[int, Iterable[WideRound]], goal: Goal) -> PlanTraffic:
     """Run `plans`, one per participant, and prove that they reach `goal`.
 
     Raises:
@@ -63,7 +63,7 @@ def verify_plans(plans: Mapping[int, Iterable[WideRound]], goal: Goal) -> Traffi
     for walker in walkers:
         walker.buffers.check_complete()
     elements = {walker.me: walker.elements_sent for walker in walkers}
-    return Traffic(rounds, elements, {walker.me: walker.messages_sent for walker in walkers})
+    return PlanTraffic(rounds, elements, {walker.me: walker.messages_sent for walker in walkers})
 
 
 def _find_unreceived(posted: Posted) -> Iterator[str]:

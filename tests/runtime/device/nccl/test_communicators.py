@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.gpu.fake_nccl import FakeNccl
+from tests.fakes.nccl import FakeNccl
 
 from collectived_runtime.device.nccl.communicators import (
     Communicator,

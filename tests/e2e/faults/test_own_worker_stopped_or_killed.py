@@ -1,0 +1,138 @@
+"""A rank whose own worker is stopped, killed or started again: the group is over for it, and it can come back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tests.e2e.conftest import Cluster, Daemon
+from tests.e2e.raw_client import Raw
+
+import collectived as cd
+from collectived_proto.v1 import worker_pb2
+
+PROMISED = 0.25  # seconds after its deadline in which every collective ends
+
+
+@contextlib.contextmanager
+def stopped(cluster: Cluster, task: int) -> Iterator[None]:
+    pid = cluster.workers[task].process.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def pair(two_workers: Any) -> Iterator[list[tuple[cd.Session, cd.Group]]]:
+    """Two ranks, each on a worker of its own."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        sessions = [stack.enter_context(cd.connect(address)) for address in two_workers.addresses]
+        joining = [pool.submit(sessions[rank].join, "pair", 2, rank=rank, timeout=20) for rank in range(2)]
+        yield list(zip(sessions, [one.result(20) for one in joining], strict=True))
+
+
+def both(pair: list[tuple[cd.Session, cd.Group]], use: Callable[[cd.Group], Any]) -> list[Any]:
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(use, [group for _, group in pair]))
+
+
+def reduced(group: cd.Group, timeout: float | None = None) -> float:
+    """One line, so that the second call of it is prepared already."""
+    return float(group.all_reduce("sum", 1.0, cd.CommunicationOptions(timeout_seconds=timeout)))
+
+
+def late(group: cd.Group, use: Callable[[cd.Group, float], Any], timeout: float) -> tuple[float, Any]:
+    """Seconds from its deadline until a call has failed, and its error."""
+    began = time.monotonic()
+    with pytest.raises(cd.errors.DeadlineExceededError) as caught:
+        use(group, timeout)
+    return time.monotonic() - began - timeout, caught.value
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known call", "call of a new kind"])
+def test_a_call_to_a_stopped_worker_ends_in_time_and_both_ranks_can_rejoin(
+    two_workers: Any, pair: Any, known: bool
+) -> None:
+    took: list[float] = []
+    while not took or (took[-1] > PROMISED and len(took) < 3):  # this machine may be busy
+        if known:
+            both(pair, reduced)
+        with stopped(two_workers, 1):
+            seconds, error = late(pair[1][1], reduced, 0.3)
+            took.append(seconds)
+            assert error.rejoin and error.decided_by == "rank 1"
+            assert "did not complete within 0.3 s" in str(error) and "/job:worker/task:1" in str(error)
+            with pytest.raises(cd.errors.DeadlineExceededError, match="did not complete within 0.3 s"):
+                pair[1][1].barrier()
+        with pytest.raises(cd.errors.CollectiveError) as caught:
+            while True:  # what had been submitted may still complete
+                reduced(pair[0][1], 20)
+        assert caught.value.rejoin and [member.rank for member in caught.value.missing] == [1]
+        both(pair, lambda group: group.rejoin(timeout=20))
+    assert min(took) <= PROMISED, took
+    assert both(pair, reduced) == [2.0, 2.0]
+
+
+def test_a_call_of_a_new_kind_to_a_killed_worker_is_the_end_of_the_group_and_after_a_restart_one_connects_again(
+    make_cluster: Any,
+) -> None:
+    cluster = make_cluster(1)
+    with cd.connect(cluster.addresses[0]) as session, session.join("killed", 1, rank=0) as group:
+        cluster.workers[0].process.kill()
+        cluster.workers[0].process.wait()
+        for _ in range(2):
+            with pytest.raises(cd.errors.UnavailableError, match=r"/job:worker/task:0 \(.*join again") as caught:
+                group.all_reduce("sum", np.ones(3))
+            assert caught.value.rejoin and caught.value.decided_by == "rank 0"
+        again(cluster)
+        uses: list[Callable[[], Any]] = [group.rejoin, lambda: session.join("other", 1)]
+        for use in uses:
+            with pytest.raises(cd.errors.UnavailableError) as caught:
+                use()
+            assert not caught.value.rejoin
+        with cd.connect(cluster.addresses[0]) as new, new.join("killed", 1, rank=0, timeout=20) as back:
+            assert back.all_reduce("sum", 1.0) == 1.0
+
+
+def test_a_session_that_a_worker_does_not_know_or_that_has_ended_is_unavailable_with_what_to_do(
+    one_worker: Any,
+) -> None:
+    raw = Raw(one_worker.addresses[0])
+    request = worker_pb2.JoinRequest(session=b"of another life.", name="x", min_size=2, max_size=2)
+
+    def refused() -> str:
+        with pytest.raises(grpc.RpcError) as caught:
+            list(raw.stub.Join(request))
+        status: Any = caught.value
+        assert status.code() is grpc.StatusCode.UNAVAILABLE
+        return str(status.details())
+
+    try:
+        assert refused() == (
+            "this worker does not know the session: it was restarted after the session was opened; connect again"
+        )
+        request.session = raw.opened.session
+        raw.life.cancel()
+        assert refused() == "this session has ended: its session ended; connect again"
+    finally:
+        raw.channel.close()
+
+
+def again(cluster: Cluster) -> None:
+    """Starts the killed worker of a cluster of one again, at the same address."""
+    cluster.workers[0].close()
+    cluster.workers[0] = Daemon(
+        *("worker", "--task", "0", "--folder", str(cluster.folder), "--host-name", "host0"),
+        *("--coordinator", cluster.coordinator_address, "--link-listen", "127.0.0.1:0"),
+    )
+    assert cluster.workers[0].wait_ready()["address"] == cluster.addresses[0]
