@@ -31,7 +31,7 @@ class _ActiveTask:
 class Execution:
     """`start` makes the generator of a task once its links are there.
 
-    `on_done` is what follows where this is a stage before the program itself. `readers` are the ranks that read the
+    `is_prelude`: this is a phase before the program itself. `readers` are the ranks that read the
     result in `slot`; all other ranks that receive one have it written into memory of their own. `finale` tells those
     of them that go on in stream order.
     """
@@ -42,7 +42,7 @@ class Execution:
         program: CompiledCollective,
         slot: ResultSlot | None,
         start: TaskFactory,
-        then: Callable[[], None] | None = None,
+        is_prelude: bool = False,
         readers: tuple[int, ...] = (),
         finale: CompletionEvent | None = None,
     ) -> None:
@@ -51,7 +51,7 @@ class Execution:
         self._completion_event = finale
         self.program = program
         self.slot = slot
-        self.on_done = then
+        self.is_prelude = is_prelude
         self.reported = False  # of a pack: from then on its receivers hold the slot until they release it
         self._tasks_left = dict(program.tasks_per_pack)  # how many of each pack have not ended
         self._task_factory = start
@@ -95,7 +95,7 @@ class Execution:
     def _record_mark(self, active: _ActiveTask) -> None:
         marks = self.instance.marks
         if len(marks) < MOST_MARKS:
-            kind = STRAND if self.on_done is None else PRELUDE
+            kind = PRELUDE if self.is_prelude else STRAND
             task = active.task
             marks.append((kind, task.pack_number, task.shard, 0, -1, active.started_at, time.monotonic()))
 

@@ -1,16 +1,16 @@
 """A generation in a group loop: its tracker, its links, the instance that runs, and what is decided about it.
 
 What is due is decided by thinking in `tracker.py`; here it is done, always in the group loop's thread, and never by
-waiting. An instance runs in up to four *stages*: where some rank takes what comes, the root's worker announces it;
-where lengths differ, the workers exchange them; where NCCL carries it out, they agree that all have come; then the
-program itself runs.
+waiting. An instance runs in up to four *phases* (`_carry_out`): where some rank takes what comes, the root's worker
+announces it; where lengths differ, the workers exchange them; where NCCL carries it out, they agree that all have
+come; then the program itself runs.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -25,7 +25,6 @@ from collectived_runtime.device.nccl.interface import NcclError
 from collectived_runtime.engine.base.arenas import MemoryExhausted, ResultSlot
 from collectived_runtime.engine.clients.completions import Completions, encode_verdict
 from collectived_runtime.engine.clients.local_rank import LocalRank
-from collectived_runtime.engine.compile import negotiation
 from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
 from collectived_runtime.engine.failure import local_verdict
 from collectived_runtime.engine.failure.peer_consensus import PeerConsensus
@@ -56,6 +55,7 @@ class Generation:
         topology, around = context.topology, context.worker
         self.number = number
         self.execution: Execution | None = None
+        self._remaining_phases: Iterator[Execution] = iter(())  # of the instance that runs
         self.tracker = InstanceTracker(
             topology.group.key, number, topology.own_ranks, around.stall_after, time.monotonic()
         )
@@ -207,7 +207,8 @@ class Generation:
             if instance is None:
                 return copying
             instance.started, instance.started_at = True, time.monotonic()
-            self._start_phase(instance)
+            self._remaining_phases = self._carry_out(instance)
+            self._start_next_phase()
         running = self.execution
         if running is None:  # it was carried out at once, or cannot be
             return copying or self.tracker.find_startable() is not None
@@ -253,28 +254,24 @@ class Generation:
             self.links.update_watches(self.execution.link_events() if self.execution else {})
             self.links.ready.clear()
 
-    def _start_phase(self, instance: Instance) -> None:
-        """The next stage of an instance whose local ranks have all come."""
-        collective, topology = instance.collective, self._context.topology
-        alone = len(topology.peers) == 1
-        if not alone and not instance.announced and isinstance(collective.operation, (Broadcast, Scatter)):
-            root = collective.operation.root
-            self.execution = self._phases.announce(instance, root, lambda: self._start_phase(instance))
-        elif collective.lengths_differ and collective.leaves and not instance.rows:
-            own = {rank: negotiation.extract_rows(one.prepared.collective) for rank, one in instance.arrivals.items()}
-            if alone:
-                instance.rows = tuple(own[rank] for rank in sorted(own))
-                self._execute(instance)
-            else:
-                self.execution = self._phases.exchange_lengths(instance, own, lambda: self._execute(instance))
-        else:
-            self._execute(instance)
+    def _start_next_phase(self) -> None:
+        self.execution = None
+        self.execution = next(self._remaining_phases, None)
 
-    def _execute(self, instance: Instance) -> None:
+    def _carry_out(self, instance: Instance) -> Iterator[Execution]:
+        """The phases of an instance, in order. The group loop runs each to its end before it asks for the next."""
+        topology = self._context.topology
+        alone = len(topology.peers) == 1
+        operation = instance.collective.operation
+        if not alone and isinstance(operation, (Broadcast, Scatter)):
+            yield from self._phases.announce(instance, operation.root)
+            if instance.disputed:
+                return
+        if instance.collective.lengths_differ and instance.collective.leaves:
+            yield from self._phases.exchange_lengths(instance)
         program = self._context.get_program(instance)
-        if self._phases.needs_agreement(program) and not instance.launch_agreed:
-            self.execution = self._phases.agree_on_launch(instance, program, lambda: self._execute(instance))
-            return
+        if self._phases.needs_agreement(program):
+            yield self._phases.agree_on_launch(instance, program)
         self.waiting_joiners.send_due(instance.number)
         slot: ResultSlot | None = None
         memory: NDArray[np.uint8] | None = None
@@ -300,15 +297,14 @@ class Generation:
             self._completions.send_done(instance, program, slot, 0, True, readers)
             self._finish_instance(instance, program, slot, readers)
             return
-        self.execution = self._phases.execute(instance, program, slot, sources, memory, readers, outputs)
+        yield self._phases.execute(instance, program, slot, sources, memory, readers, outputs)
 
     def _on_task_done(self, running: Execution, task: PackTask) -> None:
         """Done means done: only when all tasks of a pack have ended are its ranks told."""
         complete, last = running.complete_task(task)
-        if running.on_done is not None:  # a stage before the program itself: nobody is told
+        if running.is_prelude:  # a phase before the program itself: no rank is told
             if last:
-                self.execution = None
-                running.on_done()
+                self._start_next_phase()
             return
         if complete:
             running.reported = running.slot is not None

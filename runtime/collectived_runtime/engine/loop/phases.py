@@ -1,4 +1,4 @@
-"""The stages of an instance, in this order, each of them a `Execution`.
+"""The phases of an instance, in this order, each of them an `Execution`.
 
 1. Where some rank takes what comes, the root's worker *announces* it.
 2. Where lengths differ, the workers *exchange* them.
@@ -6,12 +6,12 @@
    so inside of a worker alone, that worker makes its communicator.
 4. The *program* itself runs.
 
-Which of them an instance needs, and what follows on each, is for the generation to say (`Generation._begin`).
+Which of them an instance needs, and what follows on each, is for the generation to say (`Generation._carry_out`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -79,7 +79,7 @@ class Phases:
         self._global_comm_key = (context.topology.group.key, number)  # by which the communicators are kept,
         self._local_comm_key = (*self._global_comm_key, "inside")  # and those of this worker alone
 
-    def announce(self, instance: Instance, root: int, then: Callable[[], None]) -> Execution:
+    def announce(self, instance: Instance, root: int) -> Iterator[Execution]:
         """What the root is about to send, told to all; then `instance` is described as the root describes it."""
         collective, topology = instance.collective, self._context.topology
         task = negotiation.compile_announcement(topology, root)
@@ -110,18 +110,15 @@ class Phases:
         def start(_: PackTask, links: dict[int, Link]) -> Iterator[Wait]:
             return announce(task.plan, links, frame, word, known, heard, self._on_unexpected_frame)
 
-        def announced() -> None:
-            instance.announced = True
-            if not instance.disputed:
-                then()
+        yield Execution(instance, negotiation.single_task_program(task), None, start, is_prelude=True)
 
-        return Execution(instance, negotiation.single_task_program(task), None, start, announced)
-
-    def exchange_lengths(
-        self, instance: Instance, own: Mapping[int, tuple[int, ...]], then: Callable[[], None]
-    ) -> Execution:
-        """The rows of all ranks, of which the local ones are `own`; then they are the instance's."""
+    def exchange_lengths(self, instance: Instance) -> Iterator[Execution]:
+        """Give the instance the rows of all ranks, which the workers of other ranks have to be asked for."""
         topology = self._context.topology
+        own = {rank: negotiation.extract_rows(one.prepared.collective) for rank, one in instance.arrivals.items()}
+        if len(topology.peers) == 1:
+            instance.rows = tuple(own[rank] for rank in sorted(own))
+            return
         columns = negotiation.rows_per_rank(instance.collective, topology.group)
         program = self._context.programs.get(columns)
         if program is None:
@@ -132,14 +129,11 @@ class Phases:
             mine[rank] = rows
         all_rows = np.empty_like(mine)
 
-        def exchanged() -> None:
-            instance.rows = tuple(map(tuple, all_rows.tolist()))
-            then()
-
         start = self._make_task_factory(
             instance, program, [negotiation.LengthTable(mine)], all_rows.reshape(-1).view(np.uint8)
         )
-        return Execution(instance, program, None, start, exchanged)
+        yield Execution(instance, program, None, start, is_prelude=True)
+        instance.rows = tuple(map(tuple, all_rows.tolist()))
 
     def execute(
         self,
@@ -178,7 +172,7 @@ class Phases:
         """Whether an `agreement` comes before it here."""
         return bool(program.nccl_task_count) or (program.is_hierarchical and len(self._global_comm_ranks) > 1)
 
-    def agree_on_launch(self, instance: Instance, program: CompiledCollective, then: Callable[[], None]) -> Execution:
+    def agree_on_launch(self, instance: Instance, program: CompiledCollective) -> Execution:
         """Before what NCCL carries out: all have come with the same contract, and it is its turn on this worker.
 
         Where NCCL works inside of this worker alone, there are its communicators; no other worker is asked.
@@ -190,11 +184,7 @@ class Phases:
         def start(_: PackTask, links: dict[int, Link]) -> Iterator[Wait]:
             return with_grace_period(self._agree(instance, program, links), self._context.tools.timers)
 
-        def agreed() -> None:
-            instance.launch_agreed = True
-            then()
-
-        return Execution(instance, negotiation.single_task_program(task), None, start, agreed)
+        return Execution(instance, negotiation.single_task_program(task), None, start, is_prelude=True)
 
     def _agree(self, instance: Instance, program: CompiledCollective, links: dict[int, Link]) -> Iterator[Wait]:
         context, topology, engine = self._context, self._context.topology, self._context.worker.nccl

@@ -121,8 +121,6 @@ class Instance:
     finished: bool = False
     started_at: float = 0.0
     marks: list[Mark] = field(default_factory=list)  # what the recorder is told of its course
-    launch_agreed: bool = False  # NCCL may carry it out: all have come, and it is its turn here
-    announced: bool = False  # what comes has been announced between the workers
     reference: PreparedCollective | None = (
         None  # of the first rank that has a value of its own; until then of the first
     )

@@ -169,7 +169,7 @@ def _in_flight(instance: Instance, tracker: InstanceTracker, running: Execution 
         bytes=sum(pack.count * pack.dtype.itemsize for pack in instance.first_arrival.prepared.layout.packs),
         state="running" if here else "arriving" if missing or instance.disputed else "queued",
     )
-    if here is not None and here.on_done is None:  # else it is a stage before
+    if here is not None and not here.is_prelude:
         program = here.program
         flight.bytes = program.nbytes
         flight.algorithm = ", ".join(program.reasons)
