@@ -298,21 +298,17 @@ class Generation:
             self._finish_instance(instance, program, slot, readers)
             return
         yield self._phases.execute(instance, program, slot, sources, memory, readers, outputs)
+        self._finish_instance(instance, program, slot, readers)
 
     def _on_task_done(self, running: Execution, task: PackTask) -> None:
-        """Done means done: only when all tasks of a pack have ended are its ranks told."""
+        """Done means done: only when all tasks of a pack have ended are its ranks told; none of a prelude."""
         complete, last = running.complete_task(task)
-        if running.is_prelude:  # a phase before the program itself: no rank is told
-            if last:
-                self._start_next_phase()
-            return
-        if complete:
+        if complete and not running.is_prelude:
             running.reported = running.slot is not None
             pack = task.pack_number
             self._completions.send_done(running.instance, running.program, running.slot, pack, last, running.readers)
         if last:
-            self.execution = None
-            self._finish_instance(running.instance, running.program, running.slot, running.readers)
+            self._start_next_phase()
 
     def _finish_instance(
         self, instance: Instance, program: CompiledCollective, slot: ResultSlot | None, readers: tuple[int, ...]
@@ -459,7 +455,10 @@ class Generation:
             for rank in running.readers:
                 if not running.reported or self._context.doorbells.local_ranks[rank].closed:  # others may be reading it
                     self._context.results.release(running.slot.number, rank)
-        self.execution = None
+        self._drop_execution()
+
+    def _drop_execution(self) -> None:
+        self.execution, self._remaining_phases = None, iter(())  # the phases hold the memory of the ranks
 
     def send_final_verdicts(self) -> None:
         """Tells ranks that have a doorbell what their next instance will end with, where that is known."""
@@ -483,7 +482,7 @@ class Generation:
         """Stops what runs; peers are told that it is no fault."""
         if self.execution is not None:
             self.links.abandon(self.execution.stop())
-        self.execution = None
+        self._drop_execution()
         self.tracker.instances.clear()  # nothing may look into an arena when it is closed
         self.close_links()
 
