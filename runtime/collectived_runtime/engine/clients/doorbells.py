@@ -49,9 +49,15 @@ class Doorbells:
             int, tuple[str, float]
         ] = {}  # ranks without a doorbell whose client is gone: why, until when
 
-    def add(self, local_rank: LocalRank) -> None:
-        """Watches the process of a rank that is about to connect its doorbell."""
+    def add(self, local_rank: LocalRank, arenas: Iterable[Arena]) -> None:
+        """Watches the process of a rank that is about to connect its doorbell.
+
+        One without a doorbell is told of the arenas in which its results may lie: others may have been served before.
+        """
         self.local_ranks[local_rank.rank] = local_rank
+        if local_rank.completion_sink is not None:
+            for arena in arenas:
+                local_rank.completion_sink.add_arena(arena)
         if local_rank.pidfd >= 0:
             self._poller.add(
                 local_rank.pidfd, select.POLLIN, lambda _: self.disconnect(local_rank, "its process ended")

@@ -172,7 +172,7 @@ class GroupLoop:
     def add_local_rank(self, local_rank: LocalRank) -> None:
         """A local rank is about to connect its doorbell."""
         self._doorbells.local_ranks[local_rank.rank] = local_rank
-        self._poller.call_soon_threadsafe(lambda: self._doorbells.add(local_rank))
+        self._poller.call_soon_threadsafe(lambda: self._doorbells.add(local_rank, self._results.arenas))
 
     def mark_absent(self, rank: int, why: str) -> None:
         """This local rank will never take its local rank."""
