@@ -275,7 +275,7 @@ def test_with_restarts_clients_of_a_killed_worker_come_back_and_finish_with_the_
     for rank in (2, 3):
         assert re.search(
             rf"^\[rank {rank}\] .*UnavailableError: /job:worker/task:1 .*; connect and join again$", said, re.M
-        )
+        ), said
 
 
 def test_both_daemons_killed_at_once_come_back(launch: Any) -> None:
