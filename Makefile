@@ -21,7 +21,7 @@ TORCH_VENV := .venv-torch
 NCCL_VENV := .venv-nccl
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-torch test-gpu test-nccl test-kill test-slurm drills bench fuzz mutants docs check format lint types layers proto proto-check proto-release clean
+.PHONY: help setup demo test test-unit test-torch test-gpu test-nccl test-kill test-slurm drills bench fuzz mutants docs check format lint types layers proto proto-check proto-release clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -34,6 +34,9 @@ demo: $(VENV)/installed-examples ## train a small network with four ranks on two
 
 test: $(VENV)/installed-dev ## run all tests; a few that failed side by side are asked again alone, aloud
 	$(BIN)/python -m tests.suite $(PYTEST_OPTIONS)
+
+test-unit: $(VENV)/installed-dev ## run the tests that start no daemons: a minute
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) tests/house tests/proto tests/client tests/runtime tests/launcher tests/fakes
 
 test-torch: $(TORCH_VENV)/installed ## run the tests that need PyTorch, in an environment of their own
 	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_OPTIONS) tests/client/integrations/test_torch.py tests/client/values/test_indexed_slices.py tests/e2e/torch/test_tensors_and_ddp.py \
