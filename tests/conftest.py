@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,12 @@ TRIES = 5
 STARVED = 0.2  # seconds of room beyond which whoever has a quarter of a second for something may not do it
 LAST = ("runtime", "proto")  # folders of many quick files
 WAKES = 10  # of threads and processes, one after another, until a rank hears of a verdict or a deadline
+
+
+def pytest_configure() -> None:
+    """Undo what a shell does to jobs in the background: they, and all that they start, ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
