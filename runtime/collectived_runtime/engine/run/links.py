@@ -113,6 +113,7 @@ class Links:
         self._past_sent = self._past_received = 0
         self._departed_peers: set[int] = set()  # peers whose group loops have said goodbye
         self._abandoned: set[Link] = set()  # perhaps amid a frame: nobody reads them any more
+        self._hung_up: set[Link] = set()  # ended amid a task that will find it: poll would tell of it for ever
         self.ready: set[Link] = set()  # links with news since `ready` was cleared
         self.closed = False
 
@@ -169,6 +170,8 @@ class Links:
                 events = used.get(link, 0) & ~select.POLLIN
             else:
                 events = used.get(link, 0) or (_HANGUP_EVENT if link in used else select.POLLIN)
+            if link in self._hung_up and not events:
+                continue
             known = self._watched_events.get(link)
             if known is None:
                 self._poller.add(link.stream.fileno(), events, functools.partial(self._on_event, link))
@@ -189,8 +192,7 @@ class Links:
         """The tasks that held these links have been stopped: what comes next there is nobody's to understand."""
         for link in held:
             self._abandoned.add(link)
-            if self._watched_events.pop(link, None) is not None:
-                self._poller.remove(link.stream.fileno())
+            self._unwatch(link)
 
     def drop(self, link: Link) -> None:
         """This link has ended; the next use asks for another."""
@@ -200,8 +202,12 @@ class Links:
     def _unregister(self, link: Link) -> None:
         self._links = {key: known for key, known in self._links.items() if known is not link}
         self._abandoned.discard(link)
+        self._hung_up.discard(link)
         self._past_sent += link.bytes_sent
         self._past_received += link.bytes_received
+        self._unwatch(link)
+
+    def _unwatch(self, link: Link) -> None:
         if self._watched_events.pop(link, None) is not None:
             self._poller.remove(link.stream.fileno())
 
@@ -233,13 +239,17 @@ class Links:
                 return
             frame = frames.parse(header)
             if frame.kind is frames.FrameKind.BYE:
-                if link not in self._links_in_use:  # else it is for the task to find
-                    self._departed_peers.add(link.peer)
-                    if frame.keeps_connection:
-                        self._unregister(link)
-                        self._hand_back(link)
-                    else:
-                        self.drop(link)
+                if link in self._links_in_use:  # it is for the task to find
+                    if events & HANGUP_EVENTS:
+                        self._hung_up.add(link)
+                        self._unwatch(link)
+                    return
+                self._departed_peers.add(link.peer)
+                if frame.keeps_connection:
+                    self._unregister(link)
+                    self._hand_back(link)
+                else:
+                    self.drop(link)
             elif events & HANGUP_EVENTS:
                 raise LinkBroken("the connection was reset")
             elif link not in self._links_in_use:

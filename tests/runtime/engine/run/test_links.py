@@ -124,3 +124,28 @@ def test_what_was_under_way_on_a_link_never_reaches_the_next_generation(
         one.rule(one.verdict(Code.ABORTED, from_instance=1))
         assert [rank.failed()[0] for rank in one.ranks[:2]] == [1, 1]
         leave(one)
+
+
+def test_a_loop_whose_peer_hung_up_amid_a_task_sleeps(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Poll tells of a hang-up again and again, whatever it is asked: a worker without a coordinator span for good."""
+    one = world(1, 1, 1, table=(Tier("ring"),))
+    all_reduce(one)
+    turns = 0
+    poller = one.group_loops[0]._poller
+    wait = poller.wait
+
+    def counted(until: float, look: bool = False) -> None:
+        nonlocal turns
+        turns += 1
+        wait(until, look)
+
+    monkeypatch.setattr(poller, "wait", counted)
+    one.ranks[0].submit(np.ones(SLOT // 8, np.float32))
+    settle(partial(runs, one.group_loops[:1], 1))
+    one.ranks[1].doorbell.send(messages.encode_bare(messages.MessageType.LEAVE))
+    one.ranks[1].doorbell.close()
+    one.group_loops[1].join()
+    before = turns
+    select.select([], [], [], 0.3)
+    assert turns - before < 30
+    assert one.group_loops[0].execution is not None, "nobody has decided anything"
