@@ -1,5 +1,5 @@
 """The names of tf.contrib.distribute."""
 
-from collectived.cross_device.multi_worker import MultiWorkerAllReduce
+from collectived.cross_device.all_reduce import MultiWorkerAllReduce
 
 __all__ = ["MultiWorkerAllReduce"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from collectived.cross_device.devices import device_of
+from collectived.cross_device.values import device_of
 from collectived.values.arithmetic import average, round_sum, to_native, widen
 from collectived.values.indexed_slices import IndexedSlices, aggregate, divide
 from collectived.values.leaves import Array, check_reducible, element_type, kind_of

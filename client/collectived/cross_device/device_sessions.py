@@ -7,26 +7,89 @@ import os
 import socket
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from collectived.arguments import escape_surrogates
-from collectived.cross_device.default_session import connect_by, default_session, is_lost
-from collectived.cross_device.devices import full_device_name
-from collectived.cross_device.local_ranks import LocalRanks
-from collectived.cross_device.threads import run_in_threads
+from collectived.cross_device.local_ranks import LocalRanks, run_in_threads
 from collectived.cross_device.timeouts import NO_DEADLINE, clamp_timeout, hold_lock, map_late_errors
-from collectived.cross_device.workers import WorkerLocation, fetch_workers
-from collectived.errors import NotFoundError, UnavailableError
+from collectived.cross_device.values import full_device_name
+from collectived.errors import DeadlineExceededError, NotFoundError, UnavailableError
 from collectived.group import Group
-from collectived.session import Session
+from collectived.session import Session, connect
 from collectived_proto.deadline import Deadline
 from collectived_proto.devices import DeviceName
 
+if TYPE_CHECKING:
+    from collectived.connection.rpc import WorkerClient
+
+_CONNECT_TIMEOUT = 10.0  # seconds for a worker to answer
 _LEAVE_TIMEOUT = 5.0  # seconds
 _STATUS_TIMEOUT = 10.0  # seconds for the session's worker to say where the others are
 _JOIN_TIMEOUT = 60.0  # seconds; all ranks join at once, so only a worker in trouble takes long
+
 _numbers = itertools.count()
-_lock = threading.Lock()
+_default_lock = threading.Lock()
+_default: Session | None = None
+_device_sessions_lock = threading.Lock()
+
+
+def default_session(deadline: Deadline = NO_DEADLINE) -> Session:
+    """The session of those that were given none; it ends with the process. Where its worker is lost, a new one.
+
+    Raises:
+        UnavailableError: no worker answers, or none is known.
+        DeadlineExceededError: none has answered by the deadline.
+    """
+    global _default
+    with hold_lock(_default_lock, deadline, "the default session"):
+        if _default is not None and is_lost(_default):
+            _default.close()
+            _default = None
+        if _default is None:
+            _default = connect_by(deadline)
+        return _default
+
+
+def connect_by(deadline: Deadline, worker: str | None = None) -> Session:
+    """`connect`, no longer than until a deadline.
+
+    Raises:
+        UnavailableError: nobody answers. DeadlineExceededError: nobody has by the deadline.
+    """
+    with map_late_errors(deadline):
+        return connect(worker, timeout=clamp_timeout(deadline, _CONNECT_TIMEOUT))
+
+
+def is_lost(session: Session) -> bool:
+    """Whether a session is closed, or its worker has hung up."""
+    return bool(session._unusable_reason) or session._transport.is_lost()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLocation:
+    """A worker: the address at which it is connected to, and its devices in full."""
+
+    address: str
+    devices: tuple[str, ...]
+
+
+def fetch_workers(rpc: WorkerClient, timeout: float) -> dict[int, WorkerLocation]:
+    """All workers of the job by their task; `timeout` is in seconds.
+
+    Raises:
+        UnavailableError: no answer in time. CollectiveError: the worker refuses.
+    """
+    from collectived_proto.v1 import status_pb2  # late, for it brings protobuf
+
+    try:
+        reply = rpc.status(status_pb2.StatusRequest(), timeout)
+    except DeadlineExceededError:
+        raise UnavailableError(
+            f"{rpc.name} has not answered within {timeout:.3g} s where the job's other workers are; one may be stopped"
+        ) from None
+    return {row.task: WorkerLocation(row.address, tuple(row.devices)) for row in reply.workers if row.address}
 
 
 def get_device_sessions(session: Session | None, deadline: Deadline = NO_DEADLINE) -> DeviceSessions:
@@ -38,7 +101,7 @@ def get_device_sessions(session: Session | None, deadline: Deadline = NO_DEADLIN
     """
     session = default_session(deadline) if session is None else session
     session._check_usable()
-    with _lock:
+    with _device_sessions_lock:
         for held in session._resources:
             if isinstance(held, DeviceSessions):
                 return held
@@ -194,8 +257,9 @@ class DeviceSessions:
 
 
 def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.Lock()
+    global _default, _default_lock, _device_sessions_lock
+    _default_lock, _device_sessions_lock = threading.Lock(), threading.Lock()
+    _default = None
 
 
 if hasattr(os, "register_at_fork"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,13 +11,45 @@ from typing import Any
 import numpy as np
 
 from collectived import call_site
-from collectived.cross_device.threads import run_in_threads
+from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
 from collectived.cross_device.timeouts import NO_DEADLINE, hold_lock, with_remaining_timeout
 from collectived.errors import CollectiveError
 from collectived.group import Group
 from collectived.work import Work, wait
 from collectived_proto.deadline import Deadline
 from collectived_proto.options import CommunicationOptions
+
+
+def run_in_threads(count: int, body: Callable[[int], Any], name: str) -> tuple[list[Any], list[BaseException]]:
+    """Calls `body(0)` to `body(count - 1)`, each in a thread of its own, with the caller's context variables.
+
+    Where the wait is interrupted the threads go on; they do not keep the interpreter from ending.
+
+    Returns:
+        What each returned, None for those that raised; what was raised, in order of time.
+    """
+    results: list[Any] = [None] * count
+    errors: list[BaseException] = []
+
+    def one(number: int) -> None:
+        try:
+            results[number] = body(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(
+            target=contextvars.copy_context().run, args=(one, number), name=f"{name}-{number}", daemon=True
+        )
+        for number in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(SIGNAL_CHECK_INTERVAL)
+    return results, errors
+
 
 _LEAVE_TIMEOUT = 0.1  # seconds for workers to hear that ranks leave after a failure
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from collectived.cross_device import component_math
-from collectived.cross_device.destinations import destination_devices, same_devices
 from collectived.cross_device.device_sessions import DeviceSessions, get_device_sessions
 from collectived.cross_device.timeouts import NO_DEADLINE, start_deadline, with_remaining_timeout
-from collectived.cross_device.values import DistributedValues, Mirrored, PerReplica
+from collectived.cross_device.values import DistributedValues, Mirrored, PerReplica, destination_devices, same_devices
 from collectived.session import Session
 from collectived_proto.deadline import Deadline
 from collectived_proto.options import CommunicationOptions

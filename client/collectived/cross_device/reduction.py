@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from collectived.cross_device import component_math
-from collectived.cross_device.devices import normalize_device_name
 from collectived.cross_device.ops import AllReduceTerms, CrossDeviceOps, make_mirrored
-from collectived.cross_device.values import PerReplica
+from collectived.cross_device.values import PerReplica, normalize_device_name
 from collectived.session import Session
 from collectived_proto.deadline import Deadline
 from collectived_proto.options import CommunicationOptions

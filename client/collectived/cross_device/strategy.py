@@ -8,14 +8,19 @@ from typing import Any
 
 from collectived.cross_device import component_math
 from collectived.cross_device.all_reduce import NcclAllReduce
-from collectived.cross_device.destinations import destination_devices
 from collectived.cross_device.device_sessions import DeviceSessions, get_device_sessions
-from collectived.cross_device.devices import normalize_device_name
 from collectived.cross_device.ops import CrossDeviceOps, parse_reduce_op
 from collectived.cross_device.reduction import ReductionToOneDevice
-from collectived.cross_device.replica import as_replica, is_in_replica
-from collectived.cross_device.replica_threads import ReplicaBarrier, StrategyReplica
-from collectived.cross_device.values import DistributedValues, Mirrored, PerReplica, regroup, select
+from collectived.cross_device.replica import ReplicaBarrier, StrategyReplica, as_replica, is_in_replica
+from collectived.cross_device.values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    destination_devices,
+    normalize_device_name,
+    regroup,
+    select,
+)
 from collectived.group import Group
 from collectived.session import Session
 from collectived.values import nest

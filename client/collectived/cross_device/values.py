@@ -1,12 +1,57 @@
-"""Values with one component per replica, and how such are taken apart and put together again."""
+"""Values with one component per replica, the devices that they lie on, and those that a result goes to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from collectived.cross_device.devices import device_of, normalize_device_name
+from collectived.gpu.array import DeviceArray
 from collectived.values import nest
+from collectived.values.indexed_slices import IndexedSlices
+from collectived_proto.devices import DeviceName
+
+_NO_TASK = -1  # the task of a name that says none
+_GPUS = ("cuda", "gpu")
+
+
+def normalize_device_name(text: object) -> str:
+    """A device name in one form: in full where it says its worker, else `CPU:0`, a device of the session's worker.
+
+    Raises:
+        ValueError: not a device name.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is not a device name: expected a text such as 'CPU:0' or '/task:1/device:GPU:0'")
+    found = DeviceName.parse(text, _NO_TASK)
+    return found.short if found.task == _NO_TASK else str(found)
+
+
+def full_device_name(text: str, task: int) -> str:
+    """The device in full; a name that says no worker is one of worker `task`."""
+    return str(DeviceName.parse(text, task))
+
+
+def device_of(component: Any) -> str | None:
+    """The GPU on which an array lies, as it says itself; None for all that lies in the memory of the host.
+
+    Understood are the `device` of arrays of PyTorch, CuPy and JAX, and of a `DeviceArray`.
+    """
+    if isinstance(component, IndexedSlices):
+        return device_of(component.values)
+    if isinstance(component, DeviceArray):
+        return f"GPU:{component.device}"
+    device = getattr(component, "device", None)
+    if device is None or isinstance(device, str):  # NumPy says "cpu"
+        return None
+    kind = getattr(device, "type", None) or getattr(device, "platform", None)
+    if kind is None and hasattr(component, "__cuda_array_interface__"):
+        kind = "cuda"  # CuPy: its devices are all of one kind
+    if kind not in _GPUS:
+        return None
+    index = getattr(device, "index", None)
+    index = getattr(device, "id", 0) if index is None or callable(index) else index
+    return f"GPU:{index}"
+
 
 _NUMBERS = (bool, int, float, complex)  # equal ones may be one object, which says nothing about where they come from
 
@@ -125,3 +170,32 @@ def _items(given: Any, name: str, expected: str) -> tuple[Any, ...]:
     if not isinstance(given, (list, tuple)):
         raise TypeError(f"{name} must be a list or tuple of {expected}, got {type(given).__name__}")
     return tuple(given)
+
+
+def destination_devices(destinations: Any) -> tuple[str, ...]:
+    """The devices that a destination stands for: a `DistributedValues`, a device name, an array or `IndexedSlices`.
+
+    Of an array only the device counts: it is never written. One in the memory of the host stands for CPU:0.
+
+    Raises:
+        ValueError: anything else, or there is no device in it.
+    """
+    if isinstance(destinations, DistributedValues):
+        if not destinations.devices:
+            raise ValueError(f"destinations must not be empty: this {type(destinations).__name__} has no components")
+        return destinations.devices
+    if isinstance(destinations, str):
+        if not destinations:
+            raise ValueError("destinations must not be empty: give a device name such as 'CPU:0'")
+        return (normalize_device_name(destinations),)
+    if isinstance(destinations, IndexedSlices) or (hasattr(destinations, "dtype") and hasattr(destinations, "shape")):
+        return (device_of(destinations) or "CPU:0",)
+    raise ValueError(
+        "destinations must be a PerReplica or Mirrored value, an array or a device name such as 'CPU:0', "
+        f"got {type(destinations).__name__}: {destinations!r}"
+    )
+
+
+def same_devices(some: Iterable[str], others: Iterable[str]) -> bool:
+    """Whether these are the same devices, whatever their order, and how often each is named."""
+    return set(some) == set(others)
