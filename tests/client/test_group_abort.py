@@ -14,7 +14,7 @@ import pytest
 
 import collectived as cd
 from collectived.errors import Code
-from collectived.shared import doorbell
+from collectived.shared.doorbell import Doorbell
 from collectived_proto.ipc import messages
 
 Stop = Callable[[Any], None]
@@ -59,8 +59,8 @@ def by_cut(setting: Any) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that waits for the worker as long as it takes, however busy this machine is."""
-    monkeypatch.setattr(doorbell, "_ABORT_ACK_TIMEOUT", 20.0)
-    monkeypatch.setattr(doorbell, "_CUTOFF_ACK_TIMEOUT", 20.0)
+    monkeypatch.setattr(Doorbell, "_abort_ack_timeout", 20.0)
+    monkeypatch.setattr(Doorbell, "_cutoff_ack_timeout", 20.0)
 
 
 EVERY_WAY = pytest.mark.parametrize("stop", [by_abort, by_ctrl_c, by_cut], ids=["abort", "Ctrl-C", "cut"])

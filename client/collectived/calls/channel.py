@@ -18,33 +18,56 @@ to `callbacks.on_call_ended`.
 from __future__ import annotations
 
 import math
-from typing import Protocol
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from time import monotonic
 
+from collectived.arguments import escape_surrogates
 from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import ALL_PACKS, Call
 from collectived.calls.callbacks import Callbacks
+from collectived.calls.leader_follower import LeaderFollower
 from collectived.calls.rank_state import RankState
+from collectived.calls.timeout import MAX_REASON_LENGTH
+from collectived.errors import FailedPreconditionError
 from collectived_proto.errors import Code, CollectiveError
-from collectived_proto.types import Verdict
+from collectived_proto.types import GroupInfo, Verdict
 
 
-class RankChannel(Protocol):
-    """One rank's way to its worker. Thread-safe.
+class RankChannel(ABC):
+    """One rank's way to its worker. Thread-safe: `mutex` guards everything here.
 
     Attributes:
         invalid_reason: why it cannot be used in this process, a forked child; '' where it can.
     """
 
-    rank_state: RankState
-    callbacks: Callbacks
-    invalid_reason: str
+    _abort_ack_timeout = 0.09  # seconds in which the worker says that it has stopped; Ctrl-C is to be over within 0.1
+    _cutoff_ack_timeout: float  # the same after a deadline
+
+    def __init__(self, group: GroupInfo, rank: int, worker: str) -> None:
+        self.mutex = threading.Lock()
+        self.rank_state = RankState(group, rank)
+        self.callbacks = Callbacks(self.mutex, self._wait_until_done)
+        self.invalid_reason = ""
+        self._worker = worker
+        self._leader_follower = LeaderFollower(self.mutex)
+        self._calls: dict[int, Call] = {}  # in flight, by instance
+        self._is_lost = False
 
     def check_usable(self) -> None:
-        """Raises FailedPreconditionError in a forked child."""
+        """Raises FailedPreconditionError in a forked child, where everything here belongs to the parent."""
+        if self.invalid_reason:
+            raise FailedPreconditionError(self.invalid_reason)
 
     def check_not_over(self, site: str) -> None:
-        """Raises the verdict where the generation is over."""
+        """Raises the verdict where the generation is over, in the coordinator's words if they have come."""
+        if self.rank_state.is_over:
+            self.poll()
+            if self.rank_state.verdict is not None:
+                raise self.make_error(self.rank_state.verdict, site)
 
+    @abstractmethod
     def submit(self, call: Call, timeout: float, remaining: float, addresses: tuple[ArenaAddress, ...]) -> None:
         """Numbers a call and starts it; where the generation has failed, ends it with the verdict.
 
@@ -56,35 +79,137 @@ class RankChannel(Protocol):
             ResourceExhaustedError: as many calls as allowed are in flight; this one took no number.
         """
 
+    def _finish_older_calls(self) -> None:
+        """Ends calls of an older generation, whose numbers come again: a completion does not say its generation."""
+        for call in list(self._calls.values()):
+            if call.generation != self.rank_state.generation:
+                self.wait(call)
+        self.poll()
+
     def fail_generation(self, code: Code, message: str, site: str) -> CollectiveError:
         """This rank's worker does not take its next collective: that is the end of the generation.
 
         What that is to be raised as, or what has ended it before, as may have been heard meanwhile.
         """
+        self.poll()
+        verdict = self.rank_state.make_verdict(code, message)
+        if not self.rank_state.is_over:
+            self._end_generation(verdict, self._cutoff_ack_timeout)
+        return self.make_error(self.rank_state.verdict or verdict, site)
 
     def wait(self, call: Call, packs: int = ALL_PACKS, until: float = math.inf) -> None:
-        """Returns when the call has ended or that many packs are complete, or at `until` of the monotonic clock."""
+        """Returns when the call has ended or that many packs are complete, or at `until` of the monotonic clock.
 
+        Ctrl-C ends the generation for all ranks.
+        """
+        self._wait(call, packs, until, self._cancel_call)
+
+    @abstractmethod
     def wait_on_stream(self, call: Call) -> bool:
         """Makes the caller's streams wait for a call that is launched; False where it has ended, or they cannot."""
 
+    def _wait_until_done(self, call: Call) -> None:
+        """Waits for a call that no thread of the caller's waits for: the session is closed when it has ended."""
+        self._wait(call, ALL_PACKS, math.inf, lambda _: None)
+
+    def _wait(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> None:
+        try:
+            while not call.is_ready(packs):
+                self.check_usable()
+                look(call)
+                if not self._lead(call, packs, until, look):
+                    self._leader_follower.wait_as_follower(call, packs, min(until, call.cutoff))
+                    self._check_cutoff(call)
+                if until != math.inf and monotonic() >= until:
+                    return
+        except KeyboardInterrupt:
+            self.on_interrupt()
+            raise
+
+    def _lead(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> bool:
+        """Reads for all who wait, if nobody else does, until there is what `_wait` waits for; False: another reads."""
+        return False
+
+    def _check_cutoff(self, call: Call) -> None:
+        if not call.complete and monotonic() >= call.cutoff:
+            verdict = self.rank_state.make_overdue_verdict(call, self._worker)
+            self._end_generation(verdict, self._cutoff_ack_timeout)
+
+    @abstractmethod
     def poll(self) -> None:
         """Takes in what has come, without waiting."""
 
     def on_interrupt(self) -> None:
         """Ctrl-C came in a call: ends the generation for all ranks."""
+        self._leader_follower.force_resign()
+        self.rank_state.interrupted_generation = self.rank_state.generation
+        self.abort(f"interrupted on rank {self.rank_state.rank}")
 
     def make_error(self, verdict: Verdict, site: str = "") -> CollectiveError:
         """What a verdict is raised as. From here on the group goes on in the successor generation, if it has one."""
+        with self.mutex:
+            return self.rank_state.make_error(verdict, site)
 
     def abort(self, reason: str) -> None:
         """Ends the generation for all ranks; returns when the worker reads the inputs of calls in flight no more."""
+        verdict = self.rank_state.make_verdict(Code.ABORTED, escape_surrogates(reason[:MAX_REASON_LENGTH]))
+        self._end_generation(verdict, self._abort_ack_timeout)
+
+    @abstractmethod
+    def _end_generation(self, verdict: Verdict, within: float) -> None:
+        """Ends the generation and all calls with a verdict; the worker has so many seconds to say that it stopped."""
 
     def cancel(self, why: str) -> None:
-        """The session is being closed: calls that a thread waits for end with CancelledError, and none start."""
+        """The session is being closed: calls that a thread waits for end with CancelledError, and none start.
+
+        Who waits looks up within `SIGNAL_CHECK_INTERVAL` seconds.
+        """
+        with self.mutex:
+            withdrawn = self.rank_state.cancel(why)
+            for call in list(self._calls.values()):
+                if call.has_awaiter:
+                    self._give_up(call, withdrawn)
+        self.callbacks.dispatch()
+
+    def _cancel_call(self, call: Call) -> None:
+        if self.rank_state.cancel_verdict is not None:
+            with self.mutex:
+                if not call.complete:
+                    self._give_up(call, self.rank_state.cancel_verdict)
+            self.callbacks.dispatch()
+
+    @abstractmethod
+    def _give_up(self, call: Call, verdict: Verdict) -> None:
+        """Ends a call though the worker may still be at it. Under the mutex."""
+
+    def _give_up_all(self, verdict: Verdict) -> None:
+        for call in list(self._calls.values()):
+            self._give_up(call, verdict)
+
+    def _mark_lost(self, why: str) -> None:
+        """Under the mutex."""
+        if not self._is_lost:
+            self._is_lost = True
+            self._give_up_all(self.rank_state.on_worker_lost(self._worker, why, next(iter(self._calls.values()), None)))
 
     def leave(self) -> Verdict | None:
         """Waits for what is in flight and says goodbye; returns a verdict that the caller has not seen."""
+        try:
+            for call in list(self._calls.values()):
+                self._wait_until_done(call)
+            self._hear_last_verdict()
+            return self.rank_state.unreported_verdict
+        finally:
+            self._close()
+
+    @abstractmethod
+    def _hear_last_verdict(self) -> None:
+        """Nothing is in flight, and the group is being left: waits a little for verdicts that are on their way."""
+
+    @abstractmethod
+    def _close(self) -> None: ...
 
     def invalidate_after_fork(self, why: str) -> None:
         """In a forked child: lets go of everything. Takes no lock, for its owner may not exist."""
+        self.invalid_reason = why
+        self._is_lost = True

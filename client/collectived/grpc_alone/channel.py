@@ -6,23 +6,20 @@ Replies are read in threads of the library's, one per call in flight; callers on
 from __future__ import annotations
 
 import contextlib
-import math
 import queue
 import threading
-from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
-from collectived.arguments import escape_surrogates
 from collectived.calls.buffers import ArenaAddress
-from collectived.calls.call import ALL_PACKS, Call
-from collectived.calls.callbacks import Callbacks
+from collectived.calls.call import Call
+from collectived.calls.channel import RankChannel
 from collectived.calls.leader_follower import LeaderFollower
 from collectived.calls.prepare import MAX_SIGNATURES
-from collectived.calls.rank_state import LocalVerdict, RankState
-from collectived.calls.timeout import DEADLINE_GRACE, MAX_REASON_LENGTH
+from collectived.calls.rank_state import LocalVerdict
+from collectived.calls.timeout import DEADLINE_GRACE
 from collectived.connection.rpc import WorkerClient
-from collectived.errors import CollectiveError, FailedPreconditionError
+from collectived.errors import CollectiveError
 from collectived.grpc_alone.heap import BlockPool, HeapStaging
 from collectived.grpc_alone.incoming import FixedLayoutResult, IncomingResult, VariableLayoutResult
 from collectived.grpc_alone.submission import Submission
@@ -33,8 +30,6 @@ from collectived_proto.ipc import messages
 from collectived_proto.types import Collective, GroupInfo, Layout, Verdict
 from collectived_proto.v1 import common_pb2, worker_pb2
 
-_ABORT_ACK_TIMEOUT = 0.09  # seconds in which a worker says that it has stopped; Ctrl-C is to be over within 0.1
-_NO_WAIT = 0.0  # the same after a deadline, for which there is no time left, and no need: nobody reads our memory
 _LEAVE_TIMEOUT = 2.0  # seconds in which a worker says what it knows when we leave,
 _LEAVE_OVER_TIMEOUT = 0.2  # and where that can be nothing new, for the generation is over
 _NEGLIGIBLE = 0.02  # seconds between the caller's call and the worker's clock of it that are not counted
@@ -51,27 +46,23 @@ class _FollowersOnly(LeaderFollower):
         self._leader = -1  # no thread's
 
 
-class GrpcChannel:
-    """A `RankChannel` over gRPC. `mutex` guards everything here.
+class GrpcChannel(RankChannel):
+    """A rank's way over gRPC.
 
     Args:
         session: the session's secret name.
         worker: its name, for people.
     """
 
+    _cutoff_ack_timeout = 0.0  # there is no time left, and no need: nobody reads our memory
+
     def __init__(self, rpc: WorkerClient, session: bytes, group: GroupInfo, rank: int, worker: str) -> None:
-        self.mutex = threading.Lock()
-        self.rank_state = RankState(group, rank)
-        self.callbacks = Callbacks(self.mutex, self._wait_until_done)
-        self.invalid_reason = ""
+        super().__init__(group, rank, worker)
         self._rpc = rpc
         self._session = session
-        self._worker = worker
         self._leader_follower = _FollowersOnly(self.mutex)
-        self._calls: dict[int, Call] = {}  # in flight, by instance
         self._collectives: dict[int, common_pb2.Collective] = {}  # by the worker's number
         self._blocks = BlockPool()
-        self._is_lost = False
 
     def describe(self, collective: Collective, deadline: Deadline | None) -> tuple[int, Layout]:
         """A number and a layout for a collective; a `route.Describe`."""
@@ -83,20 +74,10 @@ class GrpcChannel:
             self._collectives[number] = codec.collective_to_proto(collective)
         return number, layout
 
-    def check_usable(self) -> None:
-        if self.invalid_reason:
-            raise FailedPreconditionError(self.invalid_reason)
-
-    def check_not_over(self, site: str) -> None:
-        if self.rank_state.is_over and self.rank_state.verdict is not None:
-            raise self.make_error(self.rank_state.verdict, site)
-
     def submit(self, call: Call, timeout: float, remaining: float, addresses: tuple[ArenaAddress, ...]) -> None:
         """See `RankChannel`. Submissions may overtake each other on their way: the worker goes by their numbers."""
         standing = self.rank_state
-        for other in list(self._calls.values()):  # of an older generation, whose numbers come again
-            if other.generation != standing.generation:
-                self.wait(other)
+        self._finish_older_calls()
         with self.mutex:
             if standing.verdict is not None:
                 call.end(standing.verdict)
@@ -164,7 +145,7 @@ class GrpcChannel:
             elif not call.complete:
                 self._on_rpc_done(call, incoming)
         if stop is not None:
-            self._end_generation(stop)
+            self._end_generation(stop, self._abort_ack_timeout)
         self.callbacks.dispatch()
 
     def _on_rpc_error(self, call: Call, error: Exception) -> Verdict | None:
@@ -218,82 +199,19 @@ class GrpcChannel:
         self._leader_follower.wake(call)
         self.callbacks.on_call_ended(call)
 
-    def _mark_lost(self, why: str) -> None:
-        if not self._is_lost:
-            self._is_lost = True
-            self._end_all(self.rank_state.on_worker_lost(self._worker, why, next(iter(self._calls.values()), None)))
-
-    def _end_all(self, verdict: Verdict) -> None:
-        for call in list(self._calls.values()):
-            self._end(call, verdict)
+    def _give_up(self, call: Call, verdict: Verdict) -> None:
+        self._end(call, verdict)
 
     # In the caller's
 
-    def wait(self, call: Call, packs: int = ALL_PACKS, until: float = math.inf) -> None:
-        """See `RankChannel`. Ctrl-C ends the generation for all ranks."""
-        self._wait(call, packs, until, self._cancel_call)
-
     def wait_on_stream(self, call: Call) -> bool:
-        """See `RankChannel`: no call is launched here before it has ended."""
-        return False
-
-    def _wait_until_done(self, call: Call) -> None:
-        """Waits for a call that no thread of the caller's waits for: the session is closed when it has ended."""
-        self._wait(call, ALL_PACKS, math.inf, lambda _: None)
-
-    def _cancel_call(self, call: Call) -> None:
-        if self.rank_state.cancel_verdict is not None:
-            with self.mutex:
-                if not call.complete:
-                    self._end(call, self.rank_state.cancel_verdict)
-            self.callbacks.dispatch()
-
-    def cancel(self, why: str) -> None:
-        """See `RankChannel`. Who waits looks up within `SIGNAL_CHECK_INTERVAL` seconds."""
-        with self.mutex:
-            withdrawn = self.rank_state.cancel(why)
-            for call in list(self._calls.values()):
-                if call.has_awaiter:
-                    self._end(call, withdrawn)
-        self.callbacks.dispatch()
-
-    def _wait(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> None:
-        try:
-            while not call.is_ready(packs):
-                self.check_usable()
-                look(call)
-                self._leader_follower.wait_as_follower(call, packs, min(until, call.cutoff))
-                if not call.complete and monotonic() >= call.cutoff:
-                    self._end_generation(self.rank_state.make_overdue_verdict(call, self._worker), _NO_WAIT)
-                if until != math.inf and monotonic() >= until:
-                    return
-        except KeyboardInterrupt:
-            self.on_interrupt()
-            raise
+        return False  # no call is launched here before it has ended
 
     def poll(self) -> None:
         """What has come has been taken in already."""
 
-    def on_interrupt(self) -> None:
-        self.rank_state.interrupted_generation = self.rank_state.generation
-        self.abort(f"interrupted on rank {self.rank_state.rank}")
-
-    def make_error(self, verdict: Verdict, site: str = "") -> CollectiveError:
-        with self.mutex:
-            return self.rank_state.make_error(verdict, site)
-
-    def fail_generation(self, code: Code, message: str, site: str) -> CollectiveError:
-        """See `RankChannel`."""
-        verdict = self.rank_state.make_verdict(code, message)
-        if not self.rank_state.is_over:
-            self._end_generation(verdict, _NO_WAIT)
-        return self.make_error(self.rank_state.verdict or verdict, site)
-
-    def abort(self, reason: str) -> None:
-        """See `RankChannel`. What is in flight was copied when it was submitted: nobody reads the caller's memory."""
-        self._end_generation(self.rank_state.make_verdict(Code.ABORTED, escape_surrogates(reason[:MAX_REASON_LENGTH])))
-
-    def _end_generation(self, verdict: Verdict, within: float = _ABORT_ACK_TIMEOUT) -> None:
+    def _end_generation(self, verdict: Verdict, within: float) -> None:
+        # What is in flight was copied when it was submitted: nobody reads the caller's memory.
         standing = self.rank_state
         with self.mutex:
             over = standing.is_over
@@ -302,36 +220,29 @@ class GrpcChannel:
             if not over:
                 standing.apply_verdict(verdict)
             told = not self._is_lost and standing.claim_abort()
-            self._end_all(verdict)
+            self._give_up_all(verdict)
         self.callbacks.dispatch()
         if told:
             aborted = self._rpc.abort(self._session, standing.group.key, standing.rank, verdict.message)
             with contextlib.suppress(queue.Empty, CollectiveError):
                 aborted.next(within)
 
-    def leave(self) -> Verdict | None:
+    def _hear_last_verdict(self) -> None:
         standing = self.rank_state
-        try:
-            for call in list(self._calls.values()):
-                self._wait_until_done(call)
-            within = _LEAVE_OVER_TIMEOUT if standing.is_over and standing.cancel_verdict is None else _LEAVE_TIMEOUT
-            with contextlib.suppress(CollectiveError):  # it is gone, and the group is left all the same
-                unseen = self._rpc.leave(self._session, standing.group.key, standing.rank, within)
-                if unseen is not None and not self._is_lost:
-                    with self.mutex:
-                        standing.apply_verdict(standing.parse_verdict(unseen.SerializeToString()))
-            return standing.unreported_verdict
-        finally:
-            self._close()
+        within = _LEAVE_OVER_TIMEOUT if standing.is_over and standing.cancel_verdict is None else _LEAVE_TIMEOUT
+        with contextlib.suppress(CollectiveError):  # it is gone, and the group is left all the same
+            unseen = self._rpc.leave(self._session, standing.group.key, standing.rank, within)
+            if unseen is not None and not self._is_lost:
+                with self.mutex:
+                    standing.apply_verdict(standing.parse_verdict(unseen.SerializeToString()))
 
     def _close(self) -> None:
         with self.mutex:
             self._is_lost = True
-            self._end_all(self.rank_state.on_group_left())
+            self._give_up_all(self.rank_state.on_group_left())
             self._blocks.clear()
         self.callbacks.dispatch()
 
     def invalidate_after_fork(self, why: str) -> None:
-        self.invalid_reason = why
-        self._is_lost = True
+        super().invalidate_after_fork(why)
         self._blocks.clear()

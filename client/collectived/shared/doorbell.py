@@ -14,49 +14,36 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from collectived.arguments import escape_surrogates
 from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import ALL_PACKS, Call
-from collectived.calls.callbacks import Callbacks
-from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL, LeaderFollower
-from collectived.calls.rank_state import RankState
-from collectived.calls.timeout import MAX_REASON_LENGTH
-from collectived.errors import FailedPreconditionError, UnavailableError
+from collectived.calls.channel import RankChannel
+from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
+from collectived.errors import UnavailableError
 from collectived.gpu.driver import CudaError, get_cuda
 from collectived.shared import seqpacket
 from collectived.shared.in_flight import InFlightCalls, PingReply
-from collectived_proto.errors import Code, CollectiveError
+from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.ipc.spin import AdaptiveSpin, count_cores
 from collectived_proto.types import GroupInfo, Verdict
 
 log = logging.getLogger("collectived")
 
-_CUTOFF_ACK_TIMEOUT = 0.02  # seconds in which the worker says that it has stopped: with GRACE within the promised 0.25
 PING_INTERVAL = 5.0  # seconds of silence after which the worker is asked whether it lives, and again until it is lost
 _SEND_TIMEOUT = 10.0  # seconds in which a worker makes room for a message
 _LEAVE_TIMEOUT = 1.0  # seconds in which a worker says what it knows when we leave, and gives back memory
-_ABORT_ACK_TIMEOUT = 0.09  # seconds in which a worker says that it has stopped; Ctrl-C is to be over within 0.1
 
 
-class Doorbell:
-    """One rank's doorbell, a `RankChannel`. `mutex` guards everything here but the socket's read side, the leader's.
+class Doorbell(RankChannel):
+    """One rank's doorbell. The socket's read side is the leader's alone, not guarded by `mutex`."""
 
-    Attributes:
-        invalid_reason: why it cannot be used in this process, a forked child; '' where it can.
-    """
+    _cutoff_ack_timeout = 0.02  # with GRACE within the promised 0.25
 
     def __init__(self, sock: socket.socket, group: GroupInfo, rank: int, worker: str) -> None:
-        self.mutex = threading.Lock()
+        super().__init__(group, rank, worker)
         self._submit_lock = threading.Lock()  # over numbering and sending; taken before `mutex`
-        self.rank_state = RankState(group, rank)
-        self.callbacks = Callbacks(self.mutex, self._wait_until_done)
-        self.invalid_reason = ""
         self._socket = sock
-        self._worker = worker
-        self._leader_follower = LeaderFollower(self.mutex)
-        self._in_flight = InFlightCalls(self.rank_state, self._leader_follower, self.callbacks)
-        self._is_lost = False
+        self._in_flight = InFlightCalls(self._calls, self.rank_state, self._leader_follower, self.callbacks)
         near = sum(member.host == group.members[rank].host for member in group.members)
         self._can_spin = count_cores() > near + 1  # as many ranks as look leave cores for the others, and for workers
         self._spin = AdaptiveSpin()
@@ -67,26 +54,10 @@ class Doorbell:
         self._poller.register(sock, select.POLLIN)
         self._last_received = self._last_pinged = 0.0
 
-    def check_usable(self) -> None:
-        """Raises FailedPreconditionError in a forked child, where everything here belongs to the parent."""
-        if self.invalid_reason:
-            raise FailedPreconditionError(self.invalid_reason)
-
-    def check_not_over(self, site: str) -> None:
-        """Raises the verdict where the generation is over, in the coordinator's words if they have come."""
-        if self.rank_state.is_over:
-            self.poll()
-            if self.rank_state.verdict is not None:
-                raise self.make_error(self.rank_state.verdict, site)
-
     def submit(self, call: Call, timeout: float, remaining: float, addresses: tuple[ArenaAddress, ...]) -> None:
-        """Numbers a call and starts it; see `RankChannel`.
-
-        Numbers are given under the lock under which they are sent.
-        """
-        if self._in_flight.calls or self.rank_state.verdict is not None:
+        if self._calls or self.rank_state.verdict is not None:
             self._finish_older_calls()
-        with self._submit_lock:
+        with self._submit_lock:  # numbers are given under the lock under which they are sent
             self._submit(call, timeout, remaining, addresses)
 
     def _submit(self, call: Call, timeout: float, remaining: float, addresses: tuple[ArenaAddress, ...]) -> None:
@@ -97,13 +68,11 @@ class Doorbell:
                 call.end(standing.verdict)
                 return
             post = call.prepared.is_p2p
-            instance = standing.allocate_number(
-                post, flight.p2p_count if post else len(flight.calls) - flight.p2p_count
-            )
+            instance = standing.allocate_number(post, flight.p2p_count if post else len(self._calls) - flight.p2p_count)
             event, preceding = self._record_input_event(call, instance) if call.has_input_event else (0, ())
             flight.p2p_count += post
             call.assign_instance(standing.generation, instance)
-            flight.calls[instance] = call
+            self._calls[instance] = call
             self._last_received = monotonic()
             staged, released, number = call.staging is not None, flight.results.pop_released(), call.prepared.id
             generation, output = standing.generation, call.output
@@ -146,7 +115,6 @@ class Doorbell:
         return number, (messages.encode_event(number, handle),) if handle else ()
 
     def wait_on_stream(self, call: Call) -> bool:
-        """See `RankChannel`."""
         launched = call.launched
         if launched is None:
             return False
@@ -163,72 +131,14 @@ class Doorbell:
             log.warning("streams cannot wait for %s: %s; its result is waited for", self._worker, error)
             return False
 
-    def _finish_older_calls(self) -> None:
-        """Reads what has come. Calls of an older generation end first: a completion does not say its generation."""
-        for call in list(self._in_flight.calls.values()):
-            if call.generation != self.rank_state.generation:
-                self.wait(call)
-        self.poll()
-
-    def fail_generation(self, code: Code, message: str, site: str) -> CollectiveError:
-        """See `RankChannel`."""
-        self.poll()
-        verdict = self.rank_state.make_verdict(code, message)
-        if not self.rank_state.is_over:
-            self._end_generation(verdict, _CUTOFF_ACK_TIMEOUT)
-        return self.make_error(self.rank_state.verdict or verdict, site)
-
-    def wait(self, call: Call, packs: int = ALL_PACKS, until: float = math.inf) -> None:
-        """Returns when the call has ended or that many packs are complete, or at `until` of the monotonic clock.
-
-        Ctrl-C ends the generation for all ranks.
-        """
-        self._wait(call, packs, until, self._cancel_call)
-
-    def _wait_until_done(self, call: Call) -> None:
-        """Waits for a call that no thread of the caller's waits for: the session is closed when it has ended."""
-        self._wait(call, ALL_PACKS, math.inf, lambda _: None)
-
-    def _cancel_call(self, call: Call) -> None:
-        if self.rank_state.cancel_verdict is not None:
-            with self.mutex:
-                if not call.complete:
-                    self._in_flight.end(call, self.rank_state.cancel_verdict, retire=True)
-            self.callbacks.dispatch()
-
-    def cancel(self, why: str) -> None:
-        """See `RankChannel`. Who waits looks up within `SIGNAL_CHECK_INTERVAL` seconds."""
-        with self.mutex:
-            withdrawn = self.rank_state.cancel(why)
-            for call in list(self._in_flight.calls.values()):
-                if call.has_awaiter:
-                    self._in_flight.end(call, withdrawn, retire=True)
-        self.callbacks.dispatch()
-
-    def _wait(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> None:
+    def _lead(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> bool:
+        if not self._leader_follower.try_lead():
+            return False
         try:
-            while not call.is_ready(packs):
-                self.check_usable()
-                look(call)
-                if self._leader_follower.try_lead():
-                    try:
-                        self._read_until(call, packs, until, look)
-                    finally:
-                        self._leader_follower.resign()
-                else:
-                    self._leader_follower.wait_as_follower(call, packs, min(until, call.cutoff))
-                    self._check_cutoff(call)
-                if until != math.inf and monotonic() >= until:
-                    return
-        except KeyboardInterrupt:
-            self.on_interrupt()
-            raise
-
-    def on_interrupt(self) -> None:
-        """Ctrl-C came in a call: ends the generation for all ranks."""
-        self._leader_follower.force_resign()
-        self.rank_state.interrupted_generation = self.rank_state.generation
-        self.abort(f"interrupted on rank {self.rank_state.rank}")
+            self._read_until(call, packs, until, look)
+        finally:
+            self._leader_follower.resign()
+        return True
 
     def _read_until(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> None:
         self._send_released()
@@ -267,10 +177,6 @@ class Doorbell:
             if slots and not self._is_lost:
                 seqpacket.send(self._socket, messages.encode_release(slots), 0.0)
 
-    def _check_cutoff(self, call: Call) -> None:
-        if not call.complete and monotonic() >= call.cutoff:
-            self._end_generation(self.rank_state.make_overdue_verdict(call, self._worker), _CUTOFF_ACK_TIMEOUT)
-
     def _next_ping(self) -> float:
         return max(self._last_received, self._last_pinged) + PING_INTERVAL
 
@@ -299,41 +205,27 @@ class Doorbell:
                 self._mark_lost(f"it sent something unexpected ({error})")
         self.callbacks.dispatch()
 
-    def _mark_lost(self, why: str) -> None:
-        if not self._is_lost:
-            self._is_lost = True
-            oldest = next(iter(self._in_flight.calls.values()), None)
-            self._in_flight.end_all(self.rank_state.on_worker_lost(self._worker, why, oldest), retire=True)
+    def _give_up(self, call: Call, verdict: Verdict) -> None:
+        self._in_flight.end(call, verdict, retire=True)
 
-    def make_error(self, verdict: Verdict, site: str = "") -> CollectiveError:
-        """What a verdict is raised as. From here on the group goes on in the successor generation, if it has one."""
-        with self.mutex:
-            return self.rank_state.make_error(verdict, site)
-
-    def abort(self, reason: str) -> None:
-        """Ends the generation for all ranks.
-
-        Returns when the worker has said that it reads the inputs of calls in flight no more. If it has not within
-        90 ms, or a GPU is still at them, their places in worker memory are not used again before it says so.
-        """
-        self._end_generation(self.rank_state.make_verdict(Code.ABORTED, escape_surrogates(reason[:MAX_REASON_LENGTH])))
-
-    def _end_generation(self, verdict: Verdict, within: float = _ABORT_ACK_TIMEOUT) -> None:
+    def _end_generation(self, verdict: Verdict, within: float) -> None:
+        # Where it has not said so by then, or a GPU is still at the inputs of calls in flight, their places in worker
+        # memory are not used again before it says so.
         with self.mutex:
             over = self.rank_state.is_over
-            if over and not self._in_flight.calls:
+            if over and not self._calls:
                 return
             if not over:
                 self.rank_state.apply_verdict(verdict)
             if self.rank_state.claim_abort():
                 self._send_control(messages.MessageType.ABORT, verdict.message)
-            echo = self._send_ping(verdict) if self._in_flight.calls else None
+            echo = self._send_ping(verdict) if self._calls else None
         try:
             if echo is not None:
                 self._await_reply(echo, within)
         finally:
             with self.mutex:
-                self._in_flight.end_all(verdict, retire=True)
+                self._give_up_all(verdict)
             self.callbacks.dispatch()
 
     def _send_control(self, kind: messages.MessageType, text: str = "") -> bool:
@@ -360,27 +252,20 @@ class Doorbell:
             else:
                 self._leader_follower.wait_as_follower(echo, ALL_PACKS, end)
 
-    def leave(self) -> Verdict | None:
-        """Waits for what is in flight, says goodbye and hangs up; returns a verdict that the caller has not seen."""
-        try:
-            for call in list(self._in_flight.calls.values()):
-                self._wait_until_done(call)
-            if self.rank_state.verdict is None or self.rank_state.cancel_verdict is not None:
-                with self.mutex:
-                    echo = self._send_ping()
-                if echo is not None:  # with it come verdicts that the worker has sent already
-                    self._await_reply(echo, _LEAVE_TIMEOUT)
-            self._await_reply(self._in_flight.inputs_released, _LEAVE_TIMEOUT)
-            return self.rank_state.unreported_verdict
-        finally:
-            self._close()
+    def _hear_last_verdict(self) -> None:
+        if self.rank_state.verdict is None or self.rank_state.cancel_verdict is not None:
+            with self.mutex:
+                echo = self._send_ping()
+            if echo is not None:  # with it come verdicts that the worker has sent already
+                self._await_reply(echo, _LEAVE_TIMEOUT)
+        self._await_reply(self._in_flight.inputs_released, _LEAVE_TIMEOUT)
 
     def _close(self) -> None:
         self._leader_follower.force_resign()
         self._send_control(messages.MessageType.LEAVE)
         with self.mutex:
             self._is_lost = True
-            self._in_flight.end_all(self.rank_state.on_group_left(), retire=True)
+            self._give_up_all(self.rank_state.on_group_left())
             seqpacket.close(self._socket, self._buffer)
             self._in_flight.results.clear()
             for events in (self._events, self._worker_events):
@@ -390,8 +275,6 @@ class Doorbell:
         self.callbacks.dispatch()
 
     def invalidate_after_fork(self, why: str) -> None:
-        """In a forked child: closes this process's copy of the socket. Takes no lock, for its owner may not exist."""
-        self.invalid_reason = why
-        self._is_lost = True
+        super().invalidate_after_fork(why)
         self._socket.close()
         self._in_flight.results.clear()

@@ -44,8 +44,10 @@ class InFlightCalls:
         inputs_released: heard where no memory is in use of which the worker has said that it will say so.
     """
 
-    def __init__(self, standing: RankState, turns: LeaderFollower, callbacks: Callbacks) -> None:
-        self.calls: dict[int, Call] = {}
+    def __init__(
+        self, calls: dict[int, Call], standing: RankState, turns: LeaderFollower, callbacks: Callbacks
+    ) -> None:
+        self.calls = calls
         self.p2p_count = 0
         self.pending_pings: deque[PingReply] = deque()
         self.results = MappedResults()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived.shared import doorbell
+from collectived.shared.doorbell import Doorbell
 
 ROUNDS = 25
 INTERRUPTED = f"""
@@ -80,7 +80,7 @@ def aborted(address: str, rank: int, size: int) -> int:
 
 
 def test_memory_that_is_reused_after_an_abort_reaches_nobody(two_workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doorbell, "_ABORT_ACK_TIMEOUT", 20.0)  # however busy this machine is
+    monkeypatch.setattr(Doorbell, "_abort_ack_timeout", 20.0)  # however busy this machine is
 
     def one(session: cd.Session, group: cd.Group) -> bool:
         value = session.empty(1 << 20, np.float32)

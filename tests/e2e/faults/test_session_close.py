@@ -94,11 +94,7 @@ def closed_amid(cluster: Any, pair: Any, use: str) -> float:
         elif use == "join":
             settle(lambda: forming(cluster, f"lonely-{group.name}"))
         elif use == "recv":
-            settle(
-                lambda: bool(
-                    group._channel._in_flight.calls if hasattr(group._channel, "_in_flight") else group._channel._calls
-                )
-            )
+            settle(lambda: bool(group._channel._calls))
         else:
             settle(lambda: in_flight(cluster, other))
         began = time.monotonic()
