@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
 from collectived.arguments import check_integer
-from collectived.calls.prepare import CrossDeviceTerms
+from collectived.calls.prepare import ANY_VALUE, CrossDeviceTerms
 from collectived.values.axes import check_axis, check_sizes
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import (
@@ -127,8 +127,8 @@ class Collectives(ABC):
                 Python. The value is lost; the group goes on.
         """
         root = self._check_rank(root, "root")
-        comes = value is None and root != self.rank
-        return self._start(Broadcast(root), value, options, experimental_hints, async_op, comes=comes)
+        given = ANY_VALUE if value is None and root != self.rank else value
+        return self._start(Broadcast(root), given, options, experimental_hints, async_op)
 
     def all_gather(
         self,
@@ -152,7 +152,7 @@ class Collectives(ABC):
         Raises:
             ValueError: an array is 0-d, or has no such axis, or there are too many.
         """
-        return self._start(AllGather(check_axis(axis)), value, options, experimental_hints, async_op, cutting=True)
+        return self._start(AllGather(check_axis(axis)), value, options, experimental_hints, async_op)
 
     def gather(
         self,
@@ -166,7 +166,7 @@ class Collectives(ABC):
     ) -> Any:
         """As `all_gather`, but only `root` gets the result; the others get None."""
         operation = Gather(self._check_rank(root, "root"), check_axis(axis))
-        return self._start(operation, value, options, experimental_hints, async_op, cutting=True)
+        return self._start(operation, value, options, experimental_hints, async_op)
 
     def scatter(
         self,
@@ -198,9 +198,9 @@ class Collectives(ABC):
         root = self._check_rank(root, "root")
         if self.rank != root:
             operation = Scatter(root, check_axis(axis))
-            return self._start(operation, None, options, experimental_hints, async_op, comes=True)
+            return self._start(operation, ANY_VALUE, options, experimental_hints, async_op)
         operation = Scatter(root, check_axis(axis), check_sizes(sizes, self.size))
-        return self._start(operation, value, options, experimental_hints, async_op, cutting=True)
+        return self._start(operation, value, options, experimental_hints, async_op)
 
     def reduce_scatter(
         self,
@@ -229,7 +229,7 @@ class Collectives(ABC):
             ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
         """
         operation = ReduceScatter(ReduceOp.of(reduce_op), check_axis(axis), check_sizes(sizes, self.size))
-        return self._start(operation, value, options, experimental_hints, async_op, cutting=True)
+        return self._start(operation, value, options, experimental_hints, async_op)
 
     def all_to_all(
         self,
@@ -257,7 +257,7 @@ class Collectives(ABC):
             ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
         """
         operation = AllToAll(check_axis(axis), check_sizes(sizes, self.size))
-        return self._start(operation, value, options, experimental_hints, async_op, cutting=True)
+        return self._start(operation, value, options, experimental_hints, async_op)
 
     def send(
         self,
@@ -309,7 +309,7 @@ class Collectives(ABC):
                 dict of the value has keys that are no literals of Python. The value is lost; the group goes on.
         """
         operation = Recv(self._check_rank(source, "source"), self._check_tag(tag))
-        return self._start(operation, None, options, experimental_hints, async_op, out, comes=True)
+        return self._start(operation, ANY_VALUE, options, experimental_hints, async_op, out)
 
     def barrier(
         self,
@@ -344,17 +344,9 @@ class Collectives(ABC):
         hints: CommunicationOptions | None,
         async_op: bool,
         out: Any = None,
-        *,
-        cutting: bool = False,
-        comes: bool = False,
         special: CrossDeviceTerms | None = None,
     ) -> Any:
-        """Starts a collective and, unless `async_op`, waits for its result.
-
-        Args:
-            cutting: whether the operation is a `AxisOperation` on a value of this rank.
-            comes: whether this rank has no value and takes what comes.
-        """
+        """Start a collective and, unless `async_op`, wait for its result; a value of `ANY_VALUE` takes what comes."""
 
     @abstractmethod
     def _all_reduce_operation(self, reduce_op: ReduceOp | str) -> AllReduce:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self, cast
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -259,9 +259,6 @@ class Group(Collectives):
         hints: CommunicationOptions | None,
         async_op: bool,
         out: Any = None,
-        *,
-        cutting: bool = False,
-        comes: bool = False,
         special: CrossDeviceTerms | None = None,
     ) -> Any:
         if self._unusable_reason:
@@ -270,14 +267,18 @@ class Group(Collectives):
         merged = self._options(options, hints)
         timeout = merged.timeout_seconds
         deadline = Deadline.after(timeout) if timeout else None
-        taken = ANY_VALUE if comes else flatten_value(value)
-        if cutting:
-            operation, taken = move_value_axis_first(cast(AxisOperation, operation), taken)
+        taken = value if value is ANY_VALUE else flatten_value(value)
+        if isinstance(operation, AxisOperation) and taken is not ANY_VALUE:
+            operation, taken = move_value_axis_first(operation, taken)
         route = self._channel
         try:
             route.check_not_over(line)
             if taken.sparse_leaves and isinstance(operation, (AllReduce, Reduce)):
-                return self._start_sparse_reduce(operation, taken, merged, line, deadline, async_op, out, special)
+                if out is not None:
+                    raise TypeError(
+                        "out cannot take IndexedSlices, for how many rows there will be is not known: leave it out"
+                    )
+                return self._start_sparse_reduce(operation, taken, merged, line, deadline, async_op, special)
             prepared = self._prepared_calls.get_or_prepare(operation, taken, merged, line, deadline, special)
             arrays = fetch_value_to_host(taken).arrays if prepared.needs_host_copy else taken.arrays
             located = locate(prepared, arrays)
@@ -325,12 +326,9 @@ class Group(Collectives):
         line: str,
         deadline: Deadline | None,
         async_op: bool,
-        out: Any,
         special: CrossDeviceTerms | None,
     ) -> Any:
         """A value with sparse leaves. Everything that can be refused is, before the first collective starts."""
-        if out is not None:
-            raise TypeError("out cannot take IndexedSlices, for how many rows there will be is not known: leave it out")
         parts = sparse_reduce.split_sparse(operation, fetch_value_to_host(taken), self.size)
         found = [
             self._prepared_calls.get_or_prepare(

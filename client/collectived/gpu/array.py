@@ -34,7 +34,6 @@ class DeviceArray:
         dtype: np.dtype[Any],
         keep: object,
         stream: int = LEGACY_STREAM,
-        origin: Any = None,
     ) -> None:
         """`keep` is held as long as the array: whatever its memory lives by."""
         self._cuda = cuda
@@ -44,7 +43,7 @@ class DeviceArray:
         self.dtype = dtype
         self._owner = keep
         self.stream = stream
-        self.origin = origin
+        self.origin: Any = None
 
     @property
     def ndim(self) -> int:

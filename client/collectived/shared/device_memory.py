@@ -16,7 +16,7 @@ import numpy as np
 from collectived.calls.buffers import ArenaAddress, LeafLocation, Stageable
 from collectived.calls.timeout import Timeout
 from collectived.errors import ResourceExhaustedError, UnavailableError
-from collectived.gpu.array import LEGACY_STREAM, DeviceArray
+from collectived.gpu.array import DeviceArray
 from collectived.gpu.driver import Cuda, CudaError
 from collectived.gpu.mappings import get_mappings
 from collectived.shared.ipc_export import IpcExports
@@ -106,7 +106,9 @@ class DeviceMemory(SharedMemory):
     def array(self, slot: InputSlot, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
         """What lies at an offset of a slot, which it keeps."""
         address = slot.arena.base + slot.offset + offset
-        return DeviceArray(self.cuda, self.device, address, shape, dtype, slot, LEGACY_STREAM, self)
+        array = DeviceArray(self.cuda, self.device, address, shape, dtype, slot)
+        array.origin = self
+        return array
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:  # type: ignore[override]
         """An uninitialised array there, row-major."""
