@@ -432,7 +432,6 @@ class Group(Collectives):
             raise FailedPreconditionError(self._unusable_reason)
 
     def _cancel(self, why: str) -> None:
-        """The session is being closed: see `RankChannel.withdraw`."""
         self._channel.cancel(why)
 
     def _after_fork(self) -> None:

@@ -203,7 +203,6 @@ class Session:
             raise CancelledError(closed)
 
     def _unregister_group(self, group: Group) -> None:
-        """A group takes part no longer."""
         if group in self._resources:
             self._resources.remove(group)
 

@@ -77,7 +77,7 @@ def _divide_values(pair: FlatValue, size: int) -> FlatValue:
 
 
 def check_rebuildable(found: Sequence[PreparedCall], parts: Sequence[SubCollective], whole: FlatValue) -> None:
-    """Tries to put a result together; see `nest.check_rebuilds`."""
+    """Tries to put a result together; see `nest.check_rebuildable`."""
     leaves: list[Any] = [None] * len(whole.arrays)
     for prepared, part in zip(found, parts, strict=True):
         for number, leaf in zip(part.leaf_indices, prepared.make_placeholders(), strict=True):

@@ -67,7 +67,7 @@ class Transport(Protocol):
 
 
 class SharedMemoryTransport:
-    """A worker of this host."""
+    """A session with a worker of this host, over memory of both."""
 
     name = "shared memory"
 

@@ -1,1 +1,1 @@
-"""One call, whichever way it goes to its worker; `route.py` is the seam to the ways."""
+"""One call, whichever way it goes to its worker; `channel.py` is the seam to the ways."""

@@ -32,7 +32,7 @@ class UnobservedErrorSink(Protocol):
 
 
 class Call:
-    """Written by its route under a lock until `complete`, then read by whoever collects it.
+    """Written by its channel under a lock until `complete`, then read by whoever collects it.
 
     Attributes:
         completed_packs: numbers of the packs that are complete, in order of completion.
@@ -77,7 +77,7 @@ class Call:
         self.launched: messages.Launched | None = None
         self.verdict: Verdict | None = None
         self.waiting = 0  # how many waited to join the group when it ended
-        self.result_buffer: Any = None  # a `places.Slot`
+        self.result_buffer: Any = None  # a `buffers.ResultBuffer`
         self.callbacks: list[Callable[[], object]] | None = None
         self.has_awaiter = False
         self.error_sink: UnobservedErrorSink | None = None
@@ -115,7 +115,6 @@ class Call:
         """Of calls that mark: has room for the result within so many seconds."""
 
     def record_input_event(self, number: int, events: dict[int, int]) -> bytes:
-        """Of calls that mark."""
         raise InternalError(f"{self.prepared.op} does not wait for an event")
 
     def export_inputs(
@@ -132,11 +131,9 @@ class Call:
         """Its caller would rather go on in stream order, if that can be."""
 
     def open_event(self, handle: bytes) -> int:
-        """Of calls that are ordered."""
         raise InternalError(f"{self.prepared.op} is not carried in stream order")
 
     def wait_event(self, event: int) -> bool:
-        """Of calls that are ordered."""
         raise InternalError(f"{self.prepared.op} is not carried in stream order")
 
     def attach_result(self, slot: ResultBuffer) -> None:

@@ -3,16 +3,17 @@
 Shared memory and a doorbell are one way (`doorbell.Doorbell`, `memory.SharedMemory`, `results.MappedResult`). Another
 one brings four things, of which `buffers` has the last three:
 
-- a `RankChannel`: takes calls to the worker and tells them what has become of them;
+- a `RankChannel`: takes calls to the worker and tells them what has become of them, and to the rank state what its
+rank has heard;
 - a `Describe`: gives a collective that is new to this rank a number and a layout;
 - a `StagingArea`: holds the arrays of a call from its submission until the worker has them;
 - `ResultBuffer`s: results, laid out as `Layout` says, or, for calls that have `has_result_header`, behind a result
 header.
 
-What a route does with a call: `assign_instance` when it has its number; `attach_result` once, before its first pack is
-complete, where the call receives a result; `completed_packs.append` for each complete pack (only once, at the end, for
-one that is open); `end` after everything else. It does so under one lock, and then wakes who waits and hands the call
-to `callbacks.on_call_ended`.
+What a channel does with a call: `assign_instance` when it has its number; `attach_result` once, before its first pack
+is complete, where the call receives a result; `completed_packs.append` for each complete pack (only once, at the end,
+for one that is open); `end` after everything else. It does so under one lock, and then wakes who waits and hands the
+call to `callbacks.on_call_ended`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls whose results bring an outline: of operations that cut or join values, and of ranks that take what comes."""
+"""Calls whose results bring a header: of operations that cut or join values, and of ranks that take what comes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _UNKNOWN_KIND = ArrayKind(lambda value: value, lambda value: value if value.ndim
 
 
 class DescribedCall(Call):
-    """A call of a collective that has a `form`.
+    """A call of a collective that has a `result_spec`.
 
-    Who takes what comes gets NumPy arrays: the kinds of the sender's are not told.
+    Who takes what comes gets NumPy arrays: the sender's kinds are not known.
     """
 
     __slots__ = ("_described_result",)
@@ -85,7 +85,7 @@ class DescribedCall(Call):
 
     def _require_result(self) -> DescribedResult:
         if self._described_result is None:
-            raise InternalError(f"{self.prepared.op} has no result")  # the route lets no such call end well
+            raise InternalError(f"{self.prepared.op} has no result")  # the channel lets no such call end well
         return self._described_result
 
     def _build_leaves(self) -> list[Any]:

@@ -1,6 +1,6 @@
-"""Parcels: results whose layout was not known when their collective was prepared. An outline tells it.
+"""Results whose layout was not known when their collective was prepared: a header before them tells it.
 
-See `collectived_proto.ipc.result_header`. What a parcel says of its slot is checked when it is made.
+See `collectived_proto.ipc.result_header`. What a header says of its slot is checked at once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from collectived_proto.types import Collective
 
 
 class ResultSpec(NamedTuple):
-    """What is known of a parcel before it comes.
+    """What is known of a result before it comes.
 
     Attributes:
-        leaves: dtype and shape of each as it travels; None: the parcel describes them.
+        leaves: dtype and shape of each as it travels; None: its header describes them.
         is_concatenated: whether their rows are what the pieces have, put along `axis`; else shapes are as said.
     """
 
@@ -32,8 +32,6 @@ class ResultSpec(NamedTuple):
 
 
 class _LeafLayout(NamedTuple):
-    """One leaf."""
-
     dtype: np.dtype[Any]
     wire_shape: tuple[int, ...]  # its shape, rows first
     shape: tuple[int, ...]  # in the caller's order of axes
@@ -44,14 +42,14 @@ class DescribedResult:
     """One result.
 
     Attributes:
-        extent: bytes from the outline's start to the slot's end.
+        extent: bytes from the header's start to the slot's end.
         structure: of the value, and `paths` of its leaves, where it describes them itself; else "" and ().
     """
 
     def __init__(self, form: ResultSpec, slot: ResultBuffer) -> None:
         """
         Raises:
-            ValueError: the outline is none, does not fit, or reaches beyond its slot.
+            ValueError: the header is none, does not fit, or reaches beyond its slot.
         """
         outline = parse_header(memoryview(slot.memory)[slot.offset :])
         self.extent = outline.extent
@@ -97,7 +95,7 @@ class DescribedResult:
             at += count
 
     def try_view(self, index: int, backing: Backing) -> Array | None:
-        """A leaf as a view of `backing`, the whole parcel; None where it does not lie there as the caller wants it."""
+        """A leaf as a view of `backing`, the whole result; None where it does not lie there as the caller wants it."""
         content = self._leaf_layouts[index]
         if len(content.pieces) != 1:
             return None

@@ -23,7 +23,7 @@ _NOT_COPIED = "its result is there, but cannot be copied to where it is wanted"
 
 @contextlib.contextmanager
 def _map_driver_errors(what: str) -> Iterator[None]:
-    """Where the driver refuses, the caller hears what could not be done."""
+    """Raise what could not be done where the driver refuses."""
     try:
         yield
     except CudaError as error:
@@ -134,11 +134,9 @@ class DeviceCall(Call):
         self.is_stream_ordered = on_gpu and self.prepared.receives
 
     def _is_on_rank_gpu(self, array: object) -> bool:
-        """Whether it lies on the rank's GPU."""
         return isinstance(array, DeviceArray) and array.device == self._device_area.device
 
     def open_event(self, handle: bytes) -> int:
-        """An event of the worker."""
         room = self._device_area
         return room.cuda.open_event(room.device, handle)
 
@@ -194,7 +192,6 @@ class DeviceCall(Call):
                     self._device_area.wait_stream(current, stream)
 
     def _current_stream(self, index: int) -> int:
-        """The stream on which the caller uses a leaf of `out` now."""
         if self.out is None:
             raise InternalError(f"{self.prepared.op} has no `out`")  # nothing is copied there then
         view: Any = self.out.views[index]

@@ -148,7 +148,7 @@ class PreparedCall:
         is_native_order: whether leaves may be read where they lie (their byte order is the wire's).
         reads_in_place: whether they should be, rather than copied side by side: not where they are many and small.
         receives: whether this rank gets a result.
-        result_spec: what comes, where the layout does not say it: results have an outline. Else None.
+        result_spec: what comes, where the layout does not say it: results have a header. Else None.
         accepts_any: whether this rank takes what comes, all of it at once.
         pack_count: how many completions are told apart.
         is_p2p: whether it is numbered apart from the group's instances.
@@ -307,7 +307,6 @@ class PreparedCallCache:
             self._known[key] = prepared
 
     def clear(self) -> None:
-        """Lets go of all of them."""
         self._known.clear()
 
 

@@ -94,7 +94,6 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         return results
 
     def _make_terms(self, options: CommunicationOptions, devices: Sequence[str]) -> AllReduceTerms:
-        """See `CrossDeviceOps`."""
         if self._algorithm == "nccl" and options.implementation is CommunicationImplementation.AUTO:
             options = replace(options, implementation=CommunicationImplementation.NCCL)
         return AllReduceTerms(options, packing=None if options.bytes_per_pack else self._packing)
@@ -223,7 +222,6 @@ class MultiWorkerAllReduce(AllReduceCrossDeviceOps):
         self._spec: tuple[Tier, ...] = parse_all_reduce_spec(all_reduce_spec)
 
     def _make_terms(self, options: CommunicationOptions, devices: Sequence[str]) -> AllReduceTerms:
-        """See `CrossDeviceOps`."""
         for device in devices:
             if DeviceName.parse(device).task not in self._workers:
                 known = ", ".join(f"task {task}" for task in sorted(self._workers))

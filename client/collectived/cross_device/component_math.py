@@ -118,7 +118,6 @@ def finish_mean(totals: Sequence[Any], count: int, example: Any) -> Any:
 
 
 def axis_length(component: Any, axis: int) -> int:
-    """Of that axis."""
     return int(_require_dense(component, axis).shape[axis])
 
 
@@ -135,7 +134,7 @@ def _require_dense(component: Any, axis: int) -> Array:
 
 
 def _to_numpy(component: Any) -> Any:
-    """The same over NumPy arrays in native byte order."""
+    """Return the same over NumPy arrays in native byte order."""
     if isinstance(component, IndexedSlices):
         return IndexedSlices(_to_numpy(component.values), _to_numpy(component.indices), component.dense_shape)
     return to_native(np.asarray(kind_of(component).to_array(component)))

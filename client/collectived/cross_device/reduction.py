@@ -65,11 +65,9 @@ class ReductionToOneDevice(CrossDeviceOps):
         return make_mirrored([result], devices, examples=there)
 
     def _make_terms(self, options: CommunicationOptions, devices: Sequence[str]) -> AllReduceTerms | None:
-        """See `CrossDeviceOps`."""
         return AllReduceTerms(options) if self._accumulate is None else None
 
     def _apply_accumulation_fn(self, components: tuple[Any, ...], op: ReduceOp) -> Any:
-        """By the caller's function."""
         assert self._accumulate is not None
         total = self._accumulate(list(components))
         component_math.check_component(total, op, "what accumulation_fn returned")

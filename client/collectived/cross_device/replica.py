@@ -129,7 +129,7 @@ def is_in_replica() -> bool:
 
 @contextlib.contextmanager
 def as_replica(context: ReplicaContext) -> Iterator[None]:
-    """Makes it this thread's."""
+    """Make `context` this thread's replica."""
     _thread.context = context
     try:
         yield

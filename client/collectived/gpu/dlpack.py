@@ -91,7 +91,7 @@ def read(capsule: object) -> TensorInfo:
 
 
 def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides, in elements."""
+    """Return row-major strides, in elements."""
     following = itertools.accumulate(reversed(shape[1:]), lambda a, b: a * b, initial=1)
     return tuple(reversed(list(following)))[: len(shape)]
 

@@ -1,7 +1,7 @@
 """The seam to CUDA: what a client asks of it, in raw integers.
 
-A client copies between its own arrays and memory of its worker; the work itself is the worker's. `real.py` speaks to
-the driver, and is imported at the first array on a GPU.
+A client copies between its own arrays and memory of its worker; the work itself is the worker's. `driver_cuda.py`
+speaks to the driver, and is imported at the first array on a GPU.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Mapping:
 
 
 class Mappings:
-    """Of one GPU. Thread-safe."""
+    """Memory of workers on one GPU. Thread-safe."""
 
     def __init__(self, cuda: Cuda, device: int) -> None:
         self._cuda = cuda
@@ -42,7 +42,6 @@ class Mappings:
         self._pending_unmaps: deque[tuple[int, int]] = deque()  # address and size
 
     def add_session(self) -> None:
-        """A session uses this GPU."""
         with self._lock:
             self._sessions += 1
 
@@ -84,7 +83,7 @@ class Mappings:
             self._lock.release()
 
     def _acquire_event(self) -> int:
-        """One that stands behind nothing any more, or a new one."""
+        """Return an event that stands behind nothing any more, or a new one."""
         for named, event in list(self._wait_events.items()):
             if self._is_event_done(event):
                 del self._wait_events[named]

@@ -65,7 +65,7 @@ class GrpcChannel(RankChannel):
         self._blocks = BlockPool()
 
     def describe(self, collective: Collective, deadline: Deadline | None) -> tuple[int, Layout]:
-        """A number and a layout for a collective; a `route.Describe`."""
+        """A number and a layout for a collective; a `buffers.Describe`."""
         key, rank = self.rank_state.group.key, self.rank_state.rank
         number, layout = self._rpc.prepare(self._session, key, rank, collective, deadline)
         with self.mutex:
@@ -75,7 +75,7 @@ class GrpcChannel(RankChannel):
         return number, layout
 
     def submit(self, call: Call, timeout: float, remaining: float, addresses: tuple[ArenaAddress, ...]) -> None:
-        """See `RankChannel`. Submissions may overtake each other on their way: the worker goes by their numbers."""
+        """Number a call and start it. Submissions may overtake each other: the worker goes by their numbers."""
         standing = self.rank_state
         self._finish_older_calls()
         with self.mutex:

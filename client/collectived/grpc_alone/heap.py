@@ -40,7 +40,6 @@ class HeapStaging:
         self.leaf_bytes: list[Bytes] = [view.reshape(-1).view(np.uint8) for view in self.views]
 
     def fill(self, arrays: Sequence[Array]) -> None:
-        """Copies the leaves there."""
         for view, array in zip(self.views, arrays, strict=True):
             view[...] = array
 
@@ -78,7 +77,7 @@ class Heap:
         """What is still being sent is held by who sends it."""
 
     def release_retired(self, retired: object) -> None:
-        """See `retire`."""
+        pass
 
     def evict(self, prepared: Stageable) -> None:
         prepared.is_cached = False
@@ -86,7 +85,6 @@ class Heap:
             self._pop_spare(prepared)
 
     def clear(self) -> None:
-        """Lets go of all that is kept."""
         self._spare_staging.clear()
         self._spare_bytes = 0
 
@@ -98,7 +96,7 @@ class Heap:
 
 
 class Block:
-    """Memory for a result, a `places.Slot`; given back when collected."""
+    """Memory for a result, a `buffers.ResultBuffer`; given back when collected."""
 
     __slots__ = ("_free_queue", "memory", "offset", "views")
 
@@ -136,6 +134,5 @@ class BlockPool:
         return Block(memory, self._free_queue)
 
     def clear(self) -> None:
-        """Lets go of all that is kept."""
         self._free.clear()
         self._free_queue.clear()

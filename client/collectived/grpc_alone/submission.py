@@ -1,6 +1,6 @@
 """One `Submit` from its header to its last result, in a thread of the library's.
 
-As in `exchange`, nothing of gRPC is called in a thread of the caller's, where Ctrl-C may come.
+As in `rpc_thread`, nothing of gRPC is called in a thread of the caller's, where Ctrl-C may come.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class Submission:
         self._on_end = ended
 
     def begin(self) -> None:
-        """Returns at once."""
         try:
             threading.Thread(target=self._run, name="collectived-submit", daemon=True).start()
         except RuntimeError as error:  # the interpreter is ending, and starts no more threads

@@ -142,14 +142,12 @@ class DeviceMemory(SharedMemory):
 
     @property
     def copy_stream(self) -> int:
-        """See `DeviceStagingArea`."""
         with self._stream_lock:
             if not self._copy_stream:
                 self._copy_stream = self.cuda.create_stream(self.device)
             return self._copy_stream
 
     def wait_stream(self, stream: int, other: int) -> None:
-        """See `DeviceStagingArea`."""
         with self._stream_lock:
             event = self._acquire_event()
             self.cuda.record_event(self.device, event, other)
@@ -157,7 +155,6 @@ class DeviceMemory(SharedMemory):
             self._free_events.append(event)
 
     def record_stream(self, slot: InputSlot, stream: int) -> None:
-        """See `DeviceStagingArea`."""
         with self._stream_lock:
             again = bool(self._busy_slots) and self._busy_slots[-1][1:] == (slot, stream)
             event = self._busy_slots.pop()[0] if again else self._acquire_event()
@@ -165,7 +162,6 @@ class DeviceMemory(SharedMemory):
             self._busy_slots.append((event, slot, stream))
 
     def wait_event(self, event: int, stream: int) -> bool:
-        """See `DeviceStagingArea`."""
         return self._mappings.wait_event(event, stream)
 
     def clear(self) -> None:

@@ -229,7 +229,7 @@ class Doorbell(RankChannel):
             self.callbacks.dispatch()
 
     def _send_control(self, kind: messages.MessageType, text: str = "") -> bool:
-        """Sends a message without an instance if there is room for it."""
+        """Send a message without an instance if there is room for it."""
         return not self._is_lost and seqpacket.send(self._socket, messages.encode_bare(kind, text), 0.0)
 
     def _send_ping(self, verdict: Verdict | None = None) -> PingReply | None:

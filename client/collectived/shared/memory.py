@@ -86,7 +86,6 @@ class SharedStaging:
         ]
 
     def fill(self, arrays: Sequence[Array]) -> None:
-        """Copies the leaves there."""
         for view, array in zip(self.views, arrays, strict=True):
             view[...] = array  # a sixth of the time of np.copyto
 
@@ -161,7 +160,7 @@ class SessionSocket:
             raise UnavailableError(f"{self._worker} is lost: it does not take messages any more; connect again")
 
     def _release_stale_reply(self, answer: _ArenaGrant | messages.IpcOpenResult) -> None:
-        """What somebody had asked for who has given up."""
+        """Release what somebody had asked for who has given up."""
         if isinstance(answer, messages.IpcOpenResult):
             if answer.number:
                 self.release_arena(answer.number)
@@ -275,7 +274,7 @@ class SharedMemory:
         return self._find(array.__array_interface__["data"][0], array.nbytes)
 
     def _find(self, address: int, nbytes: int) -> tuple[int, int] | None:
-        """(arena, byte offset) of those bytes."""
+        """Return (arena, byte offset) of those bytes."""
         bases, arenas = self._arenas_by_address
         index = bisect_right(bases, address) - 1
         if index < 0:
@@ -307,7 +306,6 @@ class SharedMemory:
         self._retired.pop(id(retired), None)
 
     def evict(self, prepared: Stageable) -> None:
-        """No more calls of it will come."""
         prepared.is_cached = False
         self._spare_staging.pop(prepared, None)
 

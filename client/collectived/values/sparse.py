@@ -1,7 +1,7 @@
 """Sparse values inside nests: an `IndexedSlices` becomes a node of the spec, as if it were a namedtuple.
 
 Its children are values, indices and the lengths in `dense_shape`. So it is broadcast and sent like any nest; where
-values are reduced, each one is gathered by itself (`several`).
+values are reduced, each one is gathered by itself (`sparse_reduce`).
 """
 
 from __future__ import annotations
