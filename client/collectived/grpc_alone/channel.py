@@ -21,8 +21,7 @@ from collectived.calls.timeout import DEADLINE_GRACE
 from collectived.connection.rpc import WorkerClient
 from collectived.errors import CollectiveError
 from collectived.grpc_alone.heap import BlockPool, HeapStaging
-from collectived.grpc_alone.incoming import FixedLayoutResult, IncomingResult, VariableLayoutResult
-from collectived.grpc_alone.submission import Submission
+from collectived.grpc_alone.submission import FixedLayoutResult, IncomingResult, Submission, VariableLayoutResult
 from collectived_proto import codec
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import Code
