@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collectived_launcher.bench.record import Record
-from collectived_launcher.bench.tables import format_size, heading
+from collectived_launcher.bench.tables import heading
+from collectived_proto.report.plot import style_axes
+from collectived_proto.report.quantities import format_round_bytes, format_tick_rate, format_tick_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,42 +37,13 @@ def _plot_bandwidth(axes: Axes, record: Record) -> None:
     sizes = [row["size_bytes"] for row in record.rows]
     values = [row["bus_bandwidth"] for row in record.rows]
     axes.plot(sizes, values, color="C0", linewidth=1.6, marker="o", markersize=4)
-    axes.set_title("bus bandwidth")
-    _set_scales(axes, sizes, logarithmic=any(values))  # one rank alone sends nothing
-    axes.yaxis.set_major_formatter(lambda value, _: _format_rate(value))
+    # One rank alone sends nothing.
+    style_axes(axes, "bus bandwidth", sizes, any(values), format_round_bytes, format_tick_rate)
 
 
 def _plot_times(axes: Axes, record: Record) -> None:
     sizes = [row["size_bytes"] for row in record.rows]
     axes.plot(sizes, [row["p50_seconds"] for row in record.rows], "C0o-", linewidth=1.6, markersize=4, label="p50")
     axes.plot(sizes, [row["p99_seconds"] for row in record.rows], "C1o--", linewidth=1.2, markersize=3, label="p99")
-    axes.set_title("time of the slowest rank")
     axes.legend(frameon=False)
-    _set_scales(axes, sizes, logarithmic=True)
-    axes.yaxis.set_major_formatter(lambda value, _: _format_duration(value))
-
-
-def _format_duration(seconds: float) -> str:
-    for unit, worth in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= worth:
-            return f"{seconds / worth:g} {unit}"
-    return f"{seconds * 1e6:g} µs"
-
-
-def _format_rate(bytes_per_second: float) -> str:
-    for unit, worth in (("GB/s", 1e9), ("MB/s", 1e6)):
-        if bytes_per_second >= worth:
-            return f"{bytes_per_second / worth:g} {unit}"
-    return f"{bytes_per_second / 1e3:g} kB/s"
-
-
-def _set_scales(axes: Axes, sizes: list[int], logarithmic: bool) -> None:
-    axes.set_xscale("log", base=2)
-    if logarithmic:
-        axes.set_yscale("log")
-    axes.set_xticks(sizes[:: -(-len(sizes) // 9)])
-    axes.xaxis.set_major_formatter(lambda value, _: format_size(round(value)))
-    axes.tick_params(axis="x", rotation=35)
-    axes.minorticks_off()
-    axes.grid(True, color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
+    style_axes(axes, "time of the slowest rank", sizes, True, format_round_bytes, format_tick_time)

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from collectived_launcher.bench.record import Record, apply_event, parse_event
-from collectived_launcher.bench.tables import format_number, format_size
+from collectived_launcher.bench.tables import format_number
 from collectived_launcher.hosts.output import Terminal
+from collectived_proto.report.quantities import format_round_bytes
 
 _REFRESH_SECONDS = 10.0  # seconds
 
@@ -105,7 +106,7 @@ class Screen(Terminal):
         last = ""
         if self.record.rows:
             row = self.record.rows[-1]
-            last = f"{format_size(row['size_bytes'])}: {format_number(row['p50_seconds'] * 1e6)} µs"
+            last = f"{format_round_bytes(row['size_bytes'])}: {format_number(row['p50_seconds'] * 1e6)} µs"
         rows, total = len(self.record.rows), len(self.record.sizes)
         self._progress.update(self._task, description=description, total=total, completed=rows, last=last)
         self._progress.refresh()
@@ -119,7 +120,7 @@ def describe_current(record: Record) -> str:
     if record.current is None:
         return operation
     nbytes, iterations = record.current
-    return f"{operation} {format_size(nbytes)} × {iterations}"
+    return f"{operation} {format_round_bytes(nbytes)} × {iterations}"
 
 
 def describe_progress(record: Record) -> str:

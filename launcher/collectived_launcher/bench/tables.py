@@ -67,14 +67,6 @@ def format_number(value: float) -> str:
     return f"{value:.0f}" if value >= 999.5 else f"{value:.1f}" if value >= 99.95 else f"{value:.2f}"
 
 
-def format_size(nbytes: int) -> str:
-    """65536 as `64 KiB`."""
-    for unit, worth in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= worth:
-            return f"{nbytes / worth:.4g} {unit}"
-    return f"{nbytes} B"
-
-
 def _bandwidth(bytes_per_second: float | None) -> str:
     return _EMPTY_CELL if bytes_per_second is None else f"{bytes_per_second / 1e9:.3f}"
 

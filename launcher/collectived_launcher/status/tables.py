@@ -18,7 +18,6 @@ from collectived_proto.report.findings import (
     Severity,
     StatusFinding,
     code_name,
-    format_bytes,
     short_group_name,
 )
 from collectived_proto.report.labels import (
@@ -32,6 +31,7 @@ from collectived_proto.report.labels import (
     worker_state,
 )
 from collectived_proto.report.phrases import format_duration, ranks_text, sanitize_text
+from collectived_proto.report.quantities import format_bytes
 from collectived_proto.v1 import status_pb2 as pb
 
 MAX_FAILURES = 3  # among the findings, unless all is wanted

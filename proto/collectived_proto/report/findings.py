@@ -21,6 +21,7 @@ from collectived_proto.report.labels import (
     worker_state,
 )
 from collectived_proto.report.phrases import MAX_NAMED, format_duration, ranks_text
+from collectived_proto.report.quantities import format_bytes
 from collectived_proto.types import Member, unscoped_name
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.version import VersionRange
@@ -111,15 +112,6 @@ def short_group_name(reply: pb.StatusReply, name: str) -> str:
 def code_name(code: int) -> str:
     """`DEADLINE_EXCEEDED`"""
     return Code(code).name if code in set(Code) else f"code {code}"
-
-
-def format_bytes(count: float) -> str:
-    """Bytes in words: `1.5 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 # Who is waited for

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from collectived_proto.config.units import format_size, parse_size
 from collectived_runtime.plan.auto import LARGEST
 from collectived_runtime.plan.cost_model import LinkClass, Model
 from collectived_runtime.simulation.algorithms import all_names, default_names, is_known, list_names
 from collectived_runtime.simulation.study import ITEMSIZE, SimulationSpec
-from collectived_runtime.simulation.units import format_size, parse_size
 
 MAX_WORKERS, MAX_DEVICES, MAX_SHARDS = 4096, 8, 64
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 
 from rich.console import Console
 
+from collectived_proto.config.units import format_size
 from collectived_runtime.plan.errors import PlanError
 from collectived_runtime.simulation.arguments import SimulateOptions, parse_arguments
 from collectived_runtime.simulation.plot import draw
@@ -20,7 +21,6 @@ from collectived_runtime.simulation.proof import Proof, RoundTooLarge, count_mov
 from collectived_runtime.simulation.record import study_to_dict
 from collectived_runtime.simulation.show import proof_table, tables
 from collectived_runtime.simulation.study import SimulationSpec, Study, run_study
-from collectived_runtime.simulation.units import format_size
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 FILE_WIDTH = 120

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from collectived_proto.config.units import format_size
+from collectived_proto.report.plot import style_axes
+from collectived_proto.report.quantities import format_measured_rate, format_measured_time
 from collectived_runtime.plan.auto import ANY_SIZE
 from collectived_runtime.plan.cost_model import bus_factor
 from collectived_runtime.simulation.show import describe_model, heading
 from collectived_runtime.simulation.study import Study
-from collectived_runtime.simulation.units import duration, format_size, rate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,9 +49,7 @@ def _plot_times(axes: Axes, study: Study) -> None:
     axes.plot(sizes, [line.lower_bound for line in study.results], "k--", linewidth=1.2, label="lower bound")
     _plot_auto(axes, study, [line.auto.cost.seconds for line in study.results])
     _label_auto_ranges(axes, study)
-    axes.set_title("time")
-    _set_scales(axes, study)
-    axes.yaxis.set_major_formatter(lambda value, _: duration(value))
+    style_axes(axes, "time", sizes, _takes_time(study), format_size, format_measured_time)
 
 
 def _plot_bandwidths(axes: Axes, study: Study) -> None:
@@ -60,9 +60,7 @@ def _plot_bandwidths(axes: Axes, study: Study) -> None:
     bound = [line.nbytes * factor / line.lower_bound if line.lower_bound else 0.0 for line in study.results]
     axes.plot(sizes, bound, "k--", linewidth=1.2)
     _plot_auto(axes, study, [line.auto.cost.bus_bandwidth for line in study.results])
-    axes.set_title("bus bandwidth")
-    _set_scales(axes, study)
-    axes.yaxis.set_major_formatter(lambda value, _: rate(value))
+    style_axes(axes, "bus bandwidth", sizes, _takes_time(study), format_size, format_measured_rate)
 
 
 def _plot_line(axes: Axes, number: int, sizes: list[int], values: list[float], name: str) -> None:
@@ -107,14 +105,6 @@ def _auto_ranges(study: Study) -> list[tuple[int, str]]:
     return reigns
 
 
-def _set_scales(axes: Axes, study: Study) -> None:
-    sizes = [line.nbytes for line in study.results]
-    axes.set_xscale("log", base=2)
-    if sum(study.spec.hosts) > 1:  # alone, everything takes no time, for which a logarithm has no place
-        axes.set_yscale("log")
-    axes.set_xticks(sizes[:: -(-len(sizes) // 9)])
-    axes.xaxis.set_major_formatter(lambda value, _: format_size(round(value)))
-    axes.tick_params(axis="x", rotation=35)
-    axes.minorticks_off()
-    axes.grid(True, color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
+def _takes_time(study: Study) -> bool:
+    """Alone, everything takes no time, for which a logarithm has no place."""
+    return sum(study.spec.hosts) > 1

@@ -8,10 +8,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from collectived_proto.config.units import format_size
+from collectived_proto.report.quantities import format_measured_rate, format_measured_time
 from collectived_runtime.plan.auto import ANY_SIZE, Row
 from collectived_runtime.simulation.proof import Proof
 from collectived_runtime.simulation.study import AlgorithmCost, SimulationSpec, Study
-from collectived_runtime.simulation.units import duration, format_size, rate
 
 _SIZE_COLUMN, _COST_COLUMN, _GAP = 10, len("12.3 ms 1.05 GB/s") + 2, 3
 """Characters of a column."""
@@ -58,10 +59,13 @@ def heading(question: SimulationSpec) -> str:
 
 def describe_model(question: SimulationSpec) -> str:
     model = question.model
+    across, inside = (
+        f"{format_measured_time(link.latency)}, {format_measured_rate(link.bandwidth)}"
+        for link in (model.across, model.inside)
+    )
     return (
-        f"across hosts {duration(model.across.latency)}, {rate(model.across.bandwidth)}; inside "
-        f"{duration(model.inside.latency)}, {rate(model.inside.bandwidth)}; message {duration(model.overhead)}; "
-        f"fold {rate(model.fold)}; connection {rate(model.stream)}"
+        f"across hosts {across}; inside {inside}; message {format_measured_time(model.overhead)}; "
+        f"fold {format_measured_rate(model.fold)}; connection {format_measured_rate(model.stream)}"
     )
 
 
@@ -78,7 +82,7 @@ def proof_table(found: Sequence[Proof]) -> Table:
             str(proof.rounds),
             str(proof.messages),
             format_size(proof.sent),
-            duration(proof.seconds),
+            format_measured_time(proof.seconds),
         )
     table.caption = "messages, sent: of the busiest participant"
     return table
@@ -103,12 +107,14 @@ def _auto_table(study: Study) -> Table:
     for line in study.results:
         shards = f" × {line.auto.shards} shards" if line.auto.shards > 1 else ""
         name = f"{line.auto.algorithm}{shards}"
-        table.add_row(format_size(line.nbytes), duration(line.lower_bound), _format_cost(line.auto.cost), name)
+        table.add_row(
+            format_size(line.nbytes), format_measured_time(line.lower_bound), _format_cost(line.auto.cost), name
+        )
     return table
 
 
 def _format_cost(figure: AlgorithmCost) -> str:
-    return f"{duration(figure.seconds)} {rate(figure.bus_bandwidth):>9}"
+    return f"{format_measured_time(figure.seconds)} {format_measured_rate(figure.bus_bandwidth):>9}"
 
 
 def _switch_table(rows: Sequence[Row]) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collectived_proto.report.findings import FindingKind, Severity, StatusFinding, collect_findings, format_bytes
+from collectived_proto.report.findings import FindingKind, Severity, StatusFinding, collect_findings
 from collectived_proto.report.phrases import format_duration
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
@@ -271,5 +271,4 @@ def test_kinds_come_in_their_order_and_what_lasts_longest_first() -> None:
 
 
 def test_numbers_are_told_as_people_read_them() -> None:
-    assert [format_bytes(n) for n in (0, 1023, 1536, 5 << 30)] == ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
     assert [format_duration(s) for s in (0.44, 59.9, 200, 7500)] == ["0.4 s", "59.9 s", "3 min 20 s", "2 h 5 min"]

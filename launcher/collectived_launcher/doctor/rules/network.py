@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from collectived_launcher.doctor.facts import InterfaceFacts, NetworkFacts, PathMeasurement, Port, Software
 from collectived_launcher.doctor.finding import Finding, failure, ok, warning
 from collectived_launcher.doctor.versions import parse_version, release_distance
+from collectived_proto.report.quantities import format_link_rate
 
 SLOW_LINK = 100e6  # bytes per second: a gigabit carries 118e6
 SLOW_ROUND_TRIP = 0.005  # seconds
@@ -85,7 +86,7 @@ def _check_reach(found: PathMeasurement) -> Iterator[Finding]:
 
 def _check_bandwidth(found: PathMeasurement) -> Iterator[Finding]:
     rates = found.sent_per_second, found.received_per_second
-    text = f"{format_rate(rates[0])} there, {format_rate(rates[1])} back, one TCP connection each"
+    text = f"{format_link_rate(rates[0])} there, {format_link_rate(rates[1])} back, one TCP connection each"
     way = found.interface
     if way and way.speed and min(rates) < way.speed * 1e6 / 8 * _SHARE_OF_SPEED:
         yield warning(
@@ -138,10 +139,3 @@ def _check_versions(found: PathMeasurement, software: Software) -> Iterator[Find
 
 def newer_release(one: str, other: str) -> str:
     return max(one, other, key=parse_version)
-
-
-def format_rate(bytes_per_second: float) -> str:
-    """`1.25 GB/s`; a thousand bytes are a kB, as vendors of networks count."""
-    if bytes_per_second >= 1e9:
-        return f"{bytes_per_second / 1e9:.2f} GB/s"
-    return f"{bytes_per_second / 1e6:.1f} MB/s"

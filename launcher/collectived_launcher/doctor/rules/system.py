@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from collectived_launcher.doctor.facts import Clock, Folder, Gpus, Kernel, LimitFacts, MemoryFacts
 from collectived_launcher.doctor.finding import Finding, failure, ok, warning
 from collectived_proto.ipc.job_files import MAX_SOCKET_PATH
+from collectived_proto.report.quantities import format_memory
 
 # A worker was seen to hold 22 descriptors and 7 per client, and has more for other workers; the launcher holds 4 per
 # process.
@@ -81,7 +82,7 @@ def check_descriptors(limits: LimitFacts) -> Iterator[Finding]:
 
 def check_locked_memory(limits: LimitFacts, gpus: Gpus) -> Iterator[Finding]:
     most = limits.locked
-    shown = "no limit" if most is None else _size(most)
+    shown = "no limit" if most is None else format_memory(most)
     if not gpus.rdma:
         yield ok("locked memory", f"{shown}; not needed: links between hosts are TCP")
     elif most is None:
@@ -109,7 +110,8 @@ def check_memory(memory: MemoryFacts) -> Iterator[Finding]:
     seen = memory.total if memory.seen_limit is None else min(memory.total, memory.seen_limit)
     share = seen // 2
     limit = memory.total if memory.limit is None else memory.limit
-    text = f"{_size(memory.available)} of {_size(limit)} are available; a worker takes up to {_size(share)}"
+    available, limit_text, most = map(format_memory, (memory.available, limit, share))
+    text = f"{available} of {limit_text} are available; a worker takes up to {most}"
     if memory.available < LITTLE_MEMORY:
         grade = failure if memory.available < TOO_LITTLE_MEMORY else warning
         yield grade("memory", text, "end what uses it, or raise the limit of the control group (MemoryMax=, --memory)")
@@ -164,7 +166,3 @@ def check_clock(clock: Clock) -> Iterator[Finding]:
             yield ok("clock", "no time service keeps it; that matters between hosts alone (--hosts measures it)")
         case None:
             yield ok("clock", "the kernel does not say whether a time service keeps it (--hosts measures it)")
-
-
-def _size(count: int) -> str:
-    return f"{count / _MIB:.0f} MiB" if count < 10 << 30 else f"{count / (1 << 30):.0f} GiB"

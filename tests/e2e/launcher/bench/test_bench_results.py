@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.launcher.conftest import PATIENCE, Place
 
 from collectived_launcher.bench.record import Record, apply_event, group_failures, parse_event
-from collectived_launcher.bench.tables import format_cells, format_number, format_size, heading
+from collectived_launcher.bench.tables import format_cells, format_number, heading
 
 CONDITIONS: dict[str, Any] = {
     "operation": "reduce",
@@ -123,7 +123,6 @@ def test_figures_in_words() -> None:
         "999.4",
         "1000",
     ]
-    assert [format_size(nbytes) for nbytes in (4, 1 << 16, 3 << 19, 1 << 30)] == ["4 B", "64 KiB", "1.5 MiB", "1 GiB"]
     assert heading({**CONDITIONS, "ranks": 1, "workers": 1, "in_flight": 0}).startswith("reduce: 1 rank on 1 worker, ")
 
 
