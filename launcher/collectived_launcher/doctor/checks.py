@@ -8,7 +8,7 @@ from typing import Any
 
 from collectived_launcher.doctor.facts import Facts, PathMeasurement, UnknownFact
 from collectived_launcher.doctor.finding import Finding, Grade, warning
-from collectived_launcher.doctor.rules import certificates, gpus, network, running, software, system
+from collectived_launcher.doctor.rules import gpus, network, software, system
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ CHECKS = (
     Check("memory", system.check_memory, ("memory",), at_start=True),
     Check("socket folder", system.check_folder, ("folder",), at_start=True),
     Check("environment", software.check_environment, ("environment",), at_start=True),
-    Check("certificates", certificates.check_certificates, ("certificates",)),
+    Check("certificates", software.check_certificates, ("certificates",)),
     Check("gpus", gpus.check_gpus, ("gpus",)),
     Check("nccl", gpus.check_nccl, ("nccl", "gpus", "software")),
     Check("interfaces", network.check_interfaces, ("network",), at_start=True),
     Check("ports", network.check_ports, ("ports",)),
     Check("clock", system.check_clock, ("clock",)),
-    Check("running job", running.check_running_jobs, ("jobs", "software")),
+    Check("running job", software.check_running_jobs, ("jobs", "software")),
 )
 PAIRWISE_CHECKS = (
     "reach",

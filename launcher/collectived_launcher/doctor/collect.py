@@ -10,7 +10,7 @@ from typing import Any
 from collectived_launcher.doctor.checks import CHECKS, Check, evaluate_checks
 from collectived_launcher.doctor.facts import Facts, UnknownFact
 from collectived_launcher.doctor.finding import Finding, Grade
-from collectived_launcher.doctor.probes import certificates, gpus, network, running, software, system
+from collectived_launcher.doctor.probes import gpus, network, software, system
 from collectived_proto.deadline import Deadline
 
 TIMEOUT_SECONDS = 20.0  # seconds for all looks together
@@ -49,12 +49,12 @@ def _list_probes(environment: Mapping[str, str]) -> dict[str, Probe]:
         "limits": system.probe_limits,
         "memory": system.probe_memory,
         "folder": system.probe_folder,
-        "environment": lambda: running.probe_environment(environment),
-        "certificates": lambda: certificates.probe_certificates(environment),
+        "environment": lambda: software.probe_environment(environment),
+        "certificates": lambda: software.probe_certificates(environment),
         "network": lambda: network.probe_network(environment),
         "ports": network.probe_ports,
         "clock": system.probe_clock,
-        "jobs": lambda: running.probe_running_jobs(system.probe_folder().path, environment),
+        "jobs": lambda: software.probe_running_jobs(system.probe_folder().path, environment),
     }
 
 

@@ -1,16 +1,22 @@
-"""Python, libraries, and the environment of the caller."""
+"""Python, libraries, environment and certificates of the caller, and the jobs that run here."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from collectived_launcher.doctor.facts import Environment, Library, Software
+from collectived_launcher.doctor.facts import Certificate, Environment, Library, RunningJob, Software
 from collectived_launcher.doctor.finding import Finding, failure, ok, warning
-from collectived_launcher.doctor.versions import satisfies
+from collectived_launcher.doctor.rules.network import check_clock_skew
+from collectived_launcher.doctor.versions import release_distance, satisfies
 
 BINDINGS = ("nccl4py", "cupy", "pynccl")
 _FRESH_ENVIRONMENT = "make a fresh environment (python3 -m venv), and install collectived into that"
+SLOW_ANSWER = 0.1  # seconds
+EXPIRES_SOON_DAYS = 30  # days
+_RENEW = (
+    "`collectived certs renew` where it was made, then put the new tls.crt in its place: daemons read it by themselves"
+)
 
 
 def check_python(software: Software) -> Iterator[Finding]:
@@ -104,3 +110,60 @@ def _check_rank(environment: Environment) -> Iterator[Finding]:
             f"RANK={rank} is no rank of WORLD_SIZE={size}: ranks are 0 to WORLD_SIZE - 1",
             "correct or unset both; `collectived launch` sets them",
         )
+
+
+def check_running_jobs(jobs: tuple[RunningJob, ...], software: Software) -> Iterator[Finding]:
+    if not jobs:
+        yield ok("running job", "none of yours runs on this host")
+    for job in jobs:
+        if job.trouble:
+            yield warning(
+                "running job",
+                f"{job.name} does not answer: {' '.join(job.trouble.split())}",
+                "look at its output; if it is not yours any more, end its launcher, or unset COLLECTIVED_WORKER",
+            )
+            continue
+        yield from _check_releases(job, software)
+        if job.missing:
+            yield warning(
+                "running job",
+                f"{job.name} answers in part: {'; '.join(job.missing)}",
+                "look at the output of whoever is silent; `collectived status` tells what is known",
+            )
+        elif job.round_trip <= SLOW_ANSWER:  # a time that was kept back somewhere says nothing of clocks
+            yield from check_clock_skew(f"{job.name}'s", job.ahead, job.round_trip)
+
+
+def _check_releases(job: RunningJob, software: Software) -> Iterator[Finding]:
+    others = {who: release for who, release in job.releases.items() if release_distance(release, software.release)}
+    if not others and job.missing:
+        return
+    if not others:
+        yield ok("running job", f"{job.name} answers; all of it runs collectived {software.release}")
+        return
+    far = max(release_distance(release, software.release) for release in others.values())
+    listed = ", ".join(f"{who} {release}" for who, release in sorted(others.items()))
+    yield (failure if far > 1 else warning)(
+        "running job",
+        f"{job.name} runs other releases than this one ({software.release}): {listed}",
+        "start the job again, or use the environment that it was started from: `which collectived`",
+    )
+
+
+def check_certificates(found: tuple[Certificate, ...]) -> Iterator[Finding]:
+    if not found:
+        yield ok("certificates", "none is named by the environment or the daemons' file: TCP is plain text here")
+    for one in found:
+        who = f"{one.path} (named by {one.named_by})"
+        if one.trouble:
+            yield failure("certificates", one.trouble, f"it is named by {one.named_by}: correct that, or the file")
+        elif one.days_left is None:
+            yield ok("certificates", f"{who} can be used")
+        elif one.days_left < EXPIRES_SOON_DAYS:
+            yield warning("certificates", f"{who} expires in {_days_text(one.days_left)}", _RENEW)
+        else:
+            yield ok("certificates", f"{who} is good for {_days_text(one.days_left)}")
+
+
+def _days_text(count: int) -> str:
+    return "less than a day" if count < 1 else "1 day" if count == 1 else f"{count} days"

@@ -20,7 +20,7 @@ from tests.certificates import Signer, variables
 from collectived_launcher.doctor import collect as gather_module
 from collectived_launcher.doctor.collect import collect_facts, run_probes
 from collectived_launcher.doctor.facts import Library, UnknownFact
-from collectived_launcher.doctor.probes import certificates, gpus, network, running, software, system
+from collectived_launcher.doctor.probes import gpus, network, software, system
 from collectived_launcher.doctor.rules import software as judge_software
 from collectived_launcher.doctor.rules import system as judge_system
 from collectived_launcher.status import discovery
@@ -40,11 +40,11 @@ def test_certificates_are_those_of_the_environment_and_of_the_daemons_file(tmp_p
     host, late = signer.issue("host", days=20), signer.expired("late")
     file = tmp_path / "collectived.toml"
     file.write_text(f'tls_cert = "{late.cert}"\ntls_key = "{late.key}"\ntls_ca = "{late.ca}"\n')
-    mine, *daemons = certificates.probe_certificates({**variables(host), "COLLECTIVED_CONFIG": str(file)})
+    mine, *daemons = software.probe_certificates({**variables(host), "COLLECTIVED_CONFIG": str(file)})
     assert (mine.path, mine.days_left, mine.trouble) == (str(host.cert), 19, "")
     assert [one.named_by for one in daemons] == [f"{file} for the coordinator", f"{file} for the worker"]
     assert all("certificate has expired" in one.trouble for one in daemons)
-    assert certificates.probe_certificates({"COLLECTIVED_CONFIG": "none"}) == ()
+    assert software.probe_certificates({"COLLECTIVED_CONFIG": "none"}) == ()
 
 
 def test_software_is_that_of_our_own_metadata() -> None:
@@ -145,25 +145,25 @@ def test_who_listens_on_a_port_is_named(host: str) -> None:
 
 
 def test_a_worker_that_has_ended_is_noticed_in_the_environment(tmp_path: Path) -> None:
-    found = running.probe_environment({"COLLECTIVED_WORKER": f"unix:{tmp_path}/w.sock", "HOME": "/", "RANK": "0"})
+    found = software.probe_environment({"COLLECTIVED_WORKER": f"unix:{tmp_path}/w.sock", "HOME": "/", "RANK": "0"})
     assert found.worker_is_there is False and set(found.variables) == {"COLLECTIVED_WORKER", "RANK"}
     (tmp_path / "w.sock").touch()
-    assert running.probe_environment({"COLLECTIVED_WORKER": f"unix:{tmp_path}/w.sock"}).worker_is_there is True
-    assert running.probe_environment({"COLLECTIVED_WORKER": "host:7451"}).worker_is_there is None
+    assert software.probe_environment({"COLLECTIVED_WORKER": f"unix:{tmp_path}/w.sock"}).worker_is_there is True
+    assert software.probe_environment({"COLLECTIVED_WORKER": "host:7451"}).worker_is_there is None
 
 
 @pytest.mark.parametrize("name", ["SECRET", "JOB_SECRET", "DOCTOR_TOKEN", "PASSWORD_OF_TOMORROW"])
 def test_of_a_variable_that_may_be_secret_it_is_told_only_that_it_is_set(name: str) -> None:
-    found = running.probe_environment({f"COLLECTIVED_{name}": "value", "COLLECTIVED_TIMEOUT": "5"})
+    found = software.probe_environment({f"COLLECTIVED_{name}": "value", "COLLECTIVED_TIMEOUT": "5"})
     assert found.variables == {f"COLLECTIVED_{name}": "(set)", "COLLECTIVED_TIMEOUT": "5"}
 
 
 def test_without_a_folder_no_job_runs(tmp_path: Path) -> None:
-    assert running.probe_running_jobs(str(tmp_path / "collectived"), {}) == ()
+    assert software.probe_running_jobs(str(tmp_path / "collectived"), {}) == ()
 
 
 def test_a_worker_that_nobody_serves_is_a_job_with_trouble(tmp_path: Path) -> None:
-    (job,) = running.probe_running_jobs(str(tmp_path / "none"), {"COLLECTIVED_WORKER": f"unix:{tmp_path}/w.sock"})
+    (job,) = software.probe_running_jobs(str(tmp_path / "none"), {"COLLECTIVED_WORKER": f"unix:{tmp_path}/w.sock"})
     assert "no worker answered" in job.trouble
 
 
@@ -185,7 +185,7 @@ def test_what_an_answer_without_a_coordinator_lacks_is_a_fact(
 ) -> None:
     reply = status_pb2.StatusReply(answered_by="worker 0", warnings=warnings)
     monkeypatch.setattr(discovery, "request_status", lambda target: reply)
-    (job,) = running.probe_running_jobs(str(tmp_path / "none"), {"COLLECTIVED_WORKER": "h:1"})
+    (job,) = software.probe_running_jobs(str(tmp_path / "none"), {"COLLECTIVED_WORKER": "h:1"})
     assert len(job.missing) == 1 and "coordinator" in job.missing[0]
 
 
