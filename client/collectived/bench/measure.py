@@ -15,10 +15,8 @@ import numpy as np
 from collectived.bench.answers import answer, count_wrong
 from collectived.bench.config import BenchConfig
 from collectived.bench.figures import Figures, choose_iterations, figures
-from collectived.bench.loops import as_user_code, time_calls
-from collectived.bench.operation_kinds import Extent
-from collectived.bench.operations import BenchMemory, make_call, make_input
-from collectived.bench.sizes import compute_extents, compute_sizes
+from collectived.bench.loops import BenchMemory, as_user_code, make_call, make_input, time_calls
+from collectived.bench.operation_kinds import Extent, compute_extents, compute_sizes
 from collectived_proto.types import ReduceOp
 
 

@@ -88,10 +88,7 @@ def load_authority(folder: Path) -> Authority:
         CertificateFolderError: nobody does, or its key can be read by everybody.
     """
     path = folder / AUTHORITY / CA_KEY
-    if not (folder / CA).exists():
-        raise CertificateFolderError(
-            f"{folder} has no authority ({CA}): make one with `collectived certs init --folder {folder}`"
-        )
+    _check_authority(folder)
     try:
         key = serialization.load_pem_private_key(read_private(path).encode(), None)
     except PrivateFileError as error:
@@ -101,6 +98,13 @@ def load_authority(folder: Path) -> Authority:
     if not isinstance(key, PrivateKey):
         raise CertificateFolderError(f"{path} is no ECDSA key: expected the one that `collectived certs init` made")
     return Authority(_load_certificate(folder / CA), key)
+
+
+def _check_authority(folder: Path) -> None:
+    if not (folder / CA).exists():
+        raise CertificateFolderError(
+            f"{folder} has no authority ({CA}): make one with `collectived certs init --folder {folder}`"
+        )
 
 
 def check_free(folder: Path, name: str) -> None:
@@ -142,10 +146,7 @@ def list_entries(folder: Path) -> list[CertificateEntry]:
     Raises:
         CertificateFolderError: there is no authority, or a file is no certificate.
     """
-    if not (folder / CA).exists():
-        raise CertificateFolderError(
-            f"{folder} has no authority ({CA}): make one with `collectived certs init --folder {folder}`"
-        )
+    _check_authority(folder)
     own = _load_certificate(folder / CA)
     issued = ((path.parent.name, _load_certificate(path)) for path in sorted(folder.glob(f"*/{CERT}")))
     return [

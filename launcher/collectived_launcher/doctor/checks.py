@@ -46,12 +46,8 @@ CHECKS = (
     Check("clock", system.check_clock, ("clock",)),
     Check("running job", software.check_running_jobs, ("jobs", "software")),
 )
-PAIRWISE_CHECKS = (
-    "reach",
-    "bandwidth",
-    "clock skew",
-    "versions",
-)  # with another host; the third with a running job too
+# With another host; the third with a running job too.
+PAIRWISE_CHECKS = ("reach", "bandwidth", "clock skew", "versions")
 
 
 def evaluate_checks(facts: Facts, checks: Iterable[Check] = CHECKS) -> list[Finding]:

@@ -54,11 +54,11 @@ def doctor(
     if sum(option is not None for option in (hosts, serve, to)) > 1:
         raise click.UsageError("--hosts, --serve and --to exclude each other")
     if serve is not None:
-        from collectived_launcher.doctor.pairwise import serve as wait_for_one
+        from collectived_launcher.doctor.measure import serve as wait_for_one
 
         return wait_for_one(*_parse_address(serve, "--serve"), within, as_json)
     if to is not None:
-        from collectived_launcher.doctor.pairwise import dial
+        from collectived_launcher.doctor.measure import dial
 
         return _show_findings(*dial(*_parse_address(to, "--to"), _read_token()), as_json)
     return _examine(hosts, carrier, python, as_json)

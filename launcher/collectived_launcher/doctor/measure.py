@@ -12,6 +12,8 @@ One TCP connection, one session, about a second. The *token* is known to both si
     D                     the server sends chunks
 
 A *chunk* is one byte, 1, then a mebibyte; one byte, 0, ends them. Every wait has a limit, and so has the whole.
+
+`serve` and `dial` are the two ends as commands: `doctor --serve` on one host, `doctor --to` on another.
 """
 
 from __future__ import annotations
@@ -27,7 +29,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from collectived_launcher.doctor.facts import PathMeasurement, PeerFacts
+import click
+
+from collectived_launcher.doctor.checks import CHECKS, evaluate_measurement
+from collectived_launcher.doctor.collect import collect_facts
+from collectived_launcher.doctor.facts import Facts, PathMeasurement, PeerFacts, UnknownFact
+from collectived_launcher.doctor.finding import Finding
 from collectived_launcher.doctor.probes.network import find_interface
 from collectived_proto.deadline import Deadline
 
@@ -41,6 +48,7 @@ _SESSION_TIMEOUT = 20.0  # seconds for a session
 _MAX_PEER_BYTES = 1 << 16  # bytes that a peer may say of itself
 _LENGTH, _TIME, _RECEIVED = struct.Struct(">I"), struct.Struct(">d"), struct.Struct(">Qd")
 _CHUNK_FRAME, _END_FRAME = b"\1" + bytes(_CHUNK), b"\0"
+_PEER_CHECKS = [check for check in CHECKS if check.name in ("python", "interfaces")]
 
 
 class MeasurementRefused(Exception):
@@ -86,10 +94,8 @@ class MeasurementServer:
                 try:
                     pipe = _Connection(connection)
                     _authenticate_as_server(pipe, self._token)
-                except (
-                    MeasurementRefused,
-                    OSError,
-                ):  # a port scanner, or a slip of the hand; the token cannot be guessed
+                # A port scanner, or a slip of the hand; the token cannot be guessed.
+                except (MeasurementRefused, OSError):
                     continue
                 try:
                     return _serve_requests(pipe, self._own_facts)
@@ -254,3 +260,52 @@ def _receive_chunks(pipe: _Connection) -> tuple[int, float]:
         pipe.receive_into_buffer(_CHUNK)
         taken += _CHUNK
     return taken, time.monotonic() - since
+
+
+def serve(host: str, port: int, within: float, as_json: bool) -> int:
+    """Waits for one session; returns the exit status.
+
+    Args:
+        as_json: print the address and the token as one line of JSON, and nothing else.
+    """
+    token = new_token()
+    try:
+        server = MeasurementServer(host, port, token, describe_this_host(collect_facts({}, _PEER_CHECKS)))
+    except OSError as error:
+        raise click.ClickException(f"cannot listen at {host}:{port}: {error.strerror or error}") from error
+    with server:
+        address = f"[{host}]:{server.port}" if ":" in host else f"{host}:{server.port}"
+        if as_json:
+            click.echo(json.dumps({"address": address, "token": token}))
+        else:
+            click.echo(
+                f"waiting at {address} for one measurement, {within:g} s at most; on the other host, type\n"
+                f"    collectived doctor --to {address}\n"
+                f"and give it this token, which is good once: {token}"
+            )
+        try:
+            peer = server.serve(within)
+        except TimeoutError:
+            raise click.ClickException(f"nobody with the token came to {address} within {within:g} s") from None
+        except (MeasurementRefused, OSError, ValueError) as error:
+            raise click.ClickException(f"the measurement at {address} broke off: {error}") from error
+    if not as_json:
+        click.echo(f"measured with {peer.hostname}, which shows the result")
+    return 0
+
+
+def dial(host: str, port: int, token: str) -> tuple[list[Finding], Facts]:
+    """What measuring to a server has found, and the facts that it was judged with."""
+    facts = collect_facts({}, _PEER_CHECKS)
+    found = measure_path(host, port, token, describe_this_host(facts))
+    return list(evaluate_measurement(found, facts, found.peer.hostname if found.peer else host)), facts
+
+
+def describe_this_host(facts: Facts) -> PeerFacts:
+    """What this host says of itself to the other."""
+    network, software = facts.network, facts.software
+    hostname = "unknown" if isinstance(network, UnknownFact) else network.hostname
+    if isinstance(software, UnknownFact):
+        return PeerFacts(hostname, "0", "0", {})
+    libraries = {library.name: library.installed or "" for library in software.libraries}
+    return PeerFacts(hostname, software.release, software.python, libraries)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,7 +18,6 @@ import grpc
 
 from collectived_launcher import grpc_channel
 from collectived_launcher.credential import SECRET_FILE, TOKEN_FILE
-from collectived_launcher.status.stopped_process import find_stopped_pid
 from collectived_proto.ipc import job_files
 from collectived_proto.report.merge import merge_replies
 from collectived_proto.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -28,7 +30,9 @@ HEDGE_DELAY = 0.05  # seconds before the next one is asked too
 PARTS_TIMEOUT = 0.2  # seconds for what workers know by themselves
 _MAX_ASKED = 3  # workers
 _MAX_PARTS = 32
-_UNREACHABLE_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN)
+UNREACHABLE_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN)
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_CONNECT_SECONDS = 0.05
 
 
 class Unreachable(click.ClickException):
@@ -196,7 +200,7 @@ def _next_timeout(more: bool, left: float) -> float | None:
 
 def _describe_failure(address: str, error: grpc.RpcError, target: Target) -> str:
     code = error.code()
-    if code not in _UNREACHABLE_CODES and address != target.coordinator:
+    if code not in UNREACHABLE_CODES and address != target.coordinator:
         raise click.ClickException(refusal_text(address, error)) from error
     return f"    {address}: {grpc_channel.describe_rpc_error(address, error)}"
 
@@ -222,3 +226,16 @@ def _check_stopped(addresses: Sequence[str], target: Target) -> None:
 
 def _open_channel(address: str, channels: contextlib.ExitStack) -> grpc.Channel:
     return channels.enter_context(grpc_channel.open_channel(address))
+
+
+def find_stopped_pid(address: str) -> int:
+    """The pid behind a Unix socket if it is stopped (Ctrl-Z, SIGSTOP, a debugger) and so cannot answer, else 0."""
+    if not address.startswith("unix:"):
+        return 0
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(_CONNECT_SECONDS)
+        sock.connect(address.removeprefix("unix:"))
+        pid: int = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return pid if state in ("T", "t") else 0
+    return 0

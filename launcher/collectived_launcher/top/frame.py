@@ -16,10 +16,8 @@ from collectived_proto.report.labels import WorkerState, rank_count, worker_stat
 from collectived_proto.report.phrases import format_duration, sanitize_text
 from collectived_proto.v1 import status_pb2 as pb
 
-_HEADER_LINES, _FOOTER_LINES = (
-    4,
-    1,
-)  # lines over the rows: how it is, views, an empty one, names of columns; and under them
+# Lines over the rows: how it is, views, an empty one, names of columns; and under them.
+_HEADER_LINES, _FOOTER_LINES = 4, 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,14 @@ import click
 import grpc
 
 from collectived_launcher import grpc_channel
-from collectived_launcher.status.discovery import Target, Unreachable, refusal_text
+from collectived_launcher.status.discovery import UNREACHABLE_CODES, Target, Unreachable, refusal_text
 from collectived_proto.v1.trace_pb2 import TraceCollective, TraceLane, TraceReply, TraceRequest, WorkerClock
 from collectived_proto.v1.worker_pb2_grpc import WorkerStub
 
-PART_TIMEOUT = (
-    2.5  # seconds for each part; a worker waits 2 s for one of the coordinator, which waits 1.5 s for a worker's
-)
+# Seconds for each part; a worker waits 2 s for one of the coordinator, which waits 1.5 s for a worker's.
+PART_TIMEOUT = 2.5
 _MAX_ASKED = 3
 _MAX_PARTS = 32
-_UNREACHABLE_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN)
 
 
 @dataclass(slots=True)
@@ -108,7 +106,7 @@ def request_trace(target: Target, request: TraceRequest) -> CollectedTrace:
         try:
             account = _request_worker(address, request)
         except grpc.RpcError as error:
-            if error.code() not in (*_UNREACHABLE_CODES, grpc.StatusCode.CANCELLED):
+            if error.code() not in (*UNREACHABLE_CODES, grpc.StatusCode.CANCELLED):
                 raise click.ClickException(refusal_text(address, error)) from error
             failures.append(f"    {address}: {grpc_channel.describe_rpc_error(address, error)}")
             continue

@@ -27,11 +27,8 @@ from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.version import VersionRange
 
 RECENT_SECONDS = 600.0  # a failure is news for so long
-PRIVATE_LIMITS = (
-    "memory",
-    "session_memory",
-    "session_gpu_memory",
-)  # limits that only who asked is told of: MEMORY says when it is scarce
+# Limits that only who asked is told of: MEMORY says when it is scarce.
+PRIVATE_LIMITS = ("memory", "session_memory", "session_gpu_memory")
 NEARLY_FULL = 0.9  # of its limit: memory that is nearly used up
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from collectived.bench.figures import MAX_ITERATIONS, MIN_ITERATIONS, TARGET_SECONDS, choose_iterations, figures
-from collectived.bench.operation_kinds import KINDS, Extent, compute_extent
-from collectived.bench.sizes import compute_extents, compute_sizes
+from collectived.bench.operation_kinds import KINDS, Extent, compute_extent, compute_extents, compute_sizes
 from collectived_launcher.bench import cli as bench
 
 MIB = 1 << 20

@@ -20,10 +20,8 @@ PORTS = {  # the defaults; a job of `collectived launch` takes ports that are fr
     9450: "metrics of the coordinator",
     9451: "metrics of a worker",
 }
-_OUTSIDE_ADDRESSES = (
-    ("192.0.2.1", socket.AF_INET),
-    ("2001:db8::1", socket.AF_INET6),
-)  # for documentation: nobody is there
+# For documentation: nobody is there.
+_OUTSIDE_ADDRESSES = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
 _DISCARD = 9
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _LISTENING = "0A"
