@@ -92,11 +92,9 @@ def fill(array: Array, repeated: Array) -> None:
 
 
 def count_wrong(result: object, expected: Sequence[Segment] | None, tolerant: bool = False) -> int:
-    """How many elements of a result are not what they should be; all of them where its shape or type is another.
+    """Count elements of a result that are wrong: all, where its shape or type is; None is expected where there is none.
 
-    Args:
-        expected: None: there must be no result.
-        tolerant: whether the last bit may differ, as of means.
+    `tolerant`: the last bit may differ, as of means.
     """
     if expected is None:
         return int(result is not None)

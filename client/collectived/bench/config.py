@@ -18,9 +18,9 @@ class BenchConfig:
     """The same on all ranks; `collectived bench` has checked what a user can get wrong.
 
     Attributes:
-        operation: a name of `kinds.KINDS`. dtype: as NumPy spells it. reduce_op, root: for those that have one.
-        min_bytes, max_bytes, factor, step_bytes: as for `sizes.sizes`.
-        iterations: timed ones per size; 0: as many as `figures.enough` says. warmup: those before, which do not count.
+        operation: a name of `operation_kinds.KINDS`. dtype: as NumPy spells it. reduce_op, root: where there is one.
+        min_bytes, max_bytes, factor, step_bytes: as for `compute_sizes`.
+        iterations: timed ones per size; 0: as `choose_iterations` says. warmup: those before, which do not count.
         memory: "worker": inputs lie in arrays from `session.empty`; "own": in ordinary ones.
         in_flight: how many are started before the first is waited for; 0: blocking calls.
         timeout: of each collective, in seconds; 0: none.

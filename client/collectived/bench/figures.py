@@ -33,11 +33,7 @@ class Figures:
 
 
 def figures(kind: BenchOperation, extent: Extent, nanoseconds: NDArray[np.int64]) -> Figures:
-    """What the times say.
-
-    Args:
-        nanoseconds: [ranks, iterations].
-    """
+    """What the times say; `nanoseconds` is [ranks, iterations]."""
     ranks, iterations = nanoseconds.shape
     seconds = nanoseconds.max(axis=0) / 1e9
     p50, p99 = (float(np.percentile(seconds, percent)) for percent in (50, 99))

@@ -39,11 +39,7 @@ def plan_extents(order: BenchConfig, ranks: int) -> list[Extent]:
 def measure(
     order: BenchConfig, group: Any, memory: BenchMemory, extent: Extent, begins: Callable[[Extent, int], None]
 ) -> Row | None:
-    """Measures one size on all ranks of a group; rank 0 gets the row.
-
-    Args:
-        begins: called with the number of iterations before they are timed.
-    """
+    """Measure one size on all ranks, calling `begins` with its iterations before timing them; rank 0 gets the row."""
     again = make_call(order, group, make_input(order, extent, memory, group.rank))
     probe, _ = time_calls(again, max(1, order.warmup), order.in_flight)
     iterations = order.iterations or choose_iterations(group.all_reduce("max", float(np.median(probe))) / 1e9)
@@ -56,7 +52,6 @@ def measure(
 
 
 def _count_errors(order: BenchConfig, group: Any, extent: Extent, result: object) -> int:
-    """On all ranks together."""
     tolerant = order.kind.reduces and order.reduction is ReduceOp.MEAN
     found = count_wrong(result, answer(order, extent, group.rank, group.size), tolerant)
     return int(group.all_reduce("sum", found))

@@ -64,11 +64,9 @@ KINDS: Mapping[str, BenchOperation] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How large one measurement is.
+    """How large one measurement is: `size` is S, `count` elements of the array, or of one piece where S is divided.
 
-    Attributes:
-        size: S, in bytes. count: elements of the array, or of one piece where S is divided.
-        input_count, output_count: elements of a rank's input, and of a result.
+    `input_count`, `output_count`: elements of a rank's input, and of a result.
     """
 
     size: int

@@ -13,12 +13,9 @@ _EVENTS = ("begin", "size", "row", "end", "failed")
 
 @dataclass(slots=True)
 class Record:
-    """Attributes:
-    conditions: what is measured, and where; None before rank 0 has told it.
-    sizes: all that will be measured, in bytes.
-    current: size in bytes and number of iterations of what is measured now.
-    failures: (rank, error, traceback or "") of ranks that failed, in order of their words.
-    complete: whether all sizes were measured.
+    """`conditions`: None before rank 0 has told them. `current`: size in bytes and iterations of what is measured now.
+
+    `sizes`: all that will be measured, in bytes. `failures`: (rank, error, traceback or "") in order of their words.
     """
 
     conditions: dict[str, Any] | None = None

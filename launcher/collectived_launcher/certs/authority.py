@@ -31,8 +31,6 @@ class IssuedCertificate:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Who signs."""
-
     certificate: Certificate
     key: PrivateKey
 
@@ -52,11 +50,7 @@ def create_authority(name: str, days: int, now: datetime) -> IssuedCertificate:
 
 
 def issue(authority: Authority, name: str, names: Sequence[str], days: int, now: datetime) -> IssuedCertificate:
-    """A certificate of one host, or of one person.
-
-    Args:
-        names: host names and IP addresses under which it serves; () for who only calls.
-    """
+    """Make a certificate for serving under `names` (hosts and IP addresses), or, without any, for calling only."""
     key = ec.generate_private_key(ec.SECP256R1())
     until = _clamp_expiry(authority, now + timedelta(days=days))
     builder = _start_builder(_make_subject(name), authority.certificate.subject, key.public_key(), now, until)

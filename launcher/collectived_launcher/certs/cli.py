@@ -205,7 +205,6 @@ def _list_cluster_hosts(path: Path, folder: Path) -> list[tuple[str, tuple[str, 
 
 
 def _resolve_addresses(name: str) -> tuple[str, ...]:
-    """Those that a name has here."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:

@@ -13,11 +13,7 @@ from collectived_launcher.doctor.rules import gpus, network, software, system
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check of this host.
-
-    fact_names: of `Facts`, which its judgement is given in this order. at_start: whether it can be why a daemon did not
-    come up, and is quick to make.
-    """
+    """A check of this host: `rule` judges these `Facts`. `at_start`: quick, and may tell why no daemon came up."""
 
     name: str
     rule: Callable[..., Iterable[Finding]]

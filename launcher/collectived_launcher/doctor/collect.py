@@ -30,10 +30,7 @@ def collect_facts(
     within: float = TIMEOUT_SECONDS,
     still: SlowNotice | None = None,
 ) -> Facts:
-    """Looks at what these checks need, in so many seconds at most; the rest is UnknownFact.
-
-    `still`: as `run_probes`.
-    """
+    """Look at what these checks need, for `within` seconds at most; what has not answered is UnknownFact."""
     wanted = {part for check in checks for part in check.fact_names}
     looks = {part: look for part, look in _list_probes(environment).items() if part in wanted}
     if "gpus" in wanted or "nccl" in wanted:
@@ -59,7 +56,6 @@ def _list_probes(environment: Mapping[str, str]) -> dict[str, Probe]:
 
 
 def _list_gpu_probes(environment: Mapping[str, str]) -> dict[str, Probe]:
-    """Both need the answer of one process."""
     said: dict[str, Any] = {}
     once = threading.Lock()
 
@@ -76,12 +72,9 @@ def _list_gpu_probes(environment: Mapping[str, str]) -> dict[str, Probe]:
 
 
 def run_probes(looks: Mapping[str, Probe], within: float, still: SlowNotice | None = None) -> dict[str, Any]:
-    """Looks at all at once; a look that fails, or does not come back in time, is UnknownFact.
+    """Run all probes at once; what fails, or is late, is UnknownFact. One that hangs keeps its thread, not the process.
 
-    One that hangs keeps its thread, which does not keep the process.
-
-    Args:
-        still: hears once, after a few seconds, who has not come back.
+    `still` is called once, after `SLOW_NOTICE_SECONDS`, with the names of those that have not come back.
     """
     found: dict[str, Any] = {name: UnknownFact(f"nothing came back within {within:g} s") for name in looks}
 

@@ -178,8 +178,7 @@ class RunningJob:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """`variables`: those of ours and of torchrun that are set; values only of those that hold no secret, of others
-    "(set)". `worker_is_there`: whether the socket that
+    """`variables`: ours and torchrun's; of what may be secret, "(set)". `worker_is_there`: whether the socket that
     COLLECTIVED_WORKER names exists; None where it names none."""
 
     variables: Mapping[str, str]

@@ -55,12 +55,7 @@ class ReachedHost:
 
 
 def examine_hosts(hosts: Sequence[str], carrier: str, python: str) -> list[Finding]:
-    """
-    Args:
-        hosts: as `names` gives them.
-        carrier: the command that reaches a host.
-        python: the interpreter that has collectived there.
-    """
+    """Have each host look at itself over `carrier`, with its `python`, and measure between them."""
     ways = [HostAccess(name, _remote_command_words(carrier, name), python) for name in hosts]
     if far := [way.host for way in ways if way.remote_command]:
         click.echo(f"asking {', '.join(far)}, for {_EXAMINE_TIMEOUT:g} s at most", err=True)

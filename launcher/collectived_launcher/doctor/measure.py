@@ -263,11 +263,7 @@ def _receive_chunks(pipe: _Connection) -> tuple[int, float]:
 
 
 def serve(host: str, port: int, within: float, as_json: bool) -> int:
-    """Waits for one session; returns the exit status.
-
-    Args:
-        as_json: print the address and the token as one line of JSON, and nothing else.
-    """
+    """Wait for one session; `as_json` prints the address and the token alone. Return the exit status."""
     token = new_token()
     try:
         server = MeasurementServer(host, port, token, describe_this_host(collect_facts({}, _PEER_CHECKS)))

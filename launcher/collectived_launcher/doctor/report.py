@@ -18,11 +18,7 @@ _WIDTH = {"grade": 7, "check": 13}
 
 
 def format_lines(findings: Sequence[Finding], several: bool = False) -> Iterator[str]:
-    """One per finding, and one per remedy below it.
-
-    Args:
-        several: they are of more than one host; each is named, and what is well on another is one line.
-    """
+    """One line per finding, and one per remedy; `several`: name each host, and sum up what is well on others."""
     for finding in _collapse_ok(findings) if several else findings:
         grade = click.style(f"{finding.grade.name:{_WIDTH['grade']}}", fg=_COLOURS[finding.grade])
         place = f"{finding.host or 'this host'}: " if several else ""

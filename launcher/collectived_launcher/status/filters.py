@@ -57,7 +57,6 @@ def _keep_host(part: pb.StatusReply, host: str) -> None:
 
 
 def _keep(field: Any, kept: Sequence[Any]) -> None:
-    """Of a repeated field of any messages."""
     chosen = list(kept)
     del field[:]
     field.extend(chosen)

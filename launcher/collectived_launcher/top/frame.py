@@ -22,11 +22,7 @@ _HEADER_LINES, _FOOTER_LINES = 4, 1
 
 @dataclass(frozen=True, slots=True)
 class LatestStatus:
-    """
-    reply: the latest answer, which came at `received_at`.
-    findings: what is wrong in it.
-    error: why there is no newer one, since `failing_since`; '': there is.
-    """
+    """The latest answer, and what is wrong in it; `error`: why there is no newer one, since `failing_since`."""
 
     reply: pb.StatusReply
     findings: tuple[StatusFinding, ...]

@@ -21,11 +21,7 @@ _JOIN_TIMEOUT = 3.0  # a question that is under way takes no longer: the interpr
 
 
 class TopLoop:
-    """
-    target: who is asked.
-    reply: the first answer.
-    interval: seconds between questions.
-    """
+    """Asks `target` every `interval` seconds; `reply` is its first answer."""
 
     def __init__(self, target: Target, reply: StatusReply, interval: float) -> None:
         self.is_job_over = False

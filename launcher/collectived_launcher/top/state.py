@@ -65,15 +65,7 @@ _KEY = re.compile(rb"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class TopState:
-    """
-    view: what is shown.
-    interval: seconds between questions.
-    offset: rows of the view that lie above the screen.
-    paused: nothing new is shown.
-    help: the keys are shown instead of the view.
-    ask_now: the next question is due at once.
-    quit_requested: the person wants to go.
-    """
+    """`offset`: rows of the view that lie above the screen. `ask_now`: the next question is due at once."""
 
     view: View = View.FINDINGS
     interval: float = 1.0
@@ -90,12 +82,7 @@ def parse_keys(typed: bytes) -> list[str]:
 
 
 def apply_key(state: TopState, key: str, rows: int, page: int) -> TopState:
-    """What a key makes of the state; other keys change nothing.
-
-    Args:
-        rows: of the view as it is shown now.
-        page: rows that fit on the screen.
-    """
+    """What a key makes of the state, where the view has `rows` and the screen shows a `page` of them."""
     if key in ("q", "Q"):
         return replace(state, quit_requested=True)
     if key == "?":

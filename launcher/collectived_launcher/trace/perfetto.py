@@ -332,7 +332,7 @@ def _move_slice(group_loop: TraceLane, collective: TraceCollective, mark: TraceM
 
 @functools.cache
 def _move_names(group: str, out: bool, task: int) -> tuple[str, str]:
-    """Of its track, and its own."""
+    """Its track, and its own name."""
     if out:
         return f"{group}: to worker {task}", f"send to worker {task}"
     return f"{group}: from worker {task}", f"receive from worker {task}"

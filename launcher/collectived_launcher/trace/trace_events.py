@@ -103,10 +103,7 @@ class FlowEndpoint(NamedTuple):
 
 
 def flow_events(number: int, name: str, source: FlowEndpoint, target: FlowEndpoint) -> Iterator[Event]:
-    """From the beginning of one slice to the end of another.
-
-    None where the clocks say that it ended before it began.
-    """
+    """An arrow from one slice's beginning to another's end; none where the clocks say that it ended before it began."""
     if target.end_ns - 1 < max(source.begin_ns, target.begin_ns):
         return
     common = {"cat": "flow", "name": name, "id": number}

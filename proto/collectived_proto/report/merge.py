@@ -16,12 +16,7 @@ RESTARTED_WARNING = "the coordinator was started again and has not heard all wor
 def merge_in_flight(
     group_loops: Sequence[pb.LaneStatus], ranks: Iterable[int], pending: Iterable[pb.InFlight] = ()
 ) -> list[pb.InFlight]:
-    """One entry per instance: who has arrived anywhere, since when, and who has not.
-
-    Args:
-        ranks: of whom something is known: only they can be missing.
-        pending: what is known beside the group loops.
-    """
+    """One entry per instance: who has arrived anywhere, since when, and who of `ranks` has not."""
     merged: dict[int, pb.InFlight] = {}
     arrived: dict[int, set[int]] = {}
     for flight in (*pending, *(flight for group_loop in group_loops for flight in group_loop.in_flight)):

@@ -85,7 +85,6 @@ def _count_cards() -> int:
 
 
 def _query_driver() -> dict[str, Any]:
-    """In the process of its own."""
     found: dict[str, Any] = {"nccl": _nccl_version()}
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")

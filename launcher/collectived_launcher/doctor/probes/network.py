@@ -28,10 +28,7 @@ _LISTENING = "0A"
 
 
 def probe_network(environment: Mapping[str, str]) -> NetworkFacts:
-    """
-    Args:
-        environment: has SSH_CONNECTION where somebody came by ssh: the address by which they did.
-    """
+    """SSH_CONNECTION of the environment tells the address at which somebody came in by ssh."""
     reached = environment.get("SSH_CONNECTION", "").split()
     return NetworkFacts(
         hostname=socket.gethostname(),

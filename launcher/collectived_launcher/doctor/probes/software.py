@@ -35,10 +35,7 @@ _UNIX = "unix:"
 
 
 def probe_software(loads_within: float) -> Software:
-    """
-    Args:
-        loads_within: seconds for a Python to load what a daemon loads.
-    """
+    """Have a Python load what a daemon loads, in `loads_within` seconds, and list what is installed."""
     cannot_load, slow = _try_imports(loads_within)
     about = metadata.metadata(PACKAGE)
     wanted = [found for text in metadata.requires(PACKAGE) or () if (found := parse_requirement(text))]
@@ -84,11 +81,7 @@ def probe_environment(variables: Mapping[str, str]) -> Environment:
 
 
 def probe_running_jobs(folder: str, variables: Mapping[str, str]) -> tuple[RunningJob, ...]:
-    """Asks each job of this user, and the worker that COLLECTIVED_WORKER names.
-
-    Args:
-        folder: where jobs leave their files; it may not exist.
-    """
+    """Ask each job with files in `folder`, which may not exist, and the worker that COLLECTIVED_WORKER names."""
     from collectived_launcher.status.discovery import Target  # gRPC: nobody else here needs it
 
     targets = {}
