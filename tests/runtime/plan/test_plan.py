@@ -43,12 +43,12 @@ def uneven(size: int, count: int) -> tuple[Span, ...]:
     return tuple(shares)
 
 
-@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ALL_REDUCE)
-def test_all_reduce_has_each_contribution_exactly_once_everywhere(name: str, size: int, count: int) -> None:
-    span = Span(5, 5 + count)
-    verify_plans(each(ALL_REDUCE[name], range(size), span), postconditions.all_reduce_goal(range(size), span))
+def test_all_reduce_has_each_contribution_exactly_once_everywhere(name: str, size: int) -> None:
+    for count in COUNTS:
+        span = Span(5, 5 + count)
+        verify_plans(each(ALL_REDUCE[name], range(size), span), postconditions.all_reduce_goal(range(size), span))
 
 
 @pytest.mark.parametrize("name", ALL_REDUCE)
@@ -74,34 +74,38 @@ def test_each_member_of_a_ring_sends_exactly_the_lower_bound(size: int, count: i
     assert set(traffic.elements.values()) == {2 * (size - 1) * count // size}
 
 
-@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("size", SIZES)
-def test_the_volume_of_a_ring_is_the_lower_bound_for_any_length(size: int, count: int) -> None:
-    span = Span(0, count)
-    traffic = verify_plans(each(ring.all_reduce, range(size), span), postconditions.all_reduce_goal(range(size), span))
-    assert sum(traffic.elements.values()) == 2 * (size - 1) * count
-    assert traffic.rounds == max(2 * (size - 1), 1)
-
-
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("size", SIZES)
-def test_a_tree_reduces_to_and_broadcasts_from_any_root(size: int, count: int) -> None:
-    span = Span(0, count)
-    for root in range(size):
-        verify_plans(each(tree.reduce, range(size), span, root), postconditions.reduce_goal(range(size), span, root))
-        verify_plans(
-            each(tree.broadcast, range(size), span, root), postconditions.broadcast_goal(range(size), span, root)
+def test_the_volume_of_a_ring_is_the_lower_bound_for_any_length(size: int) -> None:
+    for count in COUNTS:
+        span = Span(0, count)
+        traffic = verify_plans(
+            each(ring.all_reduce, range(size), span), postconditions.all_reduce_goal(range(size), span)
         )
+        assert sum(traffic.elements.values()) == 2 * (size - 1) * count
+        assert traffic.rounds == max(2 * (size - 1), 1)
 
 
-@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("size", SIZES)
-def test_a_ring_scatters_sums_and_gathers_shares_of_any_size(size: int, count: int) -> None:
-    shares = uneven(size, count)
-    verify_plans(
-        each(ring.reduce_scatter, range(size), shares), postconditions.reduce_scatter_goal(range(size), shares)
-    )
-    verify_plans(each(ring.all_gather, range(size), shares), postconditions.all_gather_goal(range(size), shares))
+def test_a_tree_reduces_to_and_broadcasts_from_any_root(size: int) -> None:
+    for count in COUNTS:
+        span = Span(0, count)
+        for root in range(size):
+            verify_plans(
+                each(tree.reduce, range(size), span, root), postconditions.reduce_goal(range(size), span, root)
+            )
+            verify_plans(
+                each(tree.broadcast, range(size), span, root), postconditions.broadcast_goal(range(size), span, root)
+            )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_ring_scatters_sums_and_gathers_shares_of_any_size(size: int) -> None:
+    for count in COUNTS:
+        shares = uneven(size, count)
+        verify_plans(
+            each(ring.reduce_scatter, range(size), shares), postconditions.reduce_scatter_goal(range(size), shares)
+        )
+        verify_plans(each(ring.all_gather, range(size), shares), postconditions.all_gather_goal(range(size), shares))
 
 
 @pytest.mark.parametrize("name", ALL_REDUCE)
@@ -130,15 +134,15 @@ def test_a_missing_partner_leaves_every_algorithm_stuck_and_named(name: str, siz
             verify_plans(plans, postconditions.all_reduce_goal(range(size), span))
 
 
-@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("servers", ((2,), (0, 3), (4, 1, 0), (9,), (9, 8, 7), (1, 9)))
-def test_a_shuffle_goes_onto_any_servers_members_or_not(servers: tuple[int, ...], count: int) -> None:
-    members = range(5)
-    span = Span(1, 1 + count)
-    shares = dict(zip(servers, span.split(len(servers)), strict=True))
-    beside = {server: share for server, share in shares.items() if server not in members}
-    plans = {me: shuffle.all_reduce(members, me, span, servers) for me in (*members, *beside)}
-    verify_plans(plans, postconditions.all_reduce_goal(members, span, beside))
+def test_a_shuffle_goes_onto_any_servers_members_or_not(servers: tuple[int, ...]) -> None:
+    for count in COUNTS:
+        members = range(5)
+        span = Span(1, 1 + count)
+        shares = dict(zip(servers, span.split(len(servers)), strict=True))
+        beside = {server: share for server, share in shares.items() if server not in members}
+        plans = {me: shuffle.all_reduce(members, me, span, servers) for me in (*members, *beside)}
+        verify_plans(plans, postconditions.all_reduce_goal(members, span, beside))
 
 
 @pytest.mark.parametrize("segments", (1, 2, 3, 8))
@@ -177,24 +181,28 @@ def test_one_shot_needs_one_exchange(size: int) -> None:
     assert set(traffic.messages.values()) == {size - 1}
 
 
-@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("size", SIZES)
-def test_shares_of_any_size_are_gathered_and_scattered_at_any_root(size: int, count: int) -> None:
-    shares = uneven(size, count)
-    members = range(size)
-    for root in members:
-        verify_plans(each(all_to_all.gather, members, shares, root), postconditions.gather_goal(members, shares, root))
+def test_shares_of_any_size_are_gathered_and_scattered_at_any_root(size: int) -> None:
+    for count in COUNTS:
+        shares = uneven(size, count)
+        members = range(size)
+        for root in members:
+            verify_plans(
+                each(all_to_all.gather, members, shares, root), postconditions.gather_goal(members, shares, root)
+            )
+            verify_plans(
+                each(all_to_all.scatter, members, shares, root), postconditions.scatter_goal(members, shares, root)
+            )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_to_all_delivers_every_entry_of_any_table(size: int) -> None:
+    for count in COUNTS:
+        flat = iter(Span(0, count).split(size * size))
+        table = [[next(flat) for _ in range(size)] for _ in range(size)]
         verify_plans(
-            each(all_to_all.scatter, members, shares, root), postconditions.scatter_goal(members, shares, root)
+            each(all_to_all.all_to_all, range(size), table), postconditions.all_to_all_goal(range(size), table)
         )
-
-
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("size", SIZES)
-def test_all_to_all_delivers_every_entry_of_any_table(size: int, count: int) -> None:
-    flat = iter(Span(0, count).split(size * size))
-    table = [[next(flat) for _ in range(size)] for _ in range(size)]
-    verify_plans(each(all_to_all.all_to_all, range(size), table), postconditions.all_to_all_goal(range(size), table))
 
 
 @pytest.mark.parametrize("size", SIZES)

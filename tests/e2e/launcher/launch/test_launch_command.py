@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import settle
 
 PATIENCE = 20.0
 PYTHON = (sys.executable, "-c")
@@ -156,7 +157,7 @@ def test_nothing_outlives_a_launcher_that_was_killed(place: Any, moment: str, re
 def test_a_job_goes_on_without_its_keeper(place: Any) -> None:
     launcher = place.start(*PYTHON, WAIT, workers=1, clients=1, max_restarts=1)
     place.lines_with(launcher, "up", 1)
-    (keeper,) = place.having(b"collectived_launcher.hosts.reaper")
+    (keeper,) = settle(lambda: place.having(b"collectived_launcher.hosts.reaper"))  # it may not run its program yet
     os.kill(keeper, signal.SIGKILL)
     place.await_end_of([keeper])
     os.kill(place.clients()[0], signal.SIGKILL)
