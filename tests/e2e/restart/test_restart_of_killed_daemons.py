@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,12 @@ class Launch:
         return self.ended()
 
     def ended(self) -> tuple[int, str]:
-        _, rest = self.process.communicate(timeout=PATIENCE)
-        self._said += rest
-        return self.process.returncode, self._said
+        assert self.process.stdout and self.process.stderr
+        # Not `communicate`, which reads the pipe itself: what `readline` has taken in beyond its line would be lost.
+        with self.process.stdout as stdout, self.process.stderr as stderr, ThreadPoolExecutor(1) as pool:
+            pool.submit(stdout.read)
+            self._said += stderr.read()
+        return self.process.wait(PATIENCE), self._said
 
 
 def _is(name: str, command: list[str]) -> bool:
