@@ -90,6 +90,10 @@ def test_two_different_collectives_have_different_contracts_and_the_site_is_not_
     assert here.contract() == there.contract()
 
 
+def _of_shape(*shape: int) -> common.Collective:
+    return common.Collective(barrier=common.Barrier(), leaves=[common.Leaf(dtype="INT8", shape=shape)])
+
+
 @pytest.mark.parametrize(
     ("message", "word"),
     [
@@ -97,6 +101,8 @@ def test_two_different_collectives_have_different_contracts_and_the_site_is_not_
         (common.Collective(all_reduce=common.AllReduce()), "reduce op number 0"),
         (common.Collective(barrier=common.Barrier(), leaves=[common.Leaf()]), "data type number 0"),
         (common.Collective(barrier=common.Barrier(), leaves=[common.Leaf(dtype="INT8", shape=[-1])]), "negative"),
+        (_of_shape(1 << 62, 4), r"value: int8\[.*more bytes than 2\^63 - 1"),
+        (_of_shape(*[1] * 65), "an array of 65 dimensions, and at most 64 may be"),
         (
             common.Collective(barrier=common.Barrier(), options=common.CommunicationOptions(bytes_per_pack=-1)),
             "bytes_per_pack",
@@ -125,6 +131,8 @@ def test_two_different_collectives_have_different_contracts_and_the_site_is_not_
         "no reduce op",
         "no type",
         "negative shape",
+        "too many bytes",
+        "too many dimensions",
         "negative pack",
         "unknown algorithm",
         "no last tier",

@@ -3,136 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 from collectived_proto import codec, group_codec
+from collectived_proto.field_codec import Codec
 from collectived_proto.types import Verdict
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2
-from collectived_proto.version import OUR_VERSIONS
-from collectived_runtime.coordinator.core.events import (
-    AbandonedCollective,
-    AttachedGroup,
-    DrainOrder,
-    Event,
-    FaultReported,
-    Heartbeat,
-    JoinAsk,
-    JoinAsked,
-    JoinCancelled,
-    JoinDone,
-    JoinRefused,
-    JoinUpdate,
-    LinkMeasured,
-    MeasureLink,
-    Message,
-    PositionQuery,
-    Promised,
-    Propose,
-    QueryAnswered,
-    WaitingCount,
-    Welcome,
-    WorkerDrained,
-    WorkerHello,
-)
+from collectived_runtime.coordinator.core import events
+from collectived_runtime.coordinator.core.events import AbandonedCollective, Event, Heartbeat, JoinDone, Message
 
 CACHE_SIZE = 4  # encoded groups, and as many verdicts
 
-
-def hello_from_proto(message: pb.Hello) -> WorkerHello:
-    return WorkerHello(
-        message.task,
-        message.incarnation,
-        message.host,
-        message.pid,
-        tuple(message.devices),
-        message.address,
-        message.link_address,
-        message.highest_epoch,
-        tuple(
-            AttachedGroup(
-                codec.group_from_proto(item.group),
-                tuple(item.ranks),
-                tuple(codec.verdict_from_proto(verdict) for verdict in item.verdicts),
-                item.idle,
-            )
-            for item in message.groups
-        ),
-        message.draining,
-        codec.versions_from_proto(message.protocol),
-        message.link_secret,
-        message.nccl,
-    )
+_ATTACHED_GROUP = Codec(events.AttachedGroup, pb.Attached)
+hello_from_proto = Codec(events.WorkerHello, pb.Hello, renamed={"versions": "protocol"}).decode
+cut_to_proto = Codec(AbandonedCollective, status_pb2.Cut).encode
+_JOIN_ASK = Codec(events.JoinAsk, pb.JoinAsk)
 
 
-def event_from_proto(task: int, message: pb.WorkerMessage) -> Event | None:
-    """What a worker's message means to the mind; None for those that concern the shell alone, or are not known."""
-    match message.WhichOneof("message"):
-        case "heartbeat":
-            return _heartbeat_from_proto(task, message.heartbeat)
-        case "join":
-            return JoinAsked(task, _join_from_proto(message.join))
-        case "join_cancel":
-            return JoinCancelled(task, message.join_cancel.request, message.join_cancel.reason)
-        case "report":
-            return FaultReported(task, codec.report_from_proto(message.report))
-        case "position":
-            return QueryAnswered(task, message.position.query, codec.positions_from_proto(message.position.ranks))
-        case "measured":
-            told = message.measured
-            link = (told.peer, told.latency_seconds, told.bytes_per_second)
-            return LinkMeasured(task, told.generation, *link, told.text)
-        case "promised":
-            return Promised(task, *_promise_from_proto(message.promised))
-        case "drained":
-            told_cut = tuple(cut_from_proto(cut, task) for cut in message.drained.cut)
-            return WorkerDrained(task, message.drained.drain, told_cut)
-        case _:
-            return None
-
-
-def _promise_from_proto(message: pb.Promised) -> tuple[int, int, int]:
-    return message.proposal, message.from_instance, message.next_instance
-
-
-def cut_from_proto(cut: status_pb2.Cut, task: int) -> AbandonedCollective:
-    return AbandonedCollective(cut.generation, cut.instance, cut.op, cut.site, task, tuple(cut.missing))
-
-
-def cut_to_proto(cut: AbandonedCollective) -> status_pb2.Cut:
-    return status_pb2.Cut(
-        group=cut.group,
-        generation=cut.generation,
-        instance=cut.instance,
-        op=cut.op,
-        site=cut.site,
-        worker=cut.worker,
-        missing=cut.missing,
-    )
-
-
-def _heartbeat_from_proto(task: int, message: pb.Heartbeat) -> Heartbeat:
+def _heartbeat_from_proto(message: pb.Heartbeat, task: int) -> Heartbeat:
     if not message.standings:  # as most are, and there are many
         return Heartbeat(task, more=message.more)
     moved = tuple((one.generation, codec.positions_from_proto(one.ranks)) for one in message.standings)
     return Heartbeat(task, moved, message.more)
 
 
-def _join_from_proto(message: pb.JoinAsk) -> JoinAsk:
-    return JoinAsk(
-        message.request,
-        message.name,
-        message.min_size,
-        message.max_size,
-        message.settle_seconds,
-        message.rank if message.HasField("rank") else None,
-        message.device,
-        message.host,
-        message.pid,
-        message.label,
-        message.last_instance if message.HasField("last_instance") else -1,
-        message.idle,
-    )
+def _drained_from_proto(message: pb.Drained, task: int) -> events.WorkerDrained:
+    drained = _DRAINED.decode(message, task)
+    told = tuple(replace(cut, worker=task, group="") for cut in drained.abandoned)  # known already
+    return replace(drained, abandoned=told)
+
+
+_DRAINED = Codec(events.WorkerDrained, pb.Drained, given=1, renamed={"request": "drain", "abandoned": "cut"})
+_EVENTS: dict[str, Callable[[Any, int], Event]] = {
+    "heartbeat": _heartbeat_from_proto,
+    "join": lambda message, task: events.JoinAsked(task, _JOIN_ASK.decode(message)),
+    "join_cancel": Codec(events.JoinCancelled, pb.JoinCancel, given=1).decode,
+    "report": lambda message, task: events.FaultReported(task, codec.report_from_proto(message)),
+    "position": Codec(events.QueryAnswered, pb.Position, given=1, renamed={"positions": "ranks"}).decode,
+    "measured": Codec(events.LinkMeasured, pb.Measured, given=1).decode,
+    "promised": Codec(events.Promised, pb.Promised, given=1).decode,
+    "drained": _drained_from_proto,
+}  # by the name of the field that has it
+
+
+def event_from_proto(task: int, message: pb.WorkerMessage) -> Event | None:
+    """What a worker's message means to the mind; None for those that concern the shell alone, or are not known."""
+    name = message.WhichOneof("message")
+    return _EVENTS[name](getattr(message, name), task) if name in _EVENTS else None
 
 
 _Made = TypeVar("_Made")
@@ -153,6 +72,18 @@ class _Recent(Generic[_Made]):
         return self._made[identity][1]
 
 
+_MESSAGES: dict[type[Message], tuple[str, Codec[Any, Any]]] = {
+    events.Welcome: ("welcome", Codec(events.Welcome, pb.Welcome, renamed={"versions": "protocol"})),
+    events.JoinUpdate: ("join_update", Codec(events.JoinUpdate, pb.JoinUpdate)),
+    events.JoinRefused: ("join_refused", Codec(events.JoinRefused, pb.JoinRefused)),
+    events.PositionQuery: ("query", Codec(events.PositionQuery, pb.Query)),
+    events.MeasureLink: ("measure", Codec(events.MeasureLink, pb.Measure)),
+    events.Propose: ("propose", Codec(events.Propose, pb.Propose)),
+    events.WaitingCount: ("newcomers", Codec(events.WaitingCount, pb.Newcomers)),
+    events.DrainOrder: ("drain", Codec(events.DrainOrder, pb.DrainOrder, renamed={"request": "drain"})),
+}
+
+
 class Encoder:
     """Messages to protobuf. What goes to many workers, a verdict or a group, is encoded once."""
 
@@ -162,45 +93,14 @@ class Encoder:
 
     def encode(self, message: Message) -> pb.CoordinatorMessage:
         match message:
-            case Welcome(epoch, heartbeat, stall, link_secret):
-                welcome = pb.Welcome(
-                    epoch=epoch,
-                    heartbeat_seconds=heartbeat,
-                    stall_seconds=stall,
-                    protocol=codec.versions_to_proto(OUR_VERSIONS),
-                    link_secret=link_secret,
-                )
-                return pb.CoordinatorMessage(welcome=welcome)
-            case JoinUpdate(request, present, expected, text):
-                update = pb.JoinUpdate(request=request, present=present, expected=expected, text=text)
-                return pb.CoordinatorMessage(join_update=update)
             case JoinDone(request, group, rank, peers, table, idle):
                 same = (group, peers, table, idle)  # for all ranks
                 formed = self._groups.get(lambda: group_codec.formed_to_bytes(*same), *same)
                 return pb.CoordinatorMessage(join_done=pb.JoinDone(request=request, rank=rank, formed=formed))
-            case JoinRefused(request, code, text):
-                return pb.CoordinatorMessage(join_refused=pb.JoinRefused(request=request, code=code, message=text))
-            case PositionQuery(key, generation, instance, query):
-                asked = pb.Query(key=key, generation=generation, instance=instance, query=query)
-                return pb.CoordinatorMessage(query=asked)
-            case MeasureLink(generation, peer, address):
-                wanted = pb.Measure(generation=generation, peer=peer, link_address=address)
-                return pb.CoordinatorMessage(measure=wanted)
-            case Propose(key, generation, proposal):
-                wish = pb.Propose(key=key, generation=generation, proposal=proposal)
-                return pb.CoordinatorMessage(propose=wish)
-            case WaitingCount(key, generation, proposal, from_instance, waiting):
-                told = pb.Newcomers(
-                    key=key, generation=generation, proposal=proposal, from_instance=from_instance, waiting=waiting
-                )
-                return pb.CoordinatorMessage(newcomers=told)
-            case DrainOrder(request, timeout, generations, leave, stay):
-                order = pb.DrainOrder(
-                    drain=request, timeout_seconds=timeout, generations=generations, leave=leave, stay=stay
-                )
-                return pb.CoordinatorMessage(drain=order)
             case Verdict():
                 return self._verdicts.get(lambda: _encode_verdict(message), message)
+        name, fields = _MESSAGES[type(message)]
+        return pb.CoordinatorMessage(**{name: fields.encode(message)})
 
 
 def _encode_verdict(verdict: Verdict) -> pb.CoordinatorMessage:

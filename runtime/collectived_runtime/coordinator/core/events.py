@@ -2,7 +2,7 @@
 
 An *event* is something that happened: a worker came, went or spoke, or time passed. An *effect* is something the shell
 is to do about it: send a *message* to a worker, write a log line, break a stream, end the process. Messages are values
-of the contract (`Verdict`) or of this file; `messages.py` turns them to protobuf and back.
+of the contract (`Verdict`) or of this file; `codec.py` turns them to protobuf and back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 from collectived_proto.errors import Code
 from collectived_proto.types import GroupInfo, Peer, RankPosition, Report, Tier, Verdict
-from collectived_proto.version import FIRST_VERSIONS, VersionRange
+from collectived_proto.version import FIRST_VERSIONS, OUR_VERSIONS, VersionRange
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -221,6 +221,7 @@ class Welcome:
     heartbeat_seconds: float
     stall_seconds: float
     link_secret: str = field(default="", repr=False)
+    versions: VersionRange = OUR_VERSIONS
 
 
 @dataclass(frozen=True, slots=True)
