@@ -16,7 +16,7 @@ import numpy as np
 from collectived.arguments import check_integer
 from collectived.calls.prepare import PreparedCallCache
 from collectived.calls.timeout import Timeout
-from collectived.connection import address, environment, lifetime
+from collectived.connection import address, environment, failure_file, lifetime
 from collectived.connection.join_request import JoinRequest, make_join_request
 from collectived.errors import (
     CancelledError,
@@ -69,6 +69,7 @@ def connect(
         UnavailableError: no worker answers, or none is known; the error shows what to type.
         UnauthenticatedError: the worker asks for the job's secret.
     """
+    failure_file.install()
     limit = Timeout.of(timeout)
     found = address.find_worker(worker)
     alone = is_grpc_forced() or not found.path

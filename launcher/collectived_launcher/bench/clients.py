@@ -170,7 +170,7 @@ class AttachedClients:
                 here.close()
         if any(client.status == EXIT_UNREACHABLE for client in self._clients.values()):
             return EXIT_UNREACHABLE
-        self._messages.print_summary()
+        self._messages.print_summary({}, self._clients)
         return exit_status(self._state)
 
     def _run_loop(self, loop: Loop) -> None:

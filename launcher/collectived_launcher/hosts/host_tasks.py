@@ -8,6 +8,7 @@
 | `hush` | | ends `listen` |
 | `publish` | a `JobFile`, less the process that is asked | `trouble` if it cannot be written |
 | `token` | `token`: with which one may look, for a file in the job's folder | `path` of the file, or `trouble` |
+| `failures` | `ranks`: client -> how often it was started again | `reports`: their failure files, by rank |
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import ctypes
 import errno
 import ipaddress
+import json
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -28,6 +30,7 @@ from collectived_launcher.hosts.loop import Loop
 from collectived_proto.ipc import job_files
 
 DIAL_SECONDS = 8.0  # for one address to let us in
+_MAX_FAILURE_FILE = 1 << 16  # bytes
 _DISCARD_PORT = 9  # a port: nothing is ever sent to it, but the kernel chooses a route
 
 
@@ -58,6 +61,8 @@ class HostTasks:
                     job_files.write_job_file(job, self._folder.name)
                 case "token":
                     answer = {"path": write_token(self._folder, str(about["token"]))}
+                case "failures":
+                    answer = {"reports": read_failure_files(self._folder, about["ranks"])}
                 case _:
                     answer = {"trouble": f"no such task: {task}"}
         except (OSError, LookupError, ValueError, TypeError) as error:
@@ -145,6 +150,20 @@ def write_token(folder: Path, token: str) -> str:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
         file.write(f"{token}\n")
     return str(path)
+
+
+def failure_file(folder: str | Path, rank: int, restart: int) -> str:
+    """Where a client says what ended it, once for each time it is started."""
+    return f"{folder}/failure-{rank}-{restart}.json"
+
+
+def read_failure_files(folder: Path, restarts: Mapping[str, int]) -> dict[str, Any]:
+    """What clients have left, by rank; nothing of one that left nothing, or what nobody can read."""
+    found = {}
+    for rank, restart in restarts.items():
+        with contextlib.suppress(OSError, ValueError), open(failure_file(folder, int(rank), restart), "rb") as file:
+            found[rank] = json.loads(file.read(_MAX_FAILURE_FILE))
+    return found
 
 
 def choose_address(interface: str, towards: list[str]) -> str:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.launch import restarts
 from collectived_launcher.launch.child import Child, Client, Daemon
 from collectived_launcher.launch.job import COORDINATOR
 from collectived_launcher.launch.job_state import Action, JobState, Phase, Policy, SignalRanks
-from collectived_launcher.launch.summary import ProcessFailure, format_summary, format_times, signal_name
+from collectived_launcher.launch.summary import (
+    ClientReport,
+    ProcessFailure,
+    format_ranks,
+    format_summary,
+    format_times,
+    signal_name,
+)
 
 
 class JobMessages:
@@ -68,23 +75,36 @@ class JobMessages:
         if sending := _describe_signals(actions):
             self._say("; ".join(["some ranks are still running", *sending]))
 
-    def print_summary(self) -> None:
+    @property
+    def has_failures(self) -> bool:
+        return bool(self._failures)
+
+    def print_summary(self, reports: Mapping[int, ClientReport], clients: Mapping[int, Client]) -> None:
         """The job is over."""
-        for line in format_summary(self._failures, self._daemon_restarts):
+        failed = {failure.rank: failure for failure in self._failures}
+
+        def describe_client(rank: int) -> ProcessFailure:
+            return failed.get(rank) or _describe_failure(clients[rank], None)
+
+        for line in format_summary(self._failures, self._daemon_restarts, reports, describe_client):
             self._terminal.say(line)
 
     def _say(self, text: str) -> None:
         self._terminal.say(f"collectived: {text}")
 
     def _record_failure(self, child: Child, sent: int | None = None) -> None:
-        assert child.status is not None
-        self._failures.append(ProcessFailure(child.describe(), child.describe_end(), tuple(child.stderr_tail), sent))
+        self._failures.append(_describe_failure(child, sent))
 
     def _is_grace_starting(self, state: JobState) -> bool:
         return state.phase is Phase.GRACE and len(self._failures) == 1 and bool(state.alive)
 
     def _describe_grace(self, state: JobState) -> str:
-        return f"{_ranks(sorted(state.alive))} may take {self._policy.grace:g} s to end"
+        return f"{format_ranks(sorted(state.alive))} may take {self._policy.grace:g} s to end"
+
+
+def _describe_failure(child: Child, sent: int | None) -> ProcessFailure:
+    rank = child.rank if isinstance(child, Client) else None
+    return ProcessFailure(child.describe(), child.describe_end(), tuple(child.stderr_tail), sent, rank)
 
 
 def _describe_effect(daemon: Daemon, state: JobState, new_groups: str) -> str:
@@ -92,12 +112,10 @@ def _describe_effect(daemon: Daemon, state: JobState, new_groups: str) -> str:
     if daemon.name == COORDINATOR:
         return f"running groups go on, {new_groups}"
     ranks = [rank for rank, worker in sorted(state.workers.items()) if worker == daemon.name]
-    return f"{_ranks(ranks)} lost their worker; their groups get errors"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return f"{format_ranks(ranks)} lost their worker; their groups get errors"
 
 
 def _describe_signals(actions: Sequence[Action]) -> list[str]:
-    return [f"sending {signal_name(a.signum)} to {_ranks(a.ranks)}" for a in actions if isinstance(a, SignalRanks)]
+    return [
+        f"sending {signal_name(a.signum)} to {format_ranks(a.ranks)}" for a in actions if isinstance(a, SignalRanks)
+    ]

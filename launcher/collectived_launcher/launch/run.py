@@ -18,6 +18,7 @@ from pathlib import Path
 
 from collectived_launcher.doctor.startup import report_failures
 from collectived_launcher.hosts.host import LOCALHOST, NOT_RUN, Host, TaskResult
+from collectived_launcher.hosts.host_tasks import failure_file
 from collectived_launcher.hosts.local import LocalHost
 from collectived_launcher.hosts.loop import Loop
 from collectived_launcher.hosts.output import Terminal
@@ -45,8 +46,10 @@ from collectived_launcher.launch.job_state import (
     make_initial_state,
 )
 from collectived_launcher.launch.messages import JobMessages
+from collectived_launcher.launch.summary import ClientReport, read_reports
 
 UNREACHABLE = 3
+_REPORTS_TIMEOUT = 5.0  # seconds for hosts to tell why clients failed
 _END_TIMEOUT = KILL_AFTER + 3.0  # seconds for an agent to end what it started, and itself
 
 RemoteHostsFactory = Callable[[Loop, LocalHost], dict[str, Host]]
@@ -111,6 +114,7 @@ class Run:
                     self._hosts.update(self._create_remote_hosts(self._loop, here))
                 self._start()
                 self._run_events()
+                reports = self._collect_reports()
             except StartError as error:
                 self._terminal.say(f"collectived: {error}")
                 if not self._job.has_remote_hosts:  # it looks at this host
@@ -121,7 +125,7 @@ class Run:
                 return UNREACHABLE
             finally:
                 self._shut_down()
-        self._messages.print_summary()
+        self._messages.print_summary(reports, self._clients)
         return exit_status(self._state)
 
     def _start(self) -> None:
@@ -252,7 +256,10 @@ class Run:
         client.exit_callback = lambda: self._events.append(ClientEnded(rank, client.status or 0))
         self._clients[rank] = client
         variables = client_environment(self._job, self._addresses, rank, restart)
-        client.start(self._get_host(worker), self._job.program, variables, self._job.folder)
+        host = self._get_host(worker)
+        if host.facts is not None:
+            variables["COLLECTIVED_FAILURE_FILE"] = failure_file(host.facts.folder, rank, restart)
+        client.start(host, self._job.program, variables, self._job.folder)
 
     def _log(self, name: str) -> Path | None:
         """Where a process writes that is started, or started again and goes on in the same file."""
@@ -309,6 +316,22 @@ class Run:
                     self._started_daemons.kill(name)
                 case Finish():
                     self._finished = True
+
+    def _collect_reports(self) -> dict[int, ClientReport]:
+        """What clients have left that tells why they failed, as far as their hosts answer in time."""
+        if not self._messages.has_failures:
+            return {}
+        ranks: dict[str, dict[str, int]] = {}
+        for rank in self._clients:
+            host = self._job.hosts[self._job.find_worker(rank)]
+            ranks.setdefault(host, {})[str(rank)] = self._state.restarts.get(rank, 0)
+        answers: list[TaskResult] = []
+        for host, restarts in ranks.items():
+            self._hosts[host].run_task("failures", {"ranks": restarts}, answers.append)
+        self._loop.run_until(lambda: len(answers) == len(ranks), _REPORTS_TIMEOUT)
+        found = {int(rank): report for answer in answers for rank, report in answer.get("reports", {}).items()}
+        places = {rank: (self._job.find_worker(rank), client.pid) for rank, client in self._clients.items()}
+        return read_reports(found, places)
 
     def _signal_ranks(self, ranks: Sequence[int], signum: int) -> None:
         for rank in ranks:

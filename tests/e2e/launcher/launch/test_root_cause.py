@@ -1,0 +1,72 @@
+"""The summary of `launch` begins with the rank that failed by itself, though others end before it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import pytest
+
+PYTHON = (sys.executable, "-c")
+BEGIN = """
+import atexit, os, sys, time
+import numpy as np
+import collectived as cd
+rank = int(os.environ["RANK"])
+wait = lambda: time.sleep(1.5)  # the guilty one takes its time to end
+"""
+RAISES = """
+with cd.connect() as session, session.join() as group:
+    for step in range(3):
+        group.all_reduce("sum", np.ones(4))
+        if rank == 2 and step == 1:
+            atexit.register(wait)
+            raise ValueError("loss is NaN")
+"""
+DIFFERS = """
+if rank == 2:
+    atexit.register(wait)
+with cd.connect() as session, session.join() as group:
+    group.all_reduce("sum", np.ones(4 + (rank == 2)))
+"""
+HANGS = """
+with cd.connect() as session, session.join() as group:
+    if rank == 2:
+        time.sleep(100)
+    group.all_reduce("sum", np.ones(4), options=cd.CommunicationOptions(timeout_seconds=0.5))
+"""
+
+
+def summary(place: Any, script: str) -> list[str]:
+    done = place.drive(*PYTHON, BEGIN + script, real=True, workers=2, clients=2, grace=3)
+    assert done.returncode == 1
+    found = [line for line in done.stderr.splitlines() if not line.startswith("[")]
+    begin = next(number for number, line in enumerate(found) if "root cause" in line or "first failure" in line)
+    return found[begin:]
+
+
+@pytest.mark.parametrize("shell", [False, True], ids=["python", "shell"])
+def test_the_rank_that_raised_is_the_root_cause(place: Any, shell: bool) -> None:
+    script = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {BEGIN + RAISES!r}]))"
+    said = summary(place, RAISES) if not shell else summary(place, f"\n{script}")
+    assert re.fullmatch(
+        r"collectived: root cause: rank 2 \(pid \d+\): exit status 1: ValueError: loss is NaN \(<string>:\d+\)", said[0]
+    )
+    assert said[1] == "    Traceback (most recent call last):" and "    ValueError: loss is NaN" in said
+    assert said[-1] == "collectived: failed in consequence: ranks 0, 1, 3: exit status 1"
+
+
+def test_a_rank_whose_contract_differs_is_the_root_cause(place: Any) -> None:
+    said = summary(place, DIFFERS)
+    assert re.match(r"collectived: root cause: rank 2 \(pid \d+\): exit status 1: InvalidArgumentError: ", said[0])
+    assert said[-1] == "collectived: failed in consequence: ranks 0, 1, 3: exit status 1"
+
+
+def test_a_rank_that_hangs_is_the_root_cause_though_the_launcher_has_to_end_it(place: Any) -> None:
+    said = summary(place, HANGS)
+    assert re.match(r"collectived: root cause: rank 2 \(pid \d+\): killed by signal 15 \(SIGTERM\), after ", said[0])
+    assert re.search(
+        r"sent SIGTERM: all_reduce\(sum\) #0 of group 'world' did not complete within 0.5 s: rank 2 ", said[0]
+    )
+    assert said[-1] == "collectived: failed in consequence: ranks 0, 1, 3: exit status 1"
