@@ -44,9 +44,9 @@ from collectived.errors import (
 )
 from collectived.work import Work
 from collectived_proto.deadline import Deadline
-from collectived_proto.errors import Code, CollectiveError, error_from_verdict
+from collectived_proto.errors import CollectiveError, error_from_verdict
 from collectived_proto.options import CommunicationOptions
-from collectived_proto.types import AllReduce, AxisOperation, GroupInfo, Member, Operation, Reduce, ReduceOp
+from collectived_proto.types import AllReduce, AxisOperation, Cause, GroupInfo, Member, Operation, Reduce, ReduceOp
 
 _STAGING_TIMEOUT = 30.0  # seconds in which a worker makes room for a value
 
@@ -312,11 +312,9 @@ class Group(Collectives):
         what = f"{operation} of group {self.name!r} ({line})"
         if isinstance(error, DeadlineExceededError):
             return self._channel.fail_generation(
-                error.code, f"{what} did not complete within {timeout:g} s: {error}", line
+                Cause.DEADLINE, f"{what} did not complete within {timeout:g} s: {error}", line
             )
-        return self._channel.fail_generation(
-            Code.UNAVAILABLE, f"{what} could not be started: {error}; join again", line
-        )
+        return self._channel.fail_generation(Cause.REFUSED, f"{what} could not be started: {error}; join again", line)
 
     def _start_sparse_reduce(
         self,

@@ -26,6 +26,11 @@ def to_status(error: CollectiveError) -> grpc.Status:
     return status
 
 
+def has_status(error: Exception) -> bool:
+    """Whether a failed call was answered by a servicer, with a text of its own, and not ended by gRPC."""
+    return isinstance(error, grpc.Call) and rpc_status.from_call(error) is not None
+
+
 def from_rpc_error(error: grpc.RpcError, target: str) -> CollectiveError:
     """The exception that a failed call to `target` is raised as."""
     if not isinstance(error, grpc.Call):

@@ -22,7 +22,7 @@ from __future__ import annotations
 import builtins
 import enum
 
-from collectived_proto.types import Member, Verdict
+from collectived_proto.types import Cause, Member, Verdict
 
 
 class Code(enum.IntEnum):
@@ -178,6 +178,24 @@ class InternalError(CollectiveError):
 
     code = Code.INTERNAL
 
+
+CODE_BY_CAUSE: dict[Cause, Code] = {
+    Cause.DEADLINE: Code.DEADLINE_EXCEEDED,
+    Cause.LOST_RANK: Code.UNAVAILABLE,
+    Cause.LOST_WORKER: Code.UNAVAILABLE,
+    Cause.LOST_LINK: Code.UNAVAILABLE,
+    Cause.ABORTED: Code.ABORTED,
+    Cause.LEFT: Code.ABORTED,
+    Cause.MISMATCH: Code.INVALID_ARGUMENT,
+    Cause.EXHAUSTED: Code.RESOURCE_EXHAUSTED,
+    Cause.NATIVE: Code.UNAVAILABLE,
+    Cause.DRAINED: Code.UNAVAILABLE,
+    Cause.FORGOTTEN: Code.UNAVAILABLE,
+    Cause.CANCELLED: Code.CANCELLED,
+    Cause.REFUSED: Code.UNAVAILABLE,
+    Cause.DEFECT: Code.INTERNAL,
+}
+"""The code of a verdict with that cause, where a refusal does not bring one of its own."""
 
 _BY_CODE: dict[int, type[CollectiveError]] = {
     kind.code: kind

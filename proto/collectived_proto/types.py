@@ -407,12 +407,38 @@ class Peer:
     nccl: int = 0  # its version of NCCL, 22809 for 2.28.9; 0: it has none
 
 
+class Cause(enum.IntEnum):
+    """What a verdict follows from, numbered as on the wire; see common.proto. Of older peers it is not known."""
+
+    UNSPECIFIED = 0
+    DEADLINE = 1
+    LOST_RANK = 2
+    LOST_WORKER = 3
+    LOST_LINK = 4
+    ABORTED = 5
+    LEFT = 6
+    MISMATCH = 7
+    EXHAUSTED = 8
+    NATIVE = 9
+    DRAINED = 10
+    FORGOTTEN = 11
+    CANCELLED = 12
+    REFUSED = 13
+    DEFECT = 14
+
+    @classmethod
+    def _missing_(cls, value: object) -> Cause:
+        """A cause that only newer peers know."""
+        return cls.UNSPECIFIED
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What was decided about a generation, the same for every rank of it.
 
     Instances from `from_instance` on fail; the group goes on in generation `successor` (0: join again). `members` tell
     the last instance each is known to have finished. `orderly`: a rank has only left; other sends and receives go on.
+    `cause` and `origin`, the rank with which it began (None: none, or several), are for programs to decide by.
     """
 
     group: str
@@ -429,6 +455,8 @@ class Verdict:
     decided_by: str = "coordinator"
     members: tuple[Member, ...] = field(default=())
     orderly: bool = False
+    cause: Cause = Cause.UNSPECIFIED
+    origin: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collectived_proto.types import (
     AllReduce,
     Barrier,
     Broadcast,
+    Cause,
     Collective,
     CommunicationImplementation,
     DType,
@@ -74,6 +75,20 @@ def test_a_group_a_peer_and_a_verdict() -> None:
     assert codec.peer_from_proto(codec.peer_to_proto(peer)) == peer
     verdict = Verdict("train", 1, 2, 14, "lost", 5, 6, "barrier()", (MEMBER,), (MEMBER,), 9, "worker", (MEMBER,))
     assert codec.verdict_from_proto(codec.verdict_to_proto(verdict)) == verdict
+
+
+@pytest.mark.parametrize("cause", Cause)
+@pytest.mark.parametrize("origin", [None, 0, 3])
+def test_the_cause_and_the_origin_of_a_verdict(cause: Cause, origin: int | None) -> None:
+    verdict = Verdict("train", 1, 2, 14, "lost", 5, cause=cause, origin=origin)
+    assert codec.verdict_from_proto(codec.verdict_to_proto(verdict)) == verdict
+
+
+def test_a_verdict_of_an_older_peer_and_one_with_a_newer_cause_have_none() -> None:
+    assert codec.verdict_from_proto(common.Verdict(code=14)).cause is Cause.UNSPECIFIED
+    newer = common.Verdict.FromString(common.Verdict(code=14).SerializeToString() + b"\x80\x01\x63")  # cause: 99
+    read = codec.verdict_from_proto(newer)
+    assert (newer.cause, read.cause, read.origin) == (99, Cause.UNSPECIFIED, None)
 
 
 @pytest.mark.parametrize("kind", ReportKind)

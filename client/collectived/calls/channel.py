@@ -32,8 +32,10 @@ from collectived.calls.leader_follower import LeaderFollower
 from collectived.calls.rank_state import RankState
 from collectived.calls.timeout import MAX_REASON_LENGTH
 from collectived.errors import FailedPreconditionError
-from collectived_proto.errors import Code, CollectiveError
-from collectived_proto.types import GroupInfo, Verdict
+from collectived_proto.errors import CollectiveError
+from collectived_proto.types import Cause, GroupInfo, Verdict
+
+CONNECT_AGAIN = "connect and join again"  # what to do where the worker is lost
 
 
 class RankChannel(ABC):
@@ -87,13 +89,13 @@ class RankChannel(ABC):
                 self.wait(call)
         self.poll()
 
-    def fail_generation(self, code: Code, message: str, site: str) -> CollectiveError:
+    def fail_generation(self, cause: Cause, message: str, site: str) -> CollectiveError:
         """This rank's worker does not take its next collective: that is the end of the generation.
 
         What that is to be raised as, or what has ended it before, as may have been heard meanwhile.
         """
         self.poll()
-        verdict = self.rank_state.make_verdict(code, message)
+        verdict = self.rank_state.make_verdict(cause, message)
         if not self.rank_state.is_over:
             self._end_generation(verdict, self._cutoff_ack_timeout)
         return self.make_error(self.rank_state.verdict or verdict, site)
@@ -153,7 +155,7 @@ class RankChannel(ABC):
 
     def abort(self, reason: str) -> None:
         """Ends the generation for all ranks; returns when the worker reads the inputs of calls in flight no more."""
-        verdict = self.rank_state.make_verdict(Code.ABORTED, escape_surrogates(reason[:MAX_REASON_LENGTH]))
+        verdict = self.rank_state.make_verdict(Cause.ABORTED, escape_surrogates(reason[:MAX_REASON_LENGTH]))
         self._end_generation(verdict, self._abort_ack_timeout)
 
     @abstractmethod
@@ -187,11 +189,12 @@ class RankChannel(ABC):
         for call in list(self._calls.values()):
             self._give_up(call, verdict)
 
-    def _mark_lost(self, why: str) -> None:
-        """Under the mutex."""
+    def _mark_lost(self, why: str, advice: str = "connect and join again") -> None:
+        """Under the mutex. `advice` is '' where `why` is the worker's own text, which says what to do."""
         if not self._is_lost:
             self._is_lost = True
-            self._give_up_all(self.rank_state.on_worker_lost(self._worker, why, next(iter(self._calls.values()), None)))
+            message = "; ".join(filter(None, (f"{self._worker} is lost: {why}", advice)))
+            self._give_up_all(self.rank_state.on_worker_lost(message, next(iter(self._calls.values()), None)))
 
     def leave(self) -> Verdict | None:
         """Waits for what is in flight and says goodbye; returns a verdict that the caller has not seen."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 
 from collectived.calls.call import Call
 from collectived_proto.errors import (
+    CODE_BY_CAUSE,
     Code,
     CollectiveError,
     ResourceExhaustedError,
@@ -18,7 +19,7 @@ from collectived_proto.errors import (
     error_from_verdict,
 )
 from collectived_proto.ipc import messages
-from collectived_proto.types import GroupInfo, Member, Verdict
+from collectived_proto.types import Cause, GroupInfo, Member, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ class RankState:
 
     def cancel(self, why: str) -> LocalVerdict:
         """Nothing starts any more; what is waited for is to end with what this returns."""
-        self.cancel_verdict = withdrawn = LocalVerdict.of(self.make_verdict(Code.CANCELLED, why))
+        self.cancel_verdict = withdrawn = LocalVerdict.of(self.make_verdict(Cause.CANCELLED, why))
         if not self.is_over:
             self.verdict = withdrawn
         return withdrawn
@@ -169,7 +170,7 @@ class RankState:
             f"{call.prepared.site}) did not complete "
             f"within {call.timeout:g} s: {worker} has not answered; it may be stopped or overloaded"
         )
-        return self.make_verdict(Code.DEADLINE_EXCEEDED, message, call)
+        return self.make_verdict(Cause.DEADLINE, message, call)
 
     def allocate_number(self, post: bool, flying: int) -> int:
         """The number of the next collective, or send or recv, of which so many are in flight.
@@ -195,7 +196,7 @@ class RankState:
         else:
             self.next_instance -= 1
 
-    def on_worker_lost(self, worker: str, why: str, oldest: Call | None) -> Verdict:
+    def on_worker_lost(self, message: str, oldest: Call | None) -> Verdict:
         """This rank's worker is gone, and with it what is in flight, of which `oldest` began first.
 
         What the worker had said before it ended, of this rank's next instance, goes before that it has.
@@ -205,13 +206,13 @@ class RankState:
         if told is not None and told.orderly and self.verdict is None and told.from_instance <= first:
             self.verdict = told
             return told
-        message = f"{worker} is lost: {why.removesuffix('; connect again')}; connect and join again"
-        return self._end_with(self.cancel_verdict or self.make_verdict(Code.UNAVAILABLE, message, oldest))
+        return self._end_with(self.cancel_verdict or self.make_verdict(Cause.LOST_WORKER, message, oldest))
 
     def on_group_left(self) -> Verdict:
         """The group has been left: what calls end with from here on."""
         return self._end_with(
-            self.cancel_verdict or self.make_verdict(Code.FAILED_PRECONDITION, "the group has been left")
+            self.cancel_verdict
+            or self.make_verdict(Cause.REFUSED, "the group has been left", code=Code.FAILED_PRECONDITION)
         )
 
     def _end_with(self, verdict: Verdict) -> Verdict:
@@ -219,19 +220,27 @@ class RankState:
             self.apply_verdict(verdict)
         return verdict
 
-    def make_verdict(self, code: Code, message: str, call: Call | None = None) -> Verdict:
-        """What this rank decides alone, because its worker cannot tell it: about `call`, or from the next one on."""
+    def make_verdict(
+        self, cause: Cause, message: str, call: Call | None = None, *, code: Code | None = None
+    ) -> Verdict:
+        """What this rank decides alone, because its worker cannot tell it: about `call`, or from the next one on.
+
+        Args:
+            code: of a refusal that brings one of its own.
+        """
         instance = call.instance if call and not call.prepared.is_p2p else -1
         return Verdict(
             self.group.name,
             self.group.key,
             call.generation if call else self.generation,
-            code,
+            CODE_BY_CAUSE[cause] if code is None else code,
             message,
             from_instance=self.next_instance if instance < 0 else instance,
             instance=instance,
             op=call.prepared.op if call else "",
-            missing=(self.group.members[self.rank],) if code is Code.ABORTED else (),
+            missing=(self.group.members[self.rank],) if cause is Cause.ABORTED else (),
             decided_by=self._own_name,
             members=self.group.members,
+            cause=cause,
+            origin=self.rank if cause in (Cause.ABORTED, Cause.REFUSED) else None,
         )

@@ -13,7 +13,7 @@ from time import monotonic
 
 from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import Call
-from collectived.calls.channel import RankChannel
+from collectived.calls.channel import CONNECT_AGAIN, RankChannel
 from collectived.calls.leader_follower import LeaderFollower
 from collectived.calls.prepare import MAX_SIGNATURES
 from collectived.calls.rank_state import LocalVerdict
@@ -24,9 +24,10 @@ from collectived.grpc_alone.heap import BlockPool, HeapStaging
 from collectived.grpc_alone.submission import FixedLayoutResult, IncomingResult, Submission, VariableLayoutResult
 from collectived_proto import codec
 from collectived_proto.deadline import Deadline
+from collectived_proto.error_status import has_status
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
-from collectived_proto.types import Collective, GroupInfo, Layout, Verdict
+from collectived_proto.types import Cause, Collective, GroupInfo, Layout, Verdict
 from collectived_proto.v1 import common_pb2, worker_pb2
 
 _LEAVE_TIMEOUT = 2.0  # seconds in which a worker says what it knows when we leave,
@@ -162,12 +163,12 @@ class GrpcChannel(RankChannel):
             pass
         elif ours.code in (*_REFUSALS, Code.DEADLINE_EXCEEDED):
             # Nobody else knows of this call, and what is numbered after it has no turn.
-            return self.rank_state.make_verdict(ours.code, f"{call.prepared.op}: {ours}", call)
+            return self.rank_state.make_verdict(Cause.REFUSED, f"{call.prepared.op}: {ours}", call, code=ours.code)
         elif ours.code is Code.INVALID_ARGUMENT:
             text = f"{call.prepared.op}: {self._worker} refuses what it had prepared itself: {ours}"
-            return self.rank_state.make_verdict(Code.INTERNAL, text, call)
+            return self.rank_state.make_verdict(Cause.DEFECT, text, call)
         else:
-            self._mark_lost(str(ours))
+            self._mark_lost(str(ours), "" if has_status(error) else CONNECT_AGAIN)
         return None
 
     def _on_rpc_done(self, call: Call, incoming: IncomingResult) -> None:
@@ -188,7 +189,7 @@ class GrpcChannel(RankChannel):
             standing.next_instance = call.instance
         else:
             return False
-        self._end(call, LocalVerdict.of(standing.make_verdict(error.code, str(error), call)))
+        self._end(call, LocalVerdict.of(standing.make_verdict(Cause.REFUSED, str(error), call, code=error.code)))
         return True
 
     def _end(self, call: Call, verdict: Verdict | None) -> None:

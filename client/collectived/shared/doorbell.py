@@ -22,10 +22,9 @@ from collectived.errors import UnavailableError
 from collectived.gpu.driver import CudaError, get_cuda
 from collectived.shared import seqpacket
 from collectived.shared.in_flight import InFlightCalls, PingReply
-from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.ipc.spin import AdaptiveSpin, count_cores
-from collectived_proto.types import GroupInfo, Verdict
+from collectived_proto.types import Cause, GroupInfo, Verdict
 
 log = logging.getLogger("collectived")
 
@@ -110,7 +109,8 @@ class Doorbell(RankChannel):
         except CudaError as error:
             self.rank_state.release_number(call.prepared.is_p2p)
             why = f"its value cannot be waited for: {error}"
-            call.end(self.rank_state.make_verdict(Code.UNAVAILABLE, why), retire=True)  # copies may be under way
+            verdict = self.rank_state.make_verdict(Cause.REFUSED, why)
+            call.end(verdict, retire=True)  # copies may be under way
             raise UnavailableError(why) from error
         return number, (messages.encode_event(number, handle),) if handle else ()
 

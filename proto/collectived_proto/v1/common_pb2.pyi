@@ -305,7 +305,39 @@ class Group(_message.Message):
     def __init__(self, name: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("group", "key", "generation", "code", "message", "from_instance", "instance", "op", "missing", "differing", "successor", "decided_by", "members", "orderly", "progress")
+    __slots__ = ("group", "key", "generation", "code", "message", "from_instance", "instance", "op", "missing", "differing", "successor", "decided_by", "members", "orderly", "progress", "cause", "origin")
+    class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNSPECIFIED: _ClassVar[Verdict.Cause]
+        DEADLINE: _ClassVar[Verdict.Cause]
+        LOST_RANK: _ClassVar[Verdict.Cause]
+        LOST_WORKER: _ClassVar[Verdict.Cause]
+        LOST_LINK: _ClassVar[Verdict.Cause]
+        ABORTED: _ClassVar[Verdict.Cause]
+        LEFT: _ClassVar[Verdict.Cause]
+        MISMATCH: _ClassVar[Verdict.Cause]
+        EXHAUSTED: _ClassVar[Verdict.Cause]
+        NATIVE: _ClassVar[Verdict.Cause]
+        DRAINED: _ClassVar[Verdict.Cause]
+        FORGOTTEN: _ClassVar[Verdict.Cause]
+        CANCELLED: _ClassVar[Verdict.Cause]
+        REFUSED: _ClassVar[Verdict.Cause]
+        DEFECT: _ClassVar[Verdict.Cause]
+    UNSPECIFIED: Verdict.Cause
+    DEADLINE: Verdict.Cause
+    LOST_RANK: Verdict.Cause
+    LOST_WORKER: Verdict.Cause
+    LOST_LINK: Verdict.Cause
+    ABORTED: Verdict.Cause
+    LEFT: Verdict.Cause
+    MISMATCH: Verdict.Cause
+    EXHAUSTED: Verdict.Cause
+    NATIVE: Verdict.Cause
+    DRAINED: Verdict.Cause
+    FORGOTTEN: Verdict.Cause
+    CANCELLED: Verdict.Cause
+    REFUSED: Verdict.Cause
+    DEFECT: Verdict.Cause
     GROUP_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +353,8 @@ class Verdict(_message.Message):
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     ORDERLY_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     group: str
     key: int
     generation: int
@@ -336,7 +370,9 @@ class Verdict(_message.Message):
     members: _containers.RepeatedCompositeFieldContainer[Member]
     orderly: bool
     progress: Progress
-    def __init__(self, group: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., from_instance: _Optional[int] = ..., instance: _Optional[int] = ..., op: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., differing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., successor: _Optional[int] = ..., decided_by: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., orderly: bool = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    cause: Verdict.Cause
+    origin: int
+    def __init__(self, group: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., from_instance: _Optional[int] = ..., instance: _Optional[int] = ..., op: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., differing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., successor: _Optional[int] = ..., decided_by: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., orderly: bool = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cause: _Optional[_Union[Verdict.Cause, str]] = ..., origin: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("last_instances", "last_ops", "last_sites", "idle_seconds", "texts", "missing", "differing")

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from collectived_proto.errors import Code
 from collectived_proto.report.phrases import collective_text, format_seconds, ranks_text
-from collectived_proto.types import unscoped_name
+from collectived_proto.types import Cause, unscoped_name
 from collectived_runtime.coordinator.core import faults, verdicts
 from collectived_runtime.coordinator.core.events import (
     AbandonedCollective,
@@ -270,7 +270,7 @@ def _deliver_drain_verdict(
         f"{drain.target} is draining: {what} begins nothing from #{start} on; "
         f"{'join it again when that is over' if drain.group else 'join it again at workers that stay'}"
     )
-    verdict = verdicts.make_verdict(generation, Code.UNAVAILABLE, text, start, now, instance=-1)
+    verdict = verdicts.make_verdict(generation, Cause.DRAINED, text, start, now, instance=-1)
     generation.drained_from = start
     yield from faults.deliver(book, generation, replace(verdict, orderly=True, op=""), now, fault=False)
 
@@ -314,7 +314,7 @@ def _record_abandoned(
         f"{format_seconds(drain.timeout_seconds)}{absent}"
     )
     verdict = verdicts.make_verdict(
-        generation, Code.UNAVAILABLE, text, cut.instance, now, instance=cut.instance, missing=told.missing
+        generation, Cause.DRAINED, text, cut.instance, now, instance=cut.instance, missing=told.missing
     )
     yield from faults.deliver(book, generation, replace(verdict, op=op), now)
 

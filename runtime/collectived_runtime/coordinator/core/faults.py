@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from collectived_proto.errors import Code
-from collectived_proto.types import Report, ReportKind, Verdict, unscoped_name
+from collectived_proto.errors import CODE_BY_CAUSE, Code
+from collectived_proto.types import Cause, Report, ReportKind, Verdict, unscoped_name
 from collectived_runtime.coordinator.core import verdicts
 from collectived_runtime.coordinator.core.events import (
     Effect,
@@ -87,8 +87,13 @@ def _answer_unknown_generation(task: int, report: Report) -> Iterator[Effect]:
     """Nothing is known about this generation: it ended long ago. A group loop that waits must not wait for ever."""
     yield Log("debug", f"worker {task} reports {report.kind.name} of generation {report.generation}, long forgotten")
     if report.kind in _INSTANCE_REPORTS:
-        text = f"generation {report.generation} is not known to this coordinator any more: join the group again"
-        yield SendToWorker(task, Verdict("", report.key, report.generation, Code.UNAVAILABLE, text, 0))
+        yield SendToWorker(task, _make_forgotten_verdict(report))
+
+
+def _make_forgotten_verdict(report: Report) -> Verdict:
+    cause = Cause.FORGOTTEN
+    text = "the coordinator does not know this group any more: join it again"
+    return Verdict("", report.key, report.generation, CODE_BY_CAUSE[cause], text, 0, cause=cause)
 
 
 # Faults of one rank: decided at once.
@@ -105,16 +110,16 @@ def _handle_rank_report(book: Registry, generation: GroupRun, report: Report, no
             yield from _mark_rank_left(book, generation, rank, last, now)
         case ReportKind.ABORT:
             text = f"{generation.member(rank, now)} aborted the group: {report.text or 'no reason given'}"
-            verdict = verdicts.make_verdict(generation, Code.ABORTED, text, 0, now, missing=[rank])
+            verdict = verdicts.make_verdict(generation, Cause.ABORTED, text, 0, now, origin=rank, missing=[rank])
             yield from deliver(book, generation, verdict, now)
             successor = book.get_successor(generation)
             if successor:
-                again = verdicts.make_verdict(successor, Code.ABORTED, text, 0, now, missing=[rank])
+                again = verdicts.make_verdict(successor, Cause.ABORTED, text, 0, now, origin=rank, missing=[rank])
                 yield from deliver(book, successor, again, now)
         case _:
             text = f"{generation.member(rank, now)} has no memory left: {report.text or 'no details given'}"
             start = max(last, 0)
-            verdict = verdicts.make_verdict(generation, Code.RESOURCE_EXHAUSTED, text, start, now, missing=[rank])
+            verdict = verdicts.make_verdict(generation, Cause.EXHAUSTED, text, start, now, origin=rank, missing=[rank])
             yield from deliver(book, generation, verdict, now)
 
 
@@ -127,7 +132,9 @@ def _handle_p2p_report(book: Registry, generation: GroupRun, task: int, report: 
     elif report.peer in generation.departed:
         start = generation.verdicts[-1].from_instance if generation.verdicts else 0
         text = f"{generation.member(report.peer, now)} has left the group"
-        gone = verdicts.make_verdict(generation, Code.ABORTED, text, start, now, missing=[report.peer])
+        gone = verdicts.make_verdict(
+            generation, Cause.LEFT, text, start, now, origin=report.peer, missing=[report.peer]
+        )
         yield SendToWorker(task, replace(gone, orderly=True))
     else:
         level: Level = "debug" if generation.idle else "warning"
@@ -142,7 +149,9 @@ def mark_rank_lost(
         generation.departed[rank] = Departure.LOST
         if _is_uncovered(generation, from_instance):
             text = verdicts.lost_text(generation, [rank], why, now)
-            verdict = verdicts.make_verdict(generation, Code.UNAVAILABLE, text, from_instance, now, missing=[rank])
+            verdict = verdicts.make_verdict(
+                generation, Cause.LOST_RANK, text, from_instance, now, origin=rank, missing=[rank]
+            )
             yield from deliver(book, generation, verdict, now)
         book.retire_if_over(generation)
     successor = book.get_successor(generation)
@@ -161,7 +170,7 @@ def _mark_rank_left(book: Registry, generation: GroupRun, rank: int, last: int, 
         if len(generation.departed) < size and _is_uncovered(generation, last + 1, orderly=True):
             others = (other for other in range(size) if other not in generation.departed)
             waiting = any(generation.last_submitted(other) > last for other in others)
-            verdict = verdicts.make_verdict(generation, Code.ABORTED, text, last + 1, now, missing=[rank])
+            verdict = verdicts.make_verdict(generation, Cause.LEFT, text, last + 1, now, origin=rank, missing=[rank])
             yield from deliver(book, generation, replace(verdict, orderly=True), now, fault=waiting)
         book.retire_if_over(generation)
     successor = book.get_successor(generation)
@@ -177,7 +186,7 @@ def mark_workers_lost(
     if ranks:
         text = verdicts.lost_text(generation, ranks, why, now)
         generation.departed |= dict.fromkeys(ranks, Departure.LOST)
-        verdict = verdicts.make_verdict(generation, Code.UNAVAILABLE, text, from_instance, now, missing=ranks)
+        verdict = verdicts.make_verdict(generation, Cause.LOST_WORKER, text, from_instance, now, missing=ranks)
         yield from deliver(book, generation, verdict, now)
         book.retire_if_over(generation)
 
@@ -365,7 +374,7 @@ def _judge(book: Registry, inquiry: Inquiry, now: float) -> Iterator[Effect]:
     }
     decision = verdicts.judge(generation, inquiry, silent, now)
     if decision is not None:
-        if decision.code == Code.INVALID_ARGUMENT and generation.drained_from is None:
+        if decision.cause is Cause.MISMATCH and generation.drained_from is None:
             decision = verdicts.with_successor(decision, book.new_id())
         yield from deliver(book, generation, decision, now)
     elif inquiry.kind is ReportKind.PENDING and _is_warning_due(book, evidence, now):

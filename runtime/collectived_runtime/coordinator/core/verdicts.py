@@ -11,7 +11,7 @@ from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from collectived_proto.errors import Code
+from collectived_proto.errors import CODE_BY_CAUSE
 from collectived_proto.report import phrases
 from collectived_proto.report.phrases import (
     MAX_NAMED,
@@ -26,18 +26,19 @@ from collectived_proto.report.phrases import (
     ranks_text,
     waiting_text,
 )
-from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
+from collectived_proto.types import Cause, GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
 from collectived_runtime.coordinator.core.contract_diff import describe_collective, find_difference
 from collectived_runtime.coordinator.core.registry import Departure, GroupRun, Inquiry
 
 
 def make_verdict(
     generation: GroupRun,
-    code: Code,
+    cause: Cause,
     text: str,
     from_instance: int,
     now: float,
     *,
+    origin: int | None = None,
     instance: int | None = None,
     missing: Iterable[int] = (),
     differing: Iterable[int] = (),
@@ -49,7 +50,7 @@ def make_verdict(
         info.name,
         info.key,
         info.generation,
-        code,
+        CODE_BY_CAUSE[cause],
         text,
         from_instance,
         instance=failing,
@@ -57,6 +58,8 @@ def make_verdict(
         missing=generation.members(now, missing),
         differing=generation.members(now, differing),
         members=generation.members(now),
+        cause=cause,
+        origin=origin,
     )
 
 
@@ -120,7 +123,7 @@ def _judge_link(generation: GroupRun, inquiry: Inquiry, now: float) -> Verdict |
     if not ranks:
         return None
     text = lost_text(generation, ranks, inquiry.text, now)
-    return make_verdict(generation, Code.UNAVAILABLE, text, max(inquiry.instance, 0), now, missing=ranks)
+    return make_verdict(generation, Cause.LOST_LINK, text, max(inquiry.instance, 0), now, missing=ranks)
 
 
 def _judge_native(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict:
@@ -134,7 +137,7 @@ def _judge_native(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, s
     text = phrases.nccl_failure_text(_describe_instance(generation, instance), told, generation.members(now, lost))
     quiet = [why for task, why in sorted(silent.items()) if generation.active_ranks(task)]
     text = "; ".join([text, *quiet[: phrases.MAX_NAMED]])
-    return make_verdict(generation, Code.UNAVAILABLE, text, instance, now, instance=instance, missing=lost)
+    return make_verdict(generation, Cause.NATIVE, text, instance, now, instance=instance, missing=lost)
 
 
 def _judge_mismatch(generation: GroupRun, inquiry: Inquiry, now: float) -> Verdict | None:
@@ -152,7 +155,14 @@ def _judge_mismatch(generation: GroupRun, inquiry: Inquiry, now: float) -> Verdi
         return None
     differing = sorted(rank for side in others for rank in side)
     decision = make_verdict(
-        generation, Code.INVALID_ARGUMENT, text, instance, now, instance=instance, differing=differing
+        generation,
+        Cause.MISMATCH,
+        text,
+        instance,
+        now,
+        origin=differing[0] if len(differing) == 1 else None,
+        instance=instance,
+        differing=differing,
     )
     return replace(decision, op=op)
 
@@ -171,7 +181,7 @@ def _judge_expiry(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, s
         )
     else:
         text = unfinished_text(what, inquiry.timeout_seconds, unfinished, sites)
-    return make_verdict(generation, Code.DEADLINE_EXCEEDED, text, instance, now, instance=instance, missing=missing)
+    return make_verdict(generation, Cause.DEADLINE, text, instance, now, instance=instance, missing=missing)
 
 
 def judge_overdue(generation: GroupRun, report: Report, now: float) -> Verdict:
@@ -181,7 +191,7 @@ def judge_overdue(generation: GroupRun, report: Report, now: float) -> Verdict:
         f"{what} did not complete within {format_seconds(report.timeout_seconds)}: "
         f"{_describe_peer(generation, report, now)}"
     )
-    return make_verdict(generation, Code.DEADLINE_EXCEEDED, text, 0, now, missing=[_peer_rank(generation, report)])
+    return make_verdict(generation, Cause.DEADLINE, text, 0, now, missing=[_peer_rank(generation, report)])
 
 
 def judge_unclaimed(generation: GroupRun, report: Report, now: float) -> Verdict:
@@ -191,7 +201,7 @@ def judge_unclaimed(generation: GroupRun, report: Report, now: float) -> Verdict
         f"there is no memory for what {generation.member(peer, now)} has sent to "
         f"{generation.member(report.rank, now)}, which has not received it: {report.text}"
     )
-    return make_verdict(generation, Code.RESOURCE_EXHAUSTED, text, 0, now, missing=[peer])
+    return make_verdict(generation, Cause.EXHAUSTED, text, 0, now, origin=peer, missing=[peer])
 
 
 def p2p_wait_warning(generation: GroupRun, report: Report, now: float) -> str:

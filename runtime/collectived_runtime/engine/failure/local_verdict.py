@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from collectived_proto.errors import Code
+from collectived_proto.errors import CODE_BY_CAUSE
 from collectived_proto.report.phrases import (
     collective_text,
     expired_text,
@@ -17,8 +17,10 @@ from collectived_proto.report.phrases import (
     not_arrived_text,
     not_written_text,
 )
-from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
+from collectived_proto.types import Cause, GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
 from collectived_runtime.engine.base.topology import GroupTopology
+
+_ONE_RANK_BEGINS = (Cause.LOST_RANK, Cause.ABORTED, Cause.LEFT, Cause.EXHAUSTED)
 
 
 def make_verdict(topology: GroupTopology, name: str, generation: int, first: int, op: str, report: Report) -> Verdict:
@@ -30,9 +32,9 @@ def make_verdict(topology: GroupTopology, name: str, generation: int, first: int
     group = replace(topology.group, name=unscoped_name(topology.group.name))
     told = {position.rank: position for position in report.ranks}  # of this worker's ranks
     what = collective_text(first, op, group.name) if op else f"group {group.name!r}"
-    code, text, ranks = _classify_report(topology, name, what, report, told)
+    cause, text, ranks = _classify_report(topology, name, what, report, told)
     members = tuple(_with_position(member, told.get(member.rank)) for member in group.members)
-    return _verdict(group, name, generation, code, text, first, op, [members[rank] for rank in ranks], members)
+    return _verdict(group, name, generation, cause, text, first, op, [members[rank] for rank in ranks], members)
 
 
 def make_departure_verdict(
@@ -43,7 +45,7 @@ def make_departure_verdict(
     missing = [group.members[rank] for rank in ranks]
     what = f"{collective_text(first, op, group.name)}: " if op else ""
     text = f"{what}{members_text(missing)} {'has' if len(missing) == 1 else 'have'} left the group"
-    verdict = _verdict(group, name, generation, Code.ABORTED, text, first, op, missing, group.members)
+    verdict = _verdict(group, name, generation, Cause.LEFT, text, first, op, missing, group.members)
     return replace(verdict, orderly=True)
 
 
@@ -51,7 +53,7 @@ def _verdict(
     group: GroupInfo,
     name: str,
     generation: int,
-    code: Code,
+    cause: Cause,
     text: str,
     first: int,
     op: str,
@@ -62,7 +64,7 @@ def _verdict(
         group.name,
         group.key,
         generation,
-        code,
+        CODE_BY_CAUSE[cause],
         f"{text} (decided by {name} alone: the coordinator did not answer)",
         first,
         first if op else -1,
@@ -70,6 +72,8 @@ def _verdict(
         tuple(missing),
         decided_by=name,
         members=members,
+        cause=cause,
+        origin=missing[0].rank if len(missing) == 1 and cause in _ONE_RANK_BEGINS else None,
     )
 
 
@@ -94,39 +98,39 @@ def with_missing(topology: GroupTopology, name: str, verdict: Verdict, absent: l
 
 def _classify_report(
     topology: GroupTopology, name: str, what: str, report: Report, told: dict[int, RankPosition]
-) -> tuple[Code, str, list[int]]:
-    """Code, what happened, and the ranks that are missing by it."""
+) -> tuple[Cause, str, list[int]]:
+    """Cause, what happened, and the ranks that are missing by it."""
     members = topology.group.members
     rank, peer = report.rank, report.peer
     match report.kind:
         case ReportKind.EXPIRED:
             absent = [position.rank for position in report.ranks if not position.arrived]
-            return Code.DEADLINE_EXCEEDED, _expired_message(members, what, report, absent, told), absent
+            return Cause.DEADLINE, _expired_message(members, what, report, absent, told), absent
         case ReportKind.LOST:
             known = {rank: history_text(told[rank])} if rank in told else {}
-            return Code.UNAVAILABLE, f"{what}: {lost_text([members[rank]], report.text, known)}", [rank]
+            return Cause.LOST_RANK, f"{what}: {lost_text([members[rank]], report.text, known)}", [rank]
         case ReportKind.ABORT:
             text = f"{members[rank]} aborted the group: {report.text or 'no reason given'}"
-            return Code.ABORTED, f"{what}: {text}", [rank]
+            return Cause.ABORTED, f"{what}: {text}", [rank]
         case ReportKind.LINK:
             ranks = [rank for one in topology.peers if one.task == report.worker for rank in one.ranks]
             why = f"the link of {name} to worker {report.worker} broke: {report.text}"
-            return Code.UNAVAILABLE, f"{what}: {lost_text([members[rank] for rank in ranks], why, {})}", ranks
+            return Cause.LOST_LINK, f"{what}: {lost_text([members[rank] for rank in ranks], why, {})}", ranks
         case ReportKind.NATIVE:
             here = [members[rank] for rank in topology.own_ranks]
-            return Code.UNAVAILABLE, nccl_failure_text(what, [(name, here, report.text)], ()), []
+            return Cause.NATIVE, nccl_failure_text(what, [(name, here, report.text)], ()), []
         case ReportKind.OVERDUE:
             other = not_arrived_text(members[peer], told[peer]) if peer in told else f"{members[peer]} has not come"
             text = f"{report.text} on {members[rank]} did not complete within {format_seconds(report.timeout_seconds)}"
-            return Code.DEADLINE_EXCEEDED, f"{what}: {text}: {other}", [peer]
+            return Cause.DEADLINE, f"{what}: {text}: {other}", [peer]
         case ReportKind.UNCLAIMED:
             text = f"there is no memory for what {members[peer]} has sent to {members[rank]}"
-            return Code.RESOURCE_EXHAUSTED, f"{what}: {text}, which has not received it: {report.text}", [peer]
+            return Cause.EXHAUSTED, f"{what}: {text}, which has not received it: {report.text}", [peer]
         case ReportKind.EXHAUSTED:
-            return Code.RESOURCE_EXHAUSTED, f"{what}: {members[rank]} has no memory left: {report.text}", [rank]
+            return Cause.EXHAUSTED, f"{what}: {members[rank]} has no memory left: {report.text}", [rank]
         case ReportKind.MISMATCH:
-            return Code.INVALID_ARGUMENT, f"{what}: ranks submitted different collectives", []
-    return Code.INTERNAL, f"{what}: a group loop decided about a report of kind {report.kind.name}", []
+            return Cause.MISMATCH, f"{what}: ranks submitted different collectives", []
+    return Cause.DEFECT, f"{what}: a group loop decided about a report of kind {report.kind.name}", []
 
 
 def _expired_message(

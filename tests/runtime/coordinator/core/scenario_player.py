@@ -352,7 +352,8 @@ class Player:
         if verdict.orderly:
             parts.append("orderly")
         text = verdict.message.replace("\n", "\n    ")
-        return f"verdict {generation} {Code(verdict.code).name} {', '.join(parts)}\n  {text}"
+        cause = verdict.cause.name + (f" by {verdict.origin}" if verdict.origin is not None else "")
+        return f"verdict {generation} {Code(verdict.code).name} ({cause}) {', '.join(parts)}\n  {text}"
 
     def _name(self, prefix: str, number: int) -> str:
         count = sum(1 for known, _ in self.names if known == prefix)

@@ -84,7 +84,7 @@ def test_generations_that_are_over_are_forgotten_and_verdicts_remembered_for_a_w
         return str(getattr(message, "message", ""))
 
     assert late(-MAX_FINISHED_GENERATIONS).endswith("aborted the group: x")
-    assert "is not known to this coordinator any more" in late(0)
+    assert "does not know this group any more" in late(0)
 
 
 def test_many_waiting_are_told_together() -> None:
