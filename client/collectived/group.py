@@ -43,10 +43,11 @@ from collectived.errors import (
     UnavailableError,
 )
 from collectived.work import Work
+from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import CollectiveError, error_from_verdict
 from collectived_proto.options import CommunicationOptions
-from collectived_proto.types import AllReduce, AxisOperation, Cause, GroupInfo, Member, Operation, Reduce, ReduceOp
+from collectived_proto.types import AllReduce, AxisOperation, GroupInfo, Member, Operation, Reduce, ReduceOp
 
 _STAGING_TIMEOUT = 30.0  # seconds in which a worker makes room for a value
 

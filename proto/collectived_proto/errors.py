@@ -22,7 +22,8 @@ from __future__ import annotations
 import builtins
 import enum
 
-from collectived_proto.types import Cause, Member, Verdict
+from collectived_proto.cause import Cause
+from collectived_proto.types import Member, Verdict
 
 
 class Code(enum.IntEnum):

@@ -136,16 +136,18 @@ def _convert(hint: Any, described: FieldDescriptor) -> tuple[Convert | None, Con
 
 
 def _convert_enum(kind: type[enum.Enum], described: EnumDescriptor) -> tuple[Convert, Convert]:
-    """Enumerators are found by their names, which both sides share."""
+    """Enumerators are found by their names, which both sides share. One that is not known is refused, or read as
+    UNSPECIFIED where the type has that."""
     numbers = {member: described.values_by_name[member.name].number for member in kind}
     members = {number: member for member, number in numbers.items()}
     name = described.full_name.removeprefix(f"{described.file.package}.").replace(".", "")  # ReportKind
+    unknown = getattr(kind, "UNSPECIFIED", None)
     words = re.sub(r"\B(?=[A-Z])", " ", name).lower()  # report kind
 
     def decode(number: int) -> enum.Enum:
-        try:
-            return members[number]
-        except KeyError:
-            raise InvalidArgumentError(f"{words} number {number} is not known to this release") from None
+        found = members.get(number, unknown)
+        if found is None:
+            raise InvalidArgumentError(f"{words} number {number} is not known to this release")
+        return found
 
     return numbers.__getitem__, decode

@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from collectived_proto.cause import Cause
+
 RELEASE = "0.1.0"
 
 
@@ -405,31 +407,6 @@ class Peer:
     link_address: str
     ranks: tuple[int, ...]
     nccl: int = 0  # its version of NCCL, 22809 for 2.28.9; 0: it has none
-
-
-class Cause(enum.IntEnum):
-    """What a verdict follows from, numbered as on the wire; see common.proto. Of older peers it is not known."""
-
-    UNSPECIFIED = 0
-    DEADLINE = 1
-    LOST_RANK = 2
-    LOST_WORKER = 3
-    LOST_LINK = 4
-    ABORTED = 5
-    LEFT = 6
-    MISMATCH = 7
-    EXHAUSTED = 8
-    NATIVE = 9
-    DRAINED = 10
-    FORGOTTEN = 11
-    CANCELLED = 12
-    REFUSED = 13
-    DEFECT = 14
-
-    @classmethod
-    def _missing_(cls, value: object) -> Cause:
-        """A cause that only newer peers know."""
-        return cls.UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True)

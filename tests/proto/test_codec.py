@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from collectived_proto import codec
+from collectived_proto.cause import Cause
 from collectived_proto.errors import InvalidArgumentError
 from collectived_proto.types import (
     AllReduce,
     Barrier,
     Broadcast,
-    Cause,
     Collective,
     CommunicationImplementation,
     DType,

@@ -32,8 +32,9 @@ from collectived.calls.leader_follower import LeaderFollower
 from collectived.calls.rank_state import RankState
 from collectived.calls.timeout import MAX_REASON_LENGTH
 from collectived.errors import FailedPreconditionError
+from collectived_proto.cause import Cause
 from collectived_proto.errors import CollectiveError
-from collectived_proto.types import Cause, GroupInfo, Verdict
+from collectived_proto.types import GroupInfo, Verdict
 
 CONNECT_AGAIN = "connect and join again"  # what to do where the worker is lost
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from collectived.calls.call import Call
+from collectived_proto.cause import Cause
 from collectived_proto.errors import (
     CODE_BY_CAUSE,
     Code,
@@ -19,7 +20,7 @@ from collectived_proto.errors import (
     error_from_verdict,
 )
 from collectived_proto.ipc import messages
-from collectived_proto.types import Cause, GroupInfo, Member, Verdict
+from collectived_proto.types import GroupInfo, Member, Verdict
 
 
 @dataclass(frozen=True, slots=True)

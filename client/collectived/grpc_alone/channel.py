@@ -23,11 +23,12 @@ from collectived.errors import CollectiveError
 from collectived.grpc_alone.heap import BlockPool, HeapStaging
 from collectived.grpc_alone.submission import FixedLayoutResult, IncomingResult, Submission, VariableLayoutResult
 from collectived_proto import codec
+from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
 from collectived_proto.error_status import has_status
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
-from collectived_proto.types import Cause, Collective, GroupInfo, Layout, Verdict
+from collectived_proto.types import Collective, GroupInfo, Layout, Verdict
 from collectived_proto.v1 import common_pb2, worker_pb2
 
 _LEAVE_TIMEOUT = 2.0  # seconds in which a worker says what it knows when we leave,

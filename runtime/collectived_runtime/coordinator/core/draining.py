@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from collectived_proto.cause import Cause
 from collectived_proto.errors import Code
 from collectived_proto.report.phrases import collective_text, format_seconds, ranks_text
-from collectived_proto.types import Cause, unscoped_name
+from collectived_proto.types import unscoped_name
 from collectived_runtime.coordinator.core import faults, verdicts
 from collectived_runtime.coordinator.core.events import (
     AbandonedCollective,

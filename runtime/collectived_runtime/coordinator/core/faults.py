@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from collectived_proto.cause import Cause
 from collectived_proto.errors import CODE_BY_CAUSE, Code
-from collectived_proto.types import Cause, Report, ReportKind, Verdict, unscoped_name
+from collectived_proto.types import Report, ReportKind, Verdict, unscoped_name
 from collectived_runtime.coordinator.core import verdicts
 from collectived_runtime.coordinator.core.events import (
     Effect,

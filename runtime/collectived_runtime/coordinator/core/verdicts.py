@@ -11,6 +11,7 @@ from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from collectived_proto.cause import Cause
 from collectived_proto.errors import CODE_BY_CAUSE
 from collectived_proto.report import phrases
 from collectived_proto.report.phrases import (
@@ -26,7 +27,7 @@ from collectived_proto.report.phrases import (
     ranks_text,
     waiting_text,
 )
-from collectived_proto.types import Cause, GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
+from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
 from collectived_runtime.coordinator.core.contract_diff import describe_collective, find_difference
 from collectived_runtime.coordinator.core.registry import Departure, GroupRun, Inquiry
 

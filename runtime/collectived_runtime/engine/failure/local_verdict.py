@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from collectived_proto.cause import Cause
 from collectived_proto.errors import CODE_BY_CAUSE
 from collectived_proto.report.phrases import (
     collective_text,
@@ -17,7 +18,7 @@ from collectived_proto.report.phrases import (
     not_arrived_text,
     not_written_text,
 )
-from collectived_proto.types import Cause, GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
+from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
 from collectived_runtime.engine.base.topology import GroupTopology
 
 _ONE_RANK_BEGINS = (Cause.LOST_RANK, Cause.ABORTED, Cause.LEFT, Cause.EXHAUSTED)

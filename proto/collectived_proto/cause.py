@@ -1,0 +1,25 @@
+"""What a verdict follows from, for programs to decide by; its message says it to people."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Cause(enum.IntEnum):
+    """What a verdict follows from, numbered as on the wire; see common.proto."""
+
+    UNSPECIFIED = 0
+    DEADLINE = 1
+    LOST_RANK = 2
+    LOST_WORKER = 3
+    LOST_LINK = 4
+    ABORTED = 5
+    LEFT = 6
+    MISMATCH = 7
+    EXHAUSTED = 8
+    NATIVE = 9
+    DRAINED = 10
+    FORGOTTEN = 11
+    CANCELLED = 12
+    REFUSED = 13
+    DEFECT = 14
