@@ -15,6 +15,7 @@ from collectived.bench.config import BenchConfig
 from collectived.bench.measure import Row
 from collectived.bench.operation_kinds import Extent
 from collectived.errors import CollectiveError
+from collectived_proto.cause import Cause
 from collectived_proto.types import RELEASE, Member
 
 Event = dict[str, Any]
@@ -73,4 +74,13 @@ def failed_event(rank: int | None, error: BaseException) -> Event:
     """This rank has failed. What is no error of a collective comes with its traceback."""
     text = "".join(traceback.format_exception_only(error)).strip()
     trace = "" if isinstance(error, CollectiveError) else "".join(traceback.format_exception(error)).strip()
-    return {"event": "failed", "rank": rank, "error": text.removeprefix("collectived_proto.errors."), "trace": trace}
+    error_text = text.removeprefix("collectived_proto.errors.")
+    return {"event": "failed", "rank": rank, "error": error_text, "trace": trace, "follows": _find_cause(rank, error)}
+
+
+def _find_cause(rank: int | None, error: BaseException) -> int | None:
+    """The rank that aborted the group, where it is another one: this failure follows from its."""
+    verdict = error.verdict if isinstance(error, CollectiveError) else None
+    if verdict is None or verdict.cause is not Cause.ABORTED or verdict.origin == rank:
+        return None
+    return verdict.origin

@@ -15,14 +15,15 @@ _EVENTS = ("begin", "size", "row", "end", "failed")
 class Record:
     """`conditions`: None before rank 0 has told them. `current`: size in bytes and iterations of what is measured now.
 
-    `sizes`: all that will be measured, in bytes. `failures`: (rank, error, traceback or "") in order of their words.
+    `sizes`: all that will be measured, in bytes. `failures`: (rank, error, traceback or "", the rank whose failure it
+    follows from or None), in the order in which they were reported.
     """
 
     conditions: dict[str, Any] | None = None
     sizes: list[int] = field(default_factory=list)
     current: tuple[int, int] | None = None
     rows: list[Row] = field(default_factory=list)
-    failures: list[tuple[int | None, str, str]] = field(default_factory=list)
+    failures: list[tuple[int | None, str, str, int | None]] = field(default_factory=list)
     complete: bool = False
 
     @property
@@ -53,21 +54,20 @@ def apply_event(record: Record, told: dict[str, Any]) -> None:
         case "end":
             record.complete = True
         case "failed":
-            record.failures.append((told["rank"], told["error"], told["trace"]))
+            record.failures.append((told["rank"], told["error"], told["trace"], told.get("follows")))
 
 
-def group_failures(failures: Sequence[tuple[int | None, str, str]]) -> list[tuple[list[int], str, str]]:
-    """(ranks, error, traceback) of failures, each once: those that quote another one, which began it, are left out."""
+def group_failures(failures: Sequence[tuple[int | None, str, str, int | None]]) -> list[tuple[list[int], str, str]]:
+    """(ranks, error, traceback) of failures, each once; those that follow from another one are left out."""
+    began = {rank for rank, _, _, follows in failures if follows is None}
     grouped: dict[str, tuple[list[int], str]] = {}
-    for rank, error, trace in failures:
+    for rank, error, trace, follows in failures:
+        if follows is not None and follows in began:
+            continue
         ranks, _ = grouped.setdefault(error, ([], trace))
         if rank is not None:
             ranks.append(rank)
-    return [
-        (sorted(ranks), error, trace)
-        for error, (ranks, trace) in grouped.items()
-        if not any(other in error for other in grouped if other != error)
-    ]
+    return [(sorted(ranks), error, trace) for error, (ranks, trace) in grouped.items()]
 
 
 def as_json(record: Record) -> dict[str, Any]:

@@ -329,4 +329,9 @@ class AgentConnection:
         if self._give_up_reason:
             return "; ".join([self._give_up_reason, *words[-1:]])
         why = "; ".join(words[-_QUOTED:]) or (f"it ended with exit status {status}" if status else _CLOSED)
-        return f"{why}; {_PYTHON_HINT}" if status == NOT_RUN or "No module named" in why else why
+        return f"{why}; {_PYTHON_HINT}" if status == NOT_RUN or _lacks_module(why) else why
+
+
+def _lacks_module(stderr: str) -> bool:
+    """Whether an interpreter ended because it has no collectived: its exit status is that of every other failure."""
+    return "No module named" in stderr

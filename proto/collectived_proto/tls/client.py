@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import grpc
 
 _ALPN = "h2"  # what gRPC speaks
+_EXPIRED, _OTHER_NAME = 10, (62, 64)  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED, _HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH
 _PROBE_SECONDS = 1.0  # for each of the two: to be answered, and to be hung up on
 
 
@@ -63,7 +64,7 @@ def _diagnose_tls(connection: socket.socket, host: str, material: TlsMaterial) -
     try:
         called = context.wrap_socket(connection, server_hostname=host)
     except ssl.SSLCertVerificationError as error:
-        return f"{error.verify_message.rstrip('.')}; {_remedy(error.verify_message, said['ca'])}"
+        return f"{error.verify_message.rstrip('.')}; {_remedy(error.verify_code, said['ca'])}"
     except ssl.SSLError as error:
         if error.reason != "WRONG_VERSION_NUMBER":
             return f"TLS with it fails: {error.reason or error}"
@@ -88,10 +89,10 @@ def _diagnose_tls(connection: socket.socket, host: str, material: TlsMaterial) -
     )
 
 
-def _remedy(message: str, ca: str) -> str:
-    if "expired" in message:
+def _remedy(verify_code: int, ca: str) -> str:
+    if verify_code == _EXPIRED:
         return "have its certificate renewed (`collectived certs renew` where it was made)"
-    if "mismatch" in message:
+    if verify_code in _OTHER_NAME:
         return "call it by a name that its certificate has, or have one issued for this name"
     return f"its certificate is of another authority than {ca} names"
 

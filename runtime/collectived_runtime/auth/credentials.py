@@ -113,11 +113,11 @@ class TokenAuthenticator:
 
     def count_rejection(self, door: Surface, authorization: str, address: str = "") -> None:
         """Counts a caller, at an address, to whom what it asked for was refused."""
-        why: RejectReason = (
+        reason: RejectReason = (
             "nothing" if not authorization else "viewing" if self.get_access_level(authorization) else "wrong"
         )
-        self.reject_counts[door, why] += 1
-        if why == "wrong":
+        self.reject_counts[door, reason] += 1
+        if reason == "wrong":
             self.login_throttle.record_failure(address)
 
 

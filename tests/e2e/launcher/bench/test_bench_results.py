@@ -90,12 +90,12 @@ def test_a_worker_that_vanished_before_ranks_came_is_exit_status_3(place: Place)
     assert done.stderr == "collectived bench: rank 0: UnavailableError: no worker answers\n"
 
 
-def test_ranks_that_fail_alike_or_quote_the_first_are_told_once() -> None:
+def test_ranks_that_fail_alike_or_in_consequence_are_told_once() -> None:
     failures = [
-        (2, 'AbortedError: rank 1 aborted: "ValueError: bad"', ""),
-        (1, "ValueError: bad", "Traceback ..."),
-        (0, 'AbortedError: rank 1 aborted: "ValueError: bad"', ""),
-        (3, "ValueError: bad", "Traceback ..."),
+        (2, "AbortedError: rank 1 gave up", "", 1),
+        (1, "ValueError: bad", "Traceback ...", None),
+        (0, "AbortedError: rank 1 gave up", "", 1),
+        (3, "ValueError: bad", "Traceback ...", None),
     ]
     assert group_failures(failures) == [([1, 3], "ValueError: bad", "Traceback ...")]
 
