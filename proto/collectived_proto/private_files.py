@@ -22,8 +22,10 @@ def read_private(path: Path) -> str:
         PrivateFileError: it cannot be read; ExposedFileError: by this user, and by anybody.
     """
     try:
-        with path.open() as file:
+        with open(path, opener=_open_at_once, encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode  # of what is read, whatever the name stands for a moment later
+            if not stat.S_ISREG(mode):
+                raise PrivateFileError("is no regular file: a pipe or a device could keep its reader waiting")
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
@@ -34,3 +36,8 @@ def read_private(path: Path) -> str:
             "for a group that may know it)"
         )
     return text
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opening a pipe waits for who writes into it, and opening a terminal could make it ours."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from collectived_launcher.hosts.host import LOCALHOST
+from collectived_launcher.hosts.hostlist import is_host_name
 from collectived_proto.config.daemons import DAEMONS
 from collectived_proto.config.settings import list_settings
 from collectived_proto.config.sources import find_line_numbers, suggest_nearest
@@ -135,7 +136,7 @@ class _ClusterParser:
     def _parse_host(self, text: str) -> ClusterHost:
         place, _, slots = text.partition(":")
         user, _, name = place.rpartition("@")
-        if not name or (slots and not (slots.isdecimal() and int(slots))):
+        if not is_host_name(place) or (slots and not (slots.isdecimal() and int(slots))):
             self._fail("hosts", f"{text!r} is no host: expected NAME, USER@NAME or NAME:CLIENTS")
         return ClusterHost(name, user, slots=int(slots or 1))
 
@@ -149,7 +150,10 @@ class _ClusterParser:
                 self._fail("hosts", f"{key} = {value!r} of a host is not 1 or more")
         if not table.get("name"):
             self._fail("hosts", "a host needs a name")
-        return ClusterHost(**table)
+        host = ClusterHost(**table)
+        if not is_host_name(host.login):
+            self._fail("hosts", f"{host.login!r} is no host: expected names of a host and a user, as ssh has them")
+        return host
 
     def _parse_certificates(self) -> tuple[str, ...]:
         """Of every daemon: files at the same paths on all hosts."""

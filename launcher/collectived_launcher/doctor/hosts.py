@@ -20,6 +20,7 @@ import click
 
 from collectived_launcher.doctor import report
 from collectived_launcher.doctor.finding import Finding, failure
+from collectived_launcher.hosts import hostlist
 
 _EXAMINE_TIMEOUT = 60.0  # seconds for a host to be reached and to look at itself
 _START_TIMEOUT = 30.0  # seconds until a server waits there
@@ -71,16 +72,15 @@ def examine_hosts(hosts: Sequence[str], carrier: str, python: str) -> list[Findi
 
 
 def parse_hosts(text: str) -> list[str]:
-    """`a:2,b:2`, as `launch` has them too, as [a, b], each once.
+    """The hosts of `a:2,b:2`, as `launch` has them.
 
     Raises:
-        click.UsageError: no host, or a word that ssh would take for an option.
+        click.UsageError: that is no list of hosts.
     """
-    found = list(dict.fromkeys(word.partition(":")[0].strip() for word in text.split(",")))
-    for name in found:
-        if not name or name.startswith("-"):
-            raise click.UsageError(f"--hosts {text!r}: {name!r} is no host: expected names such as a,b")
-    return found
+    try:
+        return list(hostlist.parse_hosts(text, 1))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def choose_pairs(hosts: Sequence[ReachedHost]) -> list[tuple[ReachedHost, ReachedHost]]:

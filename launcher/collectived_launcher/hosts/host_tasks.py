@@ -115,11 +115,15 @@ class _DialAttempt:
 
     def start(self) -> None:
         host, port = self._target
-        self._socket = socket.socket(_family(host))
-        self._socket.setblocking(False)
-        code = self._socket.connect_ex((host, port))
-        if code not in (0, errno.EINPROGRESS):
-            self._loop.call_later(0.0, partial(self.finish, os.strerror(code)))
+        try:
+            self._socket = socket.socket(_family(host))
+            self._socket.setblocking(False)
+            code = self._socket.connect_ex((host, port))
+            failure = "" if code in (0, errno.EINPROGRESS) else os.strerror(code)
+        except (OSError, OverflowError) as error:  # no descriptor, no address, no port
+            failure = str(error)
+        if failure or self._socket is None:
+            self._loop.call_later(0.0, partial(self.finish, failure))
             return
         self._loop.register(self._socket.fileno(), self._on_connect, write=True)
         self._loop.call_later(DIAL_SECONDS, partial(self.finish, f"no answer within {DIAL_SECONDS:g} s"))
@@ -130,12 +134,13 @@ class _DialAttempt:
         self.finish(os.strerror(code) if code else "")
 
     def finish(self, failure: str) -> None:
-        if self._ended or self._socket is None:
+        if self._ended:
             return
         self._ended, self.failure = True, failure
-        with contextlib.suppress(KeyError):  # it was never watched
-            self._loop.unregister(self._socket.fileno())
-        self._socket.close()
+        if self._socket is not None:
+            with contextlib.suppress(KeyError):  # it was never watched
+                self._loop.unregister(self._socket.fileno())
+            self._socket.close()
         self._on_done(self)
 
 

@@ -6,10 +6,17 @@ import re
 from collections.abc import Iterable
 
 # A name that ssh takes: of the config, of the network, an address, [an IPv6 address]; perhaps with a user before it.
-_HOST = re.compile(r"(?P<name>(?:[\w.-]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9_][\w.-]*))(?::(?P<clients>\d+))?")
+# Nothing that ssh would take for an option.
+_NAME = r"(?:\w[\w.-]*@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9_][\w.-]*)"
+_HOST = re.compile(rf"(?P<name>{_NAME})(?::(?P<clients>\d+))?")
 _EXPECTED = "expected NAME or NAME:CLIENTS"
 
 ClientsByHost = dict[str, int]  # host -> clients, in order of the workers
+
+
+def is_host_name(text: str) -> bool:
+    """Whether ssh can be told this as a host, with or without a user."""
+    return re.fullmatch(_NAME, text) is not None
 
 
 def parse_hosts(text: str, clients: int) -> ClientsByHost:

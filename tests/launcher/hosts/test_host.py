@@ -224,6 +224,23 @@ def test_errands(stage: Stage, host: Host) -> None:
     assert "trouble" in ask("sing")
 
 
+def test_a_target_that_cannot_even_be_dialled_is_a_failure_of_its_own_and_the_task_is_answered_once(
+    stage: Stage, host: Host
+) -> None:
+    answers: list[dict[str, object]] = []
+    host.run_task("listen", {"address": "127.0.0.1"}, answers.append)
+    stage.until(lambda: bool(answers))
+    port, answers[:] = answers[0]["port"], []
+    targets = [["127.0.0.1", port], ["127.0.0.1", 70000], ["no.such.host.invalid", port]]
+    host.run_task("dial", {"targets": targets}, answers.append)
+    stage.until(lambda: bool(answers))
+    host.run_task("hush", {}, answers.append)
+    stage.until(lambda: answers[-1] == {})
+    assert len(answers) == 2
+    first, port_failure, name_failure = answers[0]["failures"]  # type: ignore[misc]
+    assert first == "" and "65535" in port_failure and name_failure
+
+
 def test_an_agent_that_is_killed_takes_all_with_it(stage: Stage) -> None:
     host, witness = stage.opened(stage.elsewhere()), Witness()
     process = host.start(ProgramSpec(("sh", "-c", "sleep 100 & echo up; sleep 100")), witness)

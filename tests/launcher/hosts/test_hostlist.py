@@ -28,6 +28,8 @@ def test_hosts(text: str, found: dict[str, int]) -> None:
         ("a,,b", "--hosts 'a,,b': '' is no host, expected NAME or NAME:CLIENTS"),
         ("a:two", "'a:two' is no host"),
         ("-oProxyCommand=x", "'-oProxyCommand=x' is no host"),
+        ("-oProxyCommand@b", "'-oProxyCommand@b' is no host"),
+        ("me@-b", "'me@-b' is no host"),
         ("a b", "'a b' is no host"),
         ("a;b", "'a;b' is no host"),
         ("a:0", "host 'a' would have no client: expected at least 1"),

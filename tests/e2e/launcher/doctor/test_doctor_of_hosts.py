@@ -48,7 +48,7 @@ def test_who_dials_whom(hosts: list[str], expected: list[str]) -> None:
 
 
 def test_hosts_are_named_as_launch_has_them() -> None:
-    assert parse_hosts("a:2, b ,a,user@c:4") == ["a", "b", "user@c"]
+    assert parse_hosts("a:2, b ,user@c:4") == ["a", "b", "user@c"]
     with pytest.raises(click.UsageError, match="is no host"):
         parse_hosts("a,-v")
 

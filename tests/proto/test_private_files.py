@@ -1,0 +1,47 @@
+"""Files that hold a secret."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from collectived_proto.private_files import ExposedFileError, PrivateFileError, read_private
+
+
+def write(path: Path, mode: int = 0o600) -> Path:
+    path.write_text("s3cret\n")
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o400])
+def test_what_others_cannot_read_is_read(tmp_path: Path, mode: int) -> None:
+    assert read_private(write(tmp_path / "secret", mode)) == "s3cret\n"
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    """Kubernetes mounts secrets as links."""
+    (tmp_path / "link").symlink_to(write(tmp_path / "secret"))
+    assert read_private(tmp_path / "link") == "s3cret\n"
+
+
+def test_what_everybody_can_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExposedFileError, match="has mode 0644"):
+        read_private(write(tmp_path / "secret", 0o644))
+
+
+@pytest.mark.timeout(20)
+def test_a_fifo_into_which_nobody_writes_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "secret", 0o600)
+    with pytest.raises(PrivateFileError, match="is no regular file"):
+        read_private(tmp_path / "secret")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("none", "cannot be read: No such file"), (".", "cannot be read: Is a directory")]
+)
+def test_what_is_no_file_is_refused(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises(PrivateFileError, match=why):
+        read_private(tmp_path / name)
