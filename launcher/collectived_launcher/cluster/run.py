@@ -20,7 +20,7 @@ from collectived_launcher.hosts.host import LOCALHOST
 from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.hosts.preflight import HostUnreachable
 from collectived_launcher.hosts.selection import collect_forwarded_variables, parse_env_options
-from collectived_launcher.launch.cli import check_program, make_log_dir
+from collectived_launcher.launch.cli import check_program, deal_ranks, make_log_dir
 from collectived_launcher.launch.job import COORDINATOR, Addresses, Job, make_job_name
 from collectived_launcher.launch.job_state import Policy
 from collectived_launcher.launch.run import Run
@@ -50,9 +50,11 @@ class RunningWorkers:
 @click.option(
     "--clients",
     "--nproc-per-node",
+    "--nproc_per_node",
     type=click.IntRange(min=1),
     help="Clients (processes of your program) per worker; default: the host's slots.",
 )
+@click.option("-n", "-np", "ranks", type=click.IntRange(min=1), metavar="N", help="Ranks in all, as with mpirun.")
 @click.option("--ssh", "ssh_command", default="ssh", show_default=True, help="OpenSSH's client, with options.")
 @click.option("--timeout", callback=parse_time, metavar="TIME", help="Default for collectives; none if 0.")
 @click.option(
@@ -72,6 +74,7 @@ def run(
     file: Path | None,
     hosts: str,
     clients: int | None,
+    ranks: int | None,
     ssh_command: str,
     timeout: float | None,
     grace: float,
@@ -103,13 +106,14 @@ def run(
             return UNREACHABLE
         except Interrupted:
             return INTERRUPTED
+    dealt = deal_ranks(ranks, clients, found.clients)
     spread = any(host != LOCALHOST for host in found.hosts)
     if LOCALHOST in found.hosts:
         check_program(program[0])
     make_log_dir(log_dir)
     name = make_job_name()
     told = collect_forwarded_variables(os.environ, variables) if spread else parse_env_options(os.environ, variables)
-    job = Job(name, found.clients, program, timeout, found.hosts, told, chdir or (os.getcwd() if spread else ""))
+    job = Job(name, dealt, program, timeout, found.hosts, told, chdir or (os.getcwd() if spread else ""))
     others = None
     if cluster is not None and spread:
         others = partial(

@@ -31,9 +31,11 @@ from collectived_proto.ipc import job_files
 @click.option(
     "--clients",
     "--nproc-per-node",
+    "--nproc_per_node",
     type=click.IntRange(min=1),
     help="Clients (processes of your program) per worker.  [default: 1]",
 )
+@click.option("-n", "-np", "ranks", type=click.IntRange(min=1), metavar="N", help="Ranks in all, as with mpirun.")
 @click.option("--hosts", default="", metavar="HOST[:CLIENTS],...", help="Hosts, each with one worker, over ssh.")
 @click.option(
     "--hostfile",
@@ -115,6 +117,7 @@ from collectived_proto.ipc import job_files
 def launch(
     workers: int | None,
     clients: int | None,
+    ranks: int | None,
     hosts: str,
     hostfile: Path | None,
     coordinator: str,
@@ -147,6 +150,7 @@ def launch(
     """
     wish = HostOptions(workers, clients, hosts, hostfile, ssh_command, python, host_timeout)
     places = choose_hosts(wish, os.environ, program)
+    dealt = deal_ranks(ranks, clients, places.clients)
     if places.make_remote_command is None:
         _reject_remote_options("interface", "coordinator", "python", "host_timeout")
     if not (hosts or hostfile):
@@ -161,7 +165,7 @@ def launch(
     make_log_dir(log_dir)
     name = make_job_name()
     folder = chdir or (os.getcwd() if places.has_remote_hosts else "")
-    job = Job(name, places.clients, program, timeout, places.hosts, told, folder)
+    job = Job(name, dealt, program, timeout, places.hosts, told, folder)
     options = _options("--log-level", log_level) + _options("--log-format", log_format)
     options += ("--metrics", "0") if metrics else ()
     for option, path in (("--tls-cert", tls_cert), ("--tls-key", tls_key), ("--tls-ca", tls_ca)):
@@ -199,6 +203,24 @@ def _reject_remote_options(*names: str) -> None:
 
 def _options(name: str, value: str | None) -> tuple[str, ...]:
     return (name, value) if value else ()
+
+
+def deal_ranks(ranks: int | None, clients: int | None, default: tuple[int, ...]) -> tuple[int, ...]:
+    """How many clients each worker gets where `-n` says the ranks in all; `default` where it does not.
+
+    Raises:
+        click.UsageError: it says something else than `--clients` or the hosts do, or does not go into the workers.
+    """
+    if ranks is None or sum(default) == ranks:
+        return default
+    workers = len(default)
+    if clients is None and set(default) == {1} and ranks % workers == 0:
+        return (ranks // workers,) * workers
+    each = -(-ranks // workers)
+    raise click.UsageError(
+        f"-n {ranks} is the number of ranks in all, and {sum(default)} are asked for otherwise on {workers} "
+        f"worker{'s' if workers > 1 else ''}: say how many each worker has, with --clients {each} instead of -n {ranks}"
+    )
 
 
 def check_program(program: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from collectived_launcher.__main__ import run
+from collectived_launcher.launch.cli import deal_ranks
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,13 @@ from collectived_launcher.__main__ import run
         (["launch", "--workers", "0", "--", "true"], "0 is not in the range"),
         (["launch", "--clients", "-1", "--", "true"], "-1 is not in the range"),
         (["launch", "--nproc-per-node", "two", "--", "true"], "'two' is not a valid integer"),
+        (["launch", "--nproc_per_node", "0", "--", "true"], "0 is not in the range"),
+        (["launch", "-n", "0", "--", "true"], "0 is not in the range"),
+        (["launch", "-n", "5", "--workers", "2", "--", "true"], "with --clients 3 instead of -n 5"),
+        (["launch", "-np", "5", "--clients", "2", "--", "true"], "with --clients 5 instead of -n 5"),
+        (["launch", "-n", "2", "--hosts", "a:2,b:2", "--ssh", "true", "--", "true"], "4 are asked for otherwise on 2"),
+        (["run", "--nproc_per_node", "x", "--", "true"], "'x' is not a valid integer"),
+        (["run", "-n", "x", "--", "true"], "'x' is not a valid integer"),
         (["launch", "--timeout", "-1", "--", "true"], "-1.0 is not a number of seconds: expected 0 or more"),
         (["launch", "--timeout", "nan", "--", "true"], "nan is not a number of seconds"),
         (["launch", "--grace", "inf", "--", "true"], "inf is not a number of seconds"),
@@ -53,6 +61,22 @@ from collectived_launcher.__main__ import run
 def test_wrong_use(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ranks", "clients", "default", "dealt"),
+    [
+        (None, None, (2, 1), (2, 1)),
+        (4, None, (1,), (4,)),
+        (4, None, (1, 1), (2, 2)),
+        (4, 2, (2, 2), (2, 2)),
+        (3, None, (2, 1), (2, 1)),
+    ],
+)
+def test_ranks_in_all_are_dealt_evenly(
+    ranks: int | None, clients: int | None, default: tuple[int, ...], dealt: tuple[int, ...]
+) -> None:
+    assert deal_ranks(ranks, clients, default) == dealt
 
 
 def test_a_runtime_directory_that_is_too_long_for_sockets(
