@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -227,7 +228,7 @@ def test_errands(stage: Stage, host: Host) -> None:
 def test_a_target_that_cannot_even_be_dialled_is_a_failure_of_its_own_and_the_task_is_answered_once(
     stage: Stage, host: Host
 ) -> None:
-    answers: list[dict[str, object]] = []
+    answers: list[dict[str, Any]] = []
     host.run_task("listen", {"address": "127.0.0.1"}, answers.append)
     stage.until(lambda: bool(answers))
     port, answers[:] = answers[0]["port"], []
@@ -237,7 +238,7 @@ def test_a_target_that_cannot_even_be_dialled_is_a_failure_of_its_own_and_the_ta
     host.run_task("hush", {}, answers.append)
     stage.until(lambda: answers[-1] == {})
     assert len(answers) == 2
-    first, port_failure, name_failure = answers[0]["failures"]  # type: ignore[misc]
+    first, port_failure, name_failure = answers[0]["failures"]
     assert first == "" and "65535" in port_failure and name_failure
 
 
