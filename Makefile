@@ -9,6 +9,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOCK := $(wildcard requirements-dev.lock)
 CONSTRAINTS := $(if $(LOCK),--constraint $(LOCK))
 
+# The compiled core, in place; a core older than its sources is never tested.
+NATIVE := native/collectived_native/_core.abi3.so
+READY := $(VENV)/installed-dev $(NATIVE)
+
 PROTO_TOOLS := grpcio-tools==1.74.0
 PROTO_VENV := .venv-proto
 PROTO_STAMP := $(PROTO_VENV)/$(PROTO_TOOLS)
@@ -21,61 +25,63 @@ TORCH_VENV := .venv-torch
 NCCL_VENV := .venv-nccl
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-torch test-gpu test-nccl test-kill test-slurm drills bench fuzz mutants docs check format lint types layers proto proto-check proto-release clean
+.PHONY: help setup demo test test-unit test-torch test-gpu test-nccl test-kill test-slurm drills bench fuzz mutants native docs check format lint types layers proto proto-check proto-release clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
-setup: $(VENV)/installed-dev ## make .venv with everything for development
+setup: $(READY) ## make .venv with everything for development
 
-demo: $(VENV)/installed-examples ## train a small network with four ranks on two workers
+demo: $(VENV)/installed-examples $(NATIVE) ## train a small network with four ranks on two workers
 	@PATH="$(CURDIR)/$(BIN):$$PATH" && set -x && \
 	collectived launch --workers 2 --clients 2 -- python examples/train_digits.py
 
-test: $(VENV)/installed-dev ## run all tests; a few that failed side by side are asked again alone, aloud
+test: $(READY) ## run all tests; a few that failed side by side are asked again alone, aloud
 	$(BIN)/python -m tests.suite $(PYTEST_OPTIONS)
 
-test-unit: $(VENV)/installed-dev ## run the tests that start no daemons: a minute
+test-unit: $(READY) ## run the tests that start no daemons: a minute
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) tests/house tests/proto tests/client tests/runtime tests/launcher tests/fakes
 
-test-torch: $(TORCH_VENV)/installed ## run the tests that need PyTorch, in an environment of their own
+test-torch: $(TORCH_VENV)/installed $(NATIVE) ## run the tests that need PyTorch, in an environment of their own
 	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_OPTIONS) tests/client/integrations/test_torch.py tests/client/values/test_indexed_slices.py tests/e2e/torch/test_tensors_and_ddp.py \
 	    tests/docs/test_examples.py tests/docs/test_snippets.py
 
-test-gpu: $(VENV)/installed-dev ## run the tests about GPUs, on the GPU of this machine as far as it has one
+test-gpu: $(READY) ## run the tests about GPUs, on the GPU of this machine as far as it has one
 	$(BIN)/python -m pytest -n 0 -rs tests/e2e/gpu tests/fakes tests/runtime/device tests/runtime/engine/gpu/test_gpu_task.py
 
-test-nccl: $(NCCL_VENV)/installed ## run the tests of the three bindings of NCCL, in an environment of their own; needs no GPU
+test-nccl: $(NCCL_VENV)/installed $(NATIVE) ## run the tests of the three bindings of NCCL, in an environment of their own; needs no GPU
 	$(NCCL_VENV)/bin/python -m pytest -n 0 -rs tests/runtime/device/nccl
 
-test-kill: $(VENV)/installed-dev ## kill launchers over ssh at ten random moments, and look for what they leave
+test-kill: $(READY) ## kill launchers over ssh at ten random moments, and look for what they leave
 	COLLECTIVED_TEST_MOMENTS=10 $(BIN)/python -m pytest -n 0 -rsP tests/e2e/launcher/ssh/test_launch_over_ssh.py -k random_moment
 
-test-slurm: $(VENV)/installed-dev ## run the tests that start a Slurm of their own (root; slurm-wlm and munge installed)
+test-slurm: $(READY) ## run the tests that start a Slurm of their own (root; slurm-wlm and munge installed)
 	COLLECTIVED_TEST_SLURM=1 $(BIN)/python -m pytest -n 0 -rs tests/e2e/launcher/slurm/test_launch_in_slurm.py
 
-drills: $(VENV)/installed-dev ## provoke every fault that is known, and write what came of it into docs/reliability.md
+drills: $(READY) ## provoke every fault that is known, and write what came of it into docs/reliability.md
 	$(BIN)/python -m tests.drills
 
-bench: $(VENV)/installed-dev ## measure against Gloo, MPI and TensorFlow, and write what came of it into docs/performance.md
+bench: $(READY) ## measure against Gloo, MPI and TensorFlow, and write what came of it into docs/performance.md
 	$(BIN)/python -m benchmarks.environments
 	$(BIN)/python -m benchmarks.compare --runs 3 --write
 	$(BIN)/python -m benchmarks.steady --write
 	$(BIN)/python -m benchmarks.floods --write
 	$(BIN)/python -m benchmarks.coordinator_load --write
 
-fuzz: $(VENV)/installed-fuzz ## feed a million hostile inputs to every parser, and besiege a living worker
+fuzz: $(VENV)/installed-fuzz $(NATIVE) ## feed a million hostile inputs to every parser, and besiege a living worker
 	$(BIN)/python -m tests.fuzz
 
 mutants: $(VENV)/installed-dev ## whether the tests notice faults planted into the plans
 	$(BIN)/python tests/runtime/plan/mutants.py
 
-docs: $(VENV)/installed-dev ## write docs/reference, docs/configuration.md, and the simulator's figures in docs/algorithms.md
+native: $(NATIVE) ## compile the native core in place, every warning an error
+
+docs: $(READY) ## write docs/reference, docs/configuration.md, and the simulator's figures in docs/algorithms.md
 	$(BIN)/python -m tests.docs.pages
 	$(BIN)/python tests/docs/algorithms_page.py
 	$(BIN)/python -m tests.docs.configuration
 
-check: lint types layers proto-check ## format, lint, strict types, import layers, generated code
+check: $(NATIVE) lint types layers proto-check ## format, lint, strict types, import layers, generated code
 
 format: $(VENV)/installed-dev ## put the code into its form
 	$(BIN)/ruff format
@@ -110,8 +116,12 @@ proto-release: ## keep the .proto files as those of a release, with which later 
 	cp $(PROTO_FILES) $(RELEASED)/collectived_proto/v1/
 
 clean: ## remove what was built or installed here
-	rm -rf $(VENV) $(PROTO_VENV) $(TORCH_VENV) $(NCCL_VENV) .venv-bench-* dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(NATIVE) $(PROTO_VENV) $(TORCH_VENV) $(NCCL_VENV) .venv-bench-* dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# By any C compiler, or by pip's ziglang where there is none.
+$(NATIVE): $(wildcard native/collectived_native/src/*.[ch]) native/compile_core.py | $(BIN)/python
+	$(BIN)/python native/compile_core.py --strict
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("collectived needs Python 3.11 or newer, \

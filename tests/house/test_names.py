@@ -15,7 +15,10 @@ SOURCES = {
     "client": ROOT / "client/collectived",
     "runtime": ROOT / "runtime/collectived_runtime",
     "launcher": ROOT / "launcher/collectived_launcher",
+    "native": ROOT / "native/collectived_native",
 }
+# The native core has C files too, a build of its own, and a protocol, which README.md describes.
+NATIVE = {path.stem for path in (ROOT / "native").rglob("*.*")} | {"protocol"}
 WRITTEN = [path for source in SOURCES.values() for path in source.rglob("*.py") if "_pb2" not in path.name]
 # Private to programs that never meet, or the same thing in client and runtime.
 MAY_REPEAT = {"Client", "Cuda", "Daemon", "Frame", "Generation", "Row", "Screen", "Session", "Submission"}
@@ -38,6 +41,7 @@ def test_every_unit_test_stands_where_the_source_does(part: str) -> None:
     for test in (ROOT / "tests" / part).rglob("test_*.py"):
         folder = SOURCES[part] / test.parent.relative_to(ROOT / "tests" / part)
         there = {path.stem for path in folder.glob("*.py")} | {path.name for path in (folder, *folder.glob("*/"))}
+        there |= NATIVE if part == "native" else set()
         subject = test.stem.removeprefix("test_")
         if not folder.is_dir() or not any(subject == name or subject.startswith(f"{name}_") for name in there):
             lost.append(str(test.relative_to(ROOT)))

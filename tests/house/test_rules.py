@@ -17,6 +17,7 @@ PACKAGES = [
     ROOT / "client/collectived_pytest",
     ROOT / "runtime/collectived_runtime",
     ROOT / "launcher/collectived_launcher",
+    ROOT / "native/collectived_native",
 ]
 MODULES = [path for package in PACKAGES for path in sorted(package.rglob("*.py"))]
 WRITTEN = [path for path in MODULES if not re.search(r"_pb2(_grpc)?$", path.stem)]
@@ -39,6 +40,12 @@ def test_nothing_is_ever_unpickled() -> None:
 def test_files_are_short() -> None:
     lengths = {name(path): len(path.read_text().splitlines()) for path in WRITTEN}
     assert not {path: length for path, length in lengths.items() if length > 500}
+
+
+def test_files_of_the_native_core_are_short() -> None:
+    sources = sorted((ROOT / "native").rglob("*.[ch]")) + sorted((ROOT / "native").glob("*.py"))
+    assert sources
+    assert not {name(path) for path in sources if len(path.read_text().splitlines()) > 500}
 
 
 def test_every_module_says_what_it_is() -> None:
