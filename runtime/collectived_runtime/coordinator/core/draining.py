@@ -42,6 +42,7 @@ from collectived_runtime.coordinator.core.registry import (
     Registry,
 )
 from collectived_runtime.coordinator.core.scaling import PROMISE_TIMEOUT_SECONDS
+from collectived_runtime.verdicts.decisions import Decision
 
 RETRY_SECONDS = 0.25  # while workers of a generation are awaited after a restart, or promise for another drain
 ANSWER_GRACE_SECONDS = 5.0  # after its timeout a worker that has not answered is not waited for
@@ -271,7 +272,7 @@ def _deliver_drain_verdict(
         f"{drain.target} is draining: {what} begins nothing from #{start} on; "
         f"{'join it again when that is over' if drain.group else 'join it again at workers that stay'}"
     )
-    verdict = verdicts.make_verdict(generation, Cause.DRAINED, text, start, now, instance=-1)
+    verdict = verdicts.make_verdict(generation, Decision(Cause.DRAINED, text), start, now, instance=-1)
     generation.drained_from = start
     yield from faults.deliver(book, generation, replace(verdict, orderly=True, op=""), now, fault=False)
 
@@ -314,9 +315,8 @@ def _record_abandoned(
         f"{drain.target} was drained: {collective_text(cut.instance, op, generation.info.name)} did not finish within "
         f"{format_seconds(drain.timeout_seconds)}{absent}"
     )
-    verdict = verdicts.make_verdict(
-        generation, Cause.DRAINED, text, cut.instance, now, instance=cut.instance, missing=told.missing
-    )
+    decision = Decision(Cause.DRAINED, text, told.missing)
+    verdict = verdicts.make_verdict(generation, decision, cut.instance, now, instance=cut.instance)
     yield from faults.deliver(book, generation, replace(verdict, op=op), now)
 
 

@@ -37,6 +37,7 @@ from collectived_runtime.coordinator.core.registry import (
     InquiryTimeout,
     Registry,
 )
+from collectived_runtime.verdicts import decisions
 
 _RANK_REPORTS = (ReportKind.LOST, ReportKind.ABORT, ReportKind.LEFT, ReportKind.EXHAUSTED)
 _P2P_REPORTS = (ReportKind.OVERDUE, ReportKind.UNANSWERED, ReportKind.UNCLAIMED)
@@ -106,36 +107,28 @@ def _handle_rank_report(book: Registry, generation: GroupRun, report: Report, no
     generation.record_submissions(rank, report.last)
     match report.kind:
         case ReportKind.LOST:
-            yield from mark_rank_lost(book, generation, rank, last + 1, report.text or "its process ended", now)
+            yield from mark_rank_lost(book, generation, rank, last + 1, report.text, now)
         case ReportKind.LEFT:
             yield from _mark_rank_left(book, generation, rank, last, now)
         case ReportKind.ABORT:
-            text = f"{generation.member(rank, now)} aborted the group: {report.text or 'no reason given'}"
-            verdict = verdicts.make_verdict(generation, Cause.ABORTED, text, 0, now, origin=rank, missing=[rank])
-            yield from deliver(book, generation, verdict, now)
+            decision = decisions.judge_abort(generation.member(rank, now), report.text)
+            yield from deliver(book, generation, verdicts.make_verdict(generation, decision, 0, now), now)
             successor = book.get_successor(generation)
             if successor:
-                again = verdicts.make_verdict(successor, Cause.ABORTED, text, 0, now, origin=rank, missing=[rank])
-                yield from deliver(book, successor, again, now)
+                yield from deliver(book, successor, verdicts.make_verdict(successor, decision, 0, now), now)
         case _:
-            text = f"{generation.member(rank, now)} has no memory left: {report.text or 'no details given'}"
-            start = max(last, 0)
-            verdict = verdicts.make_verdict(generation, Cause.EXHAUSTED, text, start, now, origin=rank, missing=[rank])
-            yield from deliver(book, generation, verdict, now)
+            decision = decisions.judge_exhaustion(generation.member(rank, now), report.text)
+            yield from deliver(book, generation, verdicts.make_verdict(generation, decision, max(last, 0), now), now)
 
 
 def _handle_p2p_report(book: Registry, generation: GroupRun, task: int, report: Report, now: float) -> Iterator[Effect]:
     """A send or recv waits: too long, or for a rank of whose departure that worker has not heard."""
-    if report.kind is ReportKind.OVERDUE:
-        yield from deliver(book, generation, verdicts.judge_overdue(generation, report, now), now)
-    elif report.kind is ReportKind.UNCLAIMED:
-        yield from deliver(book, generation, verdicts.judge_unclaimed(generation, report, now), now)
+    if report.kind is not ReportKind.UNANSWERED:
+        yield from deliver(book, generation, verdicts.judge_p2p(generation, report, now), now)
     elif report.peer in generation.departed:
         start = generation.verdicts[-1].from_instance if generation.verdicts else 0
-        text = f"{generation.member(report.peer, now)} has left the group"
-        gone = verdicts.make_verdict(
-            generation, Cause.LEFT, text, start, now, origin=report.peer, missing=[report.peer]
-        )
+        decision = decisions.judge_departure([generation.member(report.peer, now)], None)
+        gone = verdicts.make_verdict(generation, decision, start, now)
         yield SendToWorker(task, replace(gone, orderly=True))
     else:
         level: Level = "debug" if generation.idle else "warning"
@@ -149,10 +142,8 @@ def mark_rank_lost(
     if rank not in generation.departed:
         generation.departed[rank] = Departure.LOST
         if _is_uncovered(generation, from_instance):
-            text = verdicts.lost_text(generation, [rank], why, now)
-            verdict = verdicts.make_verdict(
-                generation, Cause.LOST_RANK, text, from_instance, now, origin=rank, missing=[rank]
-            )
+            decision = verdicts.judge_lost_rank(generation, rank, why, now)
+            verdict = verdicts.make_verdict(generation, decision, from_instance, now)
             yield from deliver(book, generation, verdict, now)
         book.retire_if_over(generation)
     successor = book.get_successor(generation)
@@ -163,15 +154,14 @@ def mark_rank_lost(
 def _mark_rank_left(book: Registry, generation: GroupRun, rank: int, last: int, now: float) -> Iterator[Effect]:
     """A rank left in order: a fault only for those who submit beyond its last instance."""
     if rank not in generation.departed:
-        after = f"after instance {last}" if last >= 0 else "before its first instance"
-        text = f"{generation.member(rank, now)} left the group {after}"
+        decision = decisions.judge_departure([generation.member(rank, now)], last)
         generation.departed[rank] = Departure.LEFT
-        yield Log("debug", f"group {unscoped_name(generation.info.name)!r}: {text}")
+        yield Log("debug", f"group {unscoped_name(generation.info.name)!r}: {decision.text}")
         size = generation.info.size
         if len(generation.departed) < size and _is_uncovered(generation, last + 1, orderly=True):
             others = (other for other in range(size) if other not in generation.departed)
             waiting = any(generation.last_submitted(other) > last for other in others)
-            verdict = verdicts.make_verdict(generation, Cause.LEFT, text, last + 1, now, origin=rank, missing=[rank])
+            verdict = verdicts.make_verdict(generation, decision, last + 1, now)
             yield from deliver(book, generation, replace(verdict, orderly=True), now, fault=waiting)
         book.retire_if_over(generation)
     successor = book.get_successor(generation)
@@ -185,9 +175,9 @@ def mark_workers_lost(
     """All ranks of these workers that had not departed are lost together."""
     ranks = sorted(rank for task in tasks for rank in generation.active_ranks(task))
     if ranks:
-        text = verdicts.lost_text(generation, ranks, why, now)
+        decision = verdicts.judge_lost(generation, ranks, Cause.LOST_WORKER, why, now)
         generation.departed |= dict.fromkeys(ranks, Departure.LOST)
-        verdict = verdicts.make_verdict(generation, Cause.LOST_WORKER, text, from_instance, now, missing=ranks)
+        verdict = verdicts.make_verdict(generation, decision, from_instance, now)
         yield from deliver(book, generation, verdict, now)
         book.retire_if_over(generation)
 

@@ -7,19 +7,15 @@ The sentences of verdicts and progress: what failed or waits, why, and how ranks
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from collectived_proto.cause import Cause
 from collectived_proto.errors import CODE_BY_CAUSE
-from collectived_proto.report import phrases
 from collectived_proto.report.phrases import (
     MAX_NAMED,
     collective_text,
-    expired_text,
     format_duration,
-    format_seconds,
     history_text,
     members_text,
     not_arrived_text,
@@ -28,21 +24,13 @@ from collectived_proto.report.phrases import (
     waiting_text,
 )
 from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
-from collectived_runtime.coordinator.core.contract_diff import describe_collective, find_difference
 from collectived_runtime.coordinator.core.registry import Departure, GroupRun, Inquiry
+from collectived_runtime.verdicts import decisions
+from collectived_runtime.verdicts.decisions import Decision, split_majority
 
 
 def make_verdict(
-    generation: GroupRun,
-    cause: Cause,
-    text: str,
-    from_instance: int,
-    now: float,
-    *,
-    origin: int | None = None,
-    instance: int | None = None,
-    missing: Iterable[int] = (),
-    differing: Iterable[int] = (),
+    generation: GroupRun, decision: Decision, from_instance: int, now: float, *, instance: int | None = None
 ) -> Verdict:
     """A verdict with every member's last position; `instance` is by default the first one running that it ends."""
     info = generation.info
@@ -51,16 +39,16 @@ def make_verdict(
         info.name,
         info.key,
         info.generation,
-        CODE_BY_CAUSE[cause],
-        text,
+        CODE_BY_CAUSE[decision.cause],
+        decision.text,
         from_instance,
         instance=failing,
         op=describe_operation(generation, failing),
-        missing=generation.members(now, missing),
-        differing=generation.members(now, differing),
+        missing=generation.members(now, decision.missing),
+        differing=generation.members(now, decision.differing),
         members=generation.members(now),
-        cause=cause,
-        origin=origin,
+        cause=decision.cause,
+        origin=decision.origin,
     )
 
 
@@ -123,22 +111,23 @@ def _judge_link(generation: GroupRun, inquiry: Inquiry, now: float) -> Verdict |
     ranks = generation.active_ranks(inquiry.peer)
     if not ranks:
         return None
-    text = lost_text(generation, ranks, inquiry.text, now)
-    return make_verdict(generation, Cause.LOST_LINK, text, max(inquiry.instance, 0), now, missing=ranks)
+    decision = judge_lost(generation, ranks, Cause.LOST_LINK, inquiry.text, now)
+    return make_verdict(generation, decision, max(inquiry.instance, 0), now)
 
 
 def _judge_native(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict:
-    """Only who is lost is named: that NCCL failed at one end does not say that it is at fault, nor the other."""
     instance, ranks_of = inquiry.instance, generation.ranks_by_worker
     lost = sorted(rank for rank, how in generation.departed.items() if how is Departure.LOST)
     told = [
         (f"worker {task}", generation.members(now, ranks_of[task]), said)
         for task, said in inquiry.native_errors.items()
     ]
-    text = phrases.nccl_failure_text(_describe_instance(generation, instance), told, generation.members(now, lost))
+    decision = decisions.judge_nccl_failure(
+        _describe_instance(generation, instance), told, generation.members(now, lost)
+    )
     quiet = [why for task, why in sorted(silent.items()) if generation.active_ranks(task)]
-    text = "; ".join([text, *quiet[: phrases.MAX_NAMED]])
-    return make_verdict(generation, Cause.NATIVE, text, instance, now, instance=instance, missing=lost)
+    decision = replace(decision, text="; ".join([decision.text, *quiet[:MAX_NAMED]]))
+    return make_verdict(generation, decision, instance, now, instance=instance)
 
 
 def _judge_mismatch(generation: GroupRun, inquiry: Inquiry, now: float) -> Verdict | None:
@@ -146,26 +135,11 @@ def _judge_mismatch(generation: GroupRun, inquiry: Inquiry, now: float) -> Verdi
     evidence = generation.evidence[instance]
     arrived = {rank: known for rank, known in evidence.positions.items() if known.contract}  # or about to be
     us, others = split_majority(arrived) if arrived else ([], [])
-    op = arrived[us[0]].op if us else describe_operation(generation, instance)
-    what = collective_text(instance, op, generation.info.name)
-    if others:
-        text = mismatch_text(what, arrived, us, others)
-    elif inquiry.kind is ReportKind.MISMATCH:
-        text = f"{what}: {inquiry.text or 'the ranks differ in what they submitted'}"
-    else:
+    if not others and inquiry.kind is not ReportKind.MISMATCH:
         return None
-    differing = sorted(rank for side in others for rank in side)
-    decision = make_verdict(
-        generation,
-        Cause.MISMATCH,
-        text,
-        instance,
-        now,
-        origin=differing[0] if len(differing) == 1 else None,
-        instance=instance,
-        differing=differing,
-    )
-    return replace(decision, op=op)
+    op = arrived[us[0]].op if us else describe_operation(generation, instance)
+    decision = decisions.judge_mismatch(collective_text(instance, op, generation.info.name), arrived, inquiry.text)
+    return replace(make_verdict(generation, decision, instance, now, instance=instance), op=op)
 
 
 def _judge_expiry(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict | None:
@@ -176,33 +150,38 @@ def _judge_expiry(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, s
     if not unfinished:
         return None  # it was complete before the answers came
     what, sites = _describe_instance(generation, instance), _waiting_sites(generation, instance)
-    if missing:
-        text = expired_text(
-            what, inquiry.timeout_seconds, _describe_missing(generation, missing, silent, now, instance), sites
-        )
+    absent = dict(zip(missing, _describe_missing(generation, missing, silent, now, instance), strict=True))
+    present = f"all ranks have come and data was still moving; {ranks_text(unfinished)} had not finished"
+    if not absent:
+        sites = {rank: sites.get(rank, "") for rank in unfinished}
+    decision = decisions.judge_expiry(what, inquiry.timeout_seconds, absent, present, sites)
+    return make_verdict(generation, decision, instance, now, instance=instance)
+
+
+def judge_p2p(generation: GroupRun, report: Report, now: float) -> Verdict:
+    """A send or recv whose other end did not come in time, or messages that nobody asks for."""
+    member, peer = generation.member(report.rank, now), _peer_rank(generation, report)
+    if report.kind is ReportKind.OVERDUE:
+        absent = _describe_peer(generation, report, now)
+        decision = decisions.judge_overdue(member, report.text, report.timeout_seconds, peer, absent)
     else:
-        text = unfinished_text(what, inquiry.timeout_seconds, unfinished, sites)
-    return make_verdict(generation, Cause.DEADLINE, text, instance, now, instance=instance, missing=missing)
+        decision = decisions.judge_unclaimed(member, generation.member(peer, now), report.text)
+    return make_verdict(generation, decision, 0, now)
 
 
-def judge_overdue(generation: GroupRun, report: Report, now: float) -> Verdict:
-    """A send or recv whose other end did not come in time."""
-    what = f"{report.text} on {generation.member(report.rank, now)}"
-    text = (
-        f"{what} did not complete within {format_seconds(report.timeout_seconds)}: "
-        f"{_describe_peer(generation, report, now)}"
-    )
-    return make_verdict(generation, Cause.DEADLINE, text, 0, now, missing=[_peer_rank(generation, report)])
+def judge_lost_rank(generation: GroupRun, rank: int, why: str, now: float) -> Decision:
+    known = generation.progress.get(rank)
+    history = history_text(known.position, known.age(now)) if known else "what it did last has not been reported"
+    return decisions.judge_lost_rank(generation.member(rank, now), why, history)
 
 
-def judge_unclaimed(generation: GroupRun, report: Report, now: float) -> Verdict:
-    """Letters that nobody asks for have used up what memory there is for them."""
-    peer = _peer_rank(generation, report)
-    text = (
-        f"there is no memory for what {generation.member(peer, now)} has sent to "
-        f"{generation.member(report.rank, now)}, which has not received it: {report.text}"
-    )
-    return make_verdict(generation, Cause.EXHAUSTED, text, 0, now, origin=peer, missing=[peer])
+def judge_lost(generation: GroupRun, ranks: Sequence[int], cause: Cause, why: str, now: float) -> Decision:
+    """The ranks of workers that are lost, or to which a link is."""
+    known = {rank: generation.progress[rank] for rank in ranks if rank in generation.progress}
+    histories = {rank: history_text(one.position, one.age(now)) for rank, one in known.items()}
+    if not histories and len(ranks) == 1:
+        histories = {ranks[0]: "what it did last has not been reported"}
+    return decisions.judge_lost_workers(cause, generation.members(now, ranks), why, histories)
 
 
 def p2p_wait_warning(generation: GroupRun, report: Report, now: float) -> str:
@@ -230,15 +209,6 @@ def pending_warning(
     waited = stall_seconds + max(0.0, now - generation.evidence[instance].since)
     absent = _describe_missing(generation, missing, silent, now, instance)
     return pending_text(_describe_instance(generation, instance), waited, absent, _waiting_sites(generation, instance))
-
-
-def lost_text(generation: GroupRun, ranks: Sequence[int], why: str, now: float) -> str:
-    """`rank 2 (…) is lost: its process ended (last finished #16, last did all_reduce(sum) #17 at train.py:88)`"""
-    standings = {rank: generation.progress[rank] for rank in ranks if rank in generation.progress}
-    histories = {rank: history_text(known.position, known.age(now)) for rank, known in standings.items()}
-    if not histories and len(ranks) == 1:
-        histories = {ranks[0]: "what it did last has not been reported"}
-    return phrases.lost_text(generation.members(now, ranks), why, histories)
 
 
 def with_successor(decision: Verdict, successor: int) -> Verdict:
@@ -309,78 +279,11 @@ def format_bandwidth(value: float) -> str:
     return f"{value / 1e6:.4g} MB/s"
 
 
-def unfinished_text(what: str, timeout_seconds: float, unfinished: Iterable[int], sites: Mapping[int, str]) -> str:
-    """The text of a deadline that passed although every rank had come."""
-    ranks = list(unfinished)
-    return (
-        f"{what} did not complete within {format_seconds(timeout_seconds)}: all ranks have come and "
-        f"data was still moving; "
-        f"{ranks_text(ranks)} had not finished; {waiting_text({rank: sites.get(rank, '') for rank in ranks})}"
-    )
-
-
 def pending_text(what: str, waited: float, absent: Sequence[str], sites: Mapping[int, str]) -> str:
     named = "; ".join(absent[:MAX_NAMED])
     more = f"; {len(absent) - MAX_NAMED} more ranks have not come" if len(absent) > MAX_NAMED else ""
     waiting = waiting_text(sites)
     return f"{what} has waited for {format_duration(waited)}: {named}{more}{f'; {waiting}' if waiting else ''}"
-
-
-def split_majority(arrived: Mapping[int, RankPosition]) -> tuple[list[int], list[list[int]]]:
-    """Ranks of the majority's contract, then those of each other one; a tie goes to the side of the lowest rank.
-
-    Ranks that take what comes are with the first side with which they can be.
-    """
-    sides: dict[bytes, list[int]] = {}
-    for rank in sorted(arrived, key=lambda rank: (_accepts_any_value(arrived[rank]), rank)):
-        contract = arrived[rank].contract
-        if _accepts_any_value(arrived[rank]):
-            contract = next(
-                (side for side, ranks in sides.items() if _is_compatible(arrived[rank], arrived[ranks[0]])), contract
-            )
-        insort(sides.setdefault(contract, []), rank)
-    ordered = sorted(sides.values(), key=lambda ranks: (-len(ranks), ranks[0]))
-    return ordered[0], ordered[1:]
-
-
-def _accepts_any_value(position: RankPosition) -> bool:
-    return position.collective is not None and position.collective.open
-
-
-def _is_compatible(position: RankPosition, other: RankPosition) -> bool:
-    theirs, ours = position.collective, other.collective
-    return theirs is not None and ours is not None and theirs.open_contract() == ours.open_contract()
-
-
-def mismatch_text(what: str, arrived: Mapping[int, RankPosition], us: list[int], others: list[list[int]]) -> str:
-    """Who differs from the majority and where, then both sides in full with their source lines."""
-    first = _representative(us, arrived)
-    sentences = []
-    for them in others[:MAX_NAMED]:
-        verb = "differs" if len(them) == 1 else "differ"
-        sentences.append(f"{ranks_text(them)} {verb}: {_difference_text(_representative(them, arrived), first, us)}")
-    if len(others) > MAX_NAMED:
-        sentences.append(f"{sum(map(len, others[MAX_NAMED:]))} more ranks differ in other ways")
-    sides = [f"\n  {_describe_side(ranks, _representative(ranks, arrived))}" for ranks in [*others[:MAX_NAMED], us]]
-    return f"{'; '.join(sentences)} ({what}){''.join(sides)}"
-
-
-def _representative(ranks: Sequence[int], arrived: Mapping[int, RankPosition]) -> RankPosition:
-    """The first of a side that says what its value is."""
-    return next((arrived[rank] for rank in ranks if not _accepts_any_value(arrived[rank])), arrived[ranks[0]])
-
-
-def _difference_text(theirs: RankPosition, ours: RankPosition, us: list[int]) -> str:
-    found = find_difference(theirs.collective, ours.collective) if theirs.collective and ours.collective else None
-    if found is None:
-        return f"{theirs.op or 'another collective'} there, {ours.op or 'another collective'} on {ranks_text(us)}"
-    return f"{found.where} is {found.theirs} there, {found.ours} on {ranks_text(us)}"
-
-
-def _describe_side(ranks: list[int], position: RankPosition) -> str:
-    site = position.site or (position.collective.site if position.collective else "")
-    what = describe_collective(position.collective) if position.collective else position.op or "unknown"
-    return f"{ranks_text(ranks)}{f' at {site}' if site else ''}: {what}"
 
 
 def progress_text(present: int, low: int, high: int, settling: bool) -> str:

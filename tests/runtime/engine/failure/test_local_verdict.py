@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from collectived_proto.errors import Code
+from collectived_proto.cause import Cause
+from collectived_proto.errors import CODE_BY_CAUSE, Code
 from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, Report, ReportKind
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.failure import local_verdict
@@ -42,18 +45,17 @@ RANK_3 = "rank 3 (host host1, pid 73, CPU:3)"
         ),
         (
             Report(7, 100, ReportKind.LOST, 16, rank=1, text="its process ended", ranks=(FIRST, SECOND)),
-            f"{WHAT}: {RANK_1} is lost: its process ended (last finished #16, last did all_reduce(sum) #16 at "
-            "train.py:70)",
+            f"{RANK_1} is lost: its process ended (last finished #16, last did all_reduce(sum) #16 at train.py:70)",
             [1],
         ),
         (
             Report(7, 100, ReportKind.ABORT, 17, rank=1, text="loss is NaN", ranks=(FIRST, SECOND)),
-            f"{WHAT}: {RANK_1} aborted the group: loss is NaN",
+            f"{RANK_1} aborted the group: loss is NaN",
             [1],
         ),
         (
             Report(7, 100, ReportKind.LINK, 17, worker=1, text="closed by peer", ranks=(FIRST, SECOND)),
-            f"{WHAT}: {RANK_2}, {RANK_3} are lost: the link of worker 0 to worker 1 broke: closed by peer",
+            f"{RANK_2}, {RANK_3} are lost: the link of worker 0 to worker 1 broke: closed by peer",
             [2, 3],
         ),
         (
@@ -64,17 +66,17 @@ RANK_3 = "rank 3 (host host1, pid 73, CPU:3)"
         ),
         (
             Report(7, 100, ReportKind.OVERDUE, -1, 1, 0, "recv(source=2, tag=0)", 0.5, (FIRST, SECOND), 2),
-            f"{WHAT}: recv(source=2, tag=0) on {RANK_1} did not complete within 0.5 s: {RANK_2} has not come",
+            f"recv(source=2, tag=0) on {RANK_1} did not complete within 0.5 s: {RANK_2} has not come",
             [2],
         ),
         (
             Report(7, 100, ReportKind.UNCLAIMED, -1, 1, text="9 bytes", ranks=(FIRST, SECOND), peer=2),
-            f"{WHAT}: there is no memory for what {RANK_2} has sent to {RANK_1}, which has not received it: 9 bytes",
+            f"there is no memory for what {RANK_2} has sent to {RANK_1}, which has not received it: 9 bytes",
             [2],
         ),
         (
             Report(7, 100, ReportKind.EXHAUSTED, 17, rank=1, text="it holds 9 bytes", ranks=(FIRST, SECOND)),
-            f"{WHAT}: {RANK_1} has no memory left: it holds 9 bytes",
+            f"{RANK_1} has no memory left: it holds 9 bytes",
             [1],
         ),
     ],
@@ -100,9 +102,41 @@ def test_it_tells_what_the_ranks_of_this_worker_did_last() -> None:
 
 
 def test_where_nobody_has_submitted_it_the_group_is_named() -> None:
-    report = Report(7, 100, ReportKind.LOST, 16, rank=1, text="its process ended")
+    report = Report(7, 100, ReportKind.MISMATCH, 17)
     verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "", report)
-    assert verdict.message == f"group 'train': {RANK_1} is lost: its process ended{ALONE}"
+    assert verdict.message == f"group 'train': the ranks differ in what they submitted{ALONE}"
+
+
+def test_ranks_of_one_worker_that_differ_are_named_by_it() -> None:
+    here, there = (
+        replace(FIRST, contract=b"a"),
+        replace(FIRST, rank=1, contract=b"b", op="barrier()", site="train.py:9"),
+    )
+    report = Report(7, 100, ReportKind.MISMATCH, 17, ranks=(here, there))
+    verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
+    assert verdict.message.startswith("rank 1 differs: barrier() there, all_reduce(sum) on rank 0")
+    assert [member.rank for member in verdict.differing] == [1] and verdict.origin == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "origin"),
+    [
+        (ReportKind.EXPIRED, Cause.DEADLINE, None),
+        (ReportKind.LOST, Cause.LOST_RANK, 1),
+        (ReportKind.ABORT, Cause.ABORTED, 1),
+        (ReportKind.LINK, Cause.LOST_LINK, None),
+        (ReportKind.NATIVE, Cause.NATIVE, None),
+        (ReportKind.OVERDUE, Cause.DEADLINE, None),
+        (ReportKind.UNCLAIMED, Cause.EXHAUSTED, 2),
+        (ReportKind.EXHAUSTED, Cause.EXHAUSTED, 1),
+        (ReportKind.MISMATCH, Cause.MISMATCH, None),
+        (ReportKind.PENDING, Cause.DEFECT, None),
+    ],
+)
+def test_each_kind_of_report_has_its_cause(kind: ReportKind, cause: Cause, origin: int | None) -> None:
+    report = Report(7, 100, kind, 17, rank=1, worker=1, ranks=(FIRST, SECOND), peer=2)
+    verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
+    assert (verdict.cause, verdict.origin, verdict.code) == (cause, origin, CODE_BY_CAUSE[cause])
 
 
 def test_what_another_worker_adds_is_said_in_full_too() -> None:
