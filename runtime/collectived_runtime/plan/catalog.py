@@ -62,6 +62,18 @@ def all_reduce(name: str, hosts: Hosts, me: int, span: Span, cpus: Sequence[int]
     return tuple(FLAT_ALGORITHMS[name](members, me, span))
 
 
+def native_reduce(members: Sequence[int], me: int, span: Span, root: int) -> WidePlan:
+    """The engine's own reduce to `root`."""
+    finish = (FinishMove(span, Buffer.SCRATCH),) if me == root else ()
+    return ((NativeMove(NativeKind.REDUCE, tuple(sorted(members)), span, root),), finish)
+
+
+def native_broadcast(members: Sequence[int], me: int, span: Span, root: int) -> WidePlan:
+    """The engine's own broadcast from `root`."""
+    finish = (FinishMove(span, Buffer.INPUT),) if me == root else ()
+    return (finish, (NativeMove(NativeKind.BROADCAST, tuple(sorted(members)), span, root),))
+
+
 def plan_shards(flat: FlatAlgorithm, members: Sequence[int], me: int, span: Span, shards: int) -> tuple[WidePlan, ...]:
     """One plan per shard; shard i has channel i to itself, and all run side by side."""
     return tuple(tuple(flat(members, me, part)) for part in span.split(shards))

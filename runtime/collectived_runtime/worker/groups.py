@@ -41,8 +41,10 @@ from collectived_runtime.auth.acl import AclRule, is_permitted
 from collectived_runtime.engine.base.arenas import MemoryBudget
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.local_rank import LocalRank
+from collectived_runtime.engine.failure.reporter import CoordinatorAccess
 from collectived_runtime.engine.gpu.communicator import NcclContext
-from collectived_runtime.engine.loop.group_loop import GroupLoop, WorkerContext
+from collectived_runtime.engine.loop.context import WorkerContext, WorkerResources
+from collectived_runtime.engine.loop.group_loop import GroupLoop
 from collectived_runtime.engine.record.flight_recorder import FlightRecorder
 from collectived_runtime.engine.run.fold_pool import FoldPool
 from collectived_runtime.limits.descriptors import can_open_descriptor
@@ -446,19 +448,19 @@ class Groups:
 
     def _make_worker_context(self) -> WorkerContext:
         return WorkerContext(
-            f"/job:worker/task:{self._task}",
-            self._connection_server,
-            self._budget,
-            self._fold_pool,
-            self.stall_after,
-            IDLE_RELEASE_SECONDS,
-            self._send_report,
-            self._on_loop_ended,
-            self.recorder,
-            self._rejections,
-            self._nccl_context,
-            self.lost_after,
-            self._is_connected,
+            name=f"/job:worker/task:{self._task}",
+            resources=WorkerResources(
+                self._connection_server,
+                self._budget,
+                self._fold_pool,
+                self.recorder,
+                self._rejections,
+                self._nccl_context,
+            ),
+            coordinator=CoordinatorAccess(self._send_report, self.lost_after, self._is_connected),
+            stall_after=self.stall_after,
+            idle_after=IDLE_RELEASE_SECONDS,
+            on_closed=self._on_loop_ended,
         )
 
     def _send_report(self, report: Report) -> None:

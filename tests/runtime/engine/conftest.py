@@ -40,8 +40,10 @@ from collectived_runtime.engine.base.arenas import MemoryBudget
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.compile.negotiation import prepare
+from collectived_runtime.engine.failure.reporter import CoordinatorAccess
 from collectived_runtime.engine.gpu.communicator import NcclContext
-from collectived_runtime.engine.loop.group_loop import GroupLoop, WorkerContext
+from collectived_runtime.engine.loop.context import WorkerContext, WorkerResources
+from collectived_runtime.engine.loop.group_loop import GroupLoop
 from collectived_runtime.engine.run.fold_pool import FoldPool
 from collectived_runtime.transport.connections import ConnectionServer, DialRequest, LinkKey
 from collectived_runtime.transport.link import Link, TcpStream
@@ -278,16 +280,16 @@ class World:
         for task, local in enumerate(self.layout):
             around = WorkerContext(
                 f"worker {task}",
-                connection_servers[task] if connection_servers else Exchange(task, self.board),
-                MemoryBudget(1 << 30),
-                self.fold_pool,
+                WorkerResources(
+                    connection_servers[task] if connection_servers else Exchange(task, self.board),
+                    MemoryBudget(1 << 30),
+                    self.fold_pool,
+                    nccl=natives[task] if natives else None,
+                ),
+                CoordinatorAccess(self.reports.put, lost_after, lambda: connected),
                 stall_after,
                 idle_after,
-                self.reports.put,
                 self.ended.put,
-                nccl=natives[task] if natives else None,
-                worker_timeout=lost_after,
-                is_connected=lambda: connected,
             )
             group_loop = GroupLoop(GroupTopology.from_peers(self.group, peers, task, table or TABLE, idle), around)
             self.group_loops.append(group_loop)

@@ -1,9 +1,9 @@
 """A program: how one worker carries out one collective of one group, made once per contract and kept.
 
 The ranks of a worker are folded by the worker itself, so plans speak of *places*: workers of the group, numbered by
-their lowest rank. A *task* is one pack (or a shard of it) with its plan and channel; tasks of different channels
-run side by side, those of one channel one after another, in the same order on all workers, so that no frame waits
-behind another one's.
+their lowest rank; only moves of NCCL speak of GPUs. A *task* is one pack (or a shard of it) with its plan and channel;
+tasks of different channels run side by side, those of one channel one after another, in the same order on all workers,
+so that no frame waits behind another one's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -51,11 +52,10 @@ from collectived_runtime.plan.packing import align_up, get_reduce_op
 from collectived_runtime.plan.packing import layout as pack_layout
 from collectived_runtime.plan.tf_packing import count_pack_tasks
 from collectived_runtime.plan.tf_packing import split_elements as cut_evenly
-from collectived_runtime.plan.wide_moves import CollectMove, NativeKind, NativeMove, WidePlan
+from collectived_runtime.plan.wide_moves import CollectMove, NativeMove, WidePlan
 
 CHANNELS = 8  # tasks that run side by side
 MAX_INLINE_BYTES = 256 << 10  # of a result: what takes the worker some tens of microseconds
-_NCCL_KINDS = {Reduce: NativeKind.REDUCE, Broadcast: NativeKind.BROADCAST}
 _SIGNAL_PACK = Pack(
     DType.UINT8, DType.UINT8, 1, 0, 0
 )  # what a collective without data sends, so that it still synchronises
@@ -83,6 +83,7 @@ class PackTask:
     result_dtype: np.dtype[Any] = field(init=False, compare=False)
     result_slice: slice = field(init=False, compare=False)  # bytes of its pack's result, in a slot
     is_in_order: bool = field(init=False, compare=False)  # whether values are combined element by element as they lie
+    is_hierarchical: bool = field(init=False, compare=False)  # whether NCCL works inside of this worker alone
 
     def __post_init__(self) -> None:
         pack, cut = self.pack, self.partition
@@ -92,14 +93,11 @@ class PackTask:
             "result_dtype": to_numpy(pack.result_dtype),
             "result_slice": slice(pack.result_offset, pack.result_offset + size),
             "is_in_order": cut is None or cut.is_in_order,
+            "is_hierarchical": self.algorithm != NCCL
+            and any(isinstance(move, NativeMove) for moves in self.plan for move in moves),
         }
         for name, value in facts.items():
             object.__setattr__(self, name, value)
-
-    @property
-    def is_hierarchical(self) -> bool:
-        """Whether NCCL is to join the GPUs of each worker, where it has several."""
-        return self.algorithm.startswith(HIERARCHICAL_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ class CompiledCollective:
     load: OperationLoad = NO_LOAD
     summary: ProgramSummary = EMPTY_SUMMARY  # for the recorder
     nccl_task_count: int = field(init=False)  # how many of its tasks NCCL carries out
-    is_hierarchical: bool = field(init=False)  # whether NCCL joins the GPUs of a worker in any of its tasks; see `Task`
+    is_hierarchical: bool = field(init=False)  # whether any of its tasks is
     slot_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -352,19 +350,41 @@ def find_peers(plan: WidePlan) -> frozenset[int]:
 
 
 def _planner(operation: Operation, topology: GroupTopology, name: str) -> Callable[[Span], WidePlan]:
-    """By span, the plan of this worker."""
+    """By span, the plan of this worker; where NCCL works between its GPUs, that of the GPU which leads them."""
     places, me = range(len(topology.peers)), topology.place
-    root = topology.place_of(operation.root) if isinstance(operation, (Reduce, Broadcast)) else 0
     if name == NCCL:
-        kind = next((kind for of, kind in _NCCL_KINDS.items() if isinstance(operation, of)), NativeKind.ALL_REDUCE)
-        return lambda span: ((NativeMove(kind, tuple(places), span, root),),)
-    if isinstance(operation, Reduce):
-        return lambda span: tree.reduce(places, me, span, root)
-    if isinstance(operation, Broadcast):
-        return lambda span: tree.broadcast(places, me, span, root)
+        return _nccl_planner(operation, topology)
+    if isinstance(operation, (Reduce, Broadcast)):
+        root = topology.place_of(operation.root)
+        flat = tree.reduce if isinstance(operation, Reduce) else tree.broadcast
+        return lambda span: flat(places, me, span, root)
     if name.startswith(HIERARCHICAL_PREFIX):
-        return lambda span: catalog.all_reduce(name, [(place,) for place in places], me, span)
+        hosts = gpu_participants(topology)
+        return lambda span: catalog.all_reduce(name, hosts, me, span)
     if len(places) == 1:
         return lambda span: ring.all_reduce(places, me, span)
     across = ACROSS_ALGORITHMS[name]
     return lambda span: tuple(across(places, me, span))
+
+
+def _nccl_planner(operation: Operation, topology: GroupTopology) -> Callable[[Span], WidePlan]:
+    """Participants are the GPUs of the group, numbered as in its communicator."""
+    gpus = range(len(topology.gpus))
+    local = [number for number in gpus if topology.gpus[number][0] == topology.place]
+    if not isinstance(operation, (Reduce, Broadcast)):
+        return lambda span: catalog.all_reduce(NCCL, [(gpu,) for gpu in gpus], local[0], span)
+    root = topology.gpu_number_of(operation.root)
+    leader = root if root in local else local[0]
+    native = catalog.native_reduce if isinstance(operation, Reduce) else catalog.native_broadcast
+    return lambda span: native(gpus, leader, span, root)
+
+
+def gpu_participants(topology: GroupTopology) -> list[tuple[int, ...]]:
+    """By place, the participants of a plan with NCCL inside of workers.
+
+    The first GPU of a worker leads it and has the number of its place, so that links are found by it; numbers above
+    those of all places are for the others, in the order of their communicator.
+    """
+    others = count(len(topology.peers))
+    per_place = Counter(place for place, _ in topology.gpus)
+    return [(place, *islice(others, max(0, per_place[place] - 1))) for place in range(len(topology.peers))]

@@ -20,9 +20,9 @@ from collectived_proto.codec import verdict_from_proto, verdict_to_proto
 from collectived_proto.types import Verdict
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine.compile.program import CHANNELS
+from collectived_runtime.engine.run.links import PeerNetwork
 from collectived_runtime.engine.run.streams import (
     OutgoingMessage,
-    PeerNetwork,
     ReceiveStream,
     SendStream,
     accept_links,
@@ -171,11 +171,7 @@ class PeerConsensus:
             return ()
 
         kind = frames.FrameKind.VERDICT
-        self._in.append(
-            ReceiveStream(
-                self._network.poller, link, kind, heard, lambda frame: None, _unreachable, self._hand_back_link
-            )
-        )
+        self._in.append(ReceiveStream(self._network, link, kind, heard, lambda frame: None, _unreachable))
 
     def _on_verdict(self, task: int, verdict: Verdict) -> None:
         group = self._topology.group

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from collectived_proto.ipc import messages
 from collectived_proto.types import Report, ReportKind, Verdict, unscoped_name
@@ -27,15 +27,27 @@ NCCL_DECIDE_ALONE_SECONDS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class CoordinatorAccess:
+    """How group loops reach the coordinator; may be used from any thread.
+
+    Attributes:
+        report: sends a report.
+        worker_timeout: seconds in which the coordinator finds out that a silent worker is lost.
+        is_connected: whether the coordinator can be reached.
+    """
+
+    report: Callable[[Report], None]
+    worker_timeout: float = 10.0
+    is_connected: Callable[[], bool] = lambda: True
+
+
 class FaultReporter:
-    """Of one generation.
+    """Reports the faults of one generation, and has its worker decide about them where the coordinator does not answer.
 
     Args:
         worker: this worker's name, for what it decides alone.
-        report: sends a report to the coordinator.
-        rule: takes a verdict that this worker made alone.
-        lost_after: seconds in which the coordinator finds out that a silent worker is lost.
-        connected: whether the coordinator can be reached.
+        apply_verdict: takes a verdict that this worker made alone.
     """
 
     def __init__(
@@ -43,18 +55,16 @@ class FaultReporter:
         topology: GroupTopology,
         tracker: InstanceTracker,
         worker: str,
-        report: Callable[[Report], None],
-        rule: Callable[[Verdict], None],
-        lost_after: float,
-        connected: Callable[[], bool],
+        coordinator: CoordinatorAccess,
+        apply_verdict: Callable[[Verdict], None],
     ) -> None:
         self._topology = topology
         self._tracker = tracker
         self._worker = worker
-        self._send_report = report
-        self._apply_verdict = rule
-        self._lost_after = lost_after
-        self._is_connected = connected
+        self._send_report = coordinator.report
+        self._apply_verdict = apply_verdict
+        self._lost_after = coordinator.worker_timeout
+        self._is_connected = coordinator.is_connected
         self._departures: list[Report] = []
         self._late_instances: set[int] = set()  # instances that some local rank will not submit
         self._pending_decisions: dict[

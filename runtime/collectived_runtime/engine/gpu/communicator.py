@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from collectived_runtime.device.gpus import Gpu
 from collectived_runtime.device.nccl.communicators import Communicator, Communicators, DeviceRank
 from collectived_runtime.engine.base.topology import GroupTopology
-from collectived_runtime.engine.gpu.contributions import GpuContribution
 from collectived_runtime.engine.gpu.launch_queue import LaunchQueue, TicketKey
 
 
@@ -38,12 +37,12 @@ def intra_worker_device_ranks(topology: GroupTopology) -> list[DeviceRank]:
 
 
 class LaunchOrder:
-    """Whose tasks of one instance have been launched: they are launched in the order of the program, everywhere."""
+    """The order in which the tasks of one instance are launched: that of the program, on every worker."""
 
-    def __init__(self, key: TicketKey, count: int, turnstile: LaunchQueue, wake: Callable[[], object]) -> None:
+    def __init__(self, key: TicketKey, count: int, launch_queue: LaunchQueue, wake: Callable[[], object]) -> None:
         self.key = key
         self._count = count
-        self._launch_queue = turnstile
+        self._launch_queue = launch_queue
         self._wake = wake
         self._launched = 0
 
@@ -97,16 +96,3 @@ class LocalCommunicator:
     def has_one_rank_per_gpu(self) -> bool:
         """Whether every GPU of the group has one rank only."""
         return len(self.topology.gpus) == self.topology.group.size
-
-    def create_contributions(self) -> list[GpuContribution]:
-        gpus = self.nccl_context.gpus
-        pairs = zip(self.ranks, self.communicators, strict=True)
-        return [GpuContribution(gpus[rank.device], communicator, rank.rank) for rank, communicator in pairs]
-
-    def gpu_of_rank(self, rank: int) -> int:
-        """The GPU of a rank."""
-        return self.topology.gpu_indices[rank]
-
-    def communicator_rank_of(self, rank: int) -> int:
-        """The rank in the group's communicator of that rank's GPU."""
-        return self.topology.gpu_number_of(rank)

@@ -5,7 +5,6 @@ Values that do not lie on their rank's GPU are brought to the host first, and fr
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,67 +24,64 @@ from collectived_runtime.device.nccl.interface import (
     nccl_operation,
     split_count,
 )
-from collectived_runtime.engine.clients.local_rank import InputBuffers
-from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
+from collectived_runtime.engine.gpu.communicator import LocalCommunicator
 from collectived_runtime.engine.gpu.gpu_task import Array, GpuTask, Piece, address_of, make_fold_spec
-from collectived_runtime.engine.gpu.stream_order import CompletionEvent
-from collectived_runtime.engine.run.host_task import TaskTools, Wait
-from collectived_runtime.transport.frame import FrameTemplate
+from collectived_runtime.engine.run.schedule import Wait
+from collectived_runtime.engine.run.task import TaskContext
 
 
 @dataclass(slots=True)
 class GpuContribution:
-    """What one GPU does.
+    """What one GPU of this worker does in a task.
 
     Attributes:
         rank: of the communicator.
         parts: of its ranks, in their order: a value that lies there, or partial sums that come from the host.
+        scratch: the address of the fold of all GPUs; None where NCCL leaves none here.
+        output: the address of the result; None where there is none here.
+        steps: what its stream does, one thing behind the other.
     """
 
     gpu: Gpu
     communicator: Communicator
     rank: int
     parts: list[Sequence[Piece] | Array] = field(default_factory=list)
+    scratch: int | None = None
+    output: int | None = None
+    steps: list[Work] = field(default_factory=list)
+
+    def run_steps(self, stream: int) -> None:
+        for step in self.steps:
+            step(stream)
 
 
 class MultiGpuTask(GpuTask):
-    """A task in which the GPUs of this worker take part, each with its share.
+    """A task in which the GPUs of this worker take part, each with its contribution.
 
-    Args:
-        home: the GPU of a local rank.
-        abort: aborts the communicators, which ends what waits for others; called where the task has not ended `well`.
+    Where it does not succeed the communicators are aborted, which ends what waits for others.
     """
 
-    def __init__(
-        self,
-        program: CompiledCollective,
-        task: PackTask,
-        tools: TaskTools,
-        finale: CompletionEvent | None,
-        shares: Sequence[GpuContribution],
-        home: Callable[[int], int],
-        abort: Callable[[], object],
-    ) -> None:
-        super().__init__(program, task, tools, finale)
-        self.has_succeeded = False
-        self.gpu_contributions = tuple(shares)
-        self._gpu_of_rank = home
-        self._abort = abort
+    def __init__(self, context: TaskContext, communicator: LocalCommunicator) -> None:
+        super().__init__(context)
+        self._local_communicator = communicator
+        pairs = zip(communicator.ranks, communicator.communicators, strict=True)
+        gpus = communicator.nccl_context.gpus
+        self.contributions = tuple(GpuContribution(gpus[one.device], made, one.rank) for one, made in pairs)
         how = self.arithmetic
-        self.row_bytes = task.pack.dtype.itemsize if how is None else how.partial_bytes
-        self.nbytes = len(task.span) * self.row_bytes
+        self.row_bytes = self.task.pack.dtype.itemsize if how is None else how.partial_bytes
+        self.nbytes = len(self.task.span) * self.row_bytes
 
     @property
     def result_bytes(self) -> int:
         return len(self.task.span) * self.task.pack.result_dtype.itemsize
 
-    def prepare(self, sources: Sequence[InputBuffers]) -> Iterator[Wait]:
-        """Says which GPU folds what."""
-        ranks = self.split_contributions(sources)
+    def prepare(self) -> Iterator[Wait]:
+        """Decides which GPU folds what; values that lie elsewhere are fetched."""
+        ranks = self.split_contributions()
         self.count_bytes(ranks)
-        by_gpu = {share.gpu.index: share for share in self.gpu_contributions}
-        for rank, pieces in zip(self.program.contributors, ranks, strict=True):
-            share, how = by_gpu[self._gpu_of_rank(rank)], self.arithmetic
+        by_gpu = {one.gpu.index: one for one in self.contributions}
+        for rank, pieces in zip(self.context.program.contributors, ranks, strict=True):
+            share, how = by_gpu[self._local_communicator.topology.gpu_indices[rank]], self.arithmetic
             if all(isinstance(piece.memory, Region) and piece.memory.gpu is share.gpu for piece in pieces):
                 share.parts.append(pieces)
             elif how is None:
@@ -137,20 +133,14 @@ class MultiGpuTask(GpuTask):
             else:
                 gpu.cuda.fold(make_fold_spec(how, widen=True), addresses, target, length, stream)
 
-    def slice_output(self, output: Region) -> Region:
-        """Where the result of this task lies in that of all."""
-        pack, span = self.task.pack, self.task.span
-        size = pack.result_dtype.itemsize
-        return output[pack.result_offset + span.start * size : pack.result_offset + span.stop * size]
-
-    def select_outputs(self, share: GpuContribution, outputs: Sequence[Region]) -> list[Region]:
+    def select_outputs(self, share: GpuContribution) -> list[Region]:
         """Where on this GPU the result is to be."""
-        return [self.slice_output(output) for output in outputs if output.gpu is share.gpu]
+        return [self.slice_output(output) for output in self.context.outputs if output.gpu is share.gpu]
 
-    def submit_to_all(self, together: threading.Lock, works: Sequence[Work]) -> None:
+    def submit_to_all(self, works: Sequence[Work]) -> None:
         """Gives every GPU its part under the lock. All memory is there by then: the whole worker waits for the lock."""
-        with together:
-            for share, work in zip(self.gpu_contributions, works, strict=True):
+        with self._local_communicator.nccl_context.launch_lock:
+            for share, work in zip(self.contributions, works, strict=True):
                 self.submit(share.gpu, work, share.communicator.check)
 
     def allocate_scratch(self, gpu: Gpu, size: int) -> Region:
@@ -159,10 +149,10 @@ class MultiGpuTask(GpuTask):
         self._scratch.append((gpu, region))
         return region
 
-    def stop(self, stamp: FrameTemplate) -> None:
+    def stop(self) -> None:
         if not self.has_succeeded:
-            self._abort()
-        super().stop(stamp)
+            self._local_communicator.abort()
+        super().stop()
 
 
 def to_nccl(how: Arithmetic | None, itemsize: int) -> tuple[ElementLayout, NcclOperation]:

@@ -6,15 +6,15 @@ folded there in the order of their ranks, so that the lower one is always left, 
 for values of the host. The result is copied to where each rank wants it. While one task is copied, others are on
 the wire: a pack of a group with GPUs is cut into several.
 
-A generator like `task.run`, but closing it does not wait for GPUs: what they are at lingers, and keeps its memory.
+Closing a task does not wait for GPUs: what they are at lingers, and keeps its memory.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,79 +28,20 @@ from collectived_runtime.device.gpus import Gpu, Region, is_out_of_memory
 from collectived_runtime.device.launch_thread import Launch, Work
 from collectived_runtime.device.nccl.interface import NcclError
 from collectived_runtime.engine.base.arenas import MemoryExhausted
-from collectived_runtime.engine.clients.local_rank import HostOrGpuBytes, InputBuffers
+from collectived_runtime.engine.clients.local_rank import HostOrGpuBytes
 from collectived_runtime.engine.compile.partition import Window
-from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
-from collectived_runtime.engine.gpu.stream_order import CompletionEvent
-from collectived_runtime.engine.record.flight_recorder import FOLD, MOST_MOVES
 from collectived_runtime.engine.run.host_task import (
-    TaskTools,
-    Wait,
     copy_in_stretches,
     copy_over,
     fold_in_stretches,
     keep_in_place,
     refuse_fold,
 )
-from collectived_runtime.engine.run.schedule import Buffers, OnUnexpectedFrame, execute
-from collectived_runtime.engine.submit.tracker import Mark
+from collectived_runtime.engine.run.schedule import Buffers, Wait, execute
+from collectived_runtime.engine.run.task import TaskContext
 from collectived_runtime.plan.moves import Buffer
-from collectived_runtime.transport.frame import FrameTemplate
-from collectived_runtime.transport.link import Link
 
 Array = NDArray[Any]
-
-
-def run(
-    outputs: Sequence[Region],
-    finale: CompletionEvent | None,
-    program: CompiledCollective,
-    task: PackTask,
-    sources: Sequence[InputBuffers],
-    result: NDArray[np.uint8] | None,
-    tools: TaskTools,
-    links: Mapping[int, Link],
-    stamp: FrameTemplate,
-    judge: OnUnexpectedFrame,
-    marks: list[Mark] | None = None,
-) -> Iterator[Wait]:
-    """Runs a task.
-
-    Args:
-        outputs: where the result is to be written, one per rank that wants it there.
-        finale: is told when all that remains of the task has been submitted to GPUs.
-        result: the result slot of the ranks that read it on the host, if there are any.
-        sources, tools, links, stamp, judge, marks: as of `task.run`.
-
-    Raises:
-        MemoryExhausted: there is no memory for what lies in between.
-        CudaError: a GPU has failed.
-    """
-    one = GpuTask(program, task, tools, finale)
-    try:
-        gpu = (
-            None
-            if result is not None or not program.is_single_worker
-            else _find_only_gpu(one.split_contributions(sources), outputs)
-        )
-        if gpu is not None:
-            yield from one.run_on_one_gpu(gpu, sources, outputs)
-            return
-        began = time.monotonic()
-        buffers = yield from one.prepare_buffers(sources, outputs, result)
-        if marks is not None and len(marks) < MOST_MOVES:
-            marks.append((FOLD, task.pack_number, task.shard, 0, -1, began, time.monotonic()))
-        yield from execute(task.plan, buffers, links, stamp, judge, marks)
-        if buffers.output is not None:
-            yield from one.deliver(buffers.view(Buffer.OUTPUT, task.span), outputs)
-        else:
-            one.finish_submission()
-    except CudaError as error:
-        if is_out_of_memory(error):
-            raise MemoryExhausted(f"on a GPU of this worker: {error}") from error
-        raise
-    finally:
-        one.stop(stamp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,29 +60,64 @@ def _find_only_gpu(ranks: Sequence[Sequence[Piece]], outputs: Sequence[Region]) 
     return gpus.pop() if len(gpus) == 1 and outputs and 0 < len(ranks) <= MOST_SOURCES else None
 
 
-@dataclass(slots=True)
 class GpuTask:
-    """One task under way, with what its GPUs are at and the memory that they use meanwhile."""
+    """One task under way, with what its GPUs are at and the memory that they use meanwhile.
 
-    program: CompiledCollective
-    task: PackTask
-    tools: TaskTools
-    completion_event: CompletionEvent | None = None
-    _launches: list[tuple[Gpu, Launch]] = field(default_factory=list)
-    _pinned: list[tuple[Gpu, NDArray[np.uint8]]] = field(default_factory=list)
-    _scratch: list[tuple[Gpu, Region]] = field(default_factory=list)
-    _stopped: bool = False
-    _has_ended: bool = False
-    _giving: threading.Lock = field(default_factory=threading.Lock)
+    `run` is the same for all tasks on GPUs; a subclass says in `carry_out` what is to be done.
+    """
 
-    @property
-    def arithmetic(self) -> Arithmetic | None:
-        return self.program.arithmetic[self.task.pack_number]
+    def __init__(self, context: TaskContext) -> None:
+        self.context = context
+        self.task = context.task
+        self.arithmetic = context.arithmetic
+        self.has_succeeded = False
+        self._launches: list[tuple[Gpu, Launch]] = []
+        self._pinned: list[tuple[Gpu, NDArray[np.uint8]]] = []
+        self._scratch: list[tuple[Gpu, Region]] = []
+        self._is_stopped = False
+        self._has_ended = False
+        self._release_lock = threading.Lock()
 
-    def split_contributions(self, sources: Sequence[InputBuffers]) -> list[list[Piece]]:
+    def run(self) -> Iterator[Wait]:
+        """Carries the task out.
+
+        Raises:
+            MemoryExhausted: there is no memory for what lies in between.
+            CudaError: a GPU has failed. NcclError: NCCL has.
+        """
+        try:
+            yield from self.carry_out()
+            self.has_succeeded = True
+        except CudaError as error:
+            if is_out_of_memory(error):
+                raise MemoryExhausted(f"on a GPU of this worker: {error}") from error
+            raise
+        finally:
+            self.stop()
+
+    def carry_out(self) -> Iterator[Wait]:
+        """Folds on GPUs, runs the plan on the host and copies the result to where it is wanted."""
+        context = self.context
+        ranks = self.split_contributions()
+        self.count_bytes(ranks)
+        is_local = context.result is None and context.program.is_single_worker
+        gpu = _find_only_gpu(ranks, context.outputs) if is_local else None
+        if gpu is not None:
+            yield from self._run_on_one_gpu(gpu, ranks)
+            return
+        began = time.monotonic()
+        buffers = yield from self._prepare_buffers(ranks)
+        context.mark_fold(began)
+        yield from execute(self.task.plan, buffers, context.transport)
+        if buffers.output is not None:
+            yield from self._deliver(buffers.view(Buffer.OUTPUT, self.task.span))
+        else:
+            self.finish_submission()
+
+    def split_contributions(self) -> list[list[Piece]]:
         """What each rank contributes to this task, cut at the same places for all."""
         itemsize, span = self.task.pack.dtype.itemsize, self.task.span
-        parts = [source.parts(self.task.pack_number) for source in sources]
+        parts = [source.parts(self.task.pack_number) for source in self.context.sources]
         by_rank = [[(at, at + len(memory) // itemsize, memory) for at, memory in one] for one in parts]
         cuts = sorted(
             {edge for one in by_rank for start, stop, _ in one for edge in (start, stop)} | {span.start, span.stop}
@@ -161,11 +137,11 @@ class GpuTask:
 
     # All on one GPU
 
-    def run_on_one_gpu(self, gpu: Gpu, sources: Sequence[InputBuffers], outputs: Sequence[Region]) -> Iterator[Wait]:
+    def _run_on_one_gpu(self, gpu: Gpu, ranks: Sequence[Sequence[Piece]]) -> Iterator[Wait]:
         """The result is written once by a kernel, and copied from there."""
         pack, span, how = self.task.pack, self.task.span, self.arithmetic
-        size, ranks, cuda = pack.result_dtype.itemsize, self.split_contributions(sources), gpu.cuda
-        targets = [output[pack.result_offset :] for output in outputs]
+        size, cuda = pack.result_dtype.itemsize, gpu.cuda
+        targets = [output[pack.result_offset :] for output in self.context.outputs]
         first = targets[0]
 
         def work(stream: int) -> None:
@@ -182,30 +158,26 @@ class GpuTask:
                     target.address + span.start * size, first.address + span.start * size, len(span) * size, stream
                 )
 
-        self.count_bytes(ranks)
         self.submit(gpu, work)
         self.finish_submission()
         yield from self.wait_all()
 
     def count_bytes(self, ranks: Sequence[Sequence[Piece]]) -> None:
+        counters = self.context.tools.counters
         nbytes = sum(len(piece.memory) for pieces in ranks for piece in pieces)
         if self.arithmetic is None:
-            self.tools.counters.copied_bytes += nbytes
+            counters.copied_bytes += nbytes
         else:
-            self.tools.counters.folded_bytes += nbytes
+            counters.folded_bytes += nbytes
 
     # By way of the host
 
-    def prepare_buffers(
-        self, sources: Sequence[InputBuffers], outputs: Sequence[Region], result: NDArray[np.uint8] | None
-    ) -> Generator[Wait, None, Buffers]:
+    def _prepare_buffers(self, ranks: Sequence[Sequence[Piece]]) -> Generator[Wait, None, Buffers]:
         """What the plan works on, in memory of the host."""
-        ranks = self.split_contributions(sources)
-        gpu, how = _find_gpu(ranks, outputs), self.arithmetic
-        output, windows = self.allocate_output(gpu, outputs, result)
-        self.count_bytes(ranks)
+        gpu, how = _find_gpu(ranks, self.context.outputs), self.arithmetic
+        output, windows = self.allocate_output(gpu)
         if how is None:
-            if not sources:  # it comes over the links, to where the result is
+            if not ranks:  # it comes over the links, to where the result is
                 assert output is not None
                 windows = dict.fromkeys(windows, windows[Buffer.INPUT]) if Buffer.OUTPUT in windows else {}
                 return Buffers(output, output, output, refuse_fold, copy_over, keep_in_place, windows)
@@ -215,17 +187,15 @@ class GpuTask:
         partials = yield from self.fold_to_host(gpu, how, ranks)
         return Buffers(partials, partials, output, how.fold, how.finish, how.finish_in_place, windows)
 
-    def allocate_output(
-        self, gpu: Gpu | None, outputs: Sequence[Region], result: NDArray[np.uint8] | None
-    ) -> tuple[Array | None, dict[Buffer, Window]]:
+    def allocate_output(self, gpu: Gpu | None) -> tuple[Array | None, dict[Buffer, Window]]:
         """Where a plan leaves the result on the host, if it is wanted here, and where its buffers begin."""
-        pack, span = self.task.pack, self.task.span
+        pack, span, result = self.task.pack, self.task.span, self.context.result
         window, dtype = Window(offsets=(-span.start,)), to_numpy(pack.result_dtype)
         windows = {Buffer.INPUT: window, Buffer.SCRATCH: window}  # they hold this task's span alone
         if result is not None:
             end = pack.result_offset + pack.count * dtype.itemsize
             return result[pack.result_offset : end].view(dtype), windows
-        if not outputs:
+        if not self.context.outputs:
             return None, windows
         windows[Buffer.OUTPUT] = window
         return self.allocate_host(gpu, len(span) * dtype.itemsize).view(dtype), windows
@@ -263,7 +233,7 @@ class GpuTask:
 
         total = found[0]
         for other in found[1:]:
-            yield from fold_in_stretches(fold, how.partial_bytes, [total, other], total, self.tools)
+            yield from fold_in_stretches(fold, how.partial_bytes, [total, other], total, self.context.tools)
         return total
 
     def _fold_on_host(self, how: Arithmetic, group: Sequence[Sequence[Piece]], partials: Array) -> Iterator[Wait]:
@@ -272,7 +242,7 @@ class GpuTask:
         for together in zip(*group, strict=True):
             arrays = [_as_host_array(piece.memory).view(dtype) for piece in together]
             into = partials[together[0].start - start : together[0].stop - start]
-            yield from fold_in_stretches(how.fold_all, how.partial_bytes, arrays, into, self.tools)
+            yield from fold_in_stretches(how.fold_all, how.partial_bytes, arrays, into, self.context.tools)
 
     def _fold_on_gpu(self, gpu: Gpu, how: Arithmetic, group: Sequence[Sequence[Piece]], partials: Array) -> None:
         """Of ranks of one GPU, by that GPU."""
@@ -305,14 +275,18 @@ class GpuTask:
         target = into.ctypes.data
         self.submit(source.gpu, lambda stream: source.gpu.cuda.copy(target, source.address, len(source), stream))
 
-    def deliver(self, result: Array, outputs: Sequence[Region]) -> Iterator[Wait]:
-        """The result of this task, to wherever it is wanted."""
-        pack = self.task.pack
-        start = pack.result_offset + self.task.span.start * pack.result_dtype.itemsize
-        for output in outputs:
-            self.copy_to_gpu(result, output[start : start + result.nbytes])
+    def _deliver(self, result: Array) -> Iterator[Wait]:
+        """Copies the result of this task to wherever it is wanted."""
+        for output in self.context.outputs:
+            self.copy_to_gpu(result, self.slice_output(output))
         self.finish_submission()
         yield from self.wait_all()
+
+    def slice_output(self, output: Region) -> Region:
+        """Where the result of this task lies in that of all."""
+        pack, span = self.task.pack, self.task.span
+        size = pack.result_dtype.itemsize
+        return output[pack.result_offset + span.start * size : pack.result_offset + span.stop * size]
 
     def copy_to_gpu(self, result: Array, target: Region) -> None:
         """Copies from the host."""
@@ -337,8 +311,8 @@ class GpuTask:
 
     def finish_submission(self) -> None:
         """Nothing more of this task will be submitted."""
-        if self.completion_event is not None:
-            self.completion_event.add_launches([launch for _, launch in self._launches])
+        if self.context.completion_event is not None:
+            self.context.completion_event.add_launches([launch for _, launch in self._launches])
 
     def wait_all(self) -> Iterator[Wait]:
         """Ends when nothing is under way any more; what fails is raised at once, for others may wait for it."""
@@ -355,16 +329,17 @@ class GpuTask:
                 raise launch.error
         self._launches.clear()
 
-    def stop(self, stamp: FrameTemplate) -> None:
+    def stop(self) -> None:
         """Nothing more of it begins. What is under way lingers: a GPU on which it does not end is given up."""
         for gpu, launch in self._launches:
             launch.cancel()
             if not launch.has_ended:
                 gpu.enforce_timeout(launch)
-        self._stopped = True
+        self._is_stopped = True
         self._release_memory()
         if not self._has_ended:
-            self.tools.deferred_releases.add((stamp.generation, stamp.instance), self)
+            frames = self.context.transport.frames
+            self.context.tools.deferred_releases.add((frames.generation, frames.instance), self)
 
     @property
     def has_ended(self) -> bool:
@@ -374,12 +349,12 @@ class GpuTask:
     def _on_launch_done(self) -> None:
         """From the threads of GPUs: something has ended, or has failed."""
         self._release_memory()
-        self.tools.wake()
+        self.context.tools.wake()
 
     def _release_memory(self) -> None:
         """What served in between serves again as soon as the last GPU is done; whoever finds that first does it."""
-        with self._giving:
-            if not self._stopped or self._has_ended or not all(launch.has_ended for _, launch in self._launches):
+        with self._release_lock:
+            if not self._is_stopped or self._has_ended or not all(launch.has_ended for _, launch in self._launches):
                 return
             self._has_ended = True
         for gpu, memory in self._pinned:

@@ -5,12 +5,12 @@ workers of a group exchange two numbers. The frames of the first one carry the c
 that whoever differs is found out; when it has arrived all have come. The second one is the ticket
 (`gpu/launch_queue.py`).
 
-Generators like `execute`; `over` is to be told to the turnstile whatever becomes of them.
+Generators like `execute`; whatever becomes of them, the caller removes their key from the launch queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,22 +20,16 @@ from numpy.typing import NDArray
 from collectived_proto.types import DType, ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.blocking_thread import BlockingCall
-from collectived_runtime.device.nccl.communicators import (
-    Communicator,
-    Communicators,
-    DeviceRank,
-    PendingCommunicators,
-)
+from collectived_runtime.device.nccl.communicators import Communicator, DeviceRank, PendingCommunicators
 from collectived_runtime.device.nccl.interface import UNIQUE_ID_BYTES
 from collectived_runtime.engine.compile.program import digest, find_peers
+from collectived_runtime.engine.gpu.communicator import NcclContext
 from collectived_runtime.engine.gpu.launch_queue import LaunchQueue, TicketKey
-from collectived_runtime.engine.run.host_task import Wait, copy_over, keep_in_place, refuse_fold
-from collectived_runtime.engine.run.schedule import Buffers, OnUnexpectedFrame, execute
+from collectived_runtime.engine.run.host_task import copy_over, keep_in_place, refuse_fold
+from collectived_runtime.engine.run.schedule import Buffers, PlanTransport, Wait, execute
 from collectived_runtime.plan import one_shot, tree
 from collectived_runtime.plan.moves import Span
 from collectived_runtime.plan.wide_moves import WidePlan
-from collectived_runtime.transport.frame import FrameTemplate
-from collectived_runtime.transport.link import Link
 
 MAX_DIRECT_WORKERS = 4  # places that tell each other directly
 _HIGHEST = Arithmetic(ReduceOp.MAX, DType.INT64, DType.INT64, 1)
@@ -47,16 +41,14 @@ class AgreementContext:
 
     Attributes:
         places, place: how many workers there are, and which of them this one is.
-        links: by place, at least those of `partners(places, place)`.
-        stamp: of the instance; its plan is replaced by what is talked about.
+        transport: with links at least to `compute_peers(places, place)`; the plan hash of its frames is replaced by
+            what is talked about.
         wake: wakes the group loop, from any thread.
     """
 
     places: int
     place: int
-    links: Mapping[int, Link]
-    stamp: FrameTemplate
-    on_unexpected_frame: OnUnexpectedFrame
+    transport: PlanTransport
     wake: Callable[[], object]
 
     def all_reduce_max(self, subject: str, number: int) -> Generator[Wait, None, int]:
@@ -73,8 +65,8 @@ class AgreementContext:
         return word.tobytes()
 
     def _execute(self, subject: str, plan: WidePlan, buffers: Buffers) -> Generator[Wait, None, None]:
-        stamp = replace(self.stamp, plan=digest(f"{subject}|{self.places}"))
-        yield from execute(plan, buffers, self.links, stamp, self.on_unexpected_frame)
+        frames = replace(self.transport.frames, plan=digest(f"{subject}|{self.places}"))
+        yield from execute(plan, buffers, replace(self.transport, frames=frames))
 
 
 def compute_peers(places: int, place: int) -> frozenset[int]:
@@ -95,22 +87,17 @@ def _broadcast_plan(places: int, place: int, length: int) -> WidePlan:
     return tree.broadcast(range(places), place, Span(0, length), 0)
 
 
-def agree_on_turn(talk: AgreementContext, key: TicketKey, turnstile: LaunchQueue) -> Generator[Wait, None, None]:
+def agree_on_turn(talk: AgreementContext, key: TicketKey, launch_queue: LaunchQueue) -> Generator[Wait, None, None]:
     """Ends when all have come and it is this collective's turn on this worker."""
     yield from talk.all_reduce_max("come", 0)
-    ticket = yield from talk.all_reduce_max("ticket", turnstile.propose(key))
-    turn = turnstile.settle(key, ticket, talk.wake)
+    ticket = yield from talk.all_reduce_max("ticket", launch_queue.propose(key))
+    turn = launch_queue.settle(key, ticket, talk.wake)
     while not turn.done:
         yield [(turn, 0)]
 
 
 def create_communicators(
-    talk: AgreementContext,
-    key: TicketKey,
-    turnstile: LaunchQueue,
-    communicators: Communicators,
-    size: int,
-    ranks: Sequence[DeviceRank],
+    talk: AgreementContext, key: TicketKey, nccl: NcclContext, size: int, ranks: Sequence[DeviceRank]
 ) -> Generator[Wait, None, tuple[Communicator, ...]]:
     """The communicators of a group, one per local GPU. All workers begin theirs in the order of tickets.
 
@@ -121,23 +108,24 @@ def create_communicators(
     Raises:
         NcclError: NCCL cannot make them.
     """
+    communicators, launch_queue = nccl.communicators, nccl.launch_queue
     making: PendingCommunicators | None = None
     try:
-        yield from agree_on_turn(talk, key, turnstile)
+        yield from agree_on_turn(talk, key, launch_queue)
         word = np.zeros(UNIQUE_ID_BYTES, np.uint8)
         if talk.place == 0:
             minted: bytes = yield from _result(communicators.create_unique_id(ranks[0].device, talk.wake))
             word[:] = np.frombuffer(minted, np.uint8)
         unique_id = yield from talk.broadcast("meet", word)
         making = communicators.create(size, unique_id, ranks, talk.wake)
-        turnstile.remove(key)  # whoever comes next is made behind these, here as everywhere
+        launch_queue.remove(key)  # whoever comes next is made behind these, here as everywhere
         while not making.done:
             yield [(making, 0)]
         made = making.result()
         making = None
         return made
     finally:
-        turnstile.remove(key)
+        launch_queue.remove(key)
         if making is not None:
             making.cancel()
 

@@ -8,7 +8,7 @@ result slots. A rank that has none left is told only when the instance is done.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -17,52 +17,11 @@ from collectived_proto.ipc import messages
 from collectived_runtime.device.cuda.driver import CudaError
 from collectived_runtime.device.gpus import Gpu, Region
 from collectived_runtime.device.launch_thread import Launch
+from collectived_runtime.engine.run.task import CompletionEvent
 
 log = logging.getLogger("collectived.group_loop")
 
 MOST_EVENTS = 8  # of one rank on one GPU
-
-
-class CompletionEvent:
-    """What remains of an instance, as its tasks submit it.
-
-    Args:
-        outputs: where the results of those ranks are written that go on in stream order.
-        tasks: how many there are.
-        mark: has a rank told, behind all that was submitted to that GPU until now.
-    """
-
-    def __init__(
-        self,
-        instance: int,
-        outputs: Mapping[int, Region],
-        tasks: int,
-        mark: Callable[[CompletionEvent, int, Gpu], object],
-    ) -> None:
-        self.instance = instance
-        self.closed = False
-        self._gpus = {rank: output.gpu for rank, output in outputs.items()}
-        self._remaining_tasks = tasks
-        self._record_event = mark
-        self._launches: list[Launch] = []
-
-    def add_launches(self, launches: Sequence[Launch]) -> None:
-        """One more task has submitted all that remains of it."""
-        self._launches += launches
-        self._remaining_tasks -= 1
-        if not self._remaining_tasks:
-            for rank, gpu in self._gpus.items():
-                self._record_event(self, rank, gpu)
-
-    @property
-    def is_healthy(self) -> bool:
-        """Whether the instance still runs, and nothing of it has been refused."""
-        return not self.closed and all(launch.error is None for launch in self._launches)
-
-    def close(self) -> None:
-        """The instance has ended, well or not: nobody is told any more."""
-        self.closed = True
-        self._launches.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived_runtime.device.gpus import Region
 from collectived_runtime.engine.base.arenas import ResultSlot
 from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
-from collectived_runtime.engine.gpu.stream_order import CompletionEvent
 from collectived_runtime.engine.record.flight_recorder import MOST_MARKS, PRELUDE, STRAND
-from collectived_runtime.engine.run.host_task import Wait
 from collectived_runtime.engine.run.links import Links
+from collectived_runtime.engine.run.schedule import Wait
+from collectived_runtime.engine.run.task import CompletionEvent
 from collectived_runtime.engine.submit.tracker import Instance
 from collectived_runtime.transport.link import Link
 
@@ -28,29 +32,49 @@ class _ActiveTask:
     wait: Wait = ()
 
 
-class Execution:
-    """`start` makes the generator of a task once its links are there.
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Where the results of an instance go on this worker.
 
-    `is_prelude`: this is a phase before the program itself. `readers` are the ranks that read the
-    result in `slot`; all other ranks that receive one have it written into memory of their own. `finale` tells those
-    of them that go on in stream order.
+    Attributes:
+        readers: the ranks that read the result in `slot`; all other ranks that receive one have it written into memory
+            of their own.
+        memory: of the slot, behind its header.
+        outputs: that memory of their own, on GPUs.
+        is_on_device: whether any value or result lies on a GPU.
+        completion_event: tells ranks that go on in stream order; None where none does.
+    """
+
+    readers: tuple[int, ...] = ()
+    slot: ResultSlot | None = None
+    memory: NDArray[np.uint8] | None = None
+    outputs: tuple[Region, ...] = ()
+    is_on_device: bool = False
+    completion_event: CompletionEvent | None = None
+
+
+_NOTHING = Delivery()
+
+
+class Execution:
+    """A program under way for an instance.
+
+    Args:
+        start: makes the generator of a task once its links are there.
+        is_prelude: this is a phase before the program itself.
     """
 
     def __init__(
         self,
         instance: Instance,
         program: CompiledCollective,
-        slot: ResultSlot | None,
         start: TaskFactory,
+        delivery: Delivery = _NOTHING,
         is_prelude: bool = False,
-        readers: tuple[int, ...] = (),
-        finale: CompletionEvent | None = None,
     ) -> None:
         self.instance = instance
-        self.readers = readers
-        self._completion_event = finale
         self.program = program
-        self.slot = slot
+        self.delivery = delivery
         self.is_prelude = is_prelude
         self.reported = False  # of a pack: from then on its receivers hold the slot until they release it
         self._tasks_left = dict(program.tasks_per_pack)  # how many of each pack have not ended
@@ -116,8 +140,8 @@ class Execution:
         return True, not self._tasks_left
 
     def _close_completion_event(self) -> None:
-        if self._completion_event is not None:
-            self._completion_event.close()
+        if self.delivery.completion_event is not None:
+            self.delivery.completion_event.close()
 
     @property
     def packs_left(self) -> int:

@@ -14,31 +14,29 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
-from collectived_proto.types import Broadcast, Recv, ReportKind, Scatter, Send, Verdict
+from collectived_proto.types import Broadcast, Recv, ReportKind, Scatter, Send, Verdict, unscoped_name
 from collectived_runtime.device.cuda.driver import CudaError
-from collectived_runtime.device.gpus import Region
 from collectived_runtime.device.nccl.interface import NcclError
-from collectived_runtime.engine.base.arenas import MemoryExhausted, ResultSlot
+from collectived_runtime.engine.base.arenas import MemoryExhausted
 from collectived_runtime.engine.clients.completions import Completions, encode_verdict
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
 from collectived_runtime.engine.failure import local_verdict
 from collectived_runtime.engine.failure.peer_consensus import PeerConsensus
 from collectived_runtime.engine.failure.reporter import FaultReporter
+from collectived_runtime.engine.gpu.group_communicators import GroupCommunicators
 from collectived_runtime.engine.loop.context import GroupContext
-from collectived_runtime.engine.loop.execution import Execution
+from collectived_runtime.engine.loop.execution import Delivery, Execution
 from collectived_runtime.engine.loop.phases import Phases
 from collectived_runtime.engine.loop.waiting_joiners import WaitingJoiners
 from collectived_runtime.engine.p2p.point_to_point import PointToPoint, PointToPointContext
 from collectived_runtime.engine.record.counters import NOT_STARTED
 from collectived_runtime.engine.record.flight_recorder import EMPTY_SUMMARY
-from collectived_runtime.engine.run import host_task as tasks
-from collectived_runtime.engine.run.links import Links, PeerDeparted
-from collectived_runtime.engine.run.streams import PeerNetwork
+from collectived_runtime.engine.run import host_task
+from collectived_runtime.engine.run.links import Links, PeerDeparted, PeerNetwork
 from collectived_runtime.engine.submit.tracker import Arrival, Instance, InstanceTracker
 from collectived_runtime.limits.rejections import MessageSource
 from collectived_runtime.logs import format_verdict, verdict_fields
@@ -49,42 +47,61 @@ log = logging.getLogger("collectived.group_loop")
 
 
 class Generation:
-    """See the module. `apply_verdict` takes a verdict that the workers made without the coordinator."""
+    """One generation of a group on this worker.
 
-    def __init__(self, context: GroupContext, number: int, rule: Callable[[Verdict], None]) -> None:
-        topology, around = context.topology, context.worker
+    Args:
+        apply_verdict: takes a verdict that the workers made without the coordinator.
+    """
+
+    def __init__(self, context: GroupContext, number: int, apply_verdict: Callable[[Verdict], None]) -> None:
+        topology, worker, ranks, tools = context.topology, context.worker, context.ranks, context.tools
+        resources = worker.resources
         self.number = number
         self.execution: Execution | None = None
         self._remaining_phases: Iterator[Execution] = iter(())  # of the instance that runs
+        self._topology = topology
+        self._name = unscoped_name(topology.group.name)
+        self._worker = worker
+        self._ranks = ranks
+        self._records = context.records
+        self._tools = tools
+        self._programs = context.programs
         self.tracker = InstanceTracker(
-            topology.group.key, number, topology.own_ranks, around.stall_after, time.monotonic()
+            topology.group.key, number, topology.own_ranks, worker.stall_after, time.monotonic()
         )
-        self.links = Links(
-            topology, number, around.link_provider, context.poller, self.on_link_broken, self._on_early_frame
+        network = PeerNetwork(topology, number, resources.link_provider, context.poller, resources.rejections)
+        self.links = Links(network, self.on_link_broken, self._on_early_frame)
+        self.peer_consensus = PeerConsensus(network, lambda: self.tracker.fault, apply_verdict, self._add_missing_ranks)
+        self.reporter = FaultReporter(
+            topology, self.tracker, worker.name, worker.coordinator, self.peer_consensus.propose
         )
-        network = PeerNetwork(topology, number, around.link_provider, context.poller, around.refusals)
-        self.peer_consensus = PeerConsensus(network, lambda: self.tracker.fault, rule, self._add_missing_ranks)
-        decide, lost_after, connected = self.peer_consensus.propose, around.worker_timeout, around.is_connected
-        self.reporter = FaultReporter(topology, self.tracker, around.name, around.report, decide, lost_after, connected)
-        self.waiting_joiners = WaitingJoiners(context, self.tracker)
-        self._completions = Completions(number, context.doorbells, context.tools.deferred_releases)
+        self.waiting_joiners = WaitingJoiners(ranks.doorbells, self.tracker)
+        self._completions = Completions(number, ranks.doorbells, tools.deferred_releases)
         self.fail = self._completions.send_failure
         self.point_to_point = PointToPoint(
             PointToPointContext(
                 network,
-                context.doorbells,
-                context.results,
-                around.budget,
-                context.counters,
-                context.recorder,
-                around.stall_after,
+                ranks.doorbells,
+                ranks.results,
+                resources.budget,
+                self._records.counters,
+                self._records.recorder,
+                worker.stall_after,
             ),
             self.reporter,
             self.fail,
             self.on_link_broken,
         )
-        self._context = context
-        self._phases = Phases(context, number, self._report_mismatch, self._on_unexpected_frame)
+        self._communicators = GroupCommunicators(resources.nccl, topology, number)
+        self._phases = Phases(
+            topology,
+            number,
+            self._programs,
+            tools,
+            self._communicators,
+            self._report_mismatch,
+            self._on_unexpected_frame,
+        )
         self._said_goodbye: set[Link] = set()  # amid what they were needed for
         self._failure_logged = False
         # What has not come by its own deadline, until there is a verdict.
@@ -107,12 +124,12 @@ class Generation:
             return
         if ring.instance <= tracker.progress[local_rank.rank].received:
             for message in local_rank.get_outcomes(ring.instance):
-                self._context.doorbells.send(local_rank, message)
-            self._context.doorbells.throttle(local_rank)
+                self._ranks.doorbells.send(local_rank, message)
+            self._ranks.doorbells.throttle(local_rank)
             return
         if isinstance(prepared.collective.operation, (Send, Recv)):
             raise messages.MalformedMessage(f"{prepared.op} numbered as an instance of the group")
-        writing = self._context.input_events.find_gpu(local_rank, ring) if ring.event else None
+        writing = self._ranks.input_events.find_gpu(local_rank, ring) if ring.event else None
         sources = local_rank.resolve_inputs(prepared, ring)  # checks every bound; outlives the session
         arrival = Arrival(prepared, sources, time.monotonic(), writing is None)
         agrees = tracker.record_arrival(local_rank.rank, ring.instance, arrival, ring.remaining, ring.timeout)
@@ -122,15 +139,15 @@ class Generation:
             late = Instance(
                 ring.instance, {local_rank.rank: arrival}, reference=prepared, collective=prepared.collective
             )
-            self._context.recorder.record_failed(self.number, late, EMPTY_SUMMARY, verdict)
+            self._records.recorder.record_failed(self.number, late, EMPTY_SUMMARY, verdict)
             self.fail(local_rank, ring.instance, verdict)
-            self._context.doorbells.throttle(local_rank)
+            self._ranks.doorbells.throttle(local_rank)
             return
         if not agrees:
             self.reporter.report_fault(ReportKind.MISMATCH, ring.instance)
         if writing is not None:
             written = partial(tracker.mark_ready, local_rank.rank, ring.instance)
-            self._context.input_events.start_wait(
+            self._ranks.input_events.start_wait(
                 local_rank, ring.instance, writing, ring.event, lambda: written(time.monotonic())
             )
 
@@ -166,7 +183,7 @@ class Generation:
         current = self.tracker.instances.get(self.tracker.next_number)  # it may have been stopped before
         if current is not None:
             self._completions.track_aborted(current)
-        self._phases.cancel_launches()
+        self._communicators.cancel_launches()
         self.point_to_point.discard(rank)
         self.reporter.report_fault(ReportKind.ABORT, self.tracker.next_number, rank=rank, text=reason)
 
@@ -178,7 +195,7 @@ class Generation:
             standing.has_departed = True
             over = self.tracker.find_verdict(standing.submitted + 1) is not None
             level = logging.DEBUG if over else logging.INFO  # the verdict that follows is the warning
-            log.log(level, "group %s: rank %d is lost: %s", self._context.name, rank, why)
+            log.log(level, "group %s: rank %d is lost: %s", self._name, rank, why)
             self.reporter.report_fault(ReportKind.LOST, standing.submitted, rank=rank, text=why)
 
     def report_crash(self, error: Exception) -> None:
@@ -232,15 +249,15 @@ class Generation:
 
     def next_deadline(self) -> float:
         """When `on_timer` has something to do."""
-        alarm, report = self._context.tools.timers.next_deadline, self.reporter.next_deadline()
+        alarm, report = self._tools.timers.next_deadline, self.reporter.next_deadline()
         return min(alarm, report, self.point_to_point.next_deadline(), self.peer_consensus.next_deadline())
 
     def on_timer(self, now: float) -> None:
-        self._context.tools.timers.discard_expired(now)
+        self._tools.timers.discard_expired(now)
         self.point_to_point.on_timer(now)
         before = self.tracker.stalls
         self.reporter.on_timer()
-        self._context.counters.stalls += self.tracker.stalls - before
+        self._records.counters.stalls += self.tracker.stalls - before
         self.peer_consensus.on_timer(now)
 
     def traffic(self) -> tuple[int, int]:
@@ -260,7 +277,7 @@ class Generation:
 
     def _carry_out(self, instance: Instance) -> Iterator[Execution]:
         """The phases of an instance, in order. The group loop runs each to its end before it asks for the next."""
-        topology = self._context.topology
+        topology = self._topology
         alone = len(topology.peers) == 1
         operation = instance.collective.operation
         if not alone and isinstance(operation, (Broadcast, Scatter)):
@@ -269,63 +286,61 @@ class Generation:
                 return
         if instance.collective.lengths_differ and instance.collective.leaves:
             yield from self._phases.exchange_lengths(instance)
-        program = self._context.get_program(instance)
-        if self._phases.needs_agreement(program):
-            yield self._phases.agree_on_launch(instance, program)
+        program = self._programs.get(instance)
+        yield from self._phases.agree_on_launch(instance, program)
         self.waiting_joiners.send_due(instance.number)
-        slot: ResultSlot | None = None
-        memory: NDArray[np.uint8] | None = None
-        readers = program.receivers
-        outputs: list[Region] | None = None
-        if any([arrival.inputs.is_on_device for arrival in instance.arrivals.values()]):
-            written = {rank: instance.arrivals[rank].inputs.output for rank in readers}
-            outputs = [output for output in written.values() if output is not None]
-            readers = tuple(rank for rank, output in written.items() if output is None)
-        if readers:
-            try:
-                slot = self._context.results.acquire(program.slot_bytes, readers)
-            except (MemoryExhausted, OSError) as error:
-                self._report_exhausted(instance, error)
-                return
-            memory = slot.memory
-            if program.header:
-                memory[: len(program.header)] = np.frombuffer(program.header, np.uint8)
-                memory = memory[len(program.header) :]
-        sources = [instance.arrivals[rank].inputs for rank in program.contributors]
-        if program.is_inline and memory is not None and outputs is None:
-            tasks.run_inline(program, sources, memory, self._context.counters)
-            self._completions.send_done(instance, program, slot, 0, True, readers)
-            self._finish_instance(instance, program, slot, readers)
+        try:
+            delivery = self._prepare_delivery(instance, program)
+        except (MemoryExhausted, OSError) as error:
+            self._report_exhausted(instance, error)
             return
-        yield self._phases.execute(instance, program, slot, sources, memory, readers, outputs)
-        self._finish_instance(instance, program, slot, readers)
+        sources = [instance.arrivals[rank].inputs for rank in program.contributors]
+        if program.is_inline and delivery.memory is not None and not delivery.is_on_device:
+            host_task.run_inline(program, sources, delivery.memory, self._records.counters)
+            self._completions.send_done(instance, program, delivery.slot, 0, True, delivery.readers)
+        else:
+            yield self._phases.execute(instance, program, sources, delivery)
+        self._finish_instance(instance, program, delivery)
+
+    def _prepare_delivery(self, instance: Instance, program: CompiledCollective) -> Delivery:
+        """Where the result goes; takes a result slot where some rank reads it there."""
+        readers, outputs, event = program.receivers, (), None
+        is_on_device = any([arrival.inputs.is_on_device for arrival in instance.arrivals.values()])
+        if is_on_device:
+            written = {rank: instance.arrivals[rank].inputs for rank in readers}
+            outputs = tuple(inputs.output for inputs in written.values() if inputs.output is not None)
+            readers = tuple(rank for rank, inputs in written.items() if inputs.output is None)
+            ordered = {rank: inputs.output for rank, inputs in written.items() if inputs.is_stream_ordered}
+            ordered = {rank: output for rank, output in ordered.items() if output is not None}
+            if ordered:
+                event = self._ranks.stream_order.create_completion_event(instance.number, ordered, len(program.tasks))
+        if not readers:
+            return Delivery((), None, None, outputs, is_on_device, event)
+        slot = self._ranks.results.acquire(program.slot_bytes, readers)
+        memory = slot.memory
+        if program.header:
+            memory[: len(program.header)] = np.frombuffer(program.header, np.uint8)
+            memory = memory[len(program.header) :]
+        return Delivery(readers, slot, memory, outputs, is_on_device, event)
 
     def _on_task_done(self, running: Execution, task: PackTask) -> None:
         """Done means done: only when all tasks of a pack have ended are its ranks told; none of a prelude."""
         complete, last = running.complete_task(task)
         if complete and not running.is_prelude:
-            running.reported = running.slot is not None
-            pack = task.pack_number
-            self._completions.send_done(running.instance, running.program, running.slot, pack, last, running.readers)
+            slot, readers = running.delivery.slot, running.delivery.readers
+            running.reported = slot is not None
+            self._completions.send_done(running.instance, running.program, slot, task.pack_number, last, readers)
         if last:
             self._start_next_phase()
 
-    def _finish_instance(
-        self, instance: Instance, program: CompiledCollective, slot: ResultSlot | None, readers: tuple[int, ...]
-    ) -> None:
-        context, counters, now = self._context, self._context.counters, time.monotonic()
-        counters.done += 1
-        counters.result_bytes += program.nbytes
-        operation, first = instance.collective.operation, instance.first_arrival.arrived_at
-        counters.count_completed(operation, program.summary.algorithm, program.nbytes, now - first)
-        counters.observe_wait(operation, instance.last_arrival.arrived_at - first)
-        if slot is not None:
-            for rank in readers:
-                if context.doorbells.local_ranks[rank].closed:
-                    context.results.release(slot.number, rank)
+    def _finish_instance(self, instance: Instance, program: CompiledCollective, delivery: Delivery) -> None:
+        now = time.monotonic()
+        if delivery.slot is not None:
+            for rank in delivery.readers:
+                if self._ranks.doorbells.local_ranks[rank].closed:
+                    self._ranks.results.release(delivery.slot.number, rank)
         self.tracker.finish(instance, now)
-        context.rate_window.add(program.load, first, instance.started_at, now)
-        context.recorder.record_completed(self.number, instance, program.summary, now)
+        self._records.record_completed(self.number, instance, program.summary, program.load, now)
         self.reporter.on_completed(instance.number)
         self.links.poll_idle()
         if instance.stalled:
@@ -336,11 +351,11 @@ class Generation:
     def on_link_broken(self, error: LinkBroken) -> None:
         """A peer is gone, or talks nonsense: what runs cannot complete here."""
         if isinstance(error, LinkProtocolError):
-            self._context.worker.refusals.count_malformed(MessageSource.LINK)
+            self._worker.resources.rejections.count_malformed(MessageSource.LINK)
         if self.execution is not None:
             self.links.abandon(self.execution.stop())
-        self._phases.cancel_launches()
-        log.info("group %s: link to worker %d: %s", self._context.name, error.peer, error)
+        self._communicators.cancel_launches()
+        log.info("group %s: link to worker %d: %s", self._name, error.peer, error)
         if isinstance(error, PeerDeparted):
             self.reporter.report_worker_left(error.peer, self.tracker.next_number)
         else:
@@ -370,7 +385,7 @@ class Generation:
 
     def _check_for_mismatch(self, link: Link, frame: frames.Frame, latest: int) -> None:
         """`latest` is the last instance of which no frame is to come here; a frame of it, or before, is a mismatch."""
-        if (frame.key, frame.generation) != (self._context.topology.group.key, self.number):
+        if (frame.key, frame.generation) != (self._topology.group.key, self.number):
             raise LinkProtocolError(f"a frame of generation {frame.generation}", link.peer)
         if frame.instance > latest:
             return
@@ -381,9 +396,9 @@ class Generation:
     # Faults and verdicts
 
     def _report_exhausted(self, instance: Instance, error: Exception) -> None:
-        held = self._context.results.held_bytes_by_rank()
+        held = self._ranks.results.held_bytes_by_rank()
         rank = max(held, key=lambda r: held[r]) if held else next(iter(instance.arrivals))
-        self._phases.cancel_launches()
+        self._communicators.cancel_launches()
         instance.disputed = True  # it does not start; the verdict is on its way
         text = f"no memory for the results of {instance.collective.operation} #{instance.number}: {error}"
         if held:
@@ -393,7 +408,7 @@ class Generation:
     def _report_nccl_failure(self, instance: Instance, error: NcclError) -> None:
         """NCCL does not say who is at fault, not even where it says that another rank is gone: nobody is accused."""
         instance.disputed = True  # it does not start; the verdict is on its way
-        log.info("group %s: %s", self._context.name, error)
+        log.info("group %s: %s", self._name, error)
         self.reporter.report_fault(ReportKind.NATIVE, instance.number, text=str(error))
 
     def _add_missing_ranks(self, verdict: Verdict) -> Verdict:
@@ -402,27 +417,23 @@ class Generation:
         absent = [rank for rank, standing in standings if standing.submitted < verdict.instance]
         if verdict.code != Code.DEADLINE_EXCEEDED or verdict.missing or not absent:
             return verdict
-        return local_verdict.with_missing(self._context.topology, self._context.worker.name, verdict, absent)
+        return local_verdict.with_missing(self._topology, self._worker.name, verdict, absent)
 
     def apply_verdict(self, verdict: Verdict) -> None:
         """What it covers fails, now and later."""
-        local_ranks = self._context.doorbells.local_ranks
+        local_ranks = self._ranks.doorbells.local_ranks
         failing = self.tracker.apply_verdict(verdict)
-        counters = self._context.counters
         if not verdict.orderly:
-            counters.count_verdict(verdict.code)
+            self._records.counters.count_verdict(verdict.code)
         for instance in failing:
-            running = self.execution if self.execution is not None and self.execution.instance is instance else None
-            counters.failed += 1
-            algorithm = running.program.algorithm if running else NOT_STARTED
-            counters.count_failure(instance.collective.operation, algorithm, verdict.code)
-            summary = running.program.summary if running is not None else EMPTY_SUMMARY
-            if running is not None:
+            summary, algorithm, running = EMPTY_SUMMARY, NOT_STARTED, self.execution
+            if running is not None and running.instance is instance:
+                summary, algorithm = running.program.summary, running.program.algorithm
                 self._stop_execution()
-            self._context.recorder.record_failed(self.number, instance, summary, verdict)
+            self._records.record_failed(self.number, instance, verdict, summary, algorithm)
             for rank, arrival in instance.arrivals.items():
                 if not arrival.ready:  # nor will it be read: its rank may use its memory again
-                    self._context.input_events.cancel_wait(local_ranks[rank], instance.number)
+                    self._ranks.input_events.cancel_wait(local_ranks[rank], instance.number)
                 self.fail(local_ranks[rank], instance.number, verdict)
         for rank, local_rank in local_ranks.items():
             # It had done its part and gone on: it hears of the failure at its next call.
@@ -444,17 +455,17 @@ class Generation:
         news = not self._failure_logged and (failing or not verdict.orderly)
         self._failure_logged |= news
         level = logging.WARNING if news else logging.DEBUG
-        log.log(level, "group %s: %s", self._context.name, format_verdict(verdict), extra=verdict_fields(verdict))
+        log.log(level, "group %s: %s", self._name, format_verdict(verdict), extra=verdict_fields(verdict))
 
     def _stop_execution(self) -> None:
         running = self.execution
         assert running is not None
         self.links.abandon(running.stop())
-        self._phases.cancel_launches()
-        if running.slot is not None:
-            for rank in running.readers:
-                if not running.reported or self._context.doorbells.local_ranks[rank].closed:  # others may be reading it
-                    self._context.results.release(running.slot.number, rank)
+        self._communicators.cancel_launches()
+        if (slot := running.delivery.slot) is not None:
+            for rank in running.delivery.readers:
+                if not running.reported or self._ranks.doorbells.local_ranks[rank].closed:  # others may be reading it
+                    self._ranks.results.release(slot.number, rank)
         self._drop_execution()
 
     def _drop_execution(self) -> None:
@@ -462,11 +473,11 @@ class Generation:
 
     def send_final_verdicts(self) -> None:
         """Tells ranks that have a doorbell what their next instance will end with, where that is known."""
-        for rank, local_rank in self._context.doorbells.local_ranks.items():
+        for rank, local_rank in self._ranks.doorbells.local_ranks.items():
             following = self.tracker.progress[rank].received + 1
             verdict = self.tracker.find_verdict(following)
             if verdict is not None and local_rank.doorbell is not None and not local_rank.closed:
-                self._context.doorbells.send(local_rank, messages.encode_failed(following, encode_verdict(verdict)))
+                self._ranks.doorbells.send(local_rank, messages.encode_failed(following, encode_verdict(verdict)))
 
     @property
     def successor_verdict(self) -> Verdict | None:
@@ -490,5 +501,5 @@ class Generation:
         """Says goodbye to the peers."""
         self.point_to_point.close()
         self.peer_consensus.close()
-        self._phases.close()
+        self._communicators.close()
         self.links.close()

@@ -14,7 +14,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -29,67 +29,60 @@ from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.gpu.input_events import InputEvents
 from collectived_runtime.engine.gpu.stream_order import StreamOrder
-from collectived_runtime.engine.loop.context import GroupContext, WorkerContext
+from collectived_runtime.engine.loop.context import GroupContext, RankResources, WorkerContext
 from collectived_runtime.engine.loop.execution import Execution
 from collectived_runtime.engine.loop.generation import Generation
+from collectived_runtime.engine.loop.programs import ProgramCache
 from collectived_runtime.engine.p2p.point_to_point import PendingOp
 from collectived_runtime.engine.record.counters import Counters
 from collectived_runtime.engine.record.flight_recorder import GroupLabel, GroupRecorder
+from collectived_runtime.engine.record.group_records import GroupRecords
 from collectived_runtime.engine.record.rates import RateWindow
 from collectived_runtime.engine.run.fold_pool import PoolClient
-from collectived_runtime.engine.run.host_task import TaskTools
+from collectived_runtime.engine.run.task import TaskTools
 from collectived_runtime.engine.submit.tracker import InstanceTracker
 
 log = logging.getLogger("collectived.group_loop")
-
-__all__ = ["GroupLoop", "WorkerContext"]
 
 _SUBMIT_KIND = int(messages.MessageType.SUBMIT)
 
 
 class GroupLoop:
-    """See the module. Methods without underscore may be called from any thread.
+    """Serves one group on this worker, on a thread of its own. Public methods may be called from any thread.
 
     Raises:
         OSError, RuntimeError: there are no descriptors, or no thread, to be had for it.
     """
 
-    def __init__(self, topology: GroupTopology, surroundings: WorkerContext) -> None:
+    def __init__(self, topology: GroupTopology, worker: WorkerContext) -> None:
         self.topology = topology
         self.name = unscoped_name(topology.group.name)
-        self._worker = surroundings
-        self._idle_after = surroundings.idle_after
+        self._worker = worker
         here = topology.peers[topology.place].host
         self._spare_cores = count_cores() - sum(peer.host == here for peer in topology.peers)
         self._poller = Poller()
-        self._doorbells = Doorbells(self._poller, self._on_message, self._on_client_lost, surroundings.refusals)
-        self._results = ResultArenas(surroundings.budget, self._doorbells, self._on_memory_grown)
-        wake = partial(self._poller.call_soon_threadsafe, _noop)
+        resources, ask = worker.resources, self._poller.call_soon_threadsafe
+        self._doorbells = Doorbells(self._poller, self._on_message, self._on_client_lost, resources.rejections)
+        self._results = ResultArenas(resources.budget, self._doorbells, self._on_memory_grown)
+        self._input_events = InputEvents(ask, self._doorbells.drop)
+        self._ranks = RankResources(self._doorbells, self._results, self._input_events, StreamOrder(ask, self._send))
+        wake = partial(ask, _noop)
         self._deferred_releases = DeferredReleases(self._doorbells.send)
-        tools = TaskTools(
+        self._tools = TaskTools(
             Workspace(self._on_memory_grown),
-            PoolClient(surroundings.fold_pool, wake),
+            PoolClient(resources.fold_pool, wake),
             Counters(),
             wake,
             self._deferred_releases,
         )
         group, tasks = topology.group, tuple(peer.task for peer in topology.peers)
         places = tuple(tuple(peer.ranks) for peer in topology.peers)
-        label = GroupLabel(self.name, group.key, group.size, topology.own_ranks, tasks, places)
-        tape = GroupRecorder(surroundings.recorder, label)
-        self._stream_order = StreamOrder(self._poller.call_soon_threadsafe, self._send)
-        self._input_events = InputEvents(self._poller.call_soon_threadsafe, self._doorbells.drop)
+        self.label = GroupLabel(self.name, group.key, group.size, topology.own_ranks, tasks, places)
+        recorder = GroupRecorder(resources.recorder, self.label)
+        self._records = GroupRecords(self._tools.counters, RateWindow(time.monotonic()), recorder)
+        self._programs = ProgramCache(topology)
         self._context = GroupContext(
-            topology,
-            self.name,
-            surroundings,
-            self._poller,
-            self._doorbells,
-            self._results,
-            tools,
-            tape,
-            self._stream_order,
-            self._input_events,
+            topology, worker, self._poller, self._ranks, self._records, self._tools, self._programs
         )
         self._past_verdicts: dict[int, Verdict] = {}  # how earlier generations of this group loop ended
         self._early_submissions: list[
@@ -139,10 +132,6 @@ class GroupLoop:
         return self._generation.point_to_point.pending
 
     @property
-    def label(self) -> GroupLabel:
-        return self._context.recorder.label
-
-    @property
     def stall_after(self) -> float:
         """Seconds after which what waits is said to stall."""
         return self._worker.stall_after
@@ -150,16 +139,16 @@ class GroupLoop:
     @property
     def notes(self) -> list[str]:
         """What users of this group should know, each once: `on CPU devices: …`."""
-        return list(self._context.notes)
+        return list(self._programs.notes)
 
     @property
     def counters(self) -> Counters:
-        return self._context.counters
+        return self._records.counters
 
     @property
     def rate_window(self) -> RateWindow:
         """What has been done in the last minute."""
-        return self._context.rate_window
+        return self._records.rates
 
     def traffic(self) -> tuple[int, int]:
         """Bytes sent to and received from other workers, headers included; never more than has been."""
@@ -270,15 +259,15 @@ class GroupLoop:
     def _on_memory_grown(self) -> None:
         """Memory has been taken from the system: when it has been idle for a while it is given back."""
         if self._trim_at == math.inf:
-            self._trim_at = time.monotonic() + self._idle_after
+            self._trim_at = time.monotonic() + self._worker.idle_after
 
     def _trim_memory(self, now: float) -> None:
-        done, before = self._context.counters.done, self._last_done
+        done, before = self._records.counters.done, self._last_done
         self._last_done = done
         idle = done == before and self.execution is None
-        self._trim_at = now + self._idle_after if not idle or self._results.trim() else math.inf
+        self._trim_at = now + self._worker.idle_after if not idle or self._results.trim() else math.inf
         if idle:
-            self._context.tools.workspace.trim()
+            self._tools.workspace.trim()
 
     def _should_spin(self) -> bool:
         """Whether what is to come next may come soon, and there is a core to look for it.
@@ -308,7 +297,7 @@ class GroupLoop:
             return
         match messages.parse_type(data):
             case messages.MessageType.RELEASE:
-                self._release(local_rank.rank, messages.parse_release(data))
+                self._ranks.release(local_rank.rank, messages.parse_release(data))
                 self._doorbells.throttle(local_rank)
             case messages.MessageType.LEAVE:
                 self._generation.leave(local_rank.rank)
@@ -328,7 +317,7 @@ class GroupLoop:
                 raise messages.MalformedMessage(f"a client does not send {kind.name}")
 
     def _on_submit(self, local_rank: LocalRank, ring: messages.Submit) -> None:
-        self._release(local_rank.rank, ring.released_slots)
+        self._ranks.release(local_rank.rank, ring.released_slots)
         if ring.generation == self._generation.number:
             self._generation.submit(local_rank, ring)
             return
@@ -339,14 +328,6 @@ class GroupLoop:
         if len(self._early_submissions) >= messages.MAX_OUTSTANDING * len(self.local_ranks):
             raise messages.MalformedMessage(f"a ring of generation {ring.generation}, which nobody has announced")
         self._early_submissions.append(lambda: self._on_submit(local_rank, ring))
-
-    def _release(self, rank: int, numbers: Iterable[int]) -> None:
-        """Result slots, and events, that a rank needs no longer."""
-        for number in numbers:
-            if number < messages.WORKER_EVENT_BASE:
-                self._results.release(number, rank)
-            else:
-                self._stream_order.release(rank, number)
 
     def _send(self, rank: int, message: bytes) -> None:
         self._doorbells.send(self.local_ranks[rank], message)
@@ -365,9 +346,7 @@ class GroupLoop:
             )
 
     def _on_client_lost(self, rank: int, why: str) -> None:
-        self._input_events.remove_rank(rank)
-        self._stream_order.remove_rank(rank)
-        self._results.release_rank(rank)
+        self._ranks.release_rank(rank)
         self._generation.mark_lost(rank, why)
 
     # Generations
@@ -414,10 +393,7 @@ class GroupLoop:
     def _close(self) -> None:
         self._stopping = True
         self._generation.close()
-        self._doorbells.close()
-        self._input_events.close()
-        self._stream_order.close()
-        self._results.close()
+        self._ranks.close()
         self._worker.on_closed(self)
         self._poller.close()
 

@@ -1,26 +1,26 @@
-"""Newcomers, as a group loop takes part in agreeing on them: see `core/scaling.py` for the whole."""
+"""How a group loop takes part in agreeing when processes that wait to join are counted: see `core/scaling.py`."""
 
 from __future__ import annotations
 
 import time
 
 from collectived_proto.ipc import messages
-from collectived_runtime.engine.loop.context import GroupContext
+from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.submit.tracker import InstanceTracker
 
 PROMISE_SECONDS = 0.5  # longer than the coordinator takes to make something of it
 
 
 class WaitingJoiners:
-    """Of one generation."""
+    """Processes that wait to join the group, as the ranks of one generation hear of them."""
 
-    def __init__(self, context: GroupContext, tracker: InstanceTracker) -> None:
-        self._context = context
+    def __init__(self, doorbells: Doorbells, tracker: InstanceTracker) -> None:
+        self._doorbells = doorbells
         self._tracker = tracker
         self._scheduled: list[tuple[int, int]] = []  # from which instance on how many wait to join
 
     def promise(self) -> tuple[int, int]:
-        """Starts nothing from the returned instance on until `agreed` is called, or for half a second.
+        """Start nothing from the returned instance on until `schedule` is called, or for half a second.
 
         Also returns the first instance that no local rank has submitted.
         """
@@ -37,5 +37,5 @@ class WaitingJoiners:
         """Before an instance runs: its ranks hear what was agreed for it."""
         while self._scheduled and self._scheduled[0][0] <= number:
             message = messages.encode_waiting(self._scheduled.pop(0)[1])
-            for local_rank in self._context.doorbells.local_ranks.values():
-                self._context.doorbells.send(local_rank, message)
+            for local_rank in self._doorbells.local_ranks.values():
+                self._doorbells.send(local_rank, message)

@@ -33,11 +33,11 @@ from collectived_runtime.engine.compile.program import CHANNELS
 from collectived_runtime.engine.record.counters import POINT_TO_POINT, Counters
 from collectived_runtime.engine.record.flight_recorder import GroupRecorder
 from collectived_runtime.engine.run import message as letters
-from collectived_runtime.engine.run.host_task import Wait, copy_in_stretches
-from collectived_runtime.engine.run.schedule import YIELD_NOW
+from collectived_runtime.engine.run.host_task import copy_in_stretches
+from collectived_runtime.engine.run.links import PeerNetwork
+from collectived_runtime.engine.run.schedule import YIELD_NOW, Wait
 from collectived_runtime.engine.run.streams import (
     OutgoingMessage,
-    PeerNetwork,
     ReceiveStream,
     SendStream,
     accept_links,
@@ -380,11 +380,7 @@ class PointToPoint:
             self._broken(error)
 
         kind = frames.FrameKind.MESSAGE
-        self._in.append(
-            ReceiveStream(
-                self._network.poller, link, kind, begin, arrived, broken, self._hand_back_link, self._on_peer_gone
-            )
-        )
+        self._in.append(ReceiveStream(self._network, link, kind, begin, arrived, broken, self._on_peer_gone))
 
     def _parse_header(
         self, link: Link, frame: frames.Frame, description: bytes
@@ -455,12 +451,8 @@ class PointToPoint:
         )
 
     def _record(self, post: PendingOp, verdict: Verdict | None = None, nbytes: int = 0) -> None:
-        collective = post.prepared.collective
-        nbytes = nbytes or sum(leaf.nbytes for leaf in collective.leaves)
-        where = (self._generation, post.number, post.rank, post.peer)
-        self._context.recorder.record_point_to_point(
-            *where, post.prepared.op, collective.site, nbytes, post.submitted_at, verdict
-        )
+        nbytes = nbytes or sum(leaf.nbytes for leaf in post.prepared.collective.leaves)
+        self._context.recorder.record_point_to_point(self._generation, post, nbytes, verdict)
 
     def _count(self, post: PendingOp, nbytes: int) -> None:
         operation = post.prepared.collective.operation

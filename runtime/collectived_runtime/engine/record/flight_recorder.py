@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from collectived_proto.types import Verdict
-from collectived_runtime.engine.submit.tracker import Instance, Mark
+from collectived_runtime.engine.submit.tracker import Instance, Mark, PreparedCollective
 
 MAX_ENTRIES = 8192  # collectives that have ended, of all groups of a worker
 MAX_FAILED_ENTRIES = 512
@@ -143,6 +143,16 @@ class FlightRecorder:
         return sorted([*self.completed.entries(), *self.failed.entries()], key=lambda entry: entry.ended_at)
 
 
+class PointToPointOp(Protocol):
+    """A send or recv as it is recorded; `peer` is the rank at its other end."""
+
+    rank: int
+    number: int
+    prepared: PreparedCollective
+    peer: int
+    submitted_at: float
+
+
 class GroupRecorder:
     """The recorder as one group loop writes to it."""
 
@@ -191,22 +201,15 @@ class GroupRecorder:
         )
 
     def record_point_to_point(
-        self,
-        generation: int,
-        number: int,
-        rank: int,
-        peer: int,
-        op: str,
-        site: str,
-        nbytes: int,
-        since: float,
-        verdict: Verdict | None = None,
+        self, generation: int, op: PointToPointOp, nbytes: int, verdict: Verdict | None = None
     ) -> None:
         """A send or recv has ended, well or by that verdict."""
         told: tuple[Any, ...] = (0, "", ()) if verdict is None else (verdict.code, verdict.message, _ranks(verdict))
         ring = self._ring if verdict is None else self.recorder.failed
-        where = (self.label, generation, number, op, ProgramSummary(nbytes=nbytes), (rank,), (since,), (site,))
-        ring.put((*where, since, time.monotonic(), (), *told, peer))
+        described, since = op.prepared, op.submitted_at
+        where = (self.label, generation, op.number, described.op, ProgramSummary(nbytes=nbytes))
+        arrival = ((op.rank,), (since,), (described.collective.site,))
+        ring.put((*where, *arrival, since, time.monotonic(), (), *told, op.peer))
 
 
 def _ranks(verdict: Verdict) -> tuple[int, ...]:

@@ -1,88 +1,32 @@
-"""One task of a running instance: fold the local ranks, carry the plan across workers, deliver.
-
-A generator like `execute`: yields what it waits for, and is closed to stop it.
-"""
+"""A task on memory of the host: fold the local ranks, carry the plan across workers, deliver."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collectived_runtime.device.arithmetic import YIELD_INTERVAL_BYTES, Arithmetic
-from collectived_runtime.engine.base.arenas import Workspace
-from collectived_runtime.engine.base.poller import Timers
-from collectived_runtime.engine.clients.deferred_release import DeferredReleases
 from collectived_runtime.engine.clients.local_rank import InputBuffers
 from collectived_runtime.engine.compile.partition import Partition, Window, find_single_run
 from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
 from collectived_runtime.engine.record.counters import Counters
-from collectived_runtime.engine.record.flight_recorder import FOLD, MOST_MOVES
-from collectived_runtime.engine.run.fold_pool import MIN_PARALLEL_BYTES, PIECE_BYTES, PoolClient
-from collectived_runtime.engine.run.schedule import YIELD_NOW, Buffers, OnUnexpectedFrame, execute
-from collectived_runtime.engine.submit.tracker import Mark
+from collectived_runtime.engine.run.fold_pool import MIN_PARALLEL_BYTES, PIECE_BYTES
+from collectived_runtime.engine.run.schedule import YIELD_NOW, Buffers, Wait, execute
+from collectived_runtime.engine.run.task import TaskContext, TaskTools
 from collectived_runtime.plan.moves import Buffer
-from collectived_runtime.transport.frame import FrameTemplate
-from collectived_runtime.transport.link import Link
 
 Array = NDArray[Any]
 
 
-class Awaitable(Protocol):
-    """What others do. Whoever does it wakes the group loop when it is `done`."""
-
-    @property
-    def done(self) -> bool: ...
-
-
-Wait = Sequence[tuple[Link | Awaitable, int]]  # as of `execute`; what others do is waited for with 0
-
-
-@dataclass(frozen=True, slots=True)
-class TaskTools:
-    """What the tasks of a group loop work with.
-
-    Attributes:
-        workspace: scratch memory. pool_client: helps with folding what is large.
-        counters: are told how much is folded and copied.
-        wake: wakes the group loop, from any thread. timers: wake it when a time has come.
-        deferred_releases: what GPUs are still at for tasks that were stopped.
-    """
-
-    workspace: Workspace
-    pool_client: PoolClient
-    counters: Counters
-    wake: Callable[[], object]
-    deferred_releases: DeferredReleases
-    timers: Timers = field(default_factory=Timers)
-
-
-def run(
-    program: CompiledCollective,
-    task: PackTask,
-    sources: Sequence[InputBuffers],
-    result: NDArray[np.uint8] | None,
-    tools: TaskTools,
-    links: Mapping[int, Link],
-    stamp: FrameTemplate,
-    judge: OnUnexpectedFrame,
-    marks: list[Mark] | None = None,
-) -> Iterator[Wait]:
-    """Runs a task.
-
-    Args:
-        sources: what the contributing local ranks submitted, in rank order.
-        result: the instance's result slot; None where nothing is delivered on this worker.
-        tools: of the group loop.
-        links: by place, at least those of `task.peers`.
-        marks: are told of folds and moves.
-    """
-    arithmetic = program.arithmetic[task.pack_number]
-    output = None if result is None else _result_view(task, result)
+def run(context: TaskContext) -> Iterator[Wait]:
+    """Carries out a task whose values lie in memory of the host."""
+    program, task, sources, tools = context.program, context.task, context.sources, context.tools
+    arithmetic = context.arithmetic
+    output = None if context.result is None else _result_view(task, context.result)
     if arithmetic is not None and program.is_single_worker and task.partition is None:
         if output is not None and sources:
             yield from _combine(task, arithmetic, sources, output, tools)
@@ -90,27 +34,24 @@ def run(
     began = time.monotonic()
     tools.workspace.acquire(task.pack_number)
     try:
-        buffers = yield from _prepare_buffers(program, task, sources, output, tools)
-        if marks is not None and len(marks) < MOST_MOVES:
-            marks.append((FOLD, task.pack_number, task.shard, 0, -1, began, time.monotonic()))
-        yield from execute(task.plan, buffers, links, stamp, judge, marks)
+        buffers = yield from _prepare_buffers(context, output)
+        context.mark_fold(began)
+        yield from execute(task.plan, buffers, context.transport)
     finally:
         tools.workspace.release(task.pack_number)
 
 
-def _prepare_buffers(
-    program: CompiledCollective, task: PackTask, sources: Sequence[InputBuffers], output: Array | None, tools: TaskTools
-) -> Generator[Wait, None, Buffers]:
+def _prepare_buffers(context: TaskContext, output: Array | None) -> Generator[Wait, None, Buffers]:
     """What the plan works on: what the local ranks have, folded or put side by side."""
-    arithmetic, cut = program.arithmetic[task.pack_number], task.partition
+    task, sources, tools = context.task, context.sources, context.tools
+    arithmetic, cut = context.arithmetic, task.partition
     if arithmetic is not None:
         return (yield from _prepare_folded(task, arithmetic, sources, output, tools))
     if cut is None:
         return (yield from _prepare_moved(task, sources, output, tools))
-    dtype = task.dtype
     leaves = {
-        rank: _require_contiguous(source, task).view(dtype)
-        for rank, source in zip(program.contributors, sources, strict=True)
+        rank: _require_contiguous(source, task).view(task.dtype)
+        for rank, source in zip(context.program.contributors, sources, strict=True)
     }
     return (yield from _prepare_partitioned(task, cut, leaves, output, tools))
 
@@ -118,10 +59,11 @@ def _prepare_buffers(
 def run_inline(
     program: CompiledCollective, sources: Sequence[InputBuffers], result: NDArray[np.uint8], counters: Counters
 ) -> None:
-    """Carries out a program that says of itself that it can be; see `Program.at_once`.
+    """Carries out a program that `is_inline` at once, without a task.
 
     Args:
-        sources, result, counters: as of `run`.
+        sources: what the contributing local ranks submitted, in rank order.
+        result: the instance's result slot.
     """
     task, arithmetic = program.tasks[0], program.arithmetic[0]
     for arrays, out in _split_stretches(task, sources, _result_view(task, result)):

@@ -16,6 +16,7 @@ from typing import Protocol
 from collectived_proto.types import Peer
 from collectived_runtime.engine.base.poller import HANGUP_EVENTS, Poller
 from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.limits.rejections import RejectionCounters
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.connections import DialRequest, LinkKey
 from collectived_runtime.transport.hello import NONCE_BYTES, LinkHello
@@ -66,6 +67,20 @@ class LinkHandback:
             link.close()
 
 
+@dataclass(frozen=True, slots=True)
+class PeerNetwork:
+    """How the workers of one generation reach each other. `poller` watches their links in the group loop's thread."""
+
+    topology: GroupTopology
+    generation: int
+    link_provider: LinkProvider
+    poller: Poller
+    refusals: RejectionCounters
+
+    def make_handback(self) -> LinkHandback:
+        return LinkHandback(self.link_provider, self.topology.group.key, self.generation)
+
+
 def parse_address(text: str) -> tuple[str, int]:
     """`host:port` in two; raises ValueError where that is no such thing."""
     host, _, port = text.rpartition(":")
@@ -87,26 +102,23 @@ class Links:
     here.
 
     Args:
-        broken: called in the group loop's thread when an idle link ends, or a link cannot be had.
-        early: called there with a frame that has come on an idle link; may raise LinkBroken.
+        on_broken: called in the group loop's thread when an idle link ends, or a link cannot be had.
+        on_early_frame: called there with a frame that has come on an idle link; may raise LinkBroken.
     """
 
     def __init__(
         self,
-        topology: GroupTopology,
-        generation: int,
-        exchange: LinkProvider,
-        watch: Poller,
-        broken: Callable[[LinkBroken], None],
-        early: Callable[[Link, frames.Frame], None],
+        network: PeerNetwork,
+        on_broken: Callable[[LinkBroken], None],
+        on_early_frame: Callable[[Link, frames.Frame], None],
     ) -> None:
-        self._topology = topology
-        self._generation = generation
-        self._link_provider = exchange
-        self._hand_back = LinkHandback(exchange, topology.group.key, generation)
-        self._poller = watch
-        self._on_broken = broken
-        self._on_early_frame = early
+        self._topology = network.topology
+        self._generation = network.generation
+        self._link_provider = network.link_provider
+        self._hand_back = network.make_handback()
+        self._poller = network.poller
+        self._on_broken = on_broken
+        self._on_early_frame = on_early_frame
         self._links: dict[tuple[int, int], Link | None] = {}  # (place, channel); None: on its way
         self._watched_events: dict[Link, int] = {}  # links and the events asked for
         self._links_in_use: Mapping[Link, int] = {}

@@ -13,7 +13,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,23 +27,63 @@ from collectived_runtime.transport.frame import MAX_PAYLOAD, FrameTemplate
 from collectived_runtime.transport.link import Link
 
 Array = NDArray[Any]
-Wait = Sequence[tuple[Link, int]]  # what a generator waits for; empty: ready to go on
+
+
+class Awaitable(Protocol):
+    """What another thread or a device does. Whoever does it wakes the group loop when it is `done`."""
+
+    @property
+    def done(self) -> bool: ...
+
+
+# What a generator waits for: links with poll events, what others do with 0; empty: ready to go on.
+Wait = Sequence[tuple[Link | Awaitable, int]]
 YIELD_NOW: Wait = ()
 
 FOLD_BLOCK_BYTES = 256 << 10  # received between two folds: stays in the cache
 MAX_STEP_BYTES = 2 << 20  # received on one link between two looks at the world
 
 
+# Called with a link, the header expected and the one that came instead: returns True to leave the link parked and wait
+# for better news, or raises LinkBroken.
 OnUnexpectedFrame = Callable[[Link, bytes, bytes], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTransport:
+    """How the moves of one plan travel.
+
+    Attributes:
+        links: by participant, to at least the peers that the plan names; for this plan alone until it ends.
+        frames: what the frames of the plan have in common.
+        marks: receives when each move of a round ended; None: nobody asks.
+    """
+
+    links: Mapping[int, Link]
+    frames: FrameTemplate
+    on_unexpected_frame: OnUnexpectedFrame
+    marks: list[Mark] | None = None
+
+
+class PlanMemory(Protocol):
+    """The three buffers of a plan. Moves over links need memory of the host, which is `Buffers`."""
+
+    def apply_finish(self, source: Buffer, span: Span) -> None:
+        """Makes the values of `span` in `source` final, in OUTPUT."""
+
+    def run_native(self, move: NativeMove) -> Iterator[Wait]:
+        """Has an engine such as NCCL carry a move out."""
+        raise NotImplementedError
 
 
 @dataclass(slots=True)
 class Buffers:
-    """The memory of one pack and shard. Elements are rows; the three may be the same memory (see plan/moves.py).
+    """The memory of one pack and shard on the host. Elements are rows.
 
+    The three buffers may be the same memory (see plan/moves.py).
     `output` is None where this participant receives nothing. `fold(left, right, out)`, `finish(source, out)` and
     `finish_here(out)`, where the source is the output itself, are arithmetic on such arrays. Where input and output
-    hold only a part of what the plan speaks of, `windows` say which.
+    hold only a part of what the plan speaks of, `windows` say which. `native` carries out the moves of an engine.
     """
 
     input: Array
@@ -53,6 +93,7 @@ class Buffers:
     finish: Callable[[Array, Array], None]
     finish_here: Callable[[Array], None]
     windows: Mapping[Buffer, Window] | None = None
+    native: Callable[[NativeMove], Iterator[Wait]] | None = None
 
     def view(self, buffer: Buffer, span: Span) -> Array:
         whole = self._select_array(buffer)
@@ -62,11 +103,14 @@ class Buffers:
         return whole[span.start : span.stop]
 
     def apply_finish(self, source: Buffer, span: Span) -> None:
-        """A Finish."""
         if self._select_array(source) is self.output:
             self.finish_here(self.view(Buffer.OUTPUT, span))
         else:
             self.finish(self.view(source, span), self.view(Buffer.OUTPUT, span))
+
+    def run_native(self, move: NativeMove) -> Iterator[Wait]:
+        assert self.native is not None, f"{move.kind.value} by an engine, which this task does not have"
+        return self.native(move)
 
     def _select_array(self, buffer: Buffer) -> Array:
         whole = self.input if buffer is Buffer.INPUT else self.scratch if buffer is Buffer.SCRATCH else self.output
@@ -74,50 +118,25 @@ class Buffers:
         return whole
 
 
-def execute(
-    plan: WidePlan,
-    buffers: Buffers,
-    links: Mapping[int, Link],
-    stamp: FrameTemplate,
-    judge: OnUnexpectedFrame,
-    marks: list[Mark] | None = None,
-) -> Iterator[Wait]:
-    """Runs `plan`.
-
-    Args:
-        links: the link to each peer that the plan names, for this plan alone until it ends.
-        judge: called with a link, the header expected and the one that came instead; returns True to leave the link
-            parked and wait for better news, or raises.
-        marks: are told when each move of a round had ended.
+def execute(plan: WidePlan, memory: PlanMemory, transport: PlanTransport) -> Iterator[Wait]:
+    """Runs `plan` on `memory`.
 
     Raises:
         LinkBroken: a peer is gone.
     """
+    stamp, marks = transport.frames, transport.marks
     for number, moves in enumerate(plan):
         under_way: list[_PendingSend | _PendingReceive] = []
         collects: list[tuple[Span, list[Array]]] = []
         for move in moves:
             match move:
                 case FinishMove(span, source):
-                    buffers.apply_finish(source, span)
-                case SendMove(peer, span, source):
-                    part = buffers.view(source, span)
-                    under_way.append(_PendingSend(links[peer], _make_frames(part, span, stamp, number)))
-                case RecvMove(peer, span, target, fold):
-                    part = buffers.view(target, span)
-                    place = InPlaceTarget(part) if fold is None else FoldTarget(buffers, move, fold)
-                    under_way.append(
-                        _PendingReceive(links[peer], place, _make_frames(part, span, stamp, number), judge)
-                    )
-                case CollectMove(order, span, mine):
-                    parts = _allocate_parts(buffers, order, span, mine, links)
-                    collects.append((span, parts))
-                    for peer, part in zip(order, parts, strict=True):
-                        if peer in links:
-                            frames = _make_frames(part, span, stamp, number)
-                            under_way.append(_PendingReceive(links[peer], InPlaceTarget(part), frames, judge))
+                    memory.apply_finish(source, span)
                 case NativeMove():
-                    raise AssertionError(f"{move.kind.value} by an engine on host memory")
+                    yield from memory.run_native(move)
+                case _:
+                    assert isinstance(memory, Buffers), "what travels over links lies in memory of the host"
+                    under_way += _start_transfers(move, memory, transport, number, collects)
         began = time.monotonic() if marks is not None and under_way else 0.0
         while under_way:
             moved = False
@@ -133,7 +152,34 @@ def execute(
             if under_way:
                 yield YIELD_NOW if moved else [(one.link, one.poll_events) for one in under_way]
         for span, parts in collects:
-            _fold_in_order(buffers, span, parts)
+            assert isinstance(memory, Buffers)
+            _fold_in_order(memory, span, parts)
+
+
+def _start_transfers(
+    move: SendMove | RecvMove | CollectMove,
+    buffers: Buffers,
+    transport: PlanTransport,
+    number: int,
+    collects: list[tuple[Span, list[Array]]],
+) -> Iterator[_PendingSend | _PendingReceive]:
+    """The transfers of a move in round `number`; what is to be folded when the round ends is added to `collects`."""
+    links, stamp = transport.links, transport.frames
+    match move:
+        case SendMove(peer, span, source):
+            part = buffers.view(source, span)
+            yield _PendingSend(links[peer], _make_frames(part, span, stamp, number))
+        case RecvMove(peer, span, target, fold):
+            part = buffers.view(target, span)
+            place = InPlaceTarget(part) if fold is None else FoldTarget(buffers, move, fold)
+            yield _PendingReceive(transport, links[peer], place, _make_frames(part, span, stamp, number))
+        case CollectMove(order, span, mine):
+            parts = _allocate_parts(buffers, order, span, mine, links)
+            collects.append((span, parts))
+            for peer, part in zip(order, parts, strict=True):
+                if peer in links:
+                    frames = _make_frames(part, span, stamp, number)
+                    yield _PendingReceive(transport, links[peer], InPlaceTarget(part), frames)
 
 
 def _allocate_parts(
@@ -202,15 +248,15 @@ class _PendingReceive:
 
     def __init__(
         self,
+        transport: PlanTransport,
         link: Link,
         target: InPlaceTarget | FoldTarget,
         frames: list[tuple[bytes, memoryview]],
-        judge: OnUnexpectedFrame,
     ) -> None:
         self.link = link
         self.done = False
         self._frames = frames
-        self._on_unexpected_frame = judge
+        self._on_unexpected_frame = transport.on_unexpected_frame
         self._bytes_left = -1  # bytes of the current frame still to come; -1: its header has not been accepted
         self._target = target
 

@@ -16,10 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectived_runtime.engine.base.poller import HANGUP_EVENTS, Poller
-from collectived_runtime.engine.base.topology import GroupTopology
-from collectived_runtime.engine.run.links import LinkHandback, LinkProvider, get_peer_address
+from collectived_runtime.engine.run.links import LinkHandback, PeerNetwork, get_peer_address
 from collectived_runtime.engine.run.message import MAX_DESCRIPTION
-from collectived_runtime.limits.rejections import RejectionCounters
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.connections import DialRequest
 from collectived_runtime.transport.hello import NONCE_BYTES, LinkHello
@@ -151,20 +149,6 @@ class SendStream:
             self._poller.change(link.stream.fileno(), select.POLLIN)
 
 
-@dataclass(frozen=True, slots=True)
-class PeerNetwork:
-    """How the workers of one generation reach each other. `poller` watches their links in the group loop's thread."""
-
-    topology: GroupTopology
-    generation: int
-    link_provider: LinkProvider
-    poller: Poller
-    refusals: RejectionCounters
-
-    def make_handback(self) -> LinkHandback:
-        return LinkHandback(self.link_provider, self.topology.group.key, self.generation)
-
-
 def accept_links(network: PeerNetwork, channel: int, come: Callable[[Link], None]) -> None:
     """Hands the links that peers dial on this channel to `come`, in another thread."""
     topology = network.topology
@@ -211,17 +195,16 @@ class ReceiveStream:
 
     def __init__(
         self,
-        watch: Poller,
+        network: PeerNetwork,
         link: Link,
         kind: frames.FrameKind,
         begin: AllocateBuffers,
         arrived: Callable[[frames.Frame], None],
         broken: Callable[[LinkBroken], None],
-        part: LinkHandback,
         gone: Callable[[int], None] = lambda task: None,
     ) -> None:
-        self._poller = watch
-        self._hand_back_link = part
+        self._poller = network.poller
+        self._hand_back_link = network.make_handback()
         self._on_peer_gone = gone
         self._link = link
         self._at_frame_boundary = True  # nothing but whole letters has been read
@@ -231,7 +214,7 @@ class ReceiveStream:
         self._on_message = arrived
         self._broken = broken
         self._reading = self._read_messages()
-        watch.add(link.stream.fileno(), select.POLLIN, self._event)
+        self._poller.add(link.stream.fileno(), select.POLLIN, self._event)
 
     @property
     def bytes_received(self) -> int:

@@ -129,7 +129,7 @@ def test_scratch_memory_is_shared_under_a_name_and_reused_after_it() -> None:
 def test_a_group_loop_that_is_idle_gives_its_memory_back_and_goes_on(world: Callable[..., World]) -> None:
     here = world(1, idle_after=0.02)
     rank, group_loop = here.ranks[0], here.group_loops[0]
-    budget = group_loop._worker.budget
+    budget = group_loop._worker.resources.budget
     values = np.ones(KEPT_BYTES // 4, np.float32)  # two of them are worth giving back
     for _ in range(2):
         rank.submit(values)

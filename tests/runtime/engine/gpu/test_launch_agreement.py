@@ -11,6 +11,7 @@ from tests.fakes.nccl import FakeNccl
 
 from collectived_runtime.device.nccl.communicators import Communicator, Communicators, DeviceRank
 from collectived_runtime.device.nccl.interface import NcclError
+from collectived_runtime.engine.gpu.communicator import NcclContext
 from collectived_runtime.engine.gpu.launch_agreement import (
     AgreementContext,
     agree_on_turn,
@@ -18,7 +19,7 @@ from collectived_runtime.engine.gpu.launch_agreement import (
     create_communicators,
 )
 from collectived_runtime.engine.gpu.launch_queue import LaunchQueue, TicketKey
-from collectived_runtime.engine.run.host_task import Wait
+from collectived_runtime.engine.run.schedule import PlanTransport, Wait
 from collectived_runtime.transport.frame import FrameTemplate, parse
 from collectived_runtime.transport.link import Link
 from collectived_runtime.transport.loopback import LoopbackNetwork
@@ -44,7 +45,7 @@ def talks(
     for place in range(places):
         stamp = FrameTemplate(group, 1, 0, 0, 0, b"replaced", chains[place] if chains else CHAIN)
         there = {peer: links[place][peer] for peer in compute_peers(places, place)}
-        found.append(AgreementContext(places, place, there, stamp, judge, wake))
+        found.append(AgreementContext(places, place, PlanTransport(there, stamp, judge), wake))
     return found
 
 
@@ -150,7 +151,7 @@ def test_workers_meet_with_one_rank_per_gpu(communicators: Make) -> None:
     talking: dict[Any, Talking] = {}
     for talk in talks(2, wake=woken.set):
         talking[talk.place] = create_communicators(
-            talk, TicketKey(1, 1, 0), LaunchQueue(), communicators(), 3, ranks[talk.place]
+            talk, TicketKey(1, 1, 0), NcclContext(communicators(), {}), 3, ranks[talk.place]
         )
     made = until_ended(talking, woken)
     assert [[one.device for one in made[place]] for place in (0, 1)] == [[0, 1], [0]]
@@ -164,10 +165,10 @@ def test_a_meeting_that_is_closed_leaves_no_communicator_and_holds_up_nobody(com
     mine = communicators(nccl)
     both = talks(2, wake=woken.set)
     other = create_communicators(
-        both[1], TicketKey(1, 1, 0), LaunchQueue(), communicators(FakeNccl()), 3, [DeviceRank(0, 1)]
+        both[1], TicketKey(1, 1, 0), NcclContext(communicators(FakeNccl()), {}), 3, [DeviceRank(0, 1)]
     )
     meeting = create_communicators(
-        both[0], TicketKey(1, 1, 0), stile, mine, 3, [DeviceRank(0, 0)]
+        both[0], TicketKey(1, 1, 0), NcclContext(mine, {}, stile), 3, [DeviceRank(0, 0)]
     )  # rank 2 never comes
     while not nccl.inits:
         go_on({0: meeting, 1: other})
@@ -190,7 +191,7 @@ def test_what_nccl_refuses_is_raised_where_it_was_refused(communicators: Make) -
         until_ended(
             {
                 0: create_communicators(
-                    talk, TicketKey(1, 1, 0), LaunchQueue(), communicators(Refusing()), 1, [DeviceRank(0, 0)]
+                    talk, TicketKey(1, 1, 0), NcclContext(communicators(Refusing()), {}), 1, [DeviceRank(0, 0)]
                 )
             },
             woken,

@@ -24,7 +24,7 @@ from collectived_proto.types import (
     ReportKind,
     Tier,
 )
-from collectived_runtime.engine.loop import context
+from collectived_runtime.engine.loop import programs
 from collectived_runtime.limits.rejections import MessageSource
 from collectived_runtime.plan import moves
 from collectived_runtime.transport.frame import FrameTemplate, encode_bye
@@ -341,14 +341,14 @@ def test_rings_of_a_generation_that_nobody_announced_are_not_kept_for_ever(world
 def test_programs_of_ever_changing_shapes_are_forgotten_and_made_again(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(context, "MAX_PROGRAMS", 3)
+    monkeypatch.setattr(programs, "MAX_PROGRAMS", 3)
     here = world(2)
     for count in (1, 2, 3, 4, 5, 1):
         for rank in here.ranks:
             rank.submit(np.full(count, 2, np.float32))
         for rank in here.ranks:
             assert rank.result(rank.done(), count=count).tolist() == [4] * count
-    assert len(here.group_loops[0]._context.programs) == 3
+    assert len(here.group_loops[0]._programs) == 3
 
 
 def test_a_group_loop_ends_when_its_last_member_has_gone(world: Any) -> None:
@@ -433,7 +433,7 @@ def test_nonsense_that_is_read_together_with_the_last_frame_is_noticed(world: An
     peer.link.sendall(peer.stamp.header(0, 0, 16) + np.ones(4, np.float32).tobytes() + b"garbage!" * 8)
     peer.world.ranks[0].done()
     assert "frame" in peer.world.report(ReportKind.LINK).text
-    assert peer.group_loop._context.worker.refusals.malformed_counts == {MessageSource.LINK: 1}
+    assert peer.group_loop._worker.resources.rejections.malformed_counts == {MessageSource.LINK: 1}
 
 
 def test_a_verdict_ends_the_wait_for_a_peer_stalled_in_the_middle_of_a_frame(world: Any) -> None:

@@ -89,7 +89,7 @@ def test_what_is_gathered_is_copied_once(world: Callable[..., World]) -> None:
 
 def test_results_of_one_size_need_no_new_memory(world: Callable[..., World]) -> None:
     here = world(2)
-    budget = here.group_loops[0]._worker.budget
+    budget = here.group_loops[0]._worker.resources.budget
     used = set()
     for _ in range(ROUNDS):
         for rank in here.ranks:

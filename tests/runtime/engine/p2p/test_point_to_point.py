@@ -246,7 +246,7 @@ def test_letters_that_nobody_asks_for_have_a_bound_and_their_sender_is_named(
 def test_a_letter_that_cannot_be_delivered_does_not_keep_its_group_loop_alive(world: Any) -> None:
     here = world(1, 1)
     group_loop = here.group_loops[0]
-    exchange = here.group_loops[0]._worker.link_provider
+    exchange = here.group_loops[0]._worker.resources.link_provider
 
     def unreachable(call: Any) -> None:
         call.on_failure(call.hello.acceptor, "nobody listens there")

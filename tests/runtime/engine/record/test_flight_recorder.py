@@ -24,7 +24,7 @@ Worlds = Callable[..., World]
 
 def kept(group_loop: GroupLoop, count: int = 1) -> list[Entry]:
     """So many entries, once they are there: ranks hear that they are done a moment before it is recorded."""
-    recorder = group_loop._worker.recorder
+    recorder = group_loop._worker.resources.recorder
     wait_for(lambda: len(recorder.entries()) >= count)
     return recorder.entries()
 
@@ -119,7 +119,7 @@ def test_a_record_is_a_fixed_number_of_values_and_holds_nothing_of_the_call(worl
         for rank in here.ranks:
             rank.doorbell.send(messages.encode_release((rank.done().slot,)))
     entries = kept(here.group_loops[0], 50)
-    recorder = here.group_loops[0]._worker.recorder
+    recorder = here.group_loops[0]._worker.resources.recorder
     assert len(recorder.completed.slots) == recorder.completed.size  # made once, never grown
     assert {len(slot) for slot in recorder.completed.slots if slot is not None} == {12}
     assert len({id(entry.label) for entry in entries}) == len({id(entry.summary) for entry in entries}) == 1
@@ -134,7 +134,7 @@ def test_a_failure_is_kept_with_its_verdict_and_no_busy_group_flushes_it(world: 
     verdict = here.verdict(Code.DEADLINE_EXCEEDED, message="rank 1 was missing")
     here.rule(verdict)
     here.ranks[0].failed()
-    recorder = here.group_loops[0]._worker.recorder
+    recorder = here.group_loops[0]._worker.resources.recorder
     (entry,) = kept(here.group_loops[0])
     for number in range(recorder.completed.size + 1):
         recorder.completed.put(fields(number))
@@ -176,9 +176,9 @@ def test_what_is_under_way_is_told_while_its_group_loop_hangs(world: Worlds) -> 
     try:
         identity = WorkerIdentity(0, "host", "i", (), "", "")
         (part,) = worker_trace(
-            identity, [group_loop], group_loop._worker.recorder, trace_pb2.TraceRequest(group="world")
+            identity, [group_loop], group_loop._worker.resources.recorder, trace_pb2.TraceRequest(group="world")
         )
-        (theirs,) = worker_trace(identity, [other], other._worker.recorder, trace_pb2.TraceRequest())
+        (theirs,) = worker_trace(identity, [other], other._worker.resources.recorder, trace_pb2.TraceRequest())
     finally:
         hold.set()
     running, receiving = part.collectives
@@ -198,5 +198,5 @@ def test_what_is_under_way_is_told_while_its_group_loop_hangs(world: Worlds) -> 
         ]
     )
     assert not list(
-        worker_trace(identity, [group_loop], group_loop._worker.recorder, trace_pb2.TraceRequest(group="x"))
+        worker_trace(identity, [group_loop], group_loop._worker.resources.recorder, trace_pb2.TraceRequest(group="x"))
     )[0].lanes

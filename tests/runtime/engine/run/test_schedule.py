@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from collectived_proto.types import DType, ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic
-from collectived_runtime.engine.run.schedule import Buffers, Wait, execute
+from collectived_runtime.engine.run.schedule import Buffers, PlanTransport, Wait, execute
 from collectived_runtime.plan import ring, tree
 from collectived_runtime.plan.moves import Plan, Span
 from collectived_runtime.transport.frame import FrameTemplate, parse
@@ -54,7 +55,7 @@ def all_reduce(algorithm: Algorithm, inputs: list[Array], capacity: int = 1 << 1
     for me in members:
         plan = algorithm(members, me, Span(0, len(inputs[me])))
         buffers = sums(inputs[me], outputs[me], outputs[me])
-        generators[me] = execute(plan, buffers, links[me], STAMP, never)
+        generators[me] = execute(plan, buffers, PlanTransport(links[me], STAMP, never))
     run_all(generators)
     return outputs
 
@@ -88,9 +89,9 @@ def test_a_missing_partner_is_waited_for_without_spinning() -> None:
     links = LoopbackNetwork().links(range(2))
     data = np.ones(4, np.float32)
     plan = ring.all_reduce(range(2), 0, Span(0, 4))
-    generator = execute(plan, sums(data, data.copy(), data.copy()), links[0], STAMP, never)
+    generator = execute(plan, sums(data, data.copy(), data.copy()), PlanTransport(links[0], STAMP, never))
     waits = [next(generator) for _ in range(4)]
-    assert [link.peer for link, _ in waits[-1]] == [1]
+    assert waits[-1] == [(links[0][1], select.POLLIN)]
 
 
 def test_a_peer_that_ends_breaks_the_plan_and_is_named() -> None:
@@ -98,7 +99,7 @@ def test_a_peer_that_ends_breaks_the_plan_and_is_named() -> None:
     links[1][0].close()
     data = np.ones(4, np.float32)
     plan = tree.all_reduce(range(2), 0, Span(0, 4))
-    generator = execute(plan, sums(data, data.copy(), data.copy()), links[0], STAMP, never)
+    generator = execute(plan, sums(data, data.copy(), data.copy()), PlanTransport(links[0], STAMP, never))
     with pytest.raises(LinkBroken) as caught:
         list(generator)
     assert caught.value.peer == 1
@@ -117,9 +118,9 @@ def test_a_frame_of_another_contract_is_judged_before_anything_is_folded() -> No
         return True
 
     plan = tree.all_reduce(range(2), 0, Span(0, 4))
-    generator = execute(plan, sums(data, output, output), links[0], STAMP, judge)
+    generator = execute(plan, sums(data, output, output), PlanTransport(links[0], STAMP, judge))
     wait = next(generator)
-    assert [link.peer for link, _ in wait] == [1]
+    assert wait == [(links[0][1], select.POLLIN)]
     assert seen == [(b"chainchn", b"DIFFERS!")]
     assert not output.any()
 
@@ -128,6 +129,6 @@ def test_a_send_that_stands_midway_marks_its_link() -> None:
     links = LoopbackNetwork(capacity=80).links(range(2))
     data = np.ones(100, np.float32)
     plan = tree.all_reduce(range(2), 1, Span(0, 100))
-    generator = execute(plan, sums(data, data.copy(), data.copy()), links[1], STAMP, never)
+    generator = execute(plan, sums(data, data.copy(), data.copy()), PlanTransport(links[1], STAMP, never))
     next(generator)
     assert links[1][0].is_mid_send

@@ -1,0 +1,40 @@
+"""What is recorded of the collectives of one group loop: counters, rates and the flight recorder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from collectived_proto.types import Verdict
+from collectived_runtime.engine.record.counters import Counters
+from collectived_runtime.engine.record.flight_recorder import GroupRecorder, ProgramSummary
+from collectived_runtime.engine.record.rates import OperationLoad, RateWindow
+from collectived_runtime.engine.submit.tracker import Instance
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecords:
+    """Written by one group loop alone; counters and rates may be read from any thread."""
+
+    counters: Counters
+    rates: RateWindow
+    recorder: GroupRecorder
+
+    def record_completed(
+        self, generation: int, instance: Instance, summary: ProgramSummary, load: OperationLoad, now: float
+    ) -> None:
+        """A collective has completed on this worker."""
+        counters, operation, first = self.counters, instance.collective.operation, instance.first_arrival.arrived_at
+        counters.done += 1
+        counters.result_bytes += summary.nbytes
+        counters.count_completed(operation, summary.algorithm, summary.nbytes, now - first)
+        counters.observe_wait(operation, instance.last_arrival.arrived_at - first)
+        self.rates.add(load, first, instance.started_at, now)
+        self.recorder.record_completed(generation, instance, summary, now)
+
+    def record_failed(
+        self, generation: int, instance: Instance, verdict: Verdict, summary: ProgramSummary, algorithm: str
+    ) -> None:
+        """A collective has failed by that verdict; `algorithm` carried it out, or is `NOT_STARTED`."""
+        self.counters.failed += 1
+        self.counters.count_failure(instance.collective.operation, algorithm, verdict.code)
+        self.recorder.record_failed(generation, instance, summary, verdict)
