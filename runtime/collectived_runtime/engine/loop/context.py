@@ -6,21 +6,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from collectived_proto.ipc import messages
 from collectived_runtime.engine.base.arenas import MemoryBudget, ResultArenas
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.doorbells import Doorbells
+from collectived_runtime.engine.compile.program import CompiledCollective
 from collectived_runtime.engine.failure.reporter import CoordinatorAccess
 from collectived_runtime.engine.gpu.communicator import NcclContext
 from collectived_runtime.engine.gpu.input_events import InputEvents
 from collectived_runtime.engine.gpu.stream_order import StreamOrder
+from collectived_runtime.engine.loop.execution import Delivery
 from collectived_runtime.engine.loop.programs import ProgramCache
 from collectived_runtime.engine.record.flight_recorder import FlightRecorder
 from collectived_runtime.engine.record.group_records import GroupRecords
 from collectived_runtime.engine.run.fold_pool import FoldPool
 from collectived_runtime.engine.run.links import LinkProvider
 from collectived_runtime.engine.run.task import TaskTools
+from collectived_runtime.engine.submit.tracker import Instance
 from collectived_runtime.limits.rejections import RejectionCounters
 
 
@@ -66,6 +71,31 @@ class RankResources:
     results: ResultArenas
     input_events: InputEvents
     stream_order: StreamOrder
+
+    def prepare_delivery(self, instance: Instance, program: CompiledCollective) -> Delivery:
+        """Decide where the result of an instance goes; take a result slot where some rank reads it there.
+
+        Raises:
+            MemoryExhausted, OSError: there is no memory for a result slot.
+        """
+        readers, outputs, event = program.receivers, (), None
+        is_on_device = any([arrival.inputs.is_on_device for arrival in instance.arrivals.values()])
+        if is_on_device:
+            written = {rank: instance.arrivals[rank].inputs for rank in readers}
+            outputs = tuple(inputs.output for inputs in written.values() if inputs.output is not None)
+            readers = tuple(rank for rank, inputs in written.items() if inputs.output is None)
+            ordered = {rank: inputs.output for rank, inputs in written.items() if inputs.is_stream_ordered}
+            ordered = {rank: output for rank, output in ordered.items() if output is not None}
+            if ordered:
+                event = self.stream_order.create_completion_event(instance.number, ordered, len(program.tasks))
+        if not readers:
+            return Delivery((), None, None, outputs, is_on_device, event)
+        slot = self.results.acquire(program.slot_bytes, readers)
+        memory = slot.memory
+        if program.header:
+            memory[: len(program.header)] = np.frombuffer(program.header, np.uint8)
+            memory = memory[len(program.header) :]
+        return Delivery(readers, slot, memory, outputs, is_on_device, event)
 
     def release(self, rank: int, numbers: Iterable[int]) -> None:
         """Take back result slots, and events, that a rank needs no longer."""

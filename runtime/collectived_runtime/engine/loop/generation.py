@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import numpy as np
-
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.types import Broadcast, Recv, ReportKind, Scatter, Send, Verdict, unscoped_name
@@ -290,7 +288,7 @@ class Generation:
         yield from self._phases.agree_on_launch(instance, program)
         self.waiting_joiners.send_due(instance.number)
         try:
-            delivery = self._prepare_delivery(instance, program)
+            delivery = self._ranks.prepare_delivery(instance, program)
         except (MemoryExhausted, OSError) as error:
             self._report_exhausted(instance, error)
             return
@@ -301,27 +299,6 @@ class Generation:
         else:
             yield self._phases.execute(instance, program, sources, delivery)
         self._finish_instance(instance, program, delivery)
-
-    def _prepare_delivery(self, instance: Instance, program: CompiledCollective) -> Delivery:
-        """Where the result goes; takes a result slot where some rank reads it there."""
-        readers, outputs, event = program.receivers, (), None
-        is_on_device = any([arrival.inputs.is_on_device for arrival in instance.arrivals.values()])
-        if is_on_device:
-            written = {rank: instance.arrivals[rank].inputs for rank in readers}
-            outputs = tuple(inputs.output for inputs in written.values() if inputs.output is not None)
-            readers = tuple(rank for rank, inputs in written.items() if inputs.output is None)
-            ordered = {rank: inputs.output for rank, inputs in written.items() if inputs.is_stream_ordered}
-            ordered = {rank: output for rank, output in ordered.items() if output is not None}
-            if ordered:
-                event = self._ranks.stream_order.create_completion_event(instance.number, ordered, len(program.tasks))
-        if not readers:
-            return Delivery((), None, None, outputs, is_on_device, event)
-        slot = self._ranks.results.acquire(program.slot_bytes, readers)
-        memory = slot.memory
-        if program.header:
-            memory[: len(program.header)] = np.frombuffer(program.header, np.uint8)
-            memory = memory[len(program.header) :]
-        return Delivery(readers, slot, memory, outputs, is_on_device, event)
 
     def _on_task_done(self, running: Execution, task: PackTask) -> None:
         """Done means done: only when all tasks of a pack have ended are its ranks told; none of a prelude."""
