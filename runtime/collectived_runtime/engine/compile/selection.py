@@ -109,7 +109,7 @@ def _is_plain_nccl(wanted: Tier, topology: GroupTopology) -> bool:
 def _check_nccl(tier: Tier, operation: Operation, topology: GroupTopology, pack: Pack) -> None:
     """Refuses what was ordered of NCCL and cannot be."""
     inside = tier.algorithm.startswith(HIERARCHICAL_PREFIX)
-    if inside and [place for place, _ in topology.gpus] == list(range(len(topology.peers))):
+    if inside and len(topology.gpus) == len(topology.peers):
         return  # there is nothing for it to join
     why = _nccl_unsupported_reason(operation, topology, pack, inside)
     if why:

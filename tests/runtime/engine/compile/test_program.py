@@ -27,8 +27,13 @@ from collectived_proto.types import (
 )
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.compile.negotiation import prepare
-from collectived_runtime.engine.compile.program import CHANNELS, compile_program, count_tasks
+from collectived_runtime.engine.compile.program import CHANNELS, compile_program, count_tasks, gpu_participants
 from collectived_runtime.engine.submit.validation import check
+from collectived_runtime.plan import catalog
+from collectived_runtime.plan.moves import Span
+from collectived_runtime.plan.verify import postconditions
+from collectived_runtime.plan.verify.verifier import verify_plans
+from collectived_runtime.plan.wide_moves import WidePlan
 
 TABLE = (Tier("tree", limit=1000), Tier("halving_doubling", 2))
 SUM = AllReduce(ReduceOp.SUM)
@@ -42,6 +47,17 @@ def topology(*hosts: int, me: int = 0) -> GroupTopology:
         for peer in peers
         for rank in peer.ranks
     )
+    return GroupTopology.from_peers(GroupInfo("job/world", 1, 2, members), peers, me, TABLE)
+
+
+def gpu_topology(*workers: tuple[str, ...], me: int = 0) -> GroupTopology:
+    """A group with NCCL. By worker, the devices of its ranks."""
+    members = tuple(
+        Member(rank, f"/job:worker/replica:0/task:{task}/device:{device}", task, "", 0)
+        for rank, (task, device) in enumerate((task, device) for task, own in enumerate(workers) for device in own)
+    )
+    ranks = [tuple(member.rank for member in members if member.worker == task) for task in range(len(workers))]
+    peers = tuple(Peer(task, "", "", "", own, 22809) for task, own in enumerate(ranks))
     return GroupTopology.from_peers(GroupInfo("job/world", 1, 2, members), peers, me, TABLE)
 
 
@@ -155,6 +171,51 @@ def test_small_neighbours_travel_together_and_everything_else_alone() -> None:
 def test_an_algorithm_for_gpus_on_cpu_devices_is_unimplemented_and_names_the_device(name: str) -> None:
     with pytest.raises(UnimplementedError, match=f"'{name}' needs GPUs.*/job:worker/replica:0/task:0/device:CPU:0"):
         check(floats(10, all_reduce_spec=(Tier(name),)), topology(1, 1).group)
+
+
+GPU_GROUPS = [
+    (("GPU:0",), ("GPU:0",)),
+    (("GPU:0", "GPU:1"),),
+    (("GPU:0", "GPU:1"), ("GPU:0",)),
+    (("GPU:1", "GPU:0", "GPU:1"), ("GPU:0",), ("GPU:0", "GPU:1", "GPU:2")),
+]
+SPAN = Span(0, 60)
+
+
+@pytest.mark.parametrize("workers", GPU_GROUPS)
+@pytest.mark.parametrize("operation", [SUM, Reduce(ReduceOp.SUM, 1), Broadcast(1)], ids=str)
+def test_the_plans_of_nccl_that_run_are_proved(workers: tuple[tuple[str, ...], ...], operation: Operation) -> None:
+    nccl = CommunicationImplementation.NCCL
+    gpus = gpu_topology(*workers).gpus
+    plans: dict[int, WidePlan] = {}
+    for place in range(len(workers)):
+        topology = gpu_topology(*workers, me=place)
+        (task,) = compile_program(floats(60, operation=operation, implementation=nccl), topology).tasks
+        plans |= {gpu: task.plan for gpu, (at, _) in enumerate(gpus) if at == place}
+    everybody = range(len(gpus))
+    root = gpu_topology(*workers).gpu_number_of(1)
+    goal = postconditions.all_reduce_goal(everybody, SPAN)
+    if not isinstance(operation, AllReduce):
+        reduces = isinstance(operation, Reduce)
+        goal = (postconditions.reduce_goal if reduces else postconditions.broadcast_goal)(everybody, SPAN, root)
+        native = catalog.native_reduce if reduces else catalog.native_broadcast
+        beside = {gpu for gpu in plans if gpus[gpu][0] == gpus[root][0]} - {root}  # a worker runs its root's plan
+        plans |= {gpu: native(everybody, gpu, SPAN, root) for gpu in beside}
+    verify_plans(plans, goal)
+
+
+@pytest.mark.parametrize("workers", GPU_GROUPS[2:])
+@pytest.mark.parametrize("name", ["nccl/xring", "nccl/rechd", "nccl/pscpu"])
+def test_the_plans_with_nccl_inside_of_workers_that_run_are_proved(
+    workers: tuple[tuple[str, ...], ...], name: str
+) -> None:
+    hosts = gpu_participants(gpu_topology(*workers))
+    plans: dict[int, WidePlan] = {}
+    for place, (_, *others) in enumerate(hosts):
+        (task,) = compile_program(floats(60, all_reduce_spec=(Tier(name),)), gpu_topology(*workers, me=place)).tasks
+        assert task.is_hierarchical == bool(others) and task.peers <= set(range(len(workers)))
+        plans |= {place: task.plan} | {other: catalog.all_reduce(name, hosts, other, SPAN) for other in others}
+    verify_plans(plans, postconditions.all_reduce_goal([gpu for host in hosts for gpu in host], SPAN))
 
 
 def test_an_algorithm_that_does_not_exist_is_refused() -> None:
