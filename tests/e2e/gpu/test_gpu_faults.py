@@ -285,7 +285,7 @@ def test_a_gpu_that_fails_ends_its_worker_after_its_ranks_have_heard(
         group = session.join("broken", 1, rank=0, device="GPU:0", timeout=20)
         x = filled(session, np.ones(10))
         cluster.broken.touch()
-        with pytest.raises(cd.errors.UnavailableError, match="cannot be waited for|a GPU of its worker failed|is lost"):
+        with pytest.raises(cd.errors.UnavailableError, match="a GPU of its worker failed"):
             group.all_reduce("sum", x)
         assert cluster.workers[0].process.wait(20) == 70
     assert "GPU:0 (Fake, GPU-fake-0) of this worker is lost" in cluster.workers[0].log

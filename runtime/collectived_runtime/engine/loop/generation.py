@@ -197,10 +197,11 @@ class Generation:
             self.reporter.report_fault(ReportKind.LOST, standing.submitted, rank=rank, text=why)
 
     def report_crash(self, error: Exception) -> None:
-        """Tells the coordinator that no local rank goes beyond what it has finished."""
-        text = f"a defect of collectived ended its group loop: {type(error).__name__}: {error}"
-        if isinstance(error, CudaError):
-            text = f"a GPU of its worker failed: {error}"
+        """Report that a defect ends this group loop."""
+        self._report_local_ranks_lost(f"a defect of collectived ended its group loop: {type(error).__name__}: {error}")
+
+    def _report_local_ranks_lost(self, text: str) -> None:
+        """Report that no local rank goes beyond what it has finished."""
         for rank, standing in self.tracker.progress.items():
             if not standing.has_departed:
                 self.reporter.report_fault(ReportKind.LOST, standing.finished, rank=rank, text=text)
@@ -240,6 +241,11 @@ class Generation:
         except NcclError as error:
             self._stop_execution()
             self._report_nccl_failure(running.instance, error)
+            return False
+        except CudaError as error:  # the worker is about to end: all of its ranks are lost to the group
+            self._stop_execution()
+            running.instance.disputed = True  # it does not start; the verdict is on its way
+            self._report_local_ranks_lost(f"a GPU of its worker failed: {error}")
             return False
         for task in ended:
             self._on_task_done(running, task)

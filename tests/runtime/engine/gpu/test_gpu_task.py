@@ -361,6 +361,10 @@ def test_a_gpu_that_fails_is_given_up_and_its_ranks_hear_of_it(party: Make, tmp_
     report = ranks.world.report(ReportKind.LOST)
     assert report.rank == 0 and "a GPU of its worker failed" in report.text
     assert len(ranks.lost) == 1 and "GPU:0 (Fake, GPU-fake-0) of this worker is lost" in ranks.lost[0]
+    for one in ranks.world.ranks:  # nobody answers: the workers decide
+        instance, verdict = one.failed()
+        assert (instance, verdict.code, [member.rank for member in verdict.missing]) == (0, Code.UNAVAILABLE, [0])
+    assert ranks.world.ended.empty(), "the group loop goes on until its worker ends"
 
 
 def test_a_gpu_without_memory_for_what_lies_in_between_refuses_the_instance(party: Make) -> None:
