@@ -9,6 +9,8 @@ from typing import Any
 from collectived_runtime.auth.credentials import AccessLevel, TokenAuthenticator
 from collectived_runtime.auth.peers import UnixPeer, explain_denial
 from collectived_runtime.auth.unix_proxy import PeerCredentialProxy
+from collectived_runtime.limits.login_throttle import parse_peer_address
+from collectived_runtime.limits.rejections import format_uid_key
 
 _METADATA_KEY = "authorization"
 
@@ -49,6 +51,11 @@ class CallerIdentifier:
         self.authenticator = gate
         self._proxy = proxy
         self._is_mutual_tls = mutual
+
+    def get_throttle_key(self, context: Any) -> str:
+        """By whom calls are counted: the user at a Unix socket, the address elsewhere; '' where neither is known."""
+        met = self._proxy.find_peer(context.peer())
+        return parse_peer_address(context.peer()) if met is None else format_uid_key(met[0].uid)
 
     def identify(self, context: Any) -> Caller:
         """Who makes this call (a `grpc.aio.ServicerContext`)."""

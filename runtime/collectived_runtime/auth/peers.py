@@ -6,6 +6,7 @@ Folders of sockets: whom a folder lets in, its sockets let in too.
 from __future__ import annotations
 
 import contextlib
+import enum
 import grp
 import os
 import pwd
@@ -22,7 +23,17 @@ from collectived_runtime.startup_error import StartupError
 OVERFLOW_ID = 65534  # stands for every user and group that this user namespace has no number for
 _SO_PEERGROUPS = 59  # Linux 4.13; not named by Python's socket module
 _UCRED = struct.Struct("3i")
+_ACL_NAME = "system.posix_acl_access"
+_ACL_VERSION = struct.pack("<I", 2)
+_ACL_ENTRY = struct.Struct("<HHI")  # tag, permissions, uid or gid
+_NO_ID = 0xFFFFFFFF
 _MAX_GROUPS = 256  # what Python's getsockopt has room for; of who has more, the first is known
+
+
+class _AclTag(enum.IntEnum):
+    """Of the entries of an access control list, as linux/posix_acl.h has them."""
+
+    USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,12 @@ class AllowedUsers:
     own_uid: int
     uids: frozenset[int] = frozenset()
     gids: frozenset[int] = frozenset()
+    with_tokens: bool = False  # others may come too, and show a client token
+
+    @property
+    def is_list(self) -> bool:
+        """Whether users or groups are named one by one."""
+        return bool(self.uids or self.gids)
 
     def is_trusted(self, peer: UnixPeer) -> bool:
         """Whether it could do everything here anyway: its own user, or root."""
@@ -85,8 +102,8 @@ def get_unix_peer(connected: Any) -> UnixPeer:
     return UnixPeer(pid, uid, frozenset((gid, *others)))
 
 
-def resolve_allowed_users(users: Iterable[str], groups: Iterable[str]) -> AllowedUsers:
-    """Whom the keys `allow_users` and `allow_groups` name.
+def resolve_allowed_users(users: Iterable[str], groups: Iterable[str], with_tokens: bool = False) -> AllowedUsers:
+    """Whom the keys `allow_users` and `allow_groups` name; `with_tokens`: client tokens have been given to others.
 
     Raises:
         StartupError: one of them is not known, or stands for many.
@@ -95,6 +112,7 @@ def resolve_allowed_users(users: Iterable[str], groups: Iterable[str]) -> Allowe
         os.getuid(),
         frozenset(resolve_id(name, "allow_users") for name in users),
         frozenset(resolve_id(name, "allow_groups", group=True) for name in groups),
+        with_tokens,
     )
 
 
@@ -130,7 +148,7 @@ def apply_folder_mode(invited: AllowedUsers, folder: Path) -> AllowedUsers:
         StartupError: somebody is named whom the folder does not let in.
     """
     mode = folder.stat().st_mode
-    if not (invited.uids or invited.gids):
+    if not invited.is_list:
         shared = frozenset({folder.stat().st_gid}) - {OVERFLOW_ID} if is_shared_with_group(folder) else frozenset()
         return AllowedUsers(invited.own_uid, gids=shared)
     if not mode & 0o011:
@@ -146,21 +164,41 @@ def is_shared_with_group(folder: str | os.PathLike[str]) -> bool:
     return stat.S_IMODE(os.stat(folder).st_mode) & 0o011 == 0o010
 
 
-def set_socket_mode(path: str, names_guests: bool = False) -> None:
-    """Lets those knock at a socket whom its folder lets in: the group with which that is shared, else its owner alone.
-    Where guests are named one by one, everybody whom the folder lets in may, and is asked who they are.
+def set_socket_mode(path: str, allowed: AllowedUsers | None = None) -> None:
+    """Lets those connect to a socket who may: the group with which its folder is shared, else its owner alone.
 
+    Where users and groups are named one by one, an access control list says so. Where the file system has none, or
+    others may come and show a credential, everybody whom the folder lets in may connect, and is asked who they are.
     The umask says nothing: it is the container's, or systemd's, and nobody thinks of it.
     """
     folder = os.path.dirname(path) or "."
-    if names_guests:
-        os.chmod(path, 0o666)
+    if allowed is not None and allowed.is_list:
+        if allowed.with_tokens or not _set_acl(path, allowed):
+            os.chmod(path, 0o666)
     elif is_shared_with_group(folder):
         with contextlib.suppress(PermissionError):  # a group of which we are no member, that somebody else gave it
             os.chown(path, -1, os.stat(folder).st_gid)
         os.chmod(path, 0o660)
     else:
         os.chmod(path, 0o600)
+
+
+def _set_acl(path: str, allowed: AllowedUsers) -> bool:
+    """Lets the owner and those who are named read and write; False where that cannot be said there."""
+    read_write = 6
+    entries = [
+        (_AclTag.USER_OBJ, read_write, _NO_ID),
+        *((_AclTag.USER, read_write, uid) for uid in sorted(allowed.uids)),
+        (_AclTag.GROUP_OBJ, 0, _NO_ID),
+        *((_AclTag.GROUP, read_write, gid) for gid in sorted(allowed.gids)),
+        (_AclTag.MASK, read_write, _NO_ID),
+        (_AclTag.OTHER, 0, _NO_ID),
+    ]
+    try:
+        os.setxattr(path, _ACL_NAME, _ACL_VERSION + b"".join(_ACL_ENTRY.pack(*entry) for entry in entries))
+    except OSError:  # a file system without them, or one of the numbers is none of this user namespace
+        return False
+    return True
 
 
 def is_unix_address(address: str) -> bool:

@@ -25,6 +25,7 @@ from pathlib import Path
 import grpc.aio
 
 from collectived_runtime.auth.peers import AllowedUsers, UnixPeer, apply_folder_mode, get_unix_peer, set_socket_mode
+from collectived_runtime.limits.passed_descriptors import create_unix_socket
 from collectived_runtime.limits.rejections import Limit, RejectionCounters
 
 log = logging.getLogger("collectived.proxy")
@@ -53,11 +54,6 @@ class PeerCredentialProxy:
         self._clients: set[ClientSide] = set()
         self._connections_by_uid: Counter[int] = Counter()
 
-    @property
-    def has_allow_list(self) -> bool:
-        """Whether guests are named one by one."""
-        return bool(self._allowed.uids or self._allowed.gids)
-
     def listen(self, server: grpc.aio.Server, path: str) -> None:
         """Takes a place in front of a server, at a path.
 
@@ -67,12 +63,12 @@ class PeerCredentialProxy:
         """
         guests = apply_folder_mode(self._allowed, Path(path).parent)
         inside = _add_unlinked_socket(server, os.path.dirname(path) or ".")
-        outside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        outside = create_unix_socket(socket.SOCK_STREAM)
         try:
             if os.path.lexists(path):
                 os.unlink(path)  # a killed daemon left it: whether anybody serves there was asked before
             outside.bind(path)
-            set_socket_mode(path, self.has_allow_list)
+            set_socket_mode(path, self._allowed)
             outside.listen(_BACKLOG)
         except OSError:
             outside.close()

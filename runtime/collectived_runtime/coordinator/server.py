@@ -64,11 +64,12 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
         try:
             tls = load_certificates(settings, settings.listen)
             check_exposed(settings.listen, settings.secret, settings.insecure, tls.is_mutual)
-            callers = create_authenticator(settings)
+            authenticator = create_authenticator(settings)
             refusals, descriptors = RejectionCounters(), raise_limit()
-            proxy = PeerCredentialProxy(
-                resolve_allowed_users(settings.allow_users, settings.allow_groups), descriptors // 9, refusals
-            )
+            with_tokens = settings.client_tokens_file is not None
+            allowed = resolve_allowed_users(settings.allow_users, settings.allow_groups, with_tokens)
+            proxy = PeerCredentialProxy(allowed, descriptors // 9, refusals)
+            callers = CallerIdentifier(authenticator, proxy, tls.is_mutual)
         except (StartupError, ValueError) as error:
             _fail(str(error))
         epoch = _read_epoch(settings)
@@ -78,8 +79,8 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
         )
         server = grpc.aio.server(
             interceptors=[
-                AuthInterceptor(CallerIdentifier(callers, proxy, tls.is_mutual), refusals),
-                ThrottleInterceptor(refusals),
+                AuthInterceptor(callers, refusals),
+                ThrottleInterceptor(callers, refusals),
                 ValidationInterceptor(refusals),
             ],
             options=(*server_options(settings.max_message, connections), *_OPTIONS),
@@ -90,8 +91,8 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
             try:
                 if settings.reflection:
                     add_reflection(server, SERVICE)
-                metrics = _make_metrics_server(settings, service, health, callers, refusals, tls, views)
-                page = _make_page_server(settings, service, health, callers, tls, views)
+                metrics = _make_metrics_server(settings, service, health, authenticator, refusals, tls, views)
+                page = _make_page_server(settings, service, health, authenticator, tls, views)
                 credentials = tls.server_credentials() if tls.has_server_tls else None
                 addresses = [bind(server, address, proxy, credentials) for address in settings.listen]
             except StartupError as error:
@@ -103,7 +104,7 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
                     await view.start()
             try:
                 await health.start()
-                service.address, service.insecure = addresses[0], callers.insecure
+                service.address, service.insecure = addresses[0], authenticator.insecure
                 print_ready(
                     {
                         "address": addresses[0],
@@ -112,7 +113,7 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
                         "metrics": metrics.address if metrics else "",
                         "pid": os.getpid(),
                         "tls": tls.has_server_tls,
-                        "page": {"url": page.url, "needs_token": not callers.insecure} if page else None,
+                        "page": {"url": page.url, "needs_token": not authenticator.insecure} if page else None,
                     }
                 )
                 await wait_until_stopped(signalled, lifeline, service.shutdown_reason)

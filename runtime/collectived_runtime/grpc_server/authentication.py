@@ -30,7 +30,7 @@ from collectived_runtime.limits.rejections import Limit, RejectionCounters
 _METADATA_KEY = "authorization"
 _SCHEME = "Bearer "
 _PUBLIC_PREFIX = "/grpc.health.v1.Health/"
-_AUTH_FAILURE_RATE = Rate(20, 40)  # refusals of one address; those beyond are told late
+_AUTH_FAILURE_RATE = Rate(20, 40)  # refusals of one address or user; those beyond are told late
 # The calls that change nothing: all that a viewing token is good for.
 VIEW_METHODS = frozenset(
     {
@@ -129,9 +129,10 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     async def _authorize(self, credential: str, needed: AccessLevel, context: Context) -> None:
         gate = self._callers.authenticator
         address = parse_peer_address(context.peer())  # '' where it is none, as at a Unix socket
+        key = self._callers.get_throttle_key(context)
         if gate.login_throttle.is_blocked(address):
             self._rejections.count_limit(Limit.LOGINS)
-            await asyncio.sleep(self._auth_failure_limiter.reserve(address, time.monotonic()))
+            await asyncio.sleep(self._auth_failure_limiter.reserve(key, time.monotonic()))
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"too many wrong credentials came from this address: wait {WINDOW_SECONDS:g} s, or raise "
@@ -141,7 +142,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         if caller.access >= needed:
             return
         gate.count_rejection("grpc", credential, address)
-        await asyncio.sleep(self._auth_failure_limiter.reserve(address, time.monotonic()))
+        await asyncio.sleep(self._auth_failure_limiter.reserve(key, time.monotonic()))
         if caller.access is AccessLevel.VIEW:
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,

@@ -1,6 +1,6 @@
 """Pacing: calls that come more often than anybody needs wait for their turn, before anything is done for them.
 
-Who calls over TCP is told by address; all callers on a Unix socket are one. Calls that belong to a session have the
+Who calls over TCP is told by address, who calls at a Unix socket by user. Calls that belong to a session have the
 pace of that session instead (`worker/service.py`).
 """
 
@@ -14,10 +14,10 @@ from functools import partial
 import grpc
 import grpc.aio
 
+from collectived_runtime.auth.callers import CallerIdentifier
 from collectived_runtime.grpc_server.authentication import Context, Handler, guard_handler
-from collectived_runtime.limits.login_throttle import parse_peer_address
 from collectived_runtime.limits.rate_limit import Rate, RateLimiter
-from collectived_runtime.limits.rejections import MessageSource, RejectionCounters
+from collectived_runtime.limits.rejections import RejectionCounters
 
 RATES: Mapping[str, Rate] = {
     "/collectived.v1.Worker/Status": Rate(60, 100),
@@ -33,7 +33,7 @@ REFUSAL_RATE = Rate(50, 100)  # answers that are refusals
 
 
 OPEN_SESSION_RATE = Rate(50, 128)  # sessions
-MALFORMED_COST = 4  # sessions that cannot be opened on the host for each client there that has talked nonsense
+MALFORMED_COST = 4  # sessions that a user cannot open for each of its clients that has talked nonsense
 MAX_MALFORMED_CHARGED = 100
 _OPEN_SESSION = "/collectived.v1.Worker/OpenSession"
 
@@ -53,19 +53,16 @@ class Throttle:
         self._limiter.forget(caller)
 
 
-def get_caller_address(context: Context) -> str:
-    """Whoever calls, as far as can be told: an address; '' for all who come over a Unix socket."""
-    return parse_peer_address(context.peer())
-
-
 class ThrottleInterceptor(grpc.aio.ServerInterceptor):
     """Paces methods that anybody may call, and calls of methods that there are not."""
 
-    def __init__(self, refusals: RejectionCounters, rates: Mapping[str, Rate] = RATES) -> None:
+    def __init__(
+        self, callers: CallerIdentifier, refusals: RejectionCounters, rates: Mapping[str, Rate] = RATES
+    ) -> None:
+        self._callers = callers
         self._rejections = refusals
         self._method_throttles = {method: Throttle(rate) for method, rate in rates.items()}
         self._open_session_throttle, self._unknown_method_throttle = Throttle(OPEN_SESSION_RATE), Throttle(REFUSAL_RATE)
-        self._charged_malformed = 0  # of local clients, that has been charged
 
     async def intercept_service(
         self,
@@ -74,29 +71,21 @@ class ThrottleInterceptor(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
         if handler is None:
-            return grpc.stream_stream_rpc_method_handler(partial(_reject_unknown_method, self._unknown_method_throttle))
+            return grpc.stream_stream_rpc_method_handler(self._reject_unknown_method)
         if handler_call_details.method == _OPEN_SESSION:
             return guard_handler(handler, self._throttle_open_session)
         turns = self._method_throttles.get(handler_call_details.method)
-        return handler if turns is None else guard_handler(handler, partial(_throttle_call, turns))
+        return handler if turns is None else guard_handler(handler, partial(self._throttle_call, turns))
 
     async def _throttle_open_session(self, context: Context) -> None:
-        """Who is shown out for nonsense comes again at once: that costs time, of those who come the same way."""
-        caller, cost = get_caller_address(context), 1.0
-        if not caller:
-            heard = sum(
-                self._rejections.malformed_counts[where]
-                for where in (MessageSource.DOOR, MessageSource.SESSION, MessageSource.DOORBELL)
-            )
-            cost += MALFORMED_COST * min(MAX_MALFORMED_CHARGED, heard - self._charged_malformed)
-            self._charged_malformed = heard
-        await self._open_session_throttle.wait(caller, cost)
+        """Who is shown out for nonsense comes again at once: that costs its user time, and nobody else."""
+        caller = self._callers.get_throttle_key(context)
+        heard = min(MAX_MALFORMED_CHARGED, self._rejections.take_malformed(caller))
+        await self._open_session_throttle.wait(caller, 1.0 + MALFORMED_COST * heard)
 
+    async def _throttle_call(self, turns: Throttle, context: Context) -> None:
+        await turns.wait(self._callers.get_throttle_key(context))
 
-async def _throttle_call(turns: Throttle, context: Context) -> None:
-    await turns.wait(get_caller_address(context))
-
-
-async def _reject_unknown_method(turns: Throttle, requests: object, context: Context) -> None:
-    await turns.wait(get_caller_address(context))
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method here")
+    async def _reject_unknown_method(self, requests: object, context: Context) -> None:
+        await self._unknown_method_throttle.wait(self._callers.get_throttle_key(context))
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method here")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import enum
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+
+MAX_USERS = 4096  # who are remembered; the one that has been quiet for longest is forgotten
 
 
 class Limit(enum.StrEnum):
@@ -56,13 +58,29 @@ class RejectionCounters:
         self.malformed_counts: Counter[MessageSource] = Counter()
         self.last_limited: dict[Limit, float] = {}
         """When each limit was met last."""
+        self._uncharged_malformed: OrderedDict[str, int] = OrderedDict()
 
     def count_limit(self, which: Limit) -> None:
         self.limit_counts[which] += 1
         self.last_limited[which] = self._clock()
 
-    def count_malformed(self, where: MessageSource) -> None:
+    def count_malformed(self, where: MessageSource, uid: int | None = None) -> None:
+        """Counts a message; `uid`: of the local user who has sent it, who is to be charged for it."""
         self.malformed_counts[where] += 1
+        if uid is not None:
+            key = format_uid_key(uid)
+            self._uncharged_malformed[key] = self._uncharged_malformed.pop(key, 0) + 1
+            if len(self._uncharged_malformed) > MAX_USERS:
+                self._uncharged_malformed.popitem(last=False)
+
+    def take_malformed(self, user: str) -> int:
+        """How many a user (`format_uid_key`) has sent since this was asked last."""
+        return self._uncharged_malformed.pop(user, 0)
+
+
+def format_uid_key(uid: int) -> str:
+    """By what a local user is counted; never an address."""
+    return f"uid {uid}"
 
 
 def format_limit_error(what: str, most: int, key: str, advice: str) -> str:

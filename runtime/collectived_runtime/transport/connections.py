@@ -32,6 +32,7 @@ from collectived_proto.ipc import messages
 from collectived_proto.version import negotiate_version
 from collectived_runtime.limits.descriptors import TARGET_DESCRIPTORS
 from collectived_runtime.limits.login_throttle import LoginThrottle
+from collectived_runtime.limits.passed_descriptors import create_unix_socket
 from collectived_runtime.limits.rejections import Limit, MessageSource, RejectionCounters
 from collectived_runtime.transport import handshake
 from collectived_runtime.transport import hello as hello_
@@ -131,7 +132,7 @@ class ConnectionServer:
             where = f"{link_address[0]}:{link_address[1]}"
             raise OSError(error.errno, f"cannot listen for links at {where}: {error.strerror}") from None
         self._link_listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LINK_BUFFER_BYTES)
-        self._unix_listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._unix_listener = create_unix_socket(socket.SOCK_SEQPACKET)
         try:
             bind(self._unix_listener, door)
             self._unix_listener.listen(128)
@@ -333,7 +334,8 @@ class ConnectionServer:
     def _on_handshake_error(self, guest: PendingHandshake, error: Exception) -> None:
         for one in self._listeners.values():
             if one.pending is guest.queue and not isinstance(error, OSError):
-                self._rejections.count_malformed(one.source)
+                is_local = guest.connection.family == socket.AF_UNIX
+                self._rejections.count_malformed(one.source, _peer_uid(guest.connection) if is_local else None)
         known = isinstance(error, (OSError, HelloRefused, messages.MalformedMessage))
         log.warning("a connection was refused: %s", error, exc_info=None if known else error)
 

@@ -160,14 +160,15 @@ class _Worker:
         self.rejections = RejectionCounters()
         self.descriptor_limit = raise_limit()
         self.authenticator = create_authenticator(settings)
-        allowed = resolve_allowed_users(settings.allow_users, settings.allow_groups)
+        with_tokens = settings.client_tokens_file is not None
+        allowed = resolve_allowed_users(settings.allow_users, settings.allow_groups, with_tokens)
         self.peer_proxy = PeerCredentialProxy(allowed, self.descriptor_limit // 9, self.rejections)
         callers = CallerIdentifier(self.authenticator, self.peer_proxy, tls.is_mutual)
         group_rules = resolve_rules(settings.group_rules, "group_rules")
         device_rules = resolve_rules(settings.device_rules, "device_rules")
         self.nccl = load_nccl(settings.nccl, self.device_offer.gpus, exit_for_restart, nccl)
         folder = settings.folder
-        folder.mkdir(mode=0o711 if self.peer_proxy.has_allow_list else 0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o711 if allowed.is_list else 0o700, parents=True, exist_ok=True)
         self.local_socket_path = check_socket_path(folder / f"door-{task}.sock")
         own_socket = check_socket_path(folder / f"worker-{task}.sock")
         self.listen_addresses = list_listen_addresses(settings.listen, f"unix:{own_socket}")
@@ -177,7 +178,7 @@ class _Worker:
         self.budget = MemoryBudget(memory, lambda: self.rejections.count_limit(Limit.MEMORY))
         most = Quotas.from_settings(settings, memory, self.descriptor_limit)
         self.connection_server = self._create_connection_server(task)
-        set_socket_mode(self.local_socket_path, self.peer_proxy.has_allow_list)
+        set_socket_mode(self.local_socket_path, allowed)
         self.identity = WorkerIdentity(
             task,
             host,
@@ -266,7 +267,7 @@ class _Worker:
         server = grpc.aio.server(
             interceptors=[
                 AuthInterceptor(callers, refusals),
-                ThrottleInterceptor(refusals),
+                ThrottleInterceptor(callers, refusals),
                 ValidationInterceptor(refusals),
             ],
             options=(*server_options(settings.max_message, connections), *KEEPALIVE_OPTIONS),

@@ -21,7 +21,7 @@ from collectived_proto.v1 import common_pb2, status_pb2, trace_pb2, worker_pb2, 
 from collectived_proto.version import OUR_VERSIONS, negotiate_version
 from collectived_runtime.auth.callers import Caller, CallerIdentifier
 from collectived_runtime.engine.submit.tracker import PreparedCollective
-from collectived_runtime.grpc_server.throttling import REFUSAL_RATE, Throttle, get_caller_address
+from collectived_runtime.grpc_server.throttling import REFUSAL_RATE, Throttle
 from collectived_runtime.limits.rate_limit import Rate
 from collectived_runtime.transport.connections import ConnectionServer
 from collectived_runtime.worker.draining import DrainState
@@ -116,7 +116,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def wait_before_refusal(self, session: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Returns when a refusal may be told."""
-        await self._refusal_throttle.wait(session if session in self._sessions else get_caller_address(context))
+        known = session in self._sessions
+        await self._refusal_throttle.wait(session if known else self._callers.get_throttle_key(context))
 
     @_translate_errors
     async def OpenSession(

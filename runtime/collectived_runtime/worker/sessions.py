@@ -250,7 +250,7 @@ class Session:
                 case kind:
                     raise messages.MalformedMessage(f"a session socket does not carry {kind.name}")
         except messages.MalformedMessage as error:
-            self.rejections.count_malformed(MessageSource.SESSION)
+            self.rejections.count_malformed(MessageSource.SESSION, self.uid)
             self.end(f"it sent something malformed: {error}")
 
     def _send(self, message: bytes, descriptor: int = -1) -> None:

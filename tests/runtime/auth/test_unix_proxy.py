@@ -205,12 +205,16 @@ def test_a_file_that_a_killed_daemon_left_is_taken_over_and_one_in_use_is_not(fo
     play(story())
 
 
-def test_where_guests_are_named_everybody_may_knock_whom_the_folder_lets_in(folder: Path) -> None:
+@pytest.mark.parametrize("with_tokens", [True, False])
+def test_where_guests_are_named_others_may_connect_only_if_they_may_bring_a_token(
+    folder: Path, with_tokens: bool
+) -> None:
     folder.chmod(0o711)
 
     async def story() -> None:
-        async with Scene(folder / "s", told, AllowedUsers(os.getuid(), frozenset({4711}))):
-            assert stat.S_IMODE((folder / "s").stat().st_mode) == 0o666
+        async with Scene(folder / "s", told, AllowedUsers(os.getuid(), frozenset({4711}), with_tokens=with_tokens)):
+            if with_tokens or "system.posix_acl_access" in os.listxattr(folder / "s"):  # else there are no lists here
+                assert stat.S_IMODE((folder / "s").stat().st_mode) == (0o666 if with_tokens else 0o660)
 
     play(story())
 

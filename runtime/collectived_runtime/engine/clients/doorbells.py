@@ -11,6 +11,7 @@ from functools import partial
 
 from collectived_proto.ipc import messages
 from collectived_proto.ipc.arena import Arena
+from collectived_runtime.auth.peers import get_unix_peer
 from collectived_runtime.engine.base.poller import HANGUP_EVENTS, Poller
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.submit.tracker import OutOfOrder
@@ -195,7 +196,8 @@ class Doorbells:
         try:
             self._on_message(local_rank, data)
         except (messages.MalformedMessage, OutOfOrder) as error:
-            self._refusals.count_malformed(MessageSource.DOORBELL)
+            uid = get_unix_peer(local_rank.doorbell).uid if local_rank.doorbell is not None else None
+            self._refusals.count_malformed(MessageSource.DOORBELL, uid)
             self.drop(local_rank, f"it sent something malformed: {error}")
             return False
         return True

@@ -1,0 +1,94 @@
+"""Unix sockets at which no descriptors are wanted.
+
+Whoever receives a message closes the descriptors that came with it, and closing can block: a TCP socket with SO_LINGER
+whose peer does not read holds the thread that closes it for the linger time. So the kernel is told to refuse messages
+with descriptors (`SO_PASSRIGHTS`): the sender gets EPERM, and accepted sockets inherit it.
+
+A kernel before Linux 6.17 does not know that option. There, a `PeekingSocket` looks at a message before it takes it:
+what is only looked at is not closed. A message with descriptors is never taken. Its connection is broken, and closed in
+a thread of its own, for which nobody waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import socket
+import threading
+
+SO_PASSRIGHTS = 83  # Linux 6.17; not named by Python's socket module
+_PEEK_BYTES = 64 << 10
+_CLOSING_THREADS = 8
+
+
+def create_unix_socket(kind: socket.SocketKind) -> socket.socket:
+    """A Unix socket to listen at; neither it nor what it accepts takes descriptors."""
+    plain = socket.socket(socket.AF_UNIX, kind)
+    try:
+        plain.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
+        return plain
+    except OSError:  # an older kernel
+        return PeekingSocket(socket.AF_UNIX, kind, fileno=plain.detach())
+
+
+class PeekingSocket(socket.socket):
+    """For kernels without SO_PASSRIGHTS. `recv` and `recv_into` raise OSError (EPROTO) where descriptors came."""
+
+    def accept(self) -> tuple[socket.socket, str]:
+        connection, address = super().accept()
+        accepted = PeekingSocket(connection.family, connection.type, fileno=connection.detach())
+        if self.gettimeout():
+            accepted.setblocking(True)
+        return accepted, address
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        if self.type == socket.SOCK_SEQPACKET:
+            self._peek(1, flags)
+            return super().recv(size, flags)
+        # Of a stream no more than was looked at: what has come since may bring descriptors.
+        seen = self._peek(min(size, _PEEK_BYTES), flags)
+        return super().recv(seen, flags) if seen else b""
+
+    def recv_into(self, buffer: bytearray, size: int = 0, flags: int = 0, /) -> int:  # type: ignore[override]
+        data = self.recv(size or len(buffer), flags)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _peek(self, size: int, flags: int) -> int:
+        """How much is there, of so many bytes at most."""
+        data, _, told, _ = self.recvmsg(size, 0, flags | socket.MSG_PEEK)
+        if told & socket.MSG_CTRUNC:
+            raise OSError(errno.EPROTO, "a descriptor came that nobody has asked for")
+        return len(data)
+
+    def close(self) -> None:
+        """Lets the other side see the end at once; what lies unread here is closed elsewhere."""
+        if self.fileno() < 0:
+            return
+        with contextlib.suppress(OSError):  # it was not connected any more
+            self.shutdown(socket.SHUT_RDWR)
+        _closer.close(self.detach())
+
+
+class _Closer:
+    """Closes descriptors in threads of its own, which start when they are needed and do not keep the process alive."""
+
+    def __init__(self) -> None:
+        self._descriptors: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def close(self, descriptor: int) -> None:
+        self._descriptors.put(descriptor)
+        if len(self._threads) < _CLOSING_THREADS:
+            thread = threading.Thread(target=self._run, name="closing", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _run(self) -> None:
+        while True:
+            os.close(self._descriptors.get())
+
+
+_closer = _Closer()
