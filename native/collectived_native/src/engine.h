@@ -1,0 +1,134 @@
+/* engine.h: the progress engine of one seat.
+ *
+ * An engine carries all jobs of its seat: collectives one after another, letters beside them. It never blocks by itself:
+ * `engine_advance` does what can be done. Whoever waits for a job drives the engine (the leader); other threads that wait
+ * follow, and take over when the leader has gone. A thread that sleeps does not lead. From the first asynchronous job on a
+ * native thread of the engine's own drives it when nobody else does.
+ */
+#ifndef COLLECTIVED_ENGINE_H
+#define COLLECTIVED_ENGINE_H
+
+#include <pthread.h>
+
+#include "schedule.h"
+#include "word.h"
+
+enum { MILLISECOND = 1000000 };
+enum {
+    LOOK_EVERY = 20 * MILLISECOND,  /* between two looks at signals */
+    SLEEP_MOST = 50 * MILLISECOND,  /* a sleeper looks at everything then, whoever should have woken it */
+    KNOCK_AFTER = 20 * MILLISECOND, /* of waiting, the worker is told */
+    GRACE = 150 * MILLISECOND,      /* after a deadline the worker decides; a rank by itself after so long */
+};
+
+enum stage { QUEUED, MEETING, WHOLE, STEPS, DONE };
+enum kind { COLLECTIVE, SEND, RECEIVE };
+
+struct job {
+    enum kind kind;
+    enum stage stage;
+    _Atomic int state; /* PENDING, DESCRIBE, or how it ended */
+    const struct plan *plan;
+    struct values values;
+    u64 instance, deadline, began, knock_at;
+    u64 first_tick;   /* of the segment's count, in which step 0 is put */
+    u64 base;         /* ticks before it */
+    u64 tick;         /* the next, counted from step 0 */
+    a64 steps_done;
+    const void *blob;
+    u64 blob_bytes;
+    struct { /* of letters */
+        int peer, slot;
+        u32 tag;
+        u64 number, bytes, moved;
+    } letter;
+    int notify, described;
+    void *owner;      /* the binding's */
+    struct job *next; /* in the queue */
+    struct job *next_finished;
+};
+
+struct waiting { /* what the calling thread brings along */
+    u64 until;       /* by the engine's clock; 0: for ever */
+    int knocks;      /* return KNOCK when it is due */
+    /* Looks at signals, with the GIL; not 0: an exception is set. NULL: this thread has none. */
+    int (*interrupted)(void *);
+    void *argument;
+    u64 looked; /* when it did so last */
+};
+
+struct engine {
+    struct segment *segment;
+    int seat;
+    u64 epoch;
+    i64 clock_offset;
+    int knock, doorbell;
+    /* The queue. `lock` is held for a few instructions only. */
+    pthread_mutex_t lock;
+    struct job *first, *last;         /* collectives that are not done */
+    struct job *letters;              /* sends and receives that are not done */
+    struct job *finished, **finished_end; /* to be collected */
+    u64 next_instance;
+    a32 unfinished;
+    a32 inside;                       /* threads that wait in this engine */
+    /* Leading. */
+    a32 leader;                       /* 1: somebody drives */
+    a32 news;                         /* futex of this process: a job is done, or the leader has gone */
+    a32 followers;
+    /* What the open instance waits for: the progress of a seat, or `decided` (seat -1). The leader's alone. */
+    struct { int seat, everybody; u64 want, instance; } wait;
+    u64 knocked;                      /* 1 + the last instance for which the worker was told */
+    u64 ticks;                        /* published by this seat */
+    /* Waiting. */
+    u64 spin, budget, hopped;
+    int yields, hops, rested, crowd;
+    /* The thread. */
+    pthread_t thread;
+    enum { NO_THREAD, RUNNING, ENDED } has_thread; /* under `lock` */
+    a32 closing;
+};
+
+struct engine *engine_open(struct segment *segment, int seat);
+/* Ends the thread; jobs that are not done end with DETACHED. The segment stays mapped. */
+void engine_close(struct engine *e);
+u64 engine_now(const struct engine *e);
+
+/* Puts a collective into the queue; it gets its number. */
+void engine_submit(struct engine *e, struct job *job);
+/* Does what can be done without waiting, until about `budget` bytes have moved; whether anything was done. */
+int engine_advance(struct engine *e, u64 budget);
+/* Waits for a job: its state, KNOCK, PENDING when the time is over, or INTERRUPTED with an exception set. */
+int engine_wait(struct engine *e, struct job *job, struct waiting *how);
+/* The same for a short while, without sleeping. */
+int engine_try(struct engine *e, struct job *job, u64 nanoseconds);
+/* Makes sure that somebody goes on with what is in the queue. */
+void engine_entrust(struct engine *e);
+/* Goes on with a job that was stopped with DESCRIBE. */
+void engine_resume(struct engine *e, struct job *job);
+/* Waits until there is a finished job to collect, or the time is over. */
+void engine_await_finished(struct engine *e, struct waiting *how);
+/* Ends a job. */
+void engine_finish(struct engine *e, struct job *job, int state);
+
+/* wait.c */
+
+/* Nanoseconds of the monotonic clock. */
+u64 now(void);
+/* Whether what the engine waits for has come. */
+int look(const struct engine *e);
+/* Looks for so long; whether it has come. */
+int glance(struct engine *e, u64 nanoseconds);
+/* Looks for as long as that has paid of late, where there are cores for it; whether it has come. */
+int spin(struct engine *e);
+/* Has the engine's seat woken when what it waits for comes; whether it has come already. */
+int arm(struct engine *e);
+/* Sleeps on the seat's bell unless it has rung since `rung`. */
+void sleep_on_bell(struct engine *e, u32 rung, u64 nanoseconds);
+/* Of this process alone. */
+void sleep_on(a32 *word, u32 value, u64 nanoseconds);
+void wake_all(a32 *word);
+/* Whether the worker's end of the doorbell is closed. */
+int worker_is_gone(const struct engine *e);
+void knock_for(struct engine *e, u64 instance);
+
+#endif

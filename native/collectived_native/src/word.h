@@ -1,0 +1,72 @@
+/* word.h: the word on which everything hangs, `decided`, and who has published what.
+ *
+ * `decided` changes by compare-and-swap alone. Whoever sees that all have contributed to the open instance raises it; a
+ * death, a deadline, an abort or a contract that differs sets a reason, and then it never changes again. All ranks
+ * therefore read one outcome of every instance. Loops over words that others write are bounded.
+ */
+#ifndef COLLECTIVED_WORD_H
+#define COLLECTIVED_WORD_H
+
+#include "layout.h"
+
+enum { TRIES = 64 };
+
+static inline u64 load(const a64 *word) {
+    return atomic_load_explicit((a64 *)word, memory_order_acquire);
+}
+
+/* PENDING while instance `n` is open. */
+static inline int outcome(u64 decided, u64 n) {
+    if (decided >> 16 > n) return COMPLETE;
+    return decided & 15 ? (int)(decided & 15) : PENDING;
+}
+
+static inline u64 full(u64 n) { /* the progress of a seat that has contributed all to instance `n` */
+    return (n + 1) << TICK_BITS;
+}
+
+static inline int culprit_of(u64 word) {
+    return (int)(word >> 4 & 0xfff);
+}
+
+/* Whether all seats have published that much. */
+int all_published(const struct segment *s, u64 want);
+/* Whether instance `n` can be decided: all have contributed all of their values. */
+int all_there(const struct segment *s, u64 n);
+/* Whether all values of instance `n` lie wholly in the first tick; to be asked when all have published it. */
+int all_whole(const struct segment *s, u64 n);
+/* A seat whose contract differs from that of another that has published too; -1: none. */
+int find_dispute(const struct segment *s, u64 n);
+
+/* Completes instance `n`, to which all have contributed, or ends the generation because contracts differ. Returns the outcome. */
+int decide(struct segment *s, u64 n);
+/* Ends the generation at instance `n`, unless it was decided before. Returns the outcome. */
+int end_generation(struct segment *s, u64 n, int reason, int culprit);
+/* Ends the generation at the instance that is open; returns `decided`. */
+u64 end_now(struct segment *s, int reason, int culprit);
+/* From instance `n` on, none completes. */
+void lower_limit(struct segment *s, u64 n, int reason, int culprit);
+/* Ends the generation where instance `n` cannot complete any more. Returns the outcome of `n`. */
+int apply_limit(struct segment *s, u64 n);
+/* Ends instance `n`, whose deadline has passed, unless all are there; `decider` says who is missing. Returns the outcome. */
+int expire(struct segment *s, u64 n, int decider);
+/* Who had not come when the generation ended with DEADLINE: a bit per seat, of what `decider` saw. */
+void missing_seats(const struct segment *s, int decider, u64 missing[SEAT_WORDS]);
+/* The earliest deadline that anybody has set for instance `n`; 0: none. */
+u64 earliest_deadline(const struct segment *s, u64 n);
+/* Whether a seat has published anything of instance `n`. */
+int has_come(const struct segment *s, int seat, u64 n);
+
+/* Wakes a seat: it looks at everything again. */
+void ring(struct segment *s, int seat);
+void ring_all(struct segment *s);
+/* Wakes the seats in `bits`, which are taken out. */
+void wake(struct segment *s, a64 bits[SEAT_WORDS]);
+
+/* A copy of a seat's record of instance `n`; 0 where it has none, or is writing it. */
+struct record_copy {
+    u64 instance, digest[2], terms, flags, deadline, description, began;
+};
+int read_record(const struct segment *s, int seat, u64 n, struct record_copy *copy);
+
+#endif
