@@ -38,6 +38,17 @@ REDUCE_SCATTER: int
 ALL_TO_ALL: int
 BARRIER: int
 
+# What the first tick of a plan is for.
+MEETS_NOT: int  # for the value: all is known from the contract
+MEETS_EQUAL: int  # for blobs, too: the plan holds if all of them are equal to the own one, else DESCRIBE
+MEETS_KNOWN: int  # for blobs of use to others: the plan holds anyway
+MEETS_ANY: int  # for blobs of others, without which nothing is known: always DESCRIBE
+
+MAX_BLOB: int  # bytes
+MAX_SEATS: int
+SCHEDULE_VERSION: int
+WORKER_SEAT: int  # in place of a seat: the worker
+
 Buffers = tuple[Any, ...]
 # (dtype, counts, leaves in, leaves out): see `Engine.plan`.
 Phase = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -83,7 +94,7 @@ class Engine:
         digest: bytes,
         terms: int,
         is_open: bool,
-        meets: bool,
+        meets: int,
         description: int,
         /,
     ) -> Plan: ...

@@ -22,8 +22,9 @@ NATIVE = {path.stem for path in (ROOT / "native").rglob("*.*")} | {"protocol"}
 WRITTEN = [path for source in SOURCES.values() for path in source.rglob("*.py") if "_pb2" not in path.name]
 # Private to programs that never meet, or the same thing in client and runtime.
 MAY_REPEAT = {"Client", "Cuda", "Daemon", "Frame", "Generation", "Row", "Screen", "Session", "Submission"}
+# A seat is a place in a segment now.
 # `lanes/...` are names of algorithms; DLPack has lanes of its own; on the wire and in metrics a group loop is a lane.
-GONE = re.compile(r"\b(bells?|crew|hurts|ledger|porter|seats?|strands?|workshop|errands?|telling|lingering)\b")
+GONE = re.compile(r"\b(bells?|crew|hurts|ledger|porter|strands?|workshop|errands?|telling|lingering)\b")
 MESSAGES = {"message", "why", "details", "verify_message", "stderr"}
 READS = {"startswith", "endswith", "removeprefix", "removesuffix", "find", "index", "partition", "rpartition", "split"}
 # Where others give nothing but a text: each in a function of its own, which says why.

@@ -31,6 +31,8 @@ STRUCTURES = {
         "internal",
     ),
     "PyObject": ("ob_refcnt", "ob_type"),
+    "PyType_Slot": ("slot", "pfunc"),
+    "PyType_Spec": ("name", "basicsize", "itemsize", "flags", "slots"),
 }
 CONSTANTS = re.compile(r"\b((?:METH|PyBUF|Py_mod|Py_TPFLAGS|Py_tp)_\w+) = ")
 

@@ -1,24 +1,55 @@
 /* binding.c: the module `collectived_native._core`. */
+#include <stdlib.h>
+
 #include "arithmetic_binding.h"
-#include "stable_abi.h"
+#include "letters.h"
+#include "objects.h"
 
 #ifndef SOURCE_DIGEST
 #error "built by native/compile_core.py, which says of which sources this is"
 #endif
 
+#define NUMBER(name) {#name, name}
+static const struct {
+    const char *name;
+    int value;
+} NUMBERS[] = {
+    NUMBER(COMPLETE), NUMBER(LOST), NUMBER(LEFT), NUMBER(DEADLINE), NUMBER(ABORTED), NUMBER(INTERRUPTED), NUMBER(MISMATCH),
+    NUMBER(NONSENSE), NUMBER(WORKER), NUMBER(STOPPED), NUMBER(FAILED), NUMBER(CANCELLED), NUMBER(EXPIRED), NUMBER(DETACHED),
+    NUMBER(NO_ROOM), NUMBER(PENDING), NUMBER(KNOCK), NUMBER(DESCRIBE), NUMBER(WORKER_SEAT), NUMBER(MAX_BLOB),
+    NUMBER(ALL_REDUCE), NUMBER(REDUCE), NUMBER(BROADCAST), NUMBER(ALL_GATHER), NUMBER(GATHER), NUMBER(SCATTER),
+    NUMBER(REDUCE_SCATTER), NUMBER(ALL_TO_ALL), NUMBER(BARRIER), NUMBER(MEETS_NOT), NUMBER(MEETS_EQUAL),
+    NUMBER(MEETS_KNOWN), NUMBER(MEETS_ANY), NUMBER(SCHEDULE_VERSION), NUMBER(MAX_SEATS),
+};
+
+static int add_type(PyTypeObject **type, PyType_Spec *spec) {
+    if (!*type) *type = (PyTypeObject *)PyType_FromSpec(spec); /* kept for ever: one module per process */
+    return *type ? 0 : -1;
+}
+
 static int fill(PyObject *module) {
+    for (size_t i = 0; i < sizeof NUMBERS / sizeof *NUMBERS; i++)
+        if (PyModule_AddIntConstant(module, NUMBERS[i].name, NUMBERS[i].value)) return -1;
+    if (add_type(&plan_type, &plan_spec) || add_type(&job_type, &job_spec) || add_type(&engine_type, &engine_spec) ||
+        add_type(&watcher_type, &watcher_spec))
+        return -1;
     return PyModule_AddStringConstant(module, "source_digest", SOURCE_DIGEST);
 }
 
+enum { MOST_FUNCTIONS = 32 };
+static PyMethodDef functions[MOST_FUNCTIONS];
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)fill}, {0, NULL}};
 static PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "_core",
     .m_doc = "The native core of collectived.",
-    .m_methods = arithmetic_methods,
+    .m_methods = functions,
     .m_slots = slots,
 };
 
 PyMODINIT_FUNC PyInit__core(void) {
+    PyMethodDef *const tables[] = {arithmetic_methods, engine_functions, watcher_functions}, *end = functions;
+    for (int i = 0; i < 3; i++)
+        for (const PyMethodDef *one = tables[i]; one->ml_name && end < functions + MOST_FUNCTIONS - 1; one++) *end++ = *one;
     return PyModuleDef_Init(&definition);
 }

@@ -55,6 +55,7 @@ struct waiting { /* what the calling thread brings along */
     int (*interrupted)(void *);
     void *argument;
     u64 looked; /* when it did so last */
+    int raised; /* whether it has set one */
 };
 
 struct engine {
@@ -107,6 +108,10 @@ void engine_entrust(struct engine *e);
 void engine_resume(struct engine *e, struct job *job);
 /* Waits until there is a finished job to collect, or the time is over. */
 void engine_await_finished(struct engine *e, struct waiting *how);
+/* Takes out all finished jobs that are to be collected. */
+struct job *engine_collect_finished(struct engine *e);
+/* engine.c: does what can be done for the collective at the head of the queue; else says in `wait` what it waits for. */
+int engine_step(struct engine *e, struct job *job);
 /* Ends a job. */
 void engine_finish(struct engine *e, struct job *job, int state);
 

@@ -83,6 +83,20 @@ typedef struct {
 } Py_buffer;
 enum { PyBUF_SIMPLE = 0, PyBUF_WRITABLE = 0x1, PyBUF_READ = 0x100, PyBUF_WRITE = 0x200 };
 
+typedef struct {
+    int slot;
+    void *pfunc;
+} PyType_Slot;
+typedef struct {
+    const char *name;
+    int basicsize;
+    int itemsize;
+    unsigned int flags;
+    PyType_Slot *slots;
+} PyType_Spec;
+enum { Py_tp_dealloc = 52, Py_tp_doc = 56, Py_tp_methods = 64 };
+enum { Py_TPFLAGS_DEFAULT = 0, Py_TPFLAGS_DISALLOW_INSTANTIATION = 1 << 7 };
+
 #define STABLE extern __attribute__((visibility("default")))
 #define PyMODINIT_FUNC __attribute__((visibility("default"))) PyObject *
 
@@ -97,6 +111,10 @@ STABLE int PyObject_IsTrue(PyObject *);
 STABLE PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
 STABLE PyObject _Py_NoneStruct;
 #define Py_None (&_Py_NoneStruct)
+
+STABLE PyObject *PyType_FromSpec(PyType_Spec *);
+STABLE PyObject *PyType_GenericAlloc(PyTypeObject *, Py_ssize_t);
+STABLE void PyObject_Free(void *);
 
 /* Numbers, text, bytes, sequences */
 STABLE long PyLong_AsLong(PyObject *);
@@ -120,6 +138,7 @@ STABLE PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
 STABLE Py_ssize_t PyTuple_Size(PyObject *);
 STABLE PyObject *PyList_New(Py_ssize_t);
 STABLE int PyList_SetItem(PyObject *, Py_ssize_t, PyObject *);
+STABLE int PyList_Append(PyObject *, PyObject *);
 STABLE PyObject *PySequence_GetItem(PyObject *, Py_ssize_t);
 STABLE Py_ssize_t PySequence_Size(PyObject *);
 

@@ -1,0 +1,347 @@
+/* driver.c: the queue of a seat, and who drives its engine: whoever waits, or a thread of the engine's own. */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include "letters.h"
+
+enum { THREAD_STACK = 64 << 10, INLINE_BYTES = 64 << 10 };
+static const u64 IDLE = 5000000000u; /* nanoseconds after which the thread ends */
+
+/* ---- The queue ---- */
+
+static struct job *head_job(struct engine *e) {
+    pthread_mutex_lock(&e->lock);
+    struct job *job = e->first;
+    pthread_mutex_unlock(&e->lock);
+    return job;
+}
+
+static void tell(struct engine *e) {
+    atomic_fetch_add(&e->news, 1);
+    wake_all(&e->news);
+}
+
+void engine_submit(struct engine *e, struct job *job) {
+    job->stage = QUEUED;
+    atomic_store(&job->state, PENDING);
+    job->began = engine_now(e);
+    job->knock_at = job->began + KNOCK_AFTER;
+    pthread_mutex_lock(&e->lock);
+    job->next = NULL;
+    if (job->kind == COLLECTIVE) {
+        job->instance = e->next_instance++;
+        if (e->last) e->last->next = job;
+        else e->first = job;
+        e->last = job;
+    } else {
+        struct job **end = &e->letters;
+        while (*end) end = &(*end)->next;
+        *end = job;
+    }
+    atomic_fetch_add(&e->unfinished, 1);
+    pthread_mutex_unlock(&e->lock);
+}
+
+void engine_finish(struct engine *e, struct job *job, int state) {
+    pthread_mutex_lock(&e->lock);
+    if (state != DESCRIBE) {
+        struct job **link = job->kind == COLLECTIVE ? &e->first : &e->letters, *before = NULL;
+        while (*link && *link != job) before = *link, link = &(*link)->next;
+        if (*link) *link = job->next;
+        if (job->kind == COLLECTIVE && e->last == job) e->last = before;
+        job->stage = DONE;
+        atomic_fetch_sub(&e->unfinished, 1);
+    }
+    if (job->notify) {
+        job->next_finished = NULL;
+        *e->finished_end = job;
+        e->finished_end = &job->next_finished;
+    }
+    atomic_store(&job->state, state); /* the last word: its owner may free it now */
+    pthread_mutex_unlock(&e->lock);
+    if (atomic_load(&e->followers)) tell(e);
+    if (atomic_load(&place_of(e->segment, e->seat)->asleep)) ring(e->segment, e->seat);
+}
+
+struct job *engine_collect_finished(struct engine *e) {
+    pthread_mutex_lock(&e->lock);
+    struct job *job = e->finished;
+    e->finished = NULL;
+    e->finished_end = &e->finished;
+    pthread_mutex_unlock(&e->lock);
+    return job;
+}
+
+void engine_resume(struct engine *e, struct job *job) {
+    job->described = 1;
+    atomic_store(&job->state, PENDING);
+    tell(e);
+    if (atomic_load(&place_of(e->segment, e->seat)->asleep)) ring(e->segment, e->seat);
+}
+
+/* ---- Leading ---- */
+
+static int lead(struct engine *e) {
+    u32 nobody = 0;
+    return atomic_compare_exchange_strong(&e->leader, &nobody, 1);
+}
+
+static void resign(struct engine *e) {
+    atomic_store(&e->leader, 0);
+    if (atomic_load(&e->followers)) tell(e);
+}
+
+static int advance(struct engine *e) {
+    struct job *job = head_job(e);
+    e->wait.seat = -1, e->wait.everybody = 0, e->wait.instance = ~(u64)0 >> 17; /* nothing */
+    int moved = job ? engine_step(e, job) : 0;
+    return letters_advance(e) || moved;
+}
+
+int engine_advance(struct engine *e, u64 budget) {
+    int moved = 0;
+    if (!lead(e)) return 0;
+    for (u64 done = 0; done < budget; done += 4 * e->segment->geometry.share) {
+        if (!advance(e)) break;
+        moved = 1;
+    }
+    resign(e);
+    return moved;
+}
+
+/* Ends jobs that can never begin: they lie beyond the limit, or their deadline has passed while others were before them. */
+static u64 look_at_queue(struct engine *e, u64 t) {
+    struct segment *s = e->segment;
+    u64 earliest = ~(u64)0;
+    for (;;) {
+        struct job *ended = NULL;
+        u64 limit = load(&head_of(s)->limit);
+        pthread_mutex_lock(&e->lock);
+        for (struct job *job = e->first; job && !ended; job = job->next) {
+            if (job->stage != QUEUED) continue;
+            if (job->instance >= limit >> 16) ended = job;
+            else if (job->deadline && job->deadline + GRACE <= t) ended = job;
+            else if (job->deadline && job->deadline + GRACE < earliest) earliest = job->deadline + GRACE;
+        }
+        pthread_mutex_unlock(&e->lock);
+        if (!ended) return earliest;
+        if (ended->instance < limit >> 16) {
+            u64 missing = (u64)1 << e->seat % 64;
+            atomic_store(&seat_of(s, e->seat)->missing[e->seat / 64], missing);
+            lower_limit(s, ended->instance, DEADLINE, e->seat);
+            limit = load(&head_of(s)->limit);
+        }
+        engine_finish(e, ended, (int)(limit & 15));
+    }
+}
+
+/* What a rank that is about to sleep, or has slept, looks at besides what it waits for; until when it may sleep. */
+static u64 look_around(struct engine *e, u64 t) {
+    struct segment *s = e->segment;
+    struct job *job = head_job(e);
+    u64 until = t + SLEEP_MOST, queued = look_at_queue(e, t);
+    if (queued < until) until = queued;
+    if (!job || job->stage == QUEUED || job->stage == DONE || atomic_load(&job->state) != PENDING) return until;
+    u64 n = job->instance, deadline = earliest_deadline(s, n);
+    int disputed;
+    if (apply_limit(s, n) != PENDING) return until;
+    if (all_there(s, n)) decide(s, n);
+    else if ((disputed = find_dispute(s, n)) >= 0) end_generation(s, n, MISMATCH, disputed);
+    else if (deadline && t >= deadline + GRACE) expire(s, n, e->seat);
+    else if (worker_is_gone(e)) end_generation(s, n, WORKER, WORKER_SEAT);
+    if (deadline && deadline + GRACE < until) until = deadline + GRACE;
+    u64 knock_at = job->began + KNOCK_AFTER;
+    if (t >= knock_at) knock_for(e, n);
+    else if (knock_at < until) until = knock_at;
+    return until;
+}
+
+static int state_of(const struct engine *e, struct job *job) {
+    if (job) return atomic_load(&job->state);
+    return atomic_load(&e->unfinished) && !atomic_load(&e->closing) ? PENDING : COMPLETE;
+}
+
+/* Sleeps as the leader, who leads no more while it sleeps. */
+static void sleep_leading(struct engine *e, struct job *job, u64 until) {
+    struct meeting_place *place = place_of(e->segment, e->seat);
+    u32 rung = atomic_load(&place->bell);
+    atomic_fetch_add(&place->asleep, 1);
+    u64 t = engine_now(e), latest = look_around(e, t);
+    if (until && until < latest) latest = until;
+    int came = arm(e) || letters_came(e);
+    resign(e);
+    if (!came && state_of(e, job) == PENDING && latest > t) sleep_on_bell(e, rung, latest - t);
+    atomic_fetch_sub(&place->asleep, 1);
+}
+
+static void follow(struct engine *e, struct job *job, u64 nanoseconds) {
+    atomic_fetch_add(&e->followers, 1);
+    u32 heard = atomic_load(&e->news);
+    if (state_of(e, job) == PENDING && atomic_load(&e->leader)) sleep_on(&e->news, heard, nanoseconds);
+    atomic_fetch_sub(&e->followers, 1);
+}
+
+static int is_decided(const struct engine *e, const struct job *job) {
+    return job->kind == COLLECTIVE && outcome(load(&head_of(e->segment)->decided), job->instance) == COMPLETE;
+}
+
+/* Until when the caller need not look up; 0: now it has to return `result`. */
+static u64 next_duty(struct engine *e, struct job *job, struct waiting *how, int *result) {
+    u64 t = engine_now(e), until = t + SLEEP_MOST;
+    *result = PENDING;
+    if (how->interrupted && t - how->looked >= LOOK_EVERY && !(job && is_decided(e, job))) {
+        how->looked = t;
+        if (how->interrupted(how->argument)) {
+            if (job && job->kind == COLLECTIVE) end_now(e->segment, INTERRUPTED, e->seat);
+            how->raised = 1;
+            return *result = INTERRUPTED, 0;
+        }
+    }
+    if (how->until && t >= how->until) return 0;
+    if (how->knocks && job && t >= job->knock_at) {
+        job->knock_at = t + SLEEP_MOST;
+        return *result = KNOCK, 0;
+    }
+    if (how->interrupted && how->looked + LOOK_EVERY < until) until = how->looked + LOOK_EVERY;
+    if (how->until && how->until < until) until = how->until;
+    if (how->knocks && job && job->knock_at < until) until = job->knock_at;
+    return until;
+}
+
+int engine_wait(struct engine *e, struct job *job, struct waiting *how) {
+    int result = PENDING;
+    atomic_fetch_add(&e->inside, 1);
+    while ((result = state_of(e, job)) == PENDING) {
+        u64 until = next_duty(e, job, how, &result);
+        if (!until) break;
+        if (!lead(e)) {
+            u64 t = engine_now(e);
+            if (until > t) follow(e, job, until - t);
+            continue;
+        }
+        int moved = 1;
+        while (state_of(e, job) == PENDING && (moved = advance(e)) && engine_now(e) < until) {}
+        if (moved || state_of(e, job) != PENDING || spin(e)) resign(e);
+        else sleep_leading(e, job, until);
+    }
+    atomic_fetch_sub(&e->inside, 1);
+    return result;
+}
+
+int engine_try(struct engine *e, struct job *job, u64 nanoseconds) {
+    if (!lead(e)) return PENDING;
+    do {
+        while (atomic_load(&job->state) == PENDING && advance(e)) {}
+    } while (atomic_load(&job->state) == PENDING && glance(e, nanoseconds));
+    resign(e);
+    return atomic_load(&job->state);
+}
+
+/* ---- The thread ---- */
+
+static void *run(void *argument) {
+    struct engine *e = argument;
+    struct waiting how = {0};
+    for (int idle = 0;;) {
+        u32 heard = atomic_load(&e->news);
+        pthread_mutex_lock(&e->lock);
+        int busy = atomic_load(&e->unfinished) != 0, end = atomic_load(&e->closing) || (idle && !busy);
+        if (end) e->has_thread = ENDED;
+        pthread_mutex_unlock(&e->lock);
+        if (end) return NULL;
+        if (busy) {
+            engine_wait(e, NULL, &how);
+            idle = 0;
+            continue;
+        }
+        u64 began = now();
+        sleep_on(&e->news, heard, IDLE);
+        idle = now() - began >= IDLE;
+    }
+}
+
+static void start_thread(struct engine *e) { /* under the lock */
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    if (e->has_thread == RUNNING || atomic_load(&e->closing)) return;
+    if (e->has_thread == ENDED) pthread_join(e->thread, NULL);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, THREAD_STACK);
+    sigfillset(&all); /* signals are for the threads of Python */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    e->has_thread = pthread_create(&e->thread, &attributes, run, e) ? NO_THREAD : RUNNING; /* else whoever waits drives */
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+}
+
+void engine_entrust(struct engine *e) {
+    struct job *job = head_job(e);
+    if (job && job->kind == COLLECTIVE && job->plan->bytes_moved <= INLINE_BYTES) engine_advance(e, INLINE_BYTES);
+    if (!atomic_load(&e->unfinished)) return;
+    pthread_mutex_lock(&e->lock);
+    start_thread(e);
+    pthread_mutex_unlock(&e->lock);
+    tell(e);
+}
+
+void engine_await_finished(struct engine *e, struct waiting *how) {
+    int result;
+    atomic_fetch_add(&e->inside, 1);
+    while (!atomic_load(&e->closing)) {
+        atomic_fetch_add(&e->followers, 1);
+        u32 heard = atomic_load(&e->news);
+        pthread_mutex_lock(&e->lock);
+        int there = e->finished != NULL;
+        pthread_mutex_unlock(&e->lock);
+        u64 until = there ? 0 : next_duty(e, NULL, how, &result), t = engine_now(e);
+        if (until > t) sleep_on(&e->news, heard, until - t);
+        atomic_fetch_sub(&e->followers, 1);
+        if (!until) break;
+    }
+    atomic_fetch_sub(&e->inside, 1);
+}
+
+/* ---- Beginning and end ---- */
+
+struct engine *engine_open(struct segment *segment, int seat) {
+    struct engine *e = calloc(1, sizeof *e);
+    if (!e) return NULL;
+    cpu_set_t all;
+    int cores = sched_getaffinity(0, sizeof all, &all) ? 1 : CPU_COUNT(&all);
+    e->segment = segment, e->seat = seat, e->epoch = segment->epoch;
+    e->knock = e->doorbell = -1;
+    e->crowd = ((int)segment->geometry.seats + cores - 1) / cores;
+    e->finished_end = &e->finished;
+    e->next_instance = load(&seat_of(segment, seat)->progress) >> TICK_BITS;
+    e->ticks = load(&seat_of(segment, seat)->ticks);
+    pthread_mutex_init(&e->lock, NULL);
+    return e;
+}
+
+void engine_close(struct engine *e) {
+    atomic_store(&e->closing, 1);
+    pthread_mutex_lock(&e->lock);
+    int has_thread = e->has_thread;
+    pthread_mutex_unlock(&e->lock);
+    for (;;) { /* everybody else out: sleepers look up, leaders end what they are at */
+        tell(e);
+        ring(e->segment, e->seat);
+        if (lead(e)) break;
+        sched_yield();
+    }
+    while (atomic_load(&e->unfinished)) {
+        pthread_mutex_lock(&e->lock);
+        struct job *job = e->first ? e->first : e->letters;
+        pthread_mutex_unlock(&e->lock);
+        engine_finish(e, job, DETACHED);
+    }
+    atomic_store(&e->leader, 0);
+    while (atomic_load(&e->inside)) {
+        tell(e);
+        ring(e->segment, e->seat);
+        sched_yield();
+    }
+    if (has_thread != NO_THREAD) pthread_join(e->thread, NULL);
+}

@@ -1,0 +1,473 @@
+/* engine_binding.c: the rank's side: plans, jobs and the engine of a seat. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "letters.h"
+#include "objects.h"
+
+enum {
+    TRY_NANOSECONDS = 3000,   /* a blocking call waits so long with the GIL: giving it up costs more */
+    KEEP_GIL_BELOW = 64 << 10, /* bytes that are moved with the GIL */
+    MOST_LEAVES = 1 << 20,
+    DRAIN = 1000 * MILLISECOND,
+};
+
+struct held { /* a job with all that it keeps alive */
+    struct job job;
+    PyObject *plan, *blob;
+    Py_buffer *views;
+    int taken, room; /* views that are to be released; for how many there is room */
+    struct held *more; /* whose views these are, once the job was described */
+};
+
+typedef struct job_object {
+    PyObject head;
+    Engine *engine;
+    struct held *held;
+    struct job_object *next;
+    int in_flight;
+} Job;
+
+PyTypeObject *job_type, *engine_type;
+
+Engine *usable_engine(PyObject *self) {
+    Engine *e = (Engine *)self;
+    return check_usable(e->segment, e->epoch) ? NULL : e;
+}
+
+/* ---- What a job keeps alive ---- */
+
+static void let_go(struct held *h) {
+    while (h->taken) PyBuffer_Release(&h->views[--h->taken]);
+    if (h->plan) Py_DecRef(h->plan);
+    if (h->blob) Py_DecRef(h->blob);
+    h->plan = h->blob = NULL;
+}
+
+static void free_held(struct held *h) {
+    if (!h) return;
+    let_go(h);
+    free(h->more);
+    free(h);
+}
+
+static struct held *make_held(int room) {
+    struct held *h = calloc(1, sizeof *h + (size_t)room * (sizeof *h->views + sizeof(char *)));
+    if (!h) return (struct held *)PyErr_NoMemory();
+    h->views = (Py_buffer *)(h + 1);
+    h->room = room;
+    return h;
+}
+
+static int take_leaf(struct held *h, PyObject *leaf, u64 bytes, int writable, const char *which, int index) {
+    Py_buffer *view = &h->views[h->taken];
+    if (PyObject_GetBuffer(leaf, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE)) return -1;
+    ((char **)(h->views + h->room))[h->taken++] = view->buf;
+    if ((u64)view->len == bytes) return 0;
+    PyErr_Format(PyExc_ValueError, "%s %d has %zd bytes, expected %llu", which, index, view->len, (unsigned long long)bytes);
+    return -1;
+}
+
+/* Takes hold of all leaves of a plan; 0, or -1 with an error set. */
+static int take_leaves(struct held *h, const struct plan *plan, PyObject *inputs, PyObject *outputs) {
+    if (PyTuple_Size(inputs) != plan->leaves_in || PyTuple_Size(outputs) != plan->leaves_out) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "the plan has %d leaves in and %d out", plan->leaves_in, plan->leaves_out);
+        return -1;
+    }
+    char **pointers = (char **)(h->views + h->room);
+    for (int out = 0, index = 0; out < 2; out++, index = 0)
+        for (int i = 0; i < plan->phases; i++) {
+            const struct phase *p = &plan->phase[i];
+            const u64 *starts = out ? p->starts_out : p->starts_in;
+            for (int leaf = 0; leaf < (out ? p->leaves_out : p->leaves_in); leaf++, index++)
+                if (take_leaf(h, PyTuple_GetItem(out ? outputs : inputs, index),
+                              (starts[leaf + 1] - starts[leaf]) * (out ? p->result_item : p->item), out, out ? "output" : "input",
+                              index))
+                    return -1;
+        }
+    h->job.values.in = (const char **)pointers;
+    h->job.values.out = pointers + plan->leaves_in;
+    return 0;
+}
+
+/* A job of a plan, ready to be submitted; NULL with an error set. */
+static struct held *hold(Engine *e, PyObject *plan_object, PyObject *inputs, PyObject *outputs, PyObject *timeout, PyObject *blob) {
+    Plan *plan = plan_of(e, plan_object);
+    if (!plan) return NULL;
+    u64 nanoseconds = PyLong_AsUnsignedLongLong(timeout);
+    char *bytes = NULL;
+    Py_ssize_t length = 0;
+    if (PyErr_Occurred() || (blob != Py_None && PyBytes_AsStringAndSize(blob, &bytes, &length))) return NULL;
+    if (length > MAX_BLOB || (length && !plan->plan->meets)) {
+        PyErr_Format(PyExc_ValueError, "a blob of %zd bytes: at most %d where the plan meets, else none", length, MAX_BLOB);
+        return NULL;
+    }
+    int room = plan->plan->leaves_in + plan->plan->leaves_out;
+    struct held *h = e->spare && e->spare->room >= room ? e->spare : make_held(room < 4 ? 4 : room);
+    if (!h) return NULL;
+    if (h == e->spare) e->spare = NULL;
+    memset(&h->job, 0, sizeof h->job);
+    Py_IncRef(plan_object);
+    h->plan = plan_object, h->job.plan = plan->plan;
+    if (length) {
+        Py_IncRef(blob);
+        h->blob = blob, h->job.blob = bytes, h->job.blob_bytes = (u64)length;
+    }
+    if (nanoseconds) h->job.deadline = engine_now(e->engine) + nanoseconds;
+    if (!take_leaves(h, plan->plan, inputs, outputs)) return h;
+    free_held(h);
+    return NULL;
+}
+
+/* ---- Jobs ---- */
+
+static int is_over(const struct held *h) {
+    int state = atomic_load(&h->job.state);
+    return state != PENDING && state != DESCRIBE;
+}
+
+/* Lets go of what jobs that are over have kept alive; of those to be collected, not before. */
+static void reap(Engine *e) {
+    for (Job **link = &e->in_flight; *link;) {
+        Job *job = *link;
+        if (!is_over(job->held) || job->held->job.notify) {
+            link = &job->next;
+            continue;
+        }
+        *link = job->next, job->in_flight = 0;
+        let_go(job->held);
+        Py_DecRef((PyObject *)job);
+    }
+}
+
+/* Wraps a job that goes on, or that has ended otherwise than well. */
+static PyObject *wrap(Engine *e, struct held *h) {
+    Job *job = (Job *)PyType_GenericAlloc(job_type, 0);
+    if (!job) return NULL; /* the job goes on, and what it holds is never freed */
+    Py_IncRef((PyObject *)e);
+    job->engine = e, job->held = h, h->job.owner = job;
+    job->next = e->in_flight, e->in_flight = job, job->in_flight = 1;
+    Py_IncRef((PyObject *)job); /* the engine's own */
+    return (PyObject *)job;
+}
+
+static int interrupted(void *argument) {
+    PyThreadState **state = argument;
+    PyEval_RestoreThread(*state);
+    int raised = PyErr_CheckSignals();
+    *state = PyEval_SaveThread();
+    return raised;
+}
+
+/* Waits without the GIL: a state; `raised`: an exception is set. */
+static int wait_for(Engine *e, struct job *job, u64 until, int knocks, int *raised) {
+    PyThreadState *state = PyEval_SaveThread();
+    struct waiting how = {.until = until, .knocks = knocks, .interrupted = interrupted, .argument = &state, .looked = engine_now(e->engine)};
+    int found = engine_wait(e->engine, job, &how);
+    *raised = how.raised;
+    if (how.raised) { /* the generation has ended with it: until the job has, others may read its memory */
+        struct waiting rest = {.until = engine_now(e->engine) + DRAIN};
+        engine_wait(e->engine, job, &rest);
+    }
+    PyEval_RestoreThread(state);
+    return found;
+}
+
+/* run(plan, inputs, outputs, timeout_ns, blob) */
+static PyObject *engine_run(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Engine *e = usable_engine(self);
+    if (!e || has_arguments(count, 5, "(plan, inputs, outputs, timeout_ns, blob)")) return NULL;
+    if (e->in_flight) reap(e);
+    struct held *h = hold(e, args[0], args[1], args[2], args[3], args[4]);
+    if (!h) return NULL;
+    int raised = 0, found = PENDING;
+    engine_submit(e->engine, &h->job);
+    if (h->job.plan->bytes_moved < KEEP_GIL_BELOW) found = engine_try(e->engine, &h->job, TRY_NANOSECONDS);
+    if (found == PENDING) found = wait_for(e, &h->job, 0, 1, &raised);
+    if (found == COMPLETE && !raised) {
+        let_go(h);
+        if (e->spare) free(e->spare);
+        e->spare = h;
+        return none();
+    }
+    if (!raised || !is_over(h)) {
+        PyObject *job = wrap(e, h);
+        if (!raised) return job;
+        Py_DecRef(job); /* the engine has one */
+        return NULL;
+    }
+    free_held(h);
+    return NULL;
+}
+
+/* submit(plan, inputs, outputs, timeout_ns, blob, notify) */
+static PyObject *engine_submit_job(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Engine *e = usable_engine(self);
+    if (!e || has_arguments(count, 6, "(plan, inputs, outputs, timeout_ns, blob, notify)")) return NULL;
+    int notify = PyObject_IsTrue(args[5]);
+    if (notify < 0) return NULL;
+    reap(e);
+    struct held *h = hold(e, args[0], args[1], args[2], args[3], args[4]);
+    PyObject *job = h ? wrap(e, h) : NULL;
+    if (!job) return NULL;
+    h->job.notify = notify;
+    engine_submit(e->engine, &h->job);
+    engine_entrust(e->engine);
+    return job;
+}
+
+static Job *usable_job(PyObject *self) {
+    Job *job = (Job *)self;
+    return usable_engine((PyObject *)job->engine) ? job : NULL;
+}
+
+static PyObject *job_wait(PyObject *self, PyObject *timeout) {
+    Job *job = (Job *)self;
+    long long nanoseconds = PyLong_AsLongLong(timeout);
+    if (PyErr_Occurred()) return NULL;
+    int found = atomic_load(&job->held->job.state), raised = 0;
+    if (found == PENDING && !usable_job(self)) return NULL;
+    if (found == PENDING) {
+        u64 until = nanoseconds < 0 ? 0 : engine_now(job->engine->engine) + (u64)nanoseconds;
+        Py_IncRef(self);
+        found = wait_for(job->engine, &job->held->job, until, 1, &raised);
+        Py_DecRef(self);
+    }
+    if (is_over(job->held)) reap(job->engine);
+    return raised ? NULL : PyLong_FromLong(found);
+}
+
+static PyObject *job_state(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromLong(atomic_load(&((Job *)self)->held->job.state));
+}
+
+static PyObject *job_instance(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(((Job *)self)->held->job.instance);
+}
+
+static PyObject *job_phases_done(PyObject *self, PyObject *unused) {
+    const struct job *job = &((Job *)self)->held->job;
+    (void)unused;
+    if (atomic_load(&job->state) == COMPLETE && job->stage == DONE) return PyLong_FromLong(-1);
+    return PyLong_FromLong(job->stage == STEPS ? phases_below(job->plan, load(&job->steps_done)) : 0);
+}
+
+/* blobs(): what all seats have said in the first tick, copied */
+static PyObject *job_blobs(PyObject *self, PyObject *unused) {
+    Job *job = usable_job(self);
+    (void)unused;
+    if (!job) return NULL;
+    const struct segment *s = job->engine->segment;
+    int seats = (int)s->geometry.seats;
+    PyObject *found = PyTuple_New(seats);
+    for (int i = 0; found && i < seats; i++) {
+        u64 length = load(&seat_of(s, i)->record[job->held->job.instance & 1].flags) >> RECORD_BLOB_SHIFT;
+        PyObject *blob = PyBytes_FromStringAndSize(input_of(s, i, job->held->job.first_tick), (Py_ssize_t)(length <= MAX_BLOB ? length : 0));
+        if (blob) PyTuple_SetItem(found, i, blob);
+        else Py_DecRef(found), found = NULL;
+    }
+    return found;
+}
+
+/* describe(plan, inputs, outputs) */
+static PyObject *job_describe(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Job *job = usable_job(self);
+    if (!job || has_arguments(count, 3, "(plan, inputs, outputs)")) return NULL;
+    struct held *h = job->held;
+    if (atomic_load(&h->job.state) != DESCRIBE) {
+        PyErr_SetString(PyExc_RuntimeError, "the job does not wait for a description");
+        return NULL;
+    }
+    Plan *plan = plan_of(job->engine, args[0]);
+    if (!plan) return NULL;
+    struct held *described = make_held(plan->plan->leaves_in + plan->plan->leaves_out);
+    if (!described) return NULL;
+    if (take_leaves(described, plan->plan, args[1], args[2])) return free_held(described), NULL;
+    /* The job itself stays where the engine knows it; it borrows what the other holds. */
+    PyObject *blob = h->blob; /* compared with those of others no more, but its bytes may still be read */
+    h->blob = NULL;
+    let_go(h);
+    h->blob = blob;
+    Py_IncRef(args[0]);
+    h->plan = args[0], h->job.plan = plan->plan, h->job.values = described->job.values;
+    h->views = described->views, h->taken = described->taken, h->room = described->room;
+    h->more = described;
+    engine_resume(job->engine->engine, &h->job);
+    return none();
+}
+
+static void job_dealloc(PyObject *self) {
+    Job *job = (Job *)self;
+    free_held(job->held);
+    Py_DecRef((PyObject *)job->engine);
+    free_object(self);
+}
+
+/* ---- The engine ---- */
+
+static PyObject *engine_collect(PyObject *self, PyObject *timeout) {
+    Engine *e = usable_engine(self);
+    long long nanoseconds = e ? PyLong_AsLongLong(timeout) : 0;
+    if (!e || PyErr_Occurred()) return NULL;
+    if (nanoseconds) {
+        PyThreadState *state = PyEval_SaveThread();
+        struct waiting how = {.until = nanoseconds < 0 ? 0 : engine_now(e->engine) + (u64)nanoseconds, .interrupted = interrupted, .argument = &state};
+        engine_await_finished(e->engine, &how);
+        PyEval_RestoreThread(state);
+        if (how.raised) return NULL;
+    }
+    PyObject *found = PyList_New(0);
+    for (struct job *job = found ? engine_collect_finished(e->engine) : NULL; job;) {
+        struct job *next = job->next_finished;
+        if (PyList_Append(found, job->owner)) PyErr_Clear(); /* it can still be waited for */
+        if (atomic_load(&job->state) != DESCRIBE) job->notify = 0;
+        job = next;
+    }
+    reap(e);
+    return found;
+}
+
+static PyObject *engine_advance_seat(PyObject *self, PyObject *budget) {
+    Engine *e = usable_engine(self);
+    u64 bytes = e ? PyLong_AsUnsignedLongLong(budget) : 0;
+    if (!e || PyErr_Occurred()) return NULL;
+    PyThreadState *state = PyEval_SaveThread();
+    int moved = engine_advance(e->engine, bytes);
+    PyEval_RestoreThread(state);
+    reap(e);
+    return PyBool_FromLong(moved);
+}
+
+static PyObject *engine_verdict(PyObject *self, PyObject *unused) {
+    Engine *e = usable_engine(self);
+    (void)unused;
+    return e ? describe_verdict(e->segment) : NULL;
+}
+
+static PyObject *engine_waiting(PyObject *self, PyObject *unused) {
+    Engine *e = usable_engine(self);
+    (void)unused;
+    if (!e) return NULL;
+    u64 decided = load(&head_of(e->segment)->decided);
+    return PyLong_FromLong(decided & 15 ? 0 : culprit_of(decided));
+}
+
+static PyObject *engine_next_instance(PyObject *self, PyObject *unused) {
+    Engine *e = usable_engine(self);
+    (void)unused;
+    return e ? PyLong_FromUnsignedLongLong(e->engine->next_instance) : NULL;
+}
+
+static PyObject *engine_abort(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Engine *e = usable_engine(self);
+    if (!e || has_arguments(count, 2, "(reason, culprit)")) return NULL;
+    long reason = PyLong_AsLong(args[0]), culprit = PyLong_AsLong(args[1]);
+    if (!PyErr_Occurred() && (reason < 1 || reason > 15 || culprit < 0 || culprit > WORKER_SEAT))
+        PyErr_SetString(PyExc_ValueError, "no such reason or culprit");
+    if (PyErr_Occurred()) return NULL;
+    PyThreadState *state = PyEval_SaveThread();
+    u64 decided = end_now(e->segment, (int)reason, (int)culprit);
+    PyEval_RestoreThread(state);
+    return PyLong_FromUnsignedLongLong(decided >> 16);
+}
+
+static PyObject *engine_leave(PyObject *self, PyObject *unused) {
+    Engine *e = usable_engine(self);
+    (void)unused;
+    if (!e) return NULL;
+    struct segment *s = e->segment;
+    u64 n = e->engine->next_instance, complete;
+    PyThreadState *state = PyEval_SaveThread();
+    lower_limit(s, n, LEFT, e->engine->seat);
+    ring_all(s);
+    complete = load(&head_of(s)->decided) >> 16;
+    if (complete >= n) apply_limit(s, complete);
+    PyEval_RestoreThread(state);
+    return none();
+}
+
+static PyObject *engine_detach(PyObject *self, PyObject *unused) {
+    Engine *e = (Engine *)self;
+    (void)unused;
+    if (!e->segment) return none();
+    if (segment_is_ours(e->epoch)) {
+        PyThreadState *state = PyEval_SaveThread();
+        engine_close(e->engine);
+        PyEval_RestoreThread(state);
+        engine_collect_finished(e->engine);
+        for (Job *job = e->in_flight; job; job = job->next) job->held->job.notify = 0;
+        reap(e);
+    }
+    struct segment *segment = e->segment;
+    e->segment = NULL;
+    segment_unmap(segment);
+    return none();
+}
+
+static void engine_dealloc(PyObject *self) {
+    Engine *e = (Engine *)self;
+    Py_DecRef(engine_detach(self, NULL));
+    free(e->spare);
+    free(e->engine);
+    free_object(self);
+}
+
+/* attach(descriptor, geometry, seat, spin_ns, yields, hops, knock, doorbell, clock_offset_ns) */
+static PyObject *attach(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    char *geometry;
+    Py_ssize_t length;
+    (void)module;
+    if (has_arguments(count, 9, "(descriptor, geometry, seat, spin_ns, yields, hops, knock, doorbell, clock_offset_ns)") ||
+        PyBytes_AsStringAndSize(args[1], &geometry, &length))
+        return NULL;
+    long long n[9];
+    for (int i = 0; i < 9; i++) n[i] = i == 1 ? 0 : PyLong_AsLongLong(args[i]);
+    if (PyErr_Occurred()) return NULL;
+    if (n[2] < 0 || n[2] >= MAX_SEATS) return PyErr_Format(PyExc_ValueError, "no such seat: %lld", n[2]);
+    struct segment *segment = segment_map((int)n[0], geometry, (size_t)length, (int)n[2]);
+    if (!segment) return raise_segment_error();
+    struct engine *engine = engine_open(segment, (int)n[2]);
+    Engine *e = engine ? (Engine *)PyType_GenericAlloc(engine_type, 0) : (Engine *)PyErr_NoMemory();
+    if (!e) return free(engine), segment_unmap(segment), NULL;
+    engine->spin = engine->budget = (u64)n[3], engine->yields = (int)n[4], engine->hops = n[5] != 0;
+    engine->knock = (int)n[6], engine->doorbell = (int)n[7], engine->clock_offset = n[8];
+    e->segment = segment, e->engine = engine, e->epoch = segment->epoch;
+    return (PyObject *)e;
+}
+
+static PyMethodDef engine_methods[] = {
+    FAST_METHOD("plan", engine_plan, "Prepare a collective."),
+    FAST_METHOD("run", engine_run, "Carry out a collective; None, or a job to be waited for."),
+    FAST_METHOD("submit", engine_submit_job, "Start a collective; its job."),
+    {"collect", engine_collect, METH_O, "Notified jobs that are done, or need to be described."},
+    {"advance", engine_advance_seat, METH_O, "Do what can be done without waiting; whether anything was."},
+    {"verdict", engine_verdict, METH_NOARGS, "(instance, reason, culprit, missing)"},
+    {"waiting", engine_waiting, METH_NOARGS, "How many processes waited to join when the last instance was decided."},
+    {"next_instance", engine_next_instance, METH_NOARGS, "The number of the next collective."},
+    FAST_METHOD("abort", engine_abort, "End the open instance; its number."),
+    {"leave", engine_leave, METH_NOARGS, "Take part in nothing later."},
+    {"detach", engine_detach, METH_NOARGS, "End the thread and unmap the segment."},
+    {NULL, NULL, 0, NULL},
+};
+static PyMethodDef job_methods[] = {
+    {"wait", job_wait, METH_O, "Wait so many nanoseconds (-1: for ever); the state."},
+    {"state", job_state, METH_NOARGS, "The state, without waiting."},
+    {"instance", job_instance, METH_NOARGS, "Its number."},
+    {"phases_done", job_phases_done, METH_NOARGS, "Phases that are delivered, -1: all."},
+    {"blobs", job_blobs, METH_NOARGS, "What each seat has said in the first tick."},
+    FAST_METHOD("describe", job_describe, "Say what to do with what others have told."),
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot engine_slots[] = {
+    {Py_tp_dealloc, (void *)engine_dealloc}, {Py_tp_methods, engine_methods}, {Py_tp_doc, "The engine of one seat."}, {0, NULL}};
+static PyType_Slot job_slots[] = {
+    {Py_tp_dealloc, (void *)job_dealloc}, {Py_tp_methods, job_methods}, {Py_tp_doc, "One running collective, send or receive."}, {0, NULL}};
+enum { FLAGS = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION };
+PyType_Spec engine_spec = {"collectived_native._core.Engine", sizeof(Engine), 0, FLAGS, engine_slots};
+PyType_Spec job_spec = {"collectived_native._core.Job", sizeof(Job), 0, FLAGS, job_slots};
+
+PyMethodDef engine_functions[] = {FAST_METHOD("attach", attach, "Take a seat in a segment."), {NULL, NULL, 0, NULL}};
