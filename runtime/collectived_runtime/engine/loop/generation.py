@@ -69,7 +69,7 @@ class Generation:
         )
         network = PeerNetwork(topology, number, resources.link_provider, context.poller, resources.rejections)
         self.links = Links(network, self.on_link_broken, self._on_early_frame)
-        self.peer_consensus = PeerConsensus(network, lambda: self.tracker.fault, apply_verdict, self._add_missing_ranks)
+        self.peer_consensus = PeerConsensus(network, apply_verdict, self._add_missing_ranks)
         self.reporter = FaultReporter(
             topology, self.tracker, worker.name, worker.coordinator, self.peer_consensus.propose
         )

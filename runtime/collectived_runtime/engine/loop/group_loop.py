@@ -187,7 +187,8 @@ class GroupLoop:
         self._poller.call_soon_threadsafe(lambda: self._doorbells.disconnect(self._doorbells.local_ranks[rank], why))
 
     def apply_verdict(self, verdict: Verdict) -> None:
-        self._poller.call_soon_threadsafe(lambda: self._apply_verdict(verdict))
+        """The coordinator has decided."""
+        self._poller.call_soon_threadsafe(lambda: self._hear_coordinator(verdict))
 
     def send_final_verdicts(self) -> None:
         """This worker is about to end: ranks hear now what they would hear at their next collective."""
@@ -351,12 +352,16 @@ class GroupLoop:
 
     # Generations
 
+    def _hear_coordinator(self, verdict: Verdict) -> None:
+        if verdict.generation == self._generation.number:
+            self._generation.peer_consensus.hear_coordinator(verdict)
+        elif verdict.generation not in self._past_verdicts:
+            self._early_verdicts.append(verdict)
+
     def _apply_verdict(self, verdict: Verdict) -> None:
         if verdict.generation == self._generation.number:
             self._generation.apply_verdict(verdict)
             self._start_successor()
-        elif verdict.generation not in self._past_verdicts:
-            self._early_verdicts.append(verdict)
 
     def _start_successor(self) -> None:
         """Begins the successor generation once everything before the verdict has ended."""
@@ -378,7 +383,7 @@ class GroupLoop:
             submitted()
         rulings, self._early_verdicts = self._early_verdicts, []
         for known in rulings:
-            self._apply_verdict(known)
+            self._hear_coordinator(known)
 
     # The end
 

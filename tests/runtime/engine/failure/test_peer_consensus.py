@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import settle
 
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.types import Member, Recv, ReportKind, Send, Verdict
 from collectived_runtime.engine.failure import peer_consensus, reporter
-from collectived_runtime.engine.failure.peer_consensus import precedence
+from collectived_runtime.engine.failure.verdict_agreement import precedence
 from collectived_runtime.transport.link import LinkBroken
 
 
@@ -58,6 +60,20 @@ def test_what_the_coordinator_has_said_goes_before_what_a_worker_decides(world: 
     here.group_loops[1].apply_verdict(said)  # the other one does not hear of it
     here.ranks[0].submit(remaining=0.05)
     assert here.ranks[0].failed()[1].message == "the coordinator's word"
+
+
+def test_a_verdict_of_the_coordinator_amid_a_flood_reaches_those_whom_it_was_not_sent(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_consensus, "LISTEN_SECONDS", 9.0)
+    here = world(1, 1)
+    present, absent = here.ranks
+    present.submit(remaining=0.05)
+    flooded = here.group_loops[1]._generation.peer_consensus
+    settle(lambda: flooded.next_deadline() < math.inf and not flooded.idle)
+    here.group_loops[0].apply_verdict(here.verdict(Code.DEADLINE_EXCEEDED, message="the coordinator's word"))
+    absent.submit()
+    assert [rank.failed()[1].message for rank in here.ranks] == ["the coordinator's word"] * 2
 
 
 def test_of_several_verdicts_the_lowest_instance_and_rank_counts(world: Any) -> None:

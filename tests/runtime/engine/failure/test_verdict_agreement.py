@@ -1,0 +1,143 @@
+"""Three workers come to one verdict, however what they decide and what the coordinator says cross."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from collectived_proto.errors import Code
+from collectived_proto.types import Member, Verdict
+from collectived_runtime.engine.failure.verdict_agreement import (
+    AgreementEffect,
+    TakeVerdict,
+    TellVerdict,
+    VerdictAgreement,
+    precedence,
+)
+
+WORKERS = range(3)
+LISTEN = 3.0  # of which a message takes a third at the most
+NEVER = math.inf
+MEMBERS = tuple(Member(rank, "CPU:0", rank, f"host{rank}", 70 + rank) for rank in WORKERS)
+COORDINATOR = Verdict("train", 7, 100, Code.DEADLINE_EXCEEDED, "the coordinator's", 5, missing=MEMBERS[2:])
+
+
+def own(worker: int, *missing: int, first: int = 5) -> Verdict:
+    named = tuple(MEMBERS[rank] for rank in missing)
+    name = f"worker {worker}"
+    return replace(COORDINATOR, message=f"of {name}", from_instance=first, missing=named, decided_by=name)
+
+
+@dataclass
+class Network:
+    """Three workers, and messages that take a given time from each to each. At one time messages come before timers."""
+
+    delays: dict[tuple[int, int], float]
+    workers: list[VerdictAgreement] = field(default_factory=lambda: [VerdictAgreement(LISTEN) for _ in WORKERS])
+    taken: list[list[Verdict]] = field(default_factory=lambda: [[] for _ in WORKERS])
+    events: list[tuple[float, int, int, int, TellVerdict | None]] = field(default_factory=list)
+    order: Iterator[int] = field(default_factory=itertools.count)
+
+    def play(self, decided: dict[int, tuple[float, Verdict]], coordinator: dict[int, float]) -> None:
+        """Who decides alone, when and what; and when whom the coordinator's verdict reaches."""
+        said = [(at, worker, TellVerdict(verdict, only=worker)) for worker, (at, verdict) in decided.items()]
+        said += [(at, worker, TellVerdict(COORDINATOR, only=worker)) for worker, at in coordinator.items()]
+        for at, worker, message in said:
+            if at != NEVER:
+                heapq.heappush(self.events, (at, 0, next(self.order), worker, message))
+        own_words = {worker: verdict for worker, (_, verdict) in decided.items()}
+        while True:
+            now, worker, told = self._next()
+            if now == NEVER:
+                return
+            mind = self.workers[worker]
+            if told is None:
+                self._carry_out(worker, mind.on_timer(now), now)
+            elif told.only != worker:
+                self._carry_out(worker, mind.hear_worker(told.only or 0, told.verdict, told.final, now), now)
+            elif told.verdict is COORDINATOR:
+                self._carry_out(worker, mind.hear_coordinator(told.verdict, now), now)
+            elif not self.taken[worker]:  # else it knows already what to tell its ranks
+                self._carry_out(worker, mind.decide_alone(own_words[worker], now), now)
+
+    def _next(self) -> tuple[float, int, TellVerdict | None]:
+        timers = [(mind.next_deadline, worker) for worker, mind in enumerate(self.workers)]
+        at, worker = min(timers)
+        if self.events and self.events[0][0] <= at:
+            now, _, _, worker, message = heapq.heappop(self.events)
+            return now, worker, message
+        return at, worker, None
+
+    def _carry_out(self, worker: int, effects: list[AgreementEffect], now: float) -> None:
+        for effect in effects:
+            if isinstance(effect, TakeVerdict):
+                self.taken[worker].append(effect.verdict)
+                continue
+            for other in WORKERS:
+                if other != worker and effect.only in (None, other):
+                    at = now + self.delays[worker, other]
+                    heapq.heappush(self.events, (at, 0, next(self.order), other, replace(effect, only=worker)))
+
+    def outcome(self, instance: int) -> set[str]:
+        """What clients of the workers are told of an instance: with one verdict, one text."""
+        covering = [[one for one in taken if one.from_instance <= instance] for taken in self.taken]
+        return {found[0].message if found else "" for found in covering}
+
+
+TIMES = (0.0, 0.5, 1.0, 1.5, 2.5, 4.0, NEVER)
+REACHED = (0.0, 0.5, 1.5, 4.0, NEVER)
+PAIRS = list(itertools.permutations(WORKERS, 2))
+SPEEDS = [dict(zip(PAIRS, delays, strict=True)) for delays in itertools.product((0.0, 1.0), repeat=len(PAIRS))]
+
+
+@pytest.mark.parametrize("late", TIMES, ids=lambda at: f"the second decides at {at}")
+@pytest.mark.parametrize("second", [own(1), own(1, 2), own(1, 0, first=4)], ids=["as little", "better", "earlier"])
+def test_every_interleaving_of_a_flood_and_the_coordinators_verdict_ends_in_one(second: Verdict, late: float) -> None:
+    for delays in SPEEDS:
+        for reached in itertools.product(REACHED, repeat=len(WORKERS)):
+            network = Network(delays)
+            network.play({0: (0.0, own(0)), 1: (late, second)}, dict(enumerate(reached)))
+            assert len(network.outcome(5)) == 1 and "" not in network.outcome(5), (delays, reached)
+            assert len(network.outcome(4)) == 1, (delays, reached)
+
+
+def test_what_the_coordinator_says_in_time_goes_before_what_a_worker_decides_that_names_nobody() -> None:
+    for delays in SPEEDS:
+        for first in WORKERS:
+            network = Network(delays)
+            network.play({0: (0.0, own(0))}, {first: 0.9})
+            assert network.outcome(5) == {COORDINATOR.message}
+
+
+def test_without_the_coordinator_the_lowest_instance_and_rank_counts() -> None:
+    for delays in SPEEDS:
+        for words in ([own(0), own(1, 2), own(2, 1)], [own(0, 1), own(1, 0), own(2)]):
+            network = Network(delays)
+            network.play({worker: (0.0, verdict) for worker, verdict in enumerate(words)}, {})
+            assert network.outcome(5) == {min(words, key=precedence).message}
+
+
+def test_what_clients_have_been_told_goes_before_what_is_said_after_it() -> None:
+    early, late = VerdictAgreement(LISTEN), VerdictAgreement(LISTEN)
+    early.decide_alone(own(0, 1), 0.0)
+    assert early.on_timer(LISTEN) == [TakeVerdict(own(0, 1))]
+    assert late.decide_alone(own(2, 0), 40.0) == [TellVerdict(own(2, 0))]  # the flood has not reached it
+    assert early.hear_worker(2, own(2, 0), False, 41.0) == [TellVerdict(own(0, 1), final=True, only=2)]
+    assert late.hear_worker(0, own(0, 1), True, 42.0) == [TakeVerdict(own(0, 1))]
+    assert late.next_deadline == NEVER
+
+
+def test_a_worker_without_peers_waits_for_nobody() -> None:
+    alone = VerdictAgreement(LISTEN, alone=True)
+    assert alone.decide_alone(own(0), 0.0) == [TakeVerdict(own(0))] and alone.next_deadline == NEVER
+
+
+def test_a_fault_that_reaches_further_back_than_what_was_taken_is_settled_anew() -> None:
+    network = Network(dict.fromkeys(PAIRS, 0.5))
+    network.play({0: (0.0, own(0)), 1: (2.0, own(1, 2, first=3))}, {})
+    assert network.outcome(3) == {"of worker 1"} and network.outcome(5) == {"of worker 0"}
