@@ -7,6 +7,8 @@ import contextlib
 import gc
 import os
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 
 from collectived_proto.config import flags
@@ -15,6 +17,7 @@ from collectived_proto.config.resolve import resolve_settings
 from collectived_proto.config.sources import ConfigError, find_config_file, load_config_file
 from collectived_runtime import logs
 
+END_TIMEOUT = 8.0  # seconds from the end of standard input to that of the process, whatever its threads do
 ServeWorker = Callable[[WorkerSettings, Awaitable[None] | None], Awaitable[None]]
 
 
@@ -48,7 +51,7 @@ def main(arguments: list[str] | None = None, serve_worker: ServeWorker | None = 
 
 
 async def _run(settings: DaemonSettings, attached: bool, serve_worker: ServeWorker | None) -> None:
-    lifeline = asyncio.ensure_future(_wait_for_stdin_eof()) if attached else None
+    lifeline = _watch_stdin(asyncio.get_running_loop()) if attached else None
     match settings:
         case CoordinatorSettings():
             with _freeze_gc_after_import():
@@ -77,20 +80,24 @@ def _freeze_gc_after_import() -> Iterator[None]:
         gc.enable()
 
 
-async def _wait_for_stdin_eof() -> None:
-    """Returns when standard input ends: whoever started us holds its other end for as long as it lives."""
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
+def _watch_stdin(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+    """Done when standard input ends: the process that started this one holds the other end for as long as it lives.
 
-    def readable() -> None:
-        if not os.read(sys.stdin.fileno(), 4096):
-            ended.set()
+    Its thread ends the process when that does not end by itself: nobody else may be left who would.
+    """
+    ended: asyncio.Future[None] = loop.create_future()
 
-    loop.add_reader(sys.stdin.fileno(), readable)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(sys.stdin.fileno())
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        with contextlib.suppress(RuntimeError):  # the loop is closed: this process is ending
+            loop.call_soon_threadsafe(lambda: ended.done() or ended.set_result(None))
+        time.sleep(END_TIMEOUT)
+        os.write(2, f"this daemon was told to end by its standard input, and did not in {END_TIMEOUT:g} s\n".encode())
+        os._exit(1)
+
+    threading.Thread(target=watch, name="stdin", daemon=True).start()
+    return ended
 
 
 if __name__ == "__main__":
