@@ -166,6 +166,8 @@ def test_what_the_environment_lacks_is_named(worker: Any, monkeypatch: pytest.Mo
         ({"rank": 2}, "rank must be from 0 to 1 in a group of 2, got 2"),
         ({"rank": -1}, "rank must be"),
         ({"rank": "1"}, "rank must be from 0 to 1 in a group of 2, got '1', a str"),
+        ({"name": "a\nOK"}, "name must have no control characters, got 'a.nOK'"),
+        ({"name": "\u202etrain"}, "name must have no control characters"),
         ({"name": "\udcff"}, "name must be a text that .* fits in UTF-8"),
         ({"device": 1}, "device must be a name such as 'CPU:1', a torch.device or None, got 1"),
         ({"device": "TPU:0"}, "not a device name"),

@@ -10,6 +10,7 @@ from collectived.arguments import check_integer, escape_surrogates
 from collectived.connection import environment
 from collectived_proto.deadline import Deadline
 from collectived_proto.options import to_seconds
+from collectived_proto.report.phrases import find_control_character
 
 _MAX_RANKS = 1 << 20  # more is a mistake: nobody waits for that many
 
@@ -49,6 +50,8 @@ def make_join_request(
     name = environment.group_name() if name is None else name
     if not isinstance(name, str) or not name or name != escape_surrogates(name):
         raise ValueError(f"name must be a text that is not empty and fits in UTF-8, got {name!r}")
+    if steering := find_control_character(name):
+        raise ValueError(f"name must have no control characters, got {name!r} with {steering!r}")
     least, most = _parse_size(environment.group_size() if size is None else size)
     if rank is None:
         rank = environment.rank(most)

@@ -74,6 +74,8 @@ def find_target(worker: str | None, environment: Mapping[str, str]) -> Target:
     if not running:
         if system := job_files.find_system_worker():
             return Target((system,), "the system's worker")
+        if starting := job_files.list_starting_jobs():
+            raise Unreachable(f"no job of yours serves on this host yet, and one is starting: {', '.join(starting)}")
         raise Unreachable(
             f"no job of yours runs on this host (none in {job_files.runtime_path()}, and no "
             f"{job_files.SYSTEM_FOLDER / job_files.SYSTEM_SOCKET}); start one with\n"

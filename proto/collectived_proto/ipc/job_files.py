@@ -8,6 +8,7 @@ The *system worker*, which systemd or Kubernetes keeps running for everybody on 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -96,6 +97,21 @@ def write_job_file(job: JobFile, name: str = "") -> Path:
         json.dump(asdict(job), file)
     os.replace(draft, path)
     return path
+
+
+def list_starting_jobs() -> list[str]:
+    """Names of jobs whose launcher lives and has not written their file yet: their daemons do not serve."""
+    if not runtime_path().exists():
+        return []
+    names = [path.name for path in sorted(ensure_runtime_folder().iterdir()) if path.is_dir()]
+    starting = []
+    for name in names:
+        _, _, owner = name.rpartition("-")[0].rpartition("-")  # `<user>-<pid>-<random>`, as `launch` names them
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(owner), 0)
+            if not (runtime_path() / f"{name}.json").exists():
+                starting.append(name)
+    return starting
 
 
 def list_running_jobs() -> list[JobFile]:

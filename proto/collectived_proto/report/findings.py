@@ -39,6 +39,7 @@ class FindingKind(enum.Enum):
     MISSING = "waiting"  # ranks that others wait for
     STALLED = "stalled"  # all are here, and nothing comes of it
     LOST = "lost"  # a worker
+    RESTARTED = "restarted"  # the coordinator, not long ago
     FAILED = "failed"  # a generation of a group, not long ago
     MEMORY = "memory"  # nearly used up
     LIMIT = "limit"  # met not long ago: somebody was refused
@@ -84,6 +85,7 @@ def collect_findings(reply: pb.StatusReply) -> list[StatusFinding]:
         *(StatusFinding(FindingKind.INCOMPLETE, Severity.WARNING, text) for text in reply.warnings),
         *(finding for group in reply.groups for finding in _find_waiting(reply, group)),
         *_find_lost_workers(reply),
+        *_find_restart(reply.coordinator),
         *_find_failures(reply),
         *_find_low_memory(reply.workers),
         *_find_limits_met(reply.workers),
@@ -229,6 +231,13 @@ def _worker_state_text(reply: pb.StatusReply, task: int) -> str:
         case WorkerState.SILENT:
             return f" (worker {task} does not answer: this is old)"
     return ""
+
+
+def _find_restart(coordinator: pb.CoordinatorStatus) -> Iterator[StatusFinding]:
+    age = coordinator.uptime_seconds
+    if coordinator.restarted and age <= RECENT_SECONDS:
+        sentence = f"the coordinator was started again {format_duration(age)} ago; what it counts begins there"
+        yield StatusFinding(FindingKind.RESTARTED, Severity.NOTE, sentence, age_seconds=age)
 
 
 # Workers

@@ -154,5 +154,13 @@ def sanitize_text(text: str) -> str:
 
 
 def _replace_control(character: str) -> str:
-    steers = character != "\n" and unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
-    return "\N{REPLACEMENT CHARACTER}" if steers else character
+    return "\N{REPLACEMENT CHARACTER}" if character != "\n" and _is_control(character) else character
+
+
+def find_control_character(text: str) -> str:
+    """The first character that would steer a terminal, or begin another line; '' if there is none."""
+    return "" if text.isascii() and text.isprintable() else next(filter(_is_control, text), "")
+
+
+def _is_control(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")

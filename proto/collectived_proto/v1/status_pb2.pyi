@@ -32,13 +32,14 @@ class StatusReply(_message.Message):
     def __init__(self, unix_time: _Optional[float] = ..., coordinator: _Optional[_Union[CoordinatorStatus, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[GroupStatus, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., answered_by: _Optional[str] = ...) -> None: ...
 
 class CoordinatorStatus(_message.Message):
-    __slots__ = ("address", "epoch", "pid", "uptime_seconds", "release", "job", "insecure", "protocol")
+    __slots__ = ("address", "epoch", "pid", "uptime_seconds", "release", "job", "restarted", "insecure", "protocol")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
+    RESTARTED_FIELD_NUMBER: _ClassVar[int]
     INSECURE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     address: str
@@ -47,9 +48,10 @@ class CoordinatorStatus(_message.Message):
     uptime_seconds: float
     release: str
     job: str
+    restarted: bool
     insecure: bool
     protocol: _common_pb2.Protocol
-    def __init__(self, address: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., release: _Optional[str] = ..., job: _Optional[str] = ..., insecure: bool = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ...) -> None: ...
+    def __init__(self, address: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., release: _Optional[str] = ..., job: _Optional[str] = ..., restarted: bool = ..., insecure: bool = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("task", "host", "pid", "incarnation", "release", "uptime_seconds", "devices", "address", "link_address", "connected", "last_heartbeat_seconds", "sessions", "arena_bytes", "resident_bytes", "threads", "descriptors", "lanes", "draining", "arena_limit_bytes", "client_releases", "gpus_missing", "silent", "limits_met", "insecure", "protocol", "clients", "nccl")

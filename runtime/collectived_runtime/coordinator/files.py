@@ -82,8 +82,8 @@ def _read(path: Path) -> dict[str, int]:
         ) from None
 
 
-def next_epoch(journal: Path | None) -> int:
-    """A new epoch, written to the journal before it is used.
+def next_epoch(journal: Path | None) -> tuple[int, bool]:
+    """A new epoch, written to the journal before it is used; and whether there was one before.
 
     Raises:
         ValueError: the journal holds something else than one number.
@@ -91,7 +91,7 @@ def next_epoch(journal: Path | None) -> int:
     """
     epoch = time.time_ns() // 1_000_000
     if journal is None:
-        return epoch
+        return epoch, False
     try:
         text = journal.read_text()
     except FileNotFoundError:
@@ -104,7 +104,7 @@ def next_epoch(journal: Path | None) -> int:
             "of this job has run in the future"
         ) from None
     write_atomically(journal, f"{epoch}\n")
-    return epoch
+    return epoch, text != "0"
 
 
 def write_atomically(path: Path, text: str) -> None:

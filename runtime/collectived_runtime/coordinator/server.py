@@ -72,7 +72,7 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
             callers = CallerIdentifier(authenticator, proxy, tls.is_mutual)
         except (StartupError, ValueError) as error:
             _fail(str(error))
-        epoch = _read_epoch(settings)
+        epoch, restarted = _read_epoch(settings)
         service = _make_service(epoch, settings)
         connections = compute_connection_limit(
             settings.max_connections, descriptors - min(RESERVED_DESCRIPTORS, descriptors // 4), len(settings.listen)
@@ -105,6 +105,7 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
             try:
                 await health.start()
                 service.address, service.insecure = addresses[0], authenticator.insecure
+                service.restarted = restarted
                 print_ready(
                     {
                         "address": addresses[0],
@@ -140,7 +141,7 @@ def _rare_gc() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _read_epoch(settings: CoordinatorSettings) -> int:
+def _read_epoch(settings: CoordinatorSettings) -> tuple[int, bool]:
     try:
         return next_epoch(settings.journal)
     except (OSError, ValueError) as error:

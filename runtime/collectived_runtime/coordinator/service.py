@@ -90,7 +90,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         mind: decides everything.
         job: name of the job, for status.
         address: where this coordinator is served, for status; may be set later.
-        insecure: it admits everybody; likewise.
+        insecure: it admits everybody; likewise. restarted: another coordinator was there before; likewise.
         store: keeps the table of links that were measured; raises ValueError or OSError where it cannot.
         roll: numbers of workers that bring none; None: kept in memory alone.
     """
@@ -105,7 +105,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> None:
         self.job = job
         self.address = address
-        self.insecure = False
+        self.insecure = self.restarted = False
         self._save_table = store
         self._task_ids = roll or TaskIdFile()
         self._coordinator = mind
@@ -345,6 +345,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         reply.coordinator.CopyFrom(
             coordinator_status(self.address, self._coordinator.epoch, os.getpid(), uptime, self.job, self.insecure)
         )
+        reply.coordinator.restarted = self.restarted
         return reply
 
     async def Trace(self, request: trace_pb2.TraceRequest, context: Any) -> AsyncIterator[trace_pb2.TraceReply]:

@@ -34,6 +34,7 @@ from collectived_proto.errors import (
 )
 from collectived_proto.group_codec import compact_verdict_from_proto, formed_from_bytes
 from collectived_proto.ipc.messages import TOKEN_BYTES
+from collectived_proto.report.phrases import find_control_character
 from collectived_proto.types import RankPosition, Report, ReportKind, unscoped_name
 from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_proto.v1 import coordinator_pb2 as pb
@@ -215,6 +216,8 @@ class Groups:
             )
         client = session.client
         scoped = request.name if request.name.startswith("/") else f"{client.job}/{request.name}"
+        if steering := find_control_character(scoped):
+            raise InvalidArgumentError(f"names of groups and jobs must have no control characters, got {steering!r}")
         if not is_permitted(self._rules, scoped, session.caller):
             raise PermissionDeniedError(
                 f"group {request.name!r} is for those whom a rule of this worker names, and you are not among them: "

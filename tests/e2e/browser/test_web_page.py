@@ -141,6 +141,36 @@ def test_it_shows_the_job_live_and_hostile_names_as_they_are(browser: Browser, s
     assert not refused, "nothing breaks its own policy"
 
 
+def test_the_missing_rank_stands_first_and_no_call_site_is_broken(browser: Browser, served: Served) -> None:
+    served.reply.groups[0].in_flight[0].site = f"{'a_long_name_of_a_module' * 3}.py:90"
+    browser.look_like(1280, 900, "light")
+    browser.open(served.link)
+    browser.until("document.querySelectorAll('#tables td').length > 30")
+    section = "[...document.querySelectorAll('section')].find((one) => one.innerText.startsWith('In flight'))"
+    row = f"{section}.querySelector('tbody tr')"
+    assert browser.evaluate(f"{row}.cells[0].innerText") == "rank 1"
+    for width, height in ((1280, 900), (320, 640)):
+        browser.look_like(width, height, "light", width < 600)
+        browser.until(f"innerWidth === {width}")
+        text = f"const text = new Range(); text.selectNodeContents({row}.querySelector('.code'))"
+        assert browser.evaluate(f"(() => {{ {text}; return text.getClientRects().length; }})()") == 1, "one line"
+
+
+def test_it_keeps_a_small_history_of_what_was_carried_and_waited(browser: Browser, served: Served) -> None:
+    rate = served.reply.groups[0].rates.add(op="all_reduce", seconds=60, bus_bytes=10**9, busy_seconds=0.5)
+    browser.look_like(1280, 900, "light")
+    browser.open(served.link)
+    browser.until("document.body.innerText.includes('2.00 GB/s')")
+    assert "0.0 %" in browser.evaluate("document.querySelector('#facts').innerText")
+    served.reply.unix_time += 1
+    rate.busy_seconds, rate.waiting_seconds = 1.0, 30.0
+    browser.until("document.body.innerText.includes('1.00 GB/s')")
+    assert "50.0 %" in browser.evaluate("document.querySelector('#facts').innerText")
+    lines = "[...document.querySelectorAll('#facts polyline')]"
+    bus, waiting = browser.evaluate(f"{lines}.map((one) => one.getAttribute('points')).filter(Boolean)")
+    assert bus.split() == ["118,1.0", "119,10.0"] and waiting.split() == ["118,19.0", "119,1.0"]
+
+
 def test_it_is_light_or_dark_as_its_reader_likes_and_fits_a_phone(browser: Browser, served: Served) -> None:
     browser.open(served.link)
     browser.until("document.querySelectorAll('#tables td').length > 30")

@@ -394,6 +394,17 @@ def test_nothing_running_shows_the_line_to_type(runtime: Path, capsys: pytest.Ca
     assert "collectived launch --workers 2 --clients 2 -- python train.py" in capsys.readouterr().err
 
 
+def test_a_job_that_is_starting_is_named(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = job_files.ensure_runtime_folder()
+    (folder / f"me-{os.getpid()}-ab12cd").mkdir()
+    (folder / "lab").mkdir()  # of a cluster
+    assert run(["status"]) == 3
+    said = capsys.readouterr().err
+    assert f"no job of yours serves on this host yet, and one is starting: me-{os.getpid()}-ab12cd" in said
+    publish(f"me-{os.getpid()}-ab12cd", "unix:/none.sock")
+    assert job_files.list_starting_jobs() == []
+
+
 def test_a_socket_that_is_not_there_is_unreachable(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "--worker", f"unix:{runtime}/no.sock"]) == 3
     error = capsys.readouterr().err

@@ -226,6 +226,17 @@ def test_daemons_that_admit_everybody_are_told() -> None:
     assert only(reply).kind is FindingKind.INSECURE
 
 
+def test_a_coordinator_that_was_started_again_is_told_for_a_while() -> None:
+    reply = job()
+    reply.coordinator.uptime_seconds = 12
+    assert not collect_findings(reply)
+    reply.coordinator.restarted = True
+    assert only(reply).kind is FindingKind.RESTARTED
+    assert only(reply).sentence == "the coordinator was started again 12.0 s ago; what it counts begins there"
+    reply.coordinator.uptime_seconds = 601
+    assert not collect_findings(reply)
+
+
 @pytest.mark.parametrize(("used", "told"), [(89, False), (90, True)])
 def test_memory_that_is_nearly_used_up_is_told(used: int, told: bool) -> None:
     reply = job()

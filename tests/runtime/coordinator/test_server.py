@@ -161,9 +161,10 @@ def test_an_epoch_is_above_the_journal_even_where_the_clock_is_behind(tmp_path: 
     journal = tmp_path / "epoch"
     future = (time.time_ns() // 1_000_000) + 10**9
     journal.write_text(f"{future}\n")
-    assert next_epoch(journal) == future + 1
-    assert next_epoch(journal) == future + 2
-    assert next_epoch(None) < future
+    assert next_epoch(journal) == (future + 1, True)
+    assert next_epoch(journal) == (future + 2, True)
+    assert next_epoch(None)[0] < future and next_epoch(None)[1] is False
+    assert next_epoch(tmp_path / "fresh")[1] is False
 
 
 def test_a_journal_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

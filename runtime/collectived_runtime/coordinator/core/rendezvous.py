@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import Code, FailedPreconditionError
-from collectived_proto.report.phrases import format_seconds, is_or_are, members_text, ranks_text
+from collectived_proto.report.phrases import find_control_character, format_seconds, is_or_are, members_text, ranks_text
 from collectived_proto.types import GroupInfo, Member, Peer, unscoped_name
 from collectived_proto.version import negotiate_version
 from collectived_runtime.coordinator.core import draining, faults, scaling
@@ -182,6 +182,8 @@ def on_progress_timer(book: Registry, name: str, now: float) -> Iterator[Effect]
 def _rejection_reason(ask: JoinAsk, task: int, forming: FormingGroup | None) -> str:
     """Why this ask cannot be granted; '' where it can."""
     low, high = ask.min_size, ask.max_size
+    if steering := find_control_character(ask.name):
+        return f"names of groups and jobs must have no control characters, got {steering!r}"
     if not 1 <= low <= high:
         return f"a group needs 1 <= smallest size <= largest size, got {_size(low, high)}"
     if not 0 <= ask.settle_seconds < math.inf:

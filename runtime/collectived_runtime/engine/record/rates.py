@@ -79,14 +79,22 @@ class RateWindow:
         current.waiting += started - first
         current.busy += ended - started
 
-    def rates(self, now: float) -> list[pb.Rate]:
-        """One per operation of which any has ended in the last minute."""
+    def rates(self, now: float, pending: tuple[str, float] | None = None) -> list[pb.Rate]:
+        """One per operation of which any has ended in the last minute, or that ranks wait for now.
+
+        Args:
+            pending: the operation that waits for ranks, and when its first rank came; those behind it wait for it.
+        """
         oldest = int(now / SLICE_SECONDS) - SLICES + 1
         seconds = now - max(self._started_at, oldest * SLICE_SECONDS)
         found = []
-        for op, slices in list(self._slices.items()):
+        slices_by_op = dict(self._slices)
+        waiting_op, first = pending or ("", now)
+        if waiting_op:
+            slices_by_op.setdefault(waiting_op, [])
+        for op, slices in slices_by_op.items():
             recent = [one for one in slices if one.number >= oldest and one.done]
-            if recent:
+            if recent or op == waiting_op:
                 rate = pb.Rate(
                     op=op,
                     seconds=seconds,
@@ -94,7 +102,8 @@ class RateWindow:
                     bytes=sum(one.nbytes for one in recent),
                     bus_bytes=round(sum(one.bus_bytes for one in recent)),
                     busy_seconds=sum(one.busy for one in recent),
-                    waiting_seconds=sum(one.waiting for one in recent),
+                    waiting_seconds=sum(one.waiting for one in recent)
+                    + (min(now - first, seconds) if op == waiting_op else 0.0),
                 )
                 found.append(with_bandwidth(rate))
         return found

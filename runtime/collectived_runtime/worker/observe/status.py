@@ -115,7 +115,8 @@ def make_loop_status(group_loop: GroupLoop) -> pb.LaneStatus:
     now = time.monotonic()
     group, tracker, counters = group_loop.group, group_loop.tracker, group_loop.counters
     running = group_loop.execution
-    in_flight = [_in_flight(instance, tracker, running, now) for instance in list(tracker.list_open())]
+    open_instances = list(tracker.list_open())
+    in_flight = [_in_flight(instance, tracker, running, now) for instance in open_instances]
     members = []
     for rank, standing in list(tracker.progress.items()):
         member = member_to_proto(group.members[rank])
@@ -152,8 +153,16 @@ def make_loop_status(group_loop: GroupLoop) -> pb.LaneStatus:
         posts=posts,
         notes=group_loop.notes,
         idle=group_loop.topology.idle,
-        rates=group_loop.rate_window.rates(now),
+        rates=group_loop.rate_window.rates(now, _find_pending(open_instances, tracker)),
     )
+
+
+def _find_pending(open_instances: Sequence[Instance], tracker: InstanceTracker) -> tuple[str, float] | None:
+    """The first collective that waits for ranks, and since when."""
+    for instance in open_instances:
+        if tracker.missing_ranks(instance):
+            return str(instance.collective.operation).partition("(")[0], instance.first_arrival.arrived_at
+    return None
 
 
 def _in_flight(instance: Instance, tracker: InstanceTracker, running: Execution | None, now: float) -> pb.InFlight:

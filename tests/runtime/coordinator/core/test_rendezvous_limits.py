@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from collectived_proto.errors import Code
 from collectived_runtime.coordinator.core.coordinator import Coordinator
 from collectived_runtime.coordinator.core.events import (
@@ -48,6 +50,13 @@ def test_one_group_too_many_is_refused() -> None:
         "this coordinator has 2 groups, and there may be 2: leave some, or raise max_groups of the daemon"
     )
     assert limited(here) == {Limit.GROUPS: 1}
+
+
+@pytest.mark.parametrize("name", ["job/a\nOK", "job/\x1b[2J", "job/a\u202e", "j\rob/a"])
+def test_a_name_that_could_forge_a_line_is_refused(name: str) -> None:
+    refused = asked(mind(), "r1", name)
+    assert isinstance(refused, JoinRefused) and refused.code == Code.INVALID_ARGUMENT
+    assert refused.message.startswith("names of groups and jobs must have no control characters, got '\\")
 
 
 def test_a_group_that_forms_may_still_become_complete() -> None:

@@ -49,6 +49,17 @@ def test_what_ended_is_added_up_by_operation() -> None:
     assert (barrier.op, barrier.collectives, barrier.bus_bandwidth) == ("barrier", 1, 0.0)
 
 
+def test_what_waits_for_ranks_now_counts_as_waiting() -> None:
+    minute = RateWindow(begun=1000.0)
+    minute.add(SUMS, 1000.0, 1001.0, 1001.5)
+    (rate,) = minute.rates(1010.0, ("all_reduce", 1002.0))
+    assert (rate.collectives, rate.waiting_seconds) == (1, 9.0)
+    _, rate = minute.rates(1010.0, ("barrier", 1005.0))
+    assert (rate.op, rate.collectives, rate.seconds, rate.waiting_seconds) == ("barrier", 0, 10.0, 5.0)
+    rate = minute.rates(1200.0, ("barrier", 1005.0))[0]
+    assert rate.waiting_seconds == rate.seconds == 55.0  # all of the time that counts
+
+
 def test_what_is_older_than_a_minute_is_forgotten() -> None:
     minute = RateWindow(begun=0.0)
     for second in range(200):
