@@ -87,11 +87,15 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
     """
     ended: asyncio.Future[None] = loop.create_future()
 
+    def finish() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 4096):
             pass
         with contextlib.suppress(RuntimeError):  # the loop is closed: this process is ending
-            loop.call_soon_threadsafe(lambda: ended.done() or ended.set_result(None))
+            loop.call_soon_threadsafe(finish)
         time.sleep(END_TIMEOUT)
         os.write(2, f"this daemon was told to end by its standard input, and did not in {END_TIMEOUT:g} s\n".encode())
         os._exit(1)
