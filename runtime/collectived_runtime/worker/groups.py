@@ -34,7 +34,6 @@ from collectived_proto.errors import (
 )
 from collectived_proto.group_codec import compact_verdict_from_proto, formed_from_bytes
 from collectived_proto.ipc.messages import TOKEN_BYTES
-from collectived_proto.report.phrases import find_control_character
 from collectived_proto.types import RankPosition, Report, ReportKind, unscoped_name
 from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_proto.v1 import coordinator_pb2 as pb
@@ -54,7 +53,7 @@ from collectived_runtime.limits.rejections import Limit, RejectionCounters, form
 from collectived_runtime.transport.connections import TOKEN_SECONDS, ConnectionServer
 from collectived_runtime.worker import link_probe
 from collectived_runtime.worker.observe.totals import LoopTotals
-from collectived_runtime.worker.prepared import MAX_GROUP_NAME_CHARS, PreparedCache, check_length
+from collectived_runtime.worker.prepared import PreparedCache, check_name
 from collectived_runtime.worker.remote_ranks.remote_rank import RemoteRankSession
 from collectived_runtime.worker.remote_ranks.submit import RemoteRank
 from collectived_runtime.worker.sessions import Session
@@ -207,8 +206,8 @@ class Groups:
     def _make_join_request(self, session: Session, request: worker_pb2.JoinRequest) -> pb.JoinAsk:
         if not request.name:
             raise InvalidArgumentError("a group needs a name")
-        check_length("the name of a group", request.name, MAX_GROUP_NAME_CHARS)
-        check_length("device", request.device, MAX_GROUP_NAME_CHARS)
+        check_name("the name of a group", request.name)
+        check_name("device", request.device)
         if not 1 <= request.min_size <= request.max_size:
             raise InvalidArgumentError(
                 f"a group's size must be at least 1 and its minimum at most its maximum, "
@@ -216,8 +215,6 @@ class Groups:
             )
         client = session.client
         scoped = request.name if request.name.startswith("/") else f"{client.job}/{request.name}"
-        if steering := find_control_character(scoped):
-            raise InvalidArgumentError(f"names of groups and jobs must have no control characters, got {steering!r}")
         if not is_permitted(self._rules, scoped, session.caller):
             raise PermissionDeniedError(
                 f"group {request.name!r} is for those whom a rule of this worker names, and you are not among them: "

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from collectived_proto.codec import collective_from_proto
 from collectived_proto.errors import InvalidArgumentError
+from collectived_proto.report.phrases import find_control_character
 from collectived_proto.types import AxisOperation, Broadcast, Collective, Layout, Operation, Recv, Send
 from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_runtime.engine.clients.local_rank import LocalRank
@@ -109,6 +110,13 @@ def check_length(what: str, text: str, most: int) -> None:
     """Raises InvalidArgumentError for a text that is longer than any honest one."""
     if len(text) > most:
         raise InvalidArgumentError(f"{what} has {len(text)} characters, and there may be {most}: choose a shorter one")
+
+
+def check_name(what: str, text: str) -> None:
+    """Raises InvalidArgumentError for a name that is too long, or could forge lines where it is shown."""
+    check_length(what, text, MAX_GROUP_NAME_CHARS)
+    if steering := find_control_character(text):
+        raise InvalidArgumentError(f"{what} must have no control characters, got {steering!r}")
 
 
 def register_prepared(local_rank: LocalRank, made: PreparedCollective, nbytes: int) -> int:

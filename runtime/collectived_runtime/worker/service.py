@@ -28,8 +28,8 @@ from collectived_runtime.worker.draining import DrainState
 from collectived_runtime.worker.groups import Groups
 from collectived_runtime.worker.grpc_errors import error_to_status
 from collectived_runtime.worker.prepared import (
-    MAX_GROUP_NAME_CHARS,
     check_length,
+    check_name,
     prepare_collective,
     register_prepared,
     run_or_offload,
@@ -125,7 +125,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncIterator[worker_pb2.SessionEvent]:
         negotiate_version(versions_from_proto(request.protocol), "the client", "this worker")
         caller = self._callers.identify(context)
-        check_length("job", request.job, MAX_GROUP_NAME_CHARS)
+        check_name("job", request.job)
         check_length("visible_gpus", request.visible_gpus, MAX_VISIBLE_GPUS_CHARS)
         visible = request.visible_gpus if request.HasField("visible_gpus") else None
         devices = tuple(self._devices(caller, visible))

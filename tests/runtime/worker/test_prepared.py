@@ -11,7 +11,7 @@ from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.submit.tracker import PreparedCollective
 from collectived_runtime.worker import prepared
-from collectived_runtime.worker.prepared import check_leaves, register_prepared
+from collectived_runtime.worker.prepared import check_leaves, check_name, register_prepared
 
 MADE = PreparedCollective(Collective(AllReduce(ReduceOp.SUM), "*", ()), b"", Layout((), (), 0, 0), "all_reduce(sum)")
 
@@ -40,3 +40,10 @@ def test_a_description_that_alone_takes_more_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(prepared, "MAX_DESCRIPTION_BYTES", 100)
     with pytest.raises(InvalidArgumentError, match="bytes to describe"):
         check_leaves(common_pb2.Collective(site="x" * 200))
+
+
+@pytest.mark.parametrize("name", ["a\nOK", "\x1b[2J", "train\u202e", "n" * 257])
+def test_a_name_that_could_forge_a_line_or_is_too_long_is_refused(name: str) -> None:
+    check_name("the name of a group", "train (äöü) 1")
+    with pytest.raises(InvalidArgumentError, match="^the name of a group (must have no control characters|has 257)"):
+        check_name("the name of a group", name)
