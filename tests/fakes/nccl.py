@@ -31,6 +31,7 @@ from collectived_runtime.device.nccl.handles import HandleTable
 from collectived_runtime.device.nccl.interface import (
     UNIQUE_ID_BYTES,
     Capabilities,
+    NcclBuffers,
     NcclDataType,
     NcclError,
     NcclOperation,
@@ -146,35 +147,14 @@ class FakeNccl:
     def _held(self) -> bool:
         return self.stuck or (self._init_hold is not None and self._init_hold.exists())
 
-    def all_reduce(
-        self,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: NcclDataType,
-        op: NcclOperation,
-        communicator: int,
-        stream: int,
-    ) -> None:
-        self._call(b"all_redu", send, receive, count, dtype, op, -1, communicator, stream)
+    def all_reduce(self, buffers: NcclBuffers, op: NcclOperation, communicator: int, stream: int) -> None:
+        self._call(b"all_redu", buffers, op, -1, communicator, stream)
 
-    def reduce(
-        self,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: NcclDataType,
-        op: NcclOperation,
-        root: int,
-        communicator: int,
-        stream: int,
-    ) -> None:
-        self._call(b"reduce  ", send, receive, count, dtype, op, root, communicator, stream)
+    def reduce(self, buffers: NcclBuffers, op: NcclOperation, root: int, communicator: int, stream: int) -> None:
+        self._call(b"reduce  ", buffers, op, root, communicator, stream)
 
-    def broadcast(
-        self, send: int, receive: int, count: int, dtype: NcclDataType, root: int, communicator: int, stream: int
-    ) -> None:
-        self._call(b"broadcas", send, receive, count, dtype, NcclOperation.SUM, root, communicator, stream)
+    def broadcast(self, buffers: NcclBuffers, root: int, communicator: int, stream: int) -> None:
+        self._call(b"broadcas", buffers, NcclOperation.SUM, root, communicator, stream)
 
     def abort(self, communicator: int) -> None:
         self._free("abort", communicator)
@@ -192,15 +172,13 @@ class FakeNccl:
     def _call(
         self,
         kind: bytes,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: NcclDataType,
+        buffers: NcclBuffers,
         op: NcclOperation,
         root: int,
         communicator: int,
         stream: int,
     ) -> None:
+        send, receive, count, dtype = buffers
         if count > self.capabilities.max_count:
             raise NcclUsageError(NcclResult.INVALID_ARGUMENT, "a collective", f"{count} elements")
         end = self._ends[communicator]

@@ -18,7 +18,7 @@ from collectived_proto.errors import FailedPreconditionError
 from collectived_runtime.device.cuda.driver import Cuda
 from collectived_runtime.device.gpus import view_host_memory
 from collectived_runtime.device.nccl.binding import BINDINGS, load_binding
-from collectived_runtime.device.nccl.interface import Nccl, NcclDataType, NcclError, NcclOperation
+from collectived_runtime.device.nccl.interface import Nccl, NcclBuffers, NcclDataType, NcclError, NcclOperation
 
 TYPES = {
     NcclDataType[np.dtype(kind).name.upper()]: kind for kind in (np.int32, np.int64, np.uint8, np.float32, np.float64)
@@ -80,7 +80,9 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 def test_one_rank_alone_receives_what_it_sends(place: Place, dtype: NcclDataType, op: NcclOperation) -> None:
     values, one = np.arange(5000).astype(TYPES[dtype]), place.alone()
     nccl, stream = place.nccl, place.bench.stream
-    found = place.carried(values, lambda s, t: nccl.all_reduce(s, t, len(values), dtype, op, one, stream), one)
+    found = place.carried(
+        values, lambda s, t: nccl.all_reduce(NcclBuffers(s, t, len(values), dtype), op, one, stream), one
+    )
     assert (found == values).all()
     nccl.destroy(one)
 
@@ -90,10 +92,10 @@ def test_reduce_and_broadcast_reach_the_root(place: Place) -> None:
     nccl, stream = place.nccl, place.bench.stream
 
     def reduce(source: int, target: int) -> None:
-        nccl.reduce(source, target, 100, NcclDataType.FLOAT32, NcclOperation.SUM, 0, one, stream)
+        nccl.reduce(NcclBuffers(source, target, 100, NcclDataType.FLOAT32), NcclOperation.SUM, 0, one, stream)
 
     def broadcast(source: int, target: int) -> None:
-        nccl.broadcast(source, target, 100, NcclDataType.FLOAT32, 0, one, stream)
+        nccl.broadcast(NcclBuffers(source, target, 100, NcclDataType.FLOAT32), 0, one, stream)
 
     for call in (reduce, broadcast):
         assert (place.carried(values, call, one) == values).all()

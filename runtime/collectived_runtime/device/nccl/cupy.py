@@ -14,7 +14,7 @@ from cupy_backends.cuda.libs import nccl as raw
 from collectived_runtime.device.nccl.handles import HandleTable
 from collectived_runtime.device.nccl.interface import (
     Capabilities,
-    NcclDataType,
+    NcclBuffers,
     NcclOperation,
     NcclResult,
     check_ready,
@@ -55,38 +55,17 @@ class Cupy:
             return check_ready(_code(refused), call)
         return True
 
-    def all_reduce(
-        self,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: NcclDataType,
-        op: NcclOperation,
-        communicator: int,
-        stream: int,
-    ) -> None:
+    def all_reduce(self, buffers: NcclBuffers, op: NcclOperation, communicator: int, stream: int) -> None:
         comm = self._communicators[communicator]
-        _call("all_reduce", comm.allReduce, send, receive, count, int(dtype), int(op), stream)
+        _call("all_reduce", comm.allReduce, *buffers, int(op), stream)
 
-    def reduce(
-        self,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: NcclDataType,
-        op: NcclOperation,
-        root: int,
-        communicator: int,
-        stream: int,
-    ) -> None:
+    def reduce(self, buffers: NcclBuffers, op: NcclOperation, root: int, communicator: int, stream: int) -> None:
         comm = self._communicators[communicator]
-        _call("reduce", comm.reduce, send, receive, count, int(dtype), int(op), root, stream)
+        _call("reduce", comm.reduce, *buffers, int(op), root, stream)
 
-    def broadcast(
-        self, send: int, receive: int, count: int, dtype: NcclDataType, root: int, communicator: int, stream: int
-    ) -> None:
+    def broadcast(self, buffers: NcclBuffers, root: int, communicator: int, stream: int) -> None:
         comm = self._communicators[communicator]
-        _call("broadcast", comm.broadcast, send, receive, count, int(dtype), root, stream)
+        _call("broadcast", comm.broadcast, *buffers, root, stream)
 
     def abort(self, communicator: int) -> None:
         _call("abort", self._communicators.pop(communicator).abort)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from collectived_proto.types import DType, ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic
@@ -170,11 +170,20 @@ def split_count(count: int, most: int) -> Iterator[tuple[int, int]]:
         yield start, min(most, count - start)
 
 
+class NcclBuffers(NamedTuple):
+    """What a collective reads and writes: two addresses, and how many elements of which type lie there."""
+
+    send: int
+    receive: int
+    elements: int
+    dtype: NcclDataType
+
+
 class Nccl(Protocol):
     """One loaded libnccl. May be used from any thread; one communicator by one thread at a time, but for `abort`.
 
     Addresses and streams are of the device that is current in the calling thread. All calls but `version` raise
-    `NcclError`; `count` is in elements and at most `capabilities.max_count`.
+    `NcclError`; a call takes at most `capabilities.max_count` elements.
     """
 
     name: str
@@ -196,32 +205,11 @@ class Nccl(Protocol):
         """False while it is at an earlier call; raises where it has failed meanwhile."""
         ...
 
-    def all_reduce(
-        self,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: NcclDataType,
-        op: NcclOperation,
-        communicator: int,
-        stream: int,
-    ) -> None: ...
+    def all_reduce(self, buffers: NcclBuffers, op: NcclOperation, communicator: int, stream: int) -> None: ...
 
-    def reduce(
-        self,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: NcclDataType,
-        op: NcclOperation,
-        root: int,
-        communicator: int,
-        stream: int,
-    ) -> None: ...
+    def reduce(self, buffers: NcclBuffers, op: NcclOperation, root: int, communicator: int, stream: int) -> None: ...
 
-    def broadcast(
-        self, send: int, receive: int, count: int, dtype: NcclDataType, root: int, communicator: int, stream: int
-    ) -> None: ...
+    def broadcast(self, buffers: NcclBuffers, root: int, communicator: int, stream: int) -> None: ...
 
     def abort(self, communicator: int) -> None:
         """Frees it, whatever it is at. May block; nobody may use it any more."""

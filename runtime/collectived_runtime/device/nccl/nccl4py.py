@@ -15,7 +15,7 @@ from collectived_runtime.device.nccl.handles import HandleTable
 from collectived_runtime.device.nccl.interface import (
     UNIQUE_ID_BYTES,
     Capabilities,
-    NcclDataType,
+    NcclBuffers,
     NcclError,
     NcclOperation,
     check_ready,
@@ -50,37 +50,16 @@ class Nccl4py:
     def is_ready(self, communicator: int) -> bool:
         return check_ready(int(self._call_on(communicator, "comm_get_async_error")), "a communicator has failed")
 
-    def all_reduce(
-        self,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: NcclDataType,
-        op: NcclOperation,
-        communicator: int,
-        stream: int,
-    ) -> None:
+    def all_reduce(self, buffers: NcclBuffers, op: NcclOperation, communicator: int, stream: int) -> None:
         comm = self._communicators[communicator]
-        self._call("all_reduce", send, receive, count, int(dtype), int(op), comm, stream)
+        self._call("all_reduce", *buffers, int(op), comm, stream)
 
-    def reduce(
-        self,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: NcclDataType,
-        op: NcclOperation,
-        root: int,
-        communicator: int,
-        stream: int,
-    ) -> None:
+    def reduce(self, buffers: NcclBuffers, op: NcclOperation, root: int, communicator: int, stream: int) -> None:
         comm = self._communicators[communicator]
-        self._call("reduce", send, receive, count, int(dtype), int(op), root, comm, stream)
+        self._call("reduce", *buffers, int(op), root, comm, stream)
 
-    def broadcast(
-        self, send: int, receive: int, count: int, dtype: NcclDataType, root: int, communicator: int, stream: int
-    ) -> None:
-        self._call("broadcast", send, receive, count, int(dtype), root, self._communicators[communicator], stream)
+    def broadcast(self, buffers: NcclBuffers, root: int, communicator: int, stream: int) -> None:
+        self._call("broadcast", *buffers, root, self._communicators[communicator], stream)
 
     def abort(self, communicator: int) -> None:
         self._call("comm_abort", self._communicators.pop(communicator))

@@ -16,7 +16,7 @@ from collectived_runtime.device.nccl.handles import HandleTable
 from collectived_runtime.device.nccl.interface import (
     UNIQUE_ID_BYTES,
     Capabilities,
-    NcclDataType,
+    NcclBuffers,
     NcclOperation,
     NcclResult,
     check_ready,
@@ -70,38 +70,17 @@ class Pynccl:
         self._call("ncclCommGetAsyncError", self._communicators[communicator], ctypes.byref(state))
         return check_ready(state.value, "a communicator has failed")
 
-    def all_reduce(
-        self,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: NcclDataType,
-        op: NcclOperation,
-        communicator: int,
-        stream: int,
-    ) -> None:
+    def all_reduce(self, buffers: NcclBuffers, op: NcclOperation, communicator: int, stream: int) -> None:
         comm = self._communicators[communicator]
-        self._call("ncclAllReduce", send, receive, _checked(count), int(dtype), int(op), comm, stream)
+        self._call("ncclAllReduce", *_checked(buffers), int(op), comm, stream)
 
-    def reduce(
-        self,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: NcclDataType,
-        op: NcclOperation,
-        root: int,
-        communicator: int,
-        stream: int,
-    ) -> None:
+    def reduce(self, buffers: NcclBuffers, op: NcclOperation, root: int, communicator: int, stream: int) -> None:
         comm = self._communicators[communicator]
-        self._call("ncclReduce", send, receive, _checked(count), int(dtype), int(op), root, comm, stream)
+        self._call("ncclReduce", *_checked(buffers), int(op), root, comm, stream)
 
-    def broadcast(
-        self, send: int, receive: int, count: int, dtype: NcclDataType, root: int, communicator: int, stream: int
-    ) -> None:
+    def broadcast(self, buffers: NcclBuffers, root: int, communicator: int, stream: int) -> None:
         comm = self._communicators[communicator]
-        self._call("ncclBroadcast", send, receive, _checked(count), int(dtype), root, comm, stream)
+        self._call("ncclBroadcast", *_checked(buffers), root, comm, stream)
 
     def abort(self, communicator: int) -> None:
         self._call("ncclCommAbort", self._communicators.pop(communicator))
@@ -116,9 +95,8 @@ class Pynccl:
             raise make_error(code, call, said.decode(errors="replace") if said else "")
 
 
-def _checked(count: int) -> int:
-    if count > MOST:
-        raise make_error(
-            NcclResult.INVALID_ARGUMENT, "a collective", f"{count} elements, and pynccl takes {MOST} in one call"
-        )
-    return count
+def _checked(buffers: NcclBuffers) -> NcclBuffers:
+    if buffers.elements > MOST:
+        why = f"{buffers.elements} elements, and pynccl takes {MOST} in one call"
+        raise make_error(NcclResult.INVALID_ARGUMENT, "a collective", why)
+    return buffers

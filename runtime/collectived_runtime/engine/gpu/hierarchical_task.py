@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from collectived_runtime.device.gpus import Region
 from collectived_runtime.device.launch_thread import Work
-from collectived_runtime.device.nccl.interface import NcclDataType, NcclOperation
+from collectived_runtime.device.nccl.interface import NcclBuffers, NcclDataType, NcclOperation
 from collectived_runtime.engine.gpu.contributions import GpuContribution, MultiGpuTask, issue_in_chunks, to_nccl
 from collectived_runtime.engine.gpu.gpu_task import Array
 from collectived_runtime.engine.run.schedule import Buffers, Wait, execute
@@ -67,7 +67,8 @@ class HierarchicalTask(MultiGpuTask):
                 fold(stream)
 
             def call(at: int, count: int, handle: int) -> None:
-                communicator.nccl.reduce(send + at, receive + at, count, dtype, op, root, handle, stream)
+                buffers = NcclBuffers(send + at, receive + at, count, dtype)
+                communicator.nccl.reduce(buffers, op, root, handle, stream)
 
             issue_in_chunks(communicator, len(self.task.span) * width, self.row_bytes // width, call)
             if is_root:
@@ -100,7 +101,8 @@ class HierarchicalTask(MultiGpuTask):
                 cuda.copy(at, result.ctypes.data, nbytes, stream)
 
             def call(offset: int, count: int, handle: int) -> None:
-                communicator.nccl.broadcast(at + offset, at + offset, count, NcclDataType.UINT8, root, handle, stream)
+                buffers = NcclBuffers(at + offset, at + offset, count, NcclDataType.UINT8)
+                communicator.nccl.broadcast(buffers, root, handle, stream)
 
             issue_in_chunks(communicator, nbytes, 1, call)
             for other in wanted[1:]:

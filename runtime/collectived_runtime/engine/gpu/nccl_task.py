@@ -20,7 +20,7 @@ import numpy as np
 from collectived_proto.types import ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.gpus import Region
-from collectived_runtime.device.nccl.interface import NcclOperation, NcclRemoteError
+from collectived_runtime.device.nccl.interface import NcclBuffers, NcclOperation, NcclRemoteError
 from collectived_runtime.engine.base.poller import Timers
 from collectived_runtime.engine.gpu.communicator import LaunchTurn, LocalCommunicator
 from collectived_runtime.engine.gpu.contributions import GpuContribution, MultiGpuTask, issue_in_chunks, to_nccl
@@ -106,12 +106,12 @@ class NcclTask(MultiGpuTask):
         if share.output is None:
             wanted = self.select_outputs(share)
             share.output = wanted[0].address if wanted else self.allocate_scratch(share.gpu, self.nbytes).address
-        (dtype, _), nccl, address = self._layout, share.communicator.nccl, share.output
+        nccl = share.communicator.nccl
 
-        def call(at: int, count: int, handle: int, stream: int) -> None:
-            nccl.broadcast(address + at, address + at, count, dtype, root, handle, stream)
+        def call(buffers: NcclBuffers, handle: int, stream: int) -> None:
+            nccl.broadcast(buffers, root, handle, stream)
 
-        self._add_collective(share, call)
+        self._add_collective(share, share.output, share.output, call)
 
     def _add_reduction(self, share: GpuContribution, root: int | None) -> None:
         """The fold of all GPUs; `root`: whose scratch alone it is left in."""
@@ -124,24 +124,26 @@ class NcclTask(MultiGpuTask):
         else:
             receive = self.allocate_scratch(share.gpu, self.nbytes).address
         share.scratch = receive if holds else None
-        (dtype, _), nccl, op = self._layout, share.communicator.nccl, self._operation
+        nccl, op = share.communicator.nccl, self._operation
 
-        def call(at: int, count: int, handle: int, stream: int) -> None:
+        def call(buffers: NcclBuffers, handle: int, stream: int) -> None:
             if root is None:
-                nccl.all_reduce(send + at, receive + at, count, dtype, op, handle, stream)
+                nccl.all_reduce(buffers, op, handle, stream)
             else:
-                nccl.reduce(send + at, receive + at, count, dtype, op, root, handle, stream)
+                nccl.reduce(buffers, op, root, handle, stream)
 
         if fold is not None:
             share.steps.append(fold)
-        self._add_collective(share, call)
+        self._add_collective(share, send, receive, call)
 
-    def _add_collective(self, share: GpuContribution, call: Callable[[int, int, int, int], None]) -> None:
-        width = self._layout[1]
+    def _add_collective(
+        self, share: GpuContribution, send: int, receive: int, call: Callable[[NcclBuffers, int, int], None]
+    ) -> None:
+        dtype, width = self._layout
 
         def step(stream: int) -> None:
             def issue(at: int, count: int, handle: int) -> None:
-                call(at, count, handle, stream)
+                call(NcclBuffers(send + at, receive + at, count, dtype), handle, stream)
 
             issue_in_chunks(share.communicator, len(self.task.span) * width, self.row_bytes // width, issue)
 

@@ -9,6 +9,7 @@ from tests.fakes.libnccl import Fake, Setting
 
 from collectived_runtime.device.nccl.interface import (
     Nccl,
+    NcclBuffers,
     NcclDataType,
     NcclError,
     NcclOperation,
@@ -22,6 +23,7 @@ from collectived_runtime.device.nccl.interface import (
 Fact = Callable[[Nccl, Fake], None]
 FACTS: dict[str, Fact] = {}
 BIG = (1 << 31) + 5
+BUFFERS = NcclBuffers(1, 2, 3, NcclDataType.FLOAT32)
 
 
 def fact(function: Fact) -> Fact:
@@ -75,9 +77,9 @@ def what_is_asked_for_arrives_as_it_is(nccl: Nccl, fake: Fake) -> None:
     one, count = begun(nccl), nccl.capabilities.max_count
 
     def calls() -> None:
-        nccl.all_reduce(0x10, 0x20, count, NcclDataType.BFLOAT16, NcclOperation.AVERAGE, one, 0x30)
-        nccl.reduce(0x10, 0x20, 7, NcclDataType.INT64, NcclOperation.MAX, 1, one, 0x30)
-        nccl.broadcast(0x10, 0x20, 9, NcclDataType.UINT8, 1, one, 0x30)
+        nccl.all_reduce(NcclBuffers(0x10, 0x20, count, NcclDataType.BFLOAT16), NcclOperation.AVERAGE, one, 0x30)
+        nccl.reduce(NcclBuffers(0x10, 0x20, 7, NcclDataType.INT64), NcclOperation.MAX, 1, one, 0x30)
+        nccl.broadcast(NcclBuffers(0x10, 0x20, 9, NcclDataType.UINT8), 1, one, 0x30)
 
     assert fake.called(calls) == [
         f"all_reduce 0x10 0x20 count={count} type=9 op=4 rank=1 stream=0x30",
@@ -92,12 +94,12 @@ def a_count_beyond_31_bits_arrives_whole_or_in_parts_and_never_as_another(nccl: 
 
     def calls() -> None:
         for start, count in split_count(BIG, most):
-            nccl.all_reduce(start, start, count, NcclDataType.INT8, NcclOperation.SUM, one, 0)
+            nccl.all_reduce(NcclBuffers(start, start, count, NcclDataType.INT8), NcclOperation.SUM, one, 0)
 
     counts = [int(line.split("count=")[1].split()[0]) for line in fake.called(calls)]
     assert sum(counts) == BIG and max(counts) <= most
     if most < BIG:
-        error = raised(lambda: nccl.all_reduce(0, 0, BIG, NcclDataType.INT8, NcclOperation.SUM, one, 0))
+        error = raised(lambda: nccl.all_reduce(NcclBuffers(0, 0, BIG, NcclDataType.INT8), NcclOperation.SUM, one, 0))
         assert isinstance(error, NcclUsageError) and str(BIG) in str(error)
 
 
@@ -109,7 +111,7 @@ def what_the_library_refuses_is_a_typed_error(nccl: Nccl, fake: Fake) -> None:
     kinds |= {NcclResult.REMOTE_ERROR: NcclRemoteError, NcclResult.TIMEOUT: NcclTimeoutError}
     for code, kind in kinds.items():
         with fake.having(Setting.CALL_RESULT, code):
-            error = raised(lambda: nccl.all_reduce(1, 2, 3, NcclDataType.FLOAT32, NcclOperation.SUM, one, 0))
+            error = raised(lambda: nccl.all_reduce(BUFFERS, NcclOperation.SUM, one, 0))
             assert type(error) is kind and error.code == code, (code, error)
             error = raised(nccl.create_unique_id)
             assert type(error) is kind and error.code == code, (code, error)
@@ -121,7 +123,7 @@ def what_the_library_refuses_is_a_typed_error(nccl: Nccl, fake: Fake) -> None:
 def a_call_in_progress_is_no_error(nccl: Nccl, fake: Fake) -> None:
     one = begun(nccl)
     with fake.having(Setting.CALL_RESULT, NcclResult.IN_PROGRESS):
-        nccl.all_reduce(1, 2, 3, NcclDataType.FLOAT32, NcclOperation.SUM, one, 0)
+        nccl.all_reduce(BUFFERS, NcclOperation.SUM, one, 0)
     with fake.having(Setting.ASYNC_RESULT, NcclResult.IN_PROGRESS):
         assert not nccl.is_ready(one)
     assert nccl.is_ready(one)
@@ -175,7 +177,7 @@ def what_has_been_freed_is_refused_and_not_passed_on(nccl: Nccl, fake: Fake) -> 
     def again() -> None:
         for call in (nccl.abort, nccl.destroy, nccl.is_ready):
             assert isinstance(raised(lambda call=call: call(one)), NcclUsageError)  # type: ignore[misc]
-        error = raised(lambda: nccl.all_reduce(1, 2, 3, NcclDataType.FLOAT32, NcclOperation.SUM, other, 0))
+        error = raised(lambda: nccl.all_reduce(BUFFERS, NcclOperation.SUM, other, 0))
         assert isinstance(error, NcclUsageError)
 
     assert fake.called(again) == []

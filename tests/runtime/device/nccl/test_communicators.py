@@ -18,7 +18,13 @@ from collectived_runtime.device.nccl.communicators import (
     DeviceRank,
     PendingCommunicators,
 )
-from collectived_runtime.device.nccl.interface import NcclDataType, NcclError, NcclOperation, NcclRemoteError
+from collectived_runtime.device.nccl.interface import (
+    NcclBuffers,
+    NcclDataType,
+    NcclError,
+    NcclOperation,
+    NcclRemoteError,
+)
 
 PATIENCE = 10.0
 
@@ -73,7 +79,10 @@ def summed(communicator: Communicator, values: Any) -> Any:
     source, target = np.array(values, np.float32), np.zeros(len(values), np.float32)
     communicator.issue(
         lambda handle: communicator.nccl.all_reduce(
-            source.ctypes.data, target.ctypes.data, len(source), NcclDataType.FLOAT32, NcclOperation.SUM, handle, 0
+            NcclBuffers(source.ctypes.data, target.ctypes.data, len(source), NcclDataType.FLOAT32),
+            NcclOperation.SUM,
+            handle,
+            0,
         )
     )
     return target.tolist()
