@@ -29,6 +29,7 @@ from collectived_runtime.grpc_server.health import Health, add_reflection
 from collectived_runtime.grpc_server.throttling import ThrottleInterceptor
 from collectived_runtime.grpc_server.validation import ValidationInterceptor
 from collectived_runtime.limits.descriptors import RESERVED_DESCRIPTORS, compute_connection_limit, raise_limit
+from collectived_runtime.limits.quotas import GroupLimits
 from collectived_runtime.limits.rejections import RejectionCounters
 from collectived_runtime.process import (
     bind,
@@ -158,10 +159,10 @@ def _make_service(epoch: int, settings: CoordinatorSettings) -> CoordinatorServi
         roll = TaskIdFile(settings.journal.with_name(f"{settings.journal.name}.workers") if settings.journal else None)
     except (OSError, ValueError) as error:
         _fail(f"the roll of workers cannot be used: {error}")
-    most = (settings.max_groups, settings.max_group_ranks)
+    limits = GroupLimits(settings.max_groups, settings.max_group_ranks)
     links = "" if settings.secret else secrets.token_hex(32)
     times = (settings.heartbeat_seconds, settings.stall_seconds)
-    mind = Coordinator(epoch, *times, settings.tune, stored, *most, link_secret=links)
+    mind = Coordinator(epoch, *times, settings.tune, stored, limits, link_secret=links)
     if tables:
         return CoordinatorService(mind, settings.job, store=partial(files.store_table, tables), roll=roll)
     return CoordinatorService(mind, settings.job, roll=roll)

@@ -1,4 +1,4 @@
-"""How much there may be of what clients ask a worker for; 0 is any number."""
+"""How much there may be of what clients ask a worker, or a coordinator, for; 0 is any number."""
 
 from __future__ import annotations
 
@@ -37,3 +37,14 @@ class Quotas:
             settings.max_session_openings,
             settings.max_session_gpu_memory,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """How many groups may form or run, and how many ranks one may have; 0: any number."""
+
+    groups: int = 0
+    ranks: int = 0
+
+
+NO_LIMITS = GroupLimits()

@@ -30,10 +30,8 @@ from typing import NamedTuple
 from collectived_proto.errors import FailedPreconditionError
 from collectived_proto.ipc import messages
 from collectived_proto.version import negotiate_version
-from collectived_runtime.limits.descriptors import TARGET_DESCRIPTORS
-from collectived_runtime.limits.login_throttle import LoginThrottle
 from collectived_runtime.limits.passed_descriptors import create_unix_socket
-from collectived_runtime.limits.rejections import Limit, MessageSource, RejectionCounters
+from collectived_runtime.limits.rejections import Limit, MessageSource
 from collectived_runtime.transport import handshake
 from collectived_runtime.transport import hello as hello_
 from collectived_runtime.transport.handshake import TlsContexts
@@ -52,7 +50,6 @@ DIAL_SECONDS = 5.0
 DIAL_PAUSE_SECONDS = 0.1
 REUSE_ANSWER_SECONDS = 1.0  # in which a kept connection answers a hello, or is taken for dead
 LINK_BUFFER_BYTES = 4 << 20
-MAX_PENDING = 1024
 MAX_EARLY_LINKS = 4096  # links that have come before anybody expects them
 
 _UCRED = struct.Struct("3i")
@@ -98,9 +95,6 @@ class ConnectionServer:
         secret: the job's secret; empty: no link is let in or dialled until `set_secret` gives one.
         door: path of the Unix socket for clients; a file that a killed worker left there is taken over.
         link_address: (host, port) to listen on for links; port 0 is chosen by the system.
-        refusals: counts who is turned away. logins: who has shown a wrong proof too often.
-        most_guests: that have not said who they are, of each of the two kinds.
-        descriptors: how many this process may have.
         contexts: of TLS, which links then speak below the hello; None: they speak it in plain text.
 
     Raises:
@@ -113,19 +107,15 @@ class ConnectionServer:
         secret: str,
         door: str,
         link_address: tuple[str, int],
-        refusals: RejectionCounters | None = None,
-        logins: LoginThrottle | None = None,
-        most_guests: int = MAX_PENDING,
-        descriptors: int = TARGET_DESCRIPTORS,
+        limits: AcceptLimits | None = None,
         contexts: TlsContexts | None = None,
     ) -> None:
-        self._rejections = refusals or RejectionCounters()
-        self._login_throttle = LoginThrottle(0) if logins is None else logins
-        house = AcceptLimits(self._rejections, self._login_throttle, max(1, most_guests), descriptors)
+        limits = limits or AcceptLimits()
+        self._rejections, self._login_throttle = limits.rejections, limits.login_throttle
         self._task = task
         self._contexts = contexts
         self._secret = secret
-        self._unix_path = door
+        self.unix_path = door
         try:
             self._link_listener = socket.create_server(link_address, backlog=128)
         except OSError as error:
@@ -154,13 +144,13 @@ class ConnectionServer:
         self._resolver = Resolver()
         self._on_probe_link: Callable[[Link], None] = Link.close
         self._listeners: dict[int, AcceptListener[PendingHandshake]] = {
-            self._link_listener.fileno(): AcceptListener(self._link_listener, MessageSource.HANDSHAKE, house),
-            self._unix_listener.fileno(): AcceptListener(self._unix_listener, MessageSource.DOOR, house),
+            self._link_listener.fileno(): AcceptListener(self._link_listener, MessageSource.HANDSHAKE, limits),
+            self._unix_listener.fileno(): AcceptListener(self._unix_listener, MessageSource.DOOR, limits),
         }
         self._dialling: dict[int, PendingHandshake] = {}  # those to whom we go
         self._poll = select.epoll()
         self._handshakes = PendingHandshakes(self._poll, self._on_handshake_error)  # all of them
-        self._pool = LinkPool(self._handshakes, contexts, descriptors, self._answer_hello)
+        self._pool = LinkPool(self._handshakes, contexts, limits.max_descriptors, self._answer_hello)
         self._stopping = False
         self.links_opened = {"dialled": 0, "accepted": 0, "kept": 0}  # links, by how they came about
         self._thread = threading.Thread(target=self._run, name="reception", daemon=True)
@@ -295,7 +285,7 @@ class ConnectionServer:
         self._unix_listener.close()
         self._poll.close()
         with contextlib.suppress(OSError):
-            os.unlink(self._unix_path)
+            os.unlink(self.unix_path)
 
     def _poll_timeout(self) -> float | None:
         """Seconds until something expires."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Generic, Protocol, TypeVar
 
-from collectived_runtime.limits.descriptors import has_descriptor_room
+from collectived_runtime.limits.descriptors import TARGET_DESCRIPTORS, has_descriptor_room
 from collectived_runtime.limits.login_throttle import LoginThrottle
 from collectived_runtime.limits.rate_limit import Rate, RateLimiter
 from collectived_runtime.limits.rejections import Limit, MessageSource, RejectionCounters
@@ -31,20 +31,25 @@ class HasDeadline(Protocol):
     deadline: float
 
 
+MAX_PENDING = 1024
 Pending = TypeVar("Pending", bound=HasDeadline)
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptLimits:
-    """What all entrances have in common.
+    """How many may come in, the same for all listeners.
 
-    max_pending: guests at a time, of each entrance. max_descriptors: that this process may have.
+    Attributes:
+        rejections: counts who is turned away.
+        login_throttle: knows who has shown a wrong proof too often.
+        max_pending: callers at a time that have not said who they are, of each listener.
+        max_descriptors: descriptors that this process may have.
     """
 
-    rejections: RejectionCounters
-    login_throttle: LoginThrottle
-    max_pending: int
-    max_descriptors: int
+    rejections: RejectionCounters = field(default_factory=RejectionCounters)
+    login_throttle: LoginThrottle = field(default_factory=lambda: LoginThrottle(0))
+    max_pending: int = MAX_PENDING
+    max_descriptors: int = TARGET_DESCRIPTORS
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,7 @@ import errno
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 from collectived_proto.devices import DeviceName
@@ -32,33 +33,45 @@ _COMMIT_EXECUTOR = ThreadPoolExecutor(
 )  # of the host; its threads start when they are first needed
 
 
-class SessionArenas:
-    """
-    Args:
-        budget: of shared memory. gpus: the worker's, with what the session may have of the memory of each; it may
-            use those among `devices`.
+@dataclass(frozen=True, slots=True)
+class ArenaLimits:
+    """How much memory a session may have.
+
+    Attributes:
+        budget: of shared memory.
+        gpu_budgets: of each GPU of the worker.
         descriptors: that this process may have.
-        openings: allocations of its client's own that may be open at a time, on each GPU.
+        open_allocations: allocations of its client's own that may be open at a time, on each GPU.
+    """
+
+    budget: MemoryBudget
+    gpu_budgets: Mapping[Gpu, MemoryBudget]
+    descriptors: int
+    open_allocations: int
+
+
+class SessionArenas:
+    """The arenas of one session: memory that its client and this worker share.
+
+    Args:
+        devices: those that the session may use.
         send: sends a message, with a descriptor or -1. ended: whether the session has.
     """
 
     def __init__(
         self,
-        budget: MemoryBudget,
-        gpus: Mapping[Gpu, MemoryBudget],
+        limits: ArenaLimits,
         devices: Sequence[DeviceName],
-        refusals: RejectionCounters,
-        descriptors: int,
-        openings: int,
+        rejections: RejectionCounters,
         send: Callable[[bytes, int], None],
         ended: Callable[[], bool],
     ) -> None:
-        self._budget = budget
-        self._gpu_budgets = gpus
+        self._budget = limits.budget
+        self._gpu_budgets = limits.gpu_budgets
         self._devices = devices
-        self._rejections = refusals
-        self._descriptor_limit = descriptors
-        self._max_open_allocations = openings
+        self._rejections = rejections
+        self._descriptor_limit = limits.descriptors
+        self._max_open_allocations = limits.open_allocations
         self._send = send
         self._is_ended = ended
         self._arenas: dict[int, Arena | DeviceArena] = {}

@@ -19,6 +19,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
@@ -58,15 +59,28 @@ FLUSH_POLL_SECONDS = 0.002  # between looks whether what was to be said has been
 MAX_QUEUED_MESSAGES = 10_000  # kept while the coordinator is away; older ones are dropped first
 
 
+@dataclass(frozen=True, slots=True)
+class CoordinatorEndpoint:
+    """Where the coordinator is, and how it is called.
+
+    Attributes:
+        address: `unix:/path` or `host:port`.
+        secret: the job's; '' where there is none.
+        tls: used over TCP; by default calls are in plain text.
+    """
+
+    address: str
+    secret: str = ""
+    tls: Certificates = field(default_factory=lambda: Certificates(TlsFiles()))
+
+
 class CoordinatorClient:
     """Args:
-    address: of the coordinator, `unix:/path` or `host:port`.
     hello: makes the first message of each stream.
     heard: called with each message of the coordinator.
     rejoin: called after each Welcome, to say again what may have been lost.
     ledgers: of the generations that run here; heartbeats tell where their ranks stand.
     away: called when the coordinator cannot be reached any more, until `rejoin`.
-    tls: with what the coordinator is called over TCP; None: in plain text.
 
     Attributes:
         welcome_count: how often the coordinator has welcomed this worker. heartbeat_count: heartbeats sent.
@@ -76,21 +90,19 @@ class CoordinatorClient:
 
     def __init__(
         self,
-        address: str,
-        secret: str,
+        endpoint: CoordinatorEndpoint,
         hello: Callable[[int], pb.Hello],
         heard: Callable[[pb.CoordinatorMessage], None],
         rejoin: Callable[[], None],
         ledgers: Callable[[], Iterable[InstanceTracker]] = tuple,
         away: Callable[[], None] = lambda: None,
-        tls: Certificates | None = None,
     ) -> None:
-        self.address = address
-        self._tls = tls or Certificates(TlsFiles())
+        self.address = endpoint.address
+        self._tls = endpoint.tls
         self.epoch = 0
         self.stall_seconds = 1.0
         self.connected = asyncio.Event()
-        self._metadata = client_metadata(address, secret)
+        self._metadata = client_metadata(endpoint.address, endpoint.secret)
         self._open_channel()
         self._make_hello = hello
         self._on_message = heard
@@ -333,12 +345,13 @@ def _is_cut_off(error: grpc.aio.AioRpcError) -> bool:
     return error.code() is grpc.StatusCode.INTERNAL and "Internal error from Core" in (error.details() or "")
 
 
-async def enlist(address: str, secret: str, host: str, patience: float, tls: Certificates) -> int:
-    """The number of this host's worker, by the coordinator at `address`, for which it looks so many seconds.
+async def enlist(coordinator: CoordinatorEndpoint, host: str, patience: float) -> int:
+    """The number of this host's worker, by the coordinator, for which it looks so many seconds.
 
     Raises:
         UnavailableError: it did not answer, or refused.
     """
+    address, tls = coordinator.address, coordinator.tls
     if reason := await tls.explain_failure(address):
         raise UnavailableError(f"the coordinator at {address} cannot be used: {reason}")
     async with tls.channel(address, (*CHANNEL_OPTIONS, *RECONNECT_OPTIONS)) as channel:
@@ -347,7 +360,7 @@ async def enlist(address: str, secret: str, host: str, patience: float, tls: Cer
             reply = await stub.Enlist(
                 coordinator_pb2.EnlistRequest(host=host),
                 timeout=patience or None,
-                metadata=client_metadata(address, secret),
+                metadata=client_metadata(address, coordinator.secret),
                 wait_for_ready=True,
             )
         except grpc.aio.AioRpcError as error:

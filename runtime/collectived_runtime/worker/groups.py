@@ -38,18 +38,14 @@ from collectived_proto.types import RankPosition, Report, ReportKind, unscoped_n
 from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_runtime.auth.acl import AclRule, is_permitted
-from collectived_runtime.engine.base.arenas import MemoryBudget
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.failure.reporter import CoordinatorAccess
-from collectived_runtime.engine.gpu.communicator import NcclContext
 from collectived_runtime.engine.loop.context import WorkerContext, WorkerResources
 from collectived_runtime.engine.loop.group_loop import GroupLoop
-from collectived_runtime.engine.record.flight_recorder import FlightRecorder
-from collectived_runtime.engine.run.fold_pool import FoldPool
 from collectived_runtime.limits.descriptors import can_open_descriptor
 from collectived_runtime.limits.quotas import Quotas
-from collectived_runtime.limits.rejections import Limit, RejectionCounters, format_limit_error
+from collectived_runtime.limits.rejections import Limit, format_limit_error
 from collectived_runtime.transport.connections import TOKEN_SECONDS, ConnectionServer
 from collectived_runtime.worker import link_probe
 from collectived_runtime.worker.observe.totals import LoopTotals
@@ -76,46 +72,48 @@ class _PendingJoin:
     answers: asyncio.Queue[JoinAnswer] = field(default_factory=asyncio.Queue)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """Where the clients of a worker are: on which host, and on which of its devices."""
+
+    task: int
+    host: str
+    devices: tuple[DeviceName, ...]
+
+    @property
+    def name(self) -> str:
+        return f"/job:worker/task:{self.task}"
+
+
 class Groups:
     """Runs in the worker's event loop; group loops call back from their threads.
 
     Args:
-        say: sends a message to the coordinator, from any thread.
-        connected: whether the coordinator can be reached.
-        refusals: counts what limits refuse, and what nobody should have sent.
+        send: sends a message to the coordinator, from any thread.
+        is_connected: whether the coordinator can be reached.
         rules: who may join which groups, by their names within the cluster: `JOB/NAME`, or `/NAME`.
-        native: what the worker has of NCCL, if anything.
     """
 
     def __init__(
         self,
-        task: int,
-        host: str,
-        devices: tuple[DeviceName, ...],
-        reception: ConnectionServer,
-        door: str,
-        budget: MemoryBudget,
-        say: Callable[[pb.WorkerMessage], None],
-        connected: Callable[[], bool],
-        refusals: RejectionCounters | None = None,
-        most: Quotas | None = None,
+        place: WorkerPlace,
+        connection_server: ConnectionServer,
+        resources: WorkerResources,
+        send: Callable[[pb.WorkerMessage], None],
+        is_connected: Callable[[], bool],
+        quotas: Quotas | None = None,
         rules: Sequence[AclRule] = (),
-        native: NcclContext | None = None,
     ) -> None:
-        self._rejections = refusals or RejectionCounters()
-        self._quotas = most or Quotas()
+        self._place = place
+        self._task = place.task
+        self._connection_server = connection_server
+        self._resources = resources
+        self._rejections = resources.rejections
+        self._quotas = quotas or Quotas()
         self._joins_by_name: Counter[str] = Counter()  # joins under way, by name
-        self._task = task
-        self._host = host
-        self._devices = devices
-        self._connection_server = reception
-        self._local_socket_path = door
-        self._budget = budget
-        self._fold_pool = FoldPool()
-        self._nccl_context = native
-        self.recorder = FlightRecorder()
-        self._send = say
-        self._is_connected = connected
+        self.recorder = resources.recorder
+        self._send = send
+        self._is_connected = is_connected
         self._rules = rules
         self._loop = asyncio.get_running_loop()
         self._pending_joins: dict[str, _PendingJoin] = {}
@@ -227,7 +225,7 @@ class Groups:
             max_size=request.max_size,
             settle_seconds=request.settle_seconds,
             device=str(self._choose_device(session, request.device)),
-            host=self._host,
+            host=self._place.host,
             pid=client.pid,
             label=client.label,
             idle=request.idle,
@@ -250,7 +248,7 @@ class Groups:
             raise InvalidArgumentError(str(error)) from None
         if device not in session.devices:
             offered = ", ".join(known.short for known in session.devices) or "none"
-            elsewhere = " for this session" if device in self._devices else ""
+            elsewhere = " for this session" if device in self._place.devices else ""
             raise NotFoundError(f"{text!r} is not a device of worker {self._task}{elsewhere}, which has {offered}")
         return device
 
@@ -336,7 +334,7 @@ class Groups:
             if join.session.is_remote:
                 self._add_remote_rank(join.session, group_loop, done.rank)
             else:
-                joined.door = self._local_socket_path
+                joined.door = self._connection_server.unix_path
                 joined.token = self._add_local_rank(join.session, group_loop, done.rank)
         except Exception as error:
             group_loop.mark_absent(done.rank, self._refuse_join(done.rank, join, group_loop.name, error))
@@ -448,15 +446,8 @@ class Groups:
 
     def _make_worker_context(self) -> WorkerContext:
         return WorkerContext(
-            name=f"/job:worker/task:{self._task}",
-            resources=WorkerResources(
-                self._connection_server,
-                self._budget,
-                self._fold_pool,
-                self.recorder,
-                self._rejections,
-                self._nccl_context,
-            ),
+            name=self._place.name,
+            resources=self._resources,
             coordinator=CoordinatorAccess(self._send_report, self.lost_after, self._is_connected),
             stall_after=self.stall_after,
             idle_after=IDLE_RELEASE_SECONDS,
@@ -488,7 +479,7 @@ class Groups:
             group_loop.stop()
         for group_loop in self.group_loops:
             group_loop.join()
-        self._fold_pool.close()
+        self._resources.fold_pool.close()
 
 
 def _disconnect_without_doorbell(group_loop_: weakref.ref[GroupLoop], local_rank_: weakref.ref[LocalRank]) -> None:

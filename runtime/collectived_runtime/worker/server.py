@@ -36,6 +36,9 @@ from collectived_runtime.auth.peers import resolve_allowed_users, set_socket_mod
 from collectived_runtime.auth.unix_proxy import PeerCredentialProxy
 from collectived_runtime.device.nccl.binding import load_binding
 from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.engine.loop.context import WorkerResources
+from collectived_runtime.engine.record.flight_recorder import FlightRecorder
+from collectived_runtime.engine.run.fold_pool import FoldPool
 from collectived_runtime.engine.run.links import parse_address
 from collectived_runtime.grpc_server.authentication import AuthInterceptor, check_exposed
 from collectived_runtime.grpc_server.health import Health, add_reflection
@@ -56,11 +59,12 @@ from collectived_runtime.process import (
 )
 from collectived_runtime.startup_error import StartupError
 from collectived_runtime.transport.connections import ConnectionServer
+from collectived_runtime.transport.listener import AcceptLimits
 from collectived_runtime.worker import devices, link_probe
-from collectived_runtime.worker.coordinator_client import CoordinatorClient, enlist
+from collectived_runtime.worker.coordinator_client import CoordinatorClient, CoordinatorEndpoint, enlist
 from collectived_runtime.worker.devices import GetNccl, default_memory_limit, exit_for_restart, load_nccl
 from collectived_runtime.worker.draining import DrainState
-from collectived_runtime.worker.groups import Groups
+from collectived_runtime.worker.groups import Groups, WorkerPlace
 from collectived_runtime.worker.observe import otel
 from collectived_runtime.worker.observe.status import (
     WorkerCounts,
@@ -69,7 +73,7 @@ from collectived_runtime.worker.observe.status import (
     worker_status,
 )
 from collectived_runtime.worker.observe.trace import worker_trace
-from collectived_runtime.worker.service import WorkerService
+from collectived_runtime.worker.service import ClientAccess, Observation, WorkerService
 from collectived_runtime.worker.sessions import Sessions
 
 log = logging.getLogger("collectived.worker")
@@ -118,7 +122,8 @@ async def serve(
             host = settings.host or socket.gethostname()
             tls = load_certificates(settings, settings.listen)
             if number is None:
-                number = await enlist(settings.coordinator, settings.secret, host, settings.patience_seconds, tls)
+                coordinator = CoordinatorEndpoint(settings.coordinator, settings.secret, tls)
+                number = await enlist(coordinator, host, settings.patience_seconds)
             worker = _Worker(settings, number, host, tls, cuda, nccl)
             await worker.start()
         except (OSError, ValueError, CollectiveError, StartupError) as error:
@@ -209,41 +214,32 @@ class _Worker:
             self.settings.secret,
             self.local_socket_path,
             parse_address(self.settings.link_listen),
-            self.rejections,
-            self.authenticator.login_throttle,
-            self.settings.max_handshakes,
-            self.descriptor_limit,
+            AcceptLimits(
+                self.rejections,
+                self.authenticator.login_throttle,
+                max(1, self.settings.max_handshakes),
+                self.descriptor_limit,
+            ),
             self.tls.get_link_contexts if self.tls.is_mutual else None,
         )
         reception.set_probe_handler(link_probe.ProbeServer().serve_in_thread)
         return reception
 
     def _create_groups(self, names: tuple[DeviceName, ...], most: Quotas, rules: Sequence[AclRule]) -> Groups:
-        return Groups(
-            self.identity.task,
-            self.identity.host,
-            names,
-            self.connection_server,
-            self.local_socket_path,
-            self.budget,
-            self._send,
-            self._is_connected,
-            self.rejections,
-            most,
-            rules,
-            self.nccl.context,
+        resources = WorkerResources(
+            self.connection_server, self.budget, FoldPool(), FlightRecorder(), self.rejections, self.nccl.context
         )
+        place = WorkerPlace(self.identity.task, self.identity.host, names)
+        return Groups(place, self.connection_server, resources, self._send, self._is_connected, most, rules)
 
     def _create_coordinator_client(self) -> CoordinatorClient:
         return CoordinatorClient(
-            self.settings.coordinator,
-            self.settings.secret,
+            CoordinatorEndpoint(self.settings.coordinator, self.settings.secret, self.tls),
             self._make_hello,
             self._on_message,
             self._on_welcomed,
             lambda: [group_loop.tracker for group_loop in self.groups.group_loops],
             self._on_away,
-            self.tls,
         )
 
     def _create_drain_state(self) -> DrainState:
@@ -274,14 +270,11 @@ class _Worker:
         )
         service = WorkerService(
             self.name,
-            offer,
-            self.local_socket_path,
-            callers,
+            ClientAccess(callers, offer),
             self.sessions,
             self.groups,
             self.connection_server,
-            self._status,
-            self._trace,
+            Observation(self._status, self._trace),
             self.drain_state,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
@@ -315,12 +308,12 @@ class _Worker:
 
     def _create_metrics_server(self, where: str) -> HttpServer:
         from collectived_runtime.metrics.route import create_metrics_server  # most workers serve none
-        from collectived_runtime.worker.observe.metrics import WorkerMetrics
+        from collectived_runtime.worker.observe.metrics import NetworkCounts, WorkerMetrics
 
         parts = self.groups.totals, self.groups.join_outcomes, self.sessions, self.budget, self.coordinator_client
         secure = self.tls.get_http_context if self.tls.has_server_tls else None
-        refused, links = self.authenticator.reject_counts, self.connection_server.links_opened
-        source = WorkerMetrics(self.identity.task, *parts, refused=refused, refusals=self.rejections, links=links)
+        network = NetworkCounts(self.authenticator.reject_counts, self.rejections, self.connection_server.links_opened)
+        source = WorkerMetrics(self.identity.task, *parts, network)
         return create_metrics_server(where, source, lambda: self.health.is_healthy, self.authenticator, secure)
 
     def announcement(self) -> dict[str, object]:

@@ -8,6 +8,7 @@ import functools
 import inspect
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -76,27 +77,43 @@ async def _throttle_refusal(service: WorkerService, request: Any, context: Any, 
         await service.wait_before_refusal(getattr(request, "session", b""), context)
 
 
+@dataclass(frozen=True, slots=True)
+class ClientAccess:
+    """Who calls, and what that caller may use.
+
+    Attributes:
+        devices: those that a caller may join on; it says which GPUs it sees itself (None: nothing).
+    """
+
+    callers: CallerIdentifier
+    devices: Callable[[Caller, str | None], Sequence[DeviceName]]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What answers requests for status, and for traces."""
+
+    status: Callable[[status_pb2.StatusRequest], Awaitable[status_pb2.StatusReply]]
+    trace: Callable[[trace_pb2.TraceRequest], AsyncIterator[trace_pb2.TraceReply]]
+
+
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """Args:
-    name: `/job:worker/task:1`.
-    devices: those that a caller may join on; it says which GPUs it sees itself (None: nothing).
-    callers: who makes a call.
-    status: answers a status request. trace: the same, in a stream.
-    drainage: what is to be asked before a rank is taken.
+    """Serves the clients of a worker over gRPC.
+
+    Args:
+        name: `/job:worker/task:1`.
+        drain_state: is asked before a rank is taken.
     """
 
     def __init__(
         self,
         name: str,
-        devices: Callable[[Caller, str | None], Sequence[DeviceName]],
-        door: str,
-        callers: CallerIdentifier,
+        access: ClientAccess,
         sessions: Sessions,
         groups: Groups,
-        reception: ConnectionServer,
-        status: Callable[[status_pb2.StatusRequest], Awaitable[status_pb2.StatusReply]],
-        trace: Callable[[trace_pb2.TraceRequest], AsyncIterator[trace_pb2.TraceReply]],
-        drainage: DrainState,
+        connection_server: ConnectionServer,
+        observation: Observation,
+        drain_state: DrainState,
     ) -> None:
         self._prepare_throttle, self._join_throttle, self._refusal_throttle = (
             Throttle(PREPARE_RATE),
@@ -104,31 +121,28 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             Throttle(REFUSAL_RATE),
         )
         self._name = name
-        self._devices = devices
-        self._local_socket_path = door
-        self._callers = callers
+        self._access = access
         self._sessions = sessions
         self._groups = groups
-        self._connection_server = reception
-        self._status = status
-        self._trace = trace
-        self._drain_state = drainage
+        self._connection_server = connection_server
+        self._observation = observation
+        self._drain_state = drain_state
 
     async def wait_before_refusal(self, session: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Returns when a refusal may be told."""
         known = session in self._sessions
-        await self._refusal_throttle.wait(session if known else self._callers.get_throttle_key(context))
+        await self._refusal_throttle.wait(session if known else self._access.callers.get_throttle_key(context))
 
     @_translate_errors
     async def OpenSession(
         self, request: worker_pb2.OpenSessionRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[worker_pb2.SessionEvent]:
         negotiate_version(versions_from_proto(request.protocol), "the client", "this worker")
-        caller = self._callers.identify(context)
+        caller = self._access.callers.identify(context)
         check_name("job", request.job)
         check_length("visible_gpus", request.visible_gpus, MAX_VISIBLE_GPUS_CHARS)
         visible = request.visible_gpus if request.HasField("visible_gpus") else None
-        devices = tuple(self._devices(caller, visible))
+        devices = tuple(self._access.devices(caller, visible))
         local = request.local and caller.unix_peer is not None
         session = self._sessions.open(_make_client(request, caller), caller, devices, remote=not local)
         try:
@@ -141,7 +155,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 openings=session.max_open_allocations,
             )
             if local:
-                opened.door = self._local_socket_path
+                opened.door = self._connection_server.unix_path
                 opened.token = self._issue_token(session)
             yield worker_pb2.SessionEvent(opened=opened)
             await session.ended.wait()
@@ -205,7 +219,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Status(
         self, request: status_pb2.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> status_pb2.StatusReply:
-        return await self._status(request)
+        return await self._observation.status(request)
 
     @_translate_errors
     async def Drain(
@@ -220,7 +234,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Trace(
         self, request: trace_pb2.TraceRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[trace_pb2.TraceReply]:
-        async for reply in self._trace(request):
+        async for reply in self._observation.trace(request):
             yield reply
 
     def _issue_token(self, session: Session) -> bytes:

@@ -35,7 +35,7 @@ from collectived_runtime.engine.loop.group_loop import GroupLoop
 from collectived_runtime.limits.descriptors import TARGET_DESCRIPTORS
 from collectived_runtime.limits.quotas import Quotas
 from collectived_runtime.limits.rejections import Limit, MessageSource, RejectionCounters, format_limit_error
-from collectived_runtime.worker.arenas import SessionArenas
+from collectived_runtime.worker.arenas import ArenaLimits, SessionArenas
 from collectived_runtime.worker.devices import DeviceOffer
 from collectived_runtime.worker.remote_ranks.submit import RemoteRank
 
@@ -91,16 +91,8 @@ class Session:
     _end_reason: str = "its session ended"
 
     def __post_init__(self) -> None:
-        self.arenas = SessionArenas(
-            self.budget,
-            self.gpu_budgets,
-            self.devices,
-            self.rejections,
-            self.descriptor_limit,
-            self.max_open_allocations,
-            self._send,
-            self.ended.is_set,
-        )
+        limits = ArenaLimits(self.budget, self.gpu_budgets, self.descriptor_limit, self.max_open_allocations)
+        self.arenas = SessionArenas(limits, self.devices, self.rejections, self._send, self.ended.is_set)
 
     @property
     def arena_bytes(self) -> int:

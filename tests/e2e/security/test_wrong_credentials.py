@@ -160,7 +160,7 @@ def knock(connection_server: ConnectionServer, token: bytes) -> bytes:
     """What somebody hears who shows a token; b"" is nothing."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
         guest.settimeout(20)
-        guest.connect(connection_server._unix_path)
+        guest.connect(connection_server.unix_path)
         guest.send(messages.encode_hello(token))
         return guest.recv(100)
 

@@ -22,6 +22,7 @@ from collectived_runtime.transport import connections as reception_
 from collectived_runtime.transport import listener
 from collectived_runtime.transport.connections import ConnectionServer
 from collectived_runtime.transport.hello import ANSWER_BYTES, HELLO_BYTES, NONCE_BYTES, LinkHello, proof
+from collectived_runtime.transport.listener import AcceptLimits
 
 SECRET = "of these tests"
 MOST = 5
@@ -31,7 +32,9 @@ class Place:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.door = str(folder / "door")
         self.refusals = RejectionCounters()
-        self.reception = ConnectionServer(0, SECRET, self.door, ("127.0.0.1", 0), self.refusals, **options)
+        self.reception = ConnectionServer(
+            0, SECRET, self.door, ("127.0.0.1", 0), AcceptLimits(self.refusals, **options)
+        )
         self.guests: list[socket.socket] = []
 
     def knock(self) -> socket.socket:
@@ -77,7 +80,7 @@ def waits(guest: socket.socket) -> bool:
 
 @pytest.mark.parametrize("way", [Place.knock, Place.dial])
 def test_of_too_many_the_oldest_goes(make: Callable[..., Place], way: Callable[[Place], socket.socket]) -> None:
-    place = make(most_guests=MOST)
+    place = make(max_pending=MOST)
     guests = [way(place) for _ in range(3 * MOST)]
     assert [guest.recv(1) for guest in guests[: 2 * MOST]] == [b""] * 2 * MOST
     assert all(waits(guest) for guest in guests[2 * MOST :])
@@ -85,7 +88,7 @@ def test_of_too_many_the_oldest_goes(make: Callable[..., Place], way: Callable[[
 
 
 def test_the_expected_come_in_while_others_are_silent(make: Callable[..., Place]) -> None:
-    place = make(most_guests=MOST)
+    place = make(max_pending=MOST)
     arrived: queue.Queue[Any] = queue.Queue()
     for _ in range(4 * MOST):
         place.knock(), place.dial()
@@ -102,7 +105,7 @@ def test_the_expected_come_in_while_others_are_silent(make: Callable[..., Place]
 
 
 def test_those_at_one_entrance_do_not_push_out_those_at_the_other(make: Callable[..., Place]) -> None:
-    place = make(most_guests=MOST)
+    place = make(max_pending=MOST)
     first = place.knock()
     for _ in range(2 * MOST):
         assert place.dial()
@@ -120,7 +123,7 @@ def test_the_silent_are_shown_out_in_time_and_counted(
 
 
 def test_a_reserve_of_descriptors_stays(make: Callable[..., Place]) -> None:
-    place = make(descriptors=8)  # fewer than there are
+    place = make(max_descriptors=8)  # fewer than there are
     assert place.knock().recv(1) == b"" and place.dial().recv(1) == b""
     assert place.refusals.limit_counts == {Limit.DESCRIPTORS: 2}
 
@@ -129,7 +132,7 @@ def test_who_comes_faster_than_the_rate_waits_outside(
     make: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "ACCEPT_RATE", Rate(20, 5))
-    place = make(most_guests=1)
+    place = make(max_pending=1)
     begin = time.monotonic()
     guests = [place.knock() for _ in range(15)]
     assert [guest.recv(1) for guest in guests[:-1]] == [b""] * 14
@@ -137,7 +140,7 @@ def test_who_comes_faster_than_the_rate_waits_outside(
 
 
 def test_what_is_no_greeting_is_counted_where_it_comes(make: Callable[..., Place]) -> None:
-    place = make(logins=LoginThrottle(3))
+    place = make(login_throttle=LoginThrottle(3))
     place.knock().send(b"hello")
     place.dial().sendall(bytes(HELLO_BYTES))
     assert [guest.recv(1) for guest in place.guests] == [b"", b""]

@@ -16,7 +16,7 @@ import pytest
 
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import coordinator_pb2_grpc as rpc
-from collectived_runtime.worker.coordinator_client import CoordinatorClient
+from collectived_runtime.worker.coordinator_client import CoordinatorClient, CoordinatorEndpoint
 from collectived_runtime.worker.server import EXIT_DEFECT
 
 
@@ -64,7 +64,7 @@ def test_a_message_that_cannot_be_handled_is_logged_and_the_next_one_is_heard(
                 raise RuntimeError("can't start new thread")
             heard.put_nowait(message.WhichOneof("message"))
 
-        membership = CoordinatorClient(address, "", lambda _: pb.Hello(), hear, lambda: None)
+        membership = CoordinatorClient(CoordinatorEndpoint(address), lambda _: pb.Hello(), hear, lambda: None)
         try:
             assert await heard.get() == "query"
         finally:
@@ -90,7 +90,7 @@ def test_where_what_is_to_be_said_cannot_be_the_stream_is_made_again(
                 raise ValueError("planted")
             return pb.Hello()
 
-        membership = CoordinatorClient(address, "", hello, lambda _: None, lambda: None)
+        membership = CoordinatorClient(CoordinatorEndpoint(address), hello, lambda _: None, lambda: None)
         try:
             await membership.wait_until_welcomed(20)
             assert not membership.finished.done() and membership.welcome_count == 1
@@ -106,7 +106,7 @@ def test_a_welcome_that_cannot_be_taken_ends_membership_which_can_be_closed_all_
         def rejoin() -> None:
             raise ValueError("planted")
 
-        membership = CoordinatorClient(address, "", lambda _: pb.Hello(), lambda _: None, rejoin)
+        membership = CoordinatorClient(CoordinatorEndpoint(address), lambda _: pb.Hello(), lambda _: None, rejoin)
         await asyncio.wait({membership.finished})
         assert str(membership.finished.exception()) == "planted"
         await membership.close()

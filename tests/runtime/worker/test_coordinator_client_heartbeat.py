@@ -16,7 +16,12 @@ from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import coordinator_pb2_grpc as rpc
 from collectived_proto.v1 import trace_pb2
 from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker, PreparedCollective
-from collectived_runtime.worker.coordinator_client import MAX_RANKS_PER_HEARTBEAT, CoordinatorClient, ProgressDeltas
+from collectived_runtime.worker.coordinator_client import (
+    MAX_RANKS_PER_HEARTBEAT,
+    CoordinatorClient,
+    CoordinatorEndpoint,
+    ProgressDeltas,
+)
 
 PREPARED = PreparedCollective(
     Collective(Barrier(), "", (), site="train.py:88"), b"barrier", Layout((), (), 0, 0), "barrier()"
@@ -140,7 +145,7 @@ def test_a_worker_beats_with_what_has_moved_even_while_it_says_other_things(tmp_
         def say(*_: object) -> None:
             membership.send(pb.WorkerMessage(measured=pb.Measured()))
 
-        membership = CoordinatorClient(address, "", lambda _: pb.Hello(), say, say, lambda: [here])
+        membership = CoordinatorClient(CoordinatorEndpoint(address), lambda _: pb.Hello(), say, say, lambda: [here])
         try:
             await membership.wait_until_welcomed(20)
             assert told(await coordinator.next(1)) == {(100, 0): (-1, -1, "")}
@@ -184,7 +189,7 @@ def test_echoes_tell_a_worker_how_its_clock_stands_and_its_heartbeats_tell_the_c
         address = f"unix:{tmp_path}/c.sock"
         server.add_insecure_port(address)
         await server.start()
-        membership = CoordinatorClient(address, "", lambda _: pb.Hello(), lambda _: None, lambda: None)
+        membership = CoordinatorClient(CoordinatorEndpoint(address), lambda _: pb.Hello(), lambda _: None, lambda: None)
         try:
             await membership.wait_until_welcomed(20)
             clock = await asyncio.wait_for(coordinator.clocks.get(), 20)

@@ -20,9 +20,11 @@ from collectived_proto.types import GroupInfo, Member, Peer, Tier
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import worker_pb2
 from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.engine.loop.context import WorkerResources
+from collectived_runtime.engine.run.fold_pool import FoldPool
 from collectived_runtime.limits.rejections import Limit, RejectionCounters
 from collectived_runtime.transport.connections import ConnectionServer
-from collectived_runtime.worker.groups import Groups
+from collectived_runtime.worker.groups import Groups, WorkerPlace
 from collectived_runtime.worker.sessions import Client, Session
 
 DEVICE = DeviceName(0, "CPU", 0)
@@ -36,10 +38,9 @@ class Scene:
         self.refusals = RejectionCounters()
         self.reception = ConnectionServer(0, "of these tests", f"{folder}/door", ("127.0.0.1", 0))
         budget = MemoryBudget(1 << 30)
-        self.groups = Groups(
-            *(0, "h", (DEVICE,), self.reception, f"{folder}/door", budget, self.said.append, lambda: True),
-            self.refusals,
-        )
+        resources = WorkerResources(self.reception, budget, FoldPool(), rejections=self.refusals)
+        place = WorkerPlace(0, "h", (DEVICE,))
+        self.groups = Groups(place, self.reception, resources, self.said.append, lambda: True)
         self.session = Session(Client("h", os.getpid(), "", "job"), budget, lambda _: None, devices=(DEVICE,))
         mine, self.client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.session.attach(mine)

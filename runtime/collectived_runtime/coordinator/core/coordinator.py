@@ -43,6 +43,7 @@ from collectived_runtime.coordinator.core.registry import (
 )
 from collectived_runtime.coordinator.metrics import MetricsSnapshot, collect_metrics
 from collectived_runtime.coordinator.status import Snapshot, take_snapshot
+from collectived_runtime.limits.quotas import NO_LIMITS, GroupLimits
 
 
 class Coordinator:
@@ -64,13 +65,12 @@ class Coordinator:
         stall_seconds: float = 1.0,
         tune: bool = False,
         stored: Mapping[str, tuple[Tier, ...]] | None = None,
-        most_groups: int = 0,
-        most_ranks: int = 0,
+        limits: GroupLimits = NO_LIMITS,
         *,
         link_secret: str = "",
     ) -> None:
         self._registry = Registry(epoch, heartbeat_seconds, stall_seconds, tune, dict(stored or {}), link_secret)
-        self._registry.max_groups, self._registry.max_ranks = most_groups, most_ranks
+        self._registry.limits = limits
 
     @property
     def epoch(self) -> int:

@@ -24,6 +24,7 @@ from collectived_runtime.coordinator.core.events import (
     LinkMeasured,
     WorkerHello,
 )
+from collectived_runtime.limits.quotas import NO_LIMITS, GroupLimits
 from collectived_runtime.limits.rejections import Limit
 
 MAX_FAILURES = 64
@@ -429,8 +430,7 @@ class Registry:
     timers: list[tuple[float, int, Timer]] = field(default_factory=list)
     timers_made: int = 0
     counts: Counts = field(default_factory=Counts)
-    max_groups: int = 0  # that form or run; 0: any number
-    max_ranks: int = 0  # of one group
+    limits: GroupLimits = NO_LIMITS
 
     @property
     def worker_timeout(self) -> float:

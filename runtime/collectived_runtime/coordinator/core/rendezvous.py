@@ -227,15 +227,15 @@ def _version_conflict(book: Registry, task: int, forming: FormingGroup | None) -
 
 def _exceeded_limit(book: Registry, ask: JoinAsk, forming: FormingGroup | None) -> tuple[Limit, str] | None:
     """Which limit this ask would exceed, and how people are told; None where it exceeds none."""
-    if book.max_ranks and ask.max_size > book.max_ranks:
+    if book.limits.ranks and ask.max_size > book.limits.ranks:
         what = f"a group of {ask.max_size} ranks was asked for"
         advice = "make it smaller"
-        return Limit.GROUP_RANKS, format_limit_error(what, book.max_ranks, "max_group_ranks", advice)
-    if forming is None and book.max_groups:
+        return Limit.GROUP_RANKS, format_limit_error(what, book.limits.ranks, "max_group_ranks", advice)
+    if forming is None and book.limits.groups:
         count = len(book.forming) + sum(not generation.is_over for generation in book.generations.values())
-        if count >= book.max_groups:
+        if count >= book.limits.groups:
             what = f"this coordinator has {count} groups"
-            return Limit.GROUPS, format_limit_error(what, book.max_groups, "max_groups", "leave some")
+            return Limit.GROUPS, format_limit_error(what, book.limits.groups, "max_groups", "leave some")
     return None
 
 

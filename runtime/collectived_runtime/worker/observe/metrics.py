@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 
 from collectived_proto.errors import Code
@@ -28,50 +29,56 @@ from collectived_runtime.worker.observe.totals import LoopTotals, WorkerTotals
 from collectived_runtime.worker.sessions import Sessions
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkCounts:
+    """What is counted where others come in.
+
+    Attributes:
+        auth_rejections: callers that were turned away.
+        rejections: what limits have refused, and what was malformed.
+        opened_links: links of workers, by how they came about.
+    """
+
+    auth_rejections: Mapping[tuple[Surface, RejectReason], int] = field(default_factory=dict)
+    rejections: RejectionCounters = field(default_factory=RejectionCounters)
+    opened_links: Mapping[str, int] = field(default_factory=dict)
+
+
 class WorkerMetrics:
-    """A `metrics.page.Source`.
+    """The metrics of a worker, a `metrics.page.Source`.
 
     Args:
         task: of this worker.
-        joins: that ended, by outcome.
-        refused: callers that were turned away, as `TokenAuthenticator` counts them.
-        refusals: what limits have refused, and what was malformed.
-        links: that were opened, by how they came about.
+        join_outcomes: joins that ended, by outcome.
     """
 
     def __init__(
         self,
         task: int,
-        account: LoopTotals,
-        joins: Mapping[str, int],
+        totals: LoopTotals,
+        join_outcomes: Mapping[str, int],
         sessions: Sessions,
         budget: MemoryBudget,
-        membership: CoordinatorClient,
-        clock: Callable[[], float] = time.monotonic,
-        refused: Mapping[tuple[Surface, RejectReason], int] = {},
-        refusals: RejectionCounters | None = None,
-        links: Mapping[str, int] = {},
+        coordinator_client: CoordinatorClient,
+        network: NetworkCounts,
     ) -> None:
-        self._opened_links = links
-        self._rejections = refusals or RejectionCounters()
+        self._network = network
         self._task_label = str(task)
-        self._totals = account
-        self._join_outcomes = joins
+        self._totals = totals
+        self._join_outcomes = join_outcomes
         self._sessions = sessions
         self._budget = budget
-        self._coordinator_client = membership
-        self._clock = clock
-        self._auth_rejections = refused
+        self._coordinator_client = coordinator_client
 
     def read(self) -> Iterator[Reading | None]:
         total = WorkerTotals()
-        for so_far in self._totals.iterate_totals(self._clock()):
+        for so_far in self._totals.iterate_totals(time.monotonic()):
             total = so_far
             yield PAUSE
         yield read_build_info("worker")
-        yield read_auth_rejections("worker", self._auth_rejections)
-        yield read_limit_refusals("worker", self._rejections.limit_counts, WORKER_LIMITS)
-        yield read_malformed("worker", self._rejections.malformed_counts)
+        yield read_auth_rejections("worker", self._network.auth_rejections)
+        yield read_limit_refusals("worker", self._network.rejections.limit_counts, WORKER_LIMITS)
+        yield read_malformed("worker", self._network.rejections.malformed_counts)
         yield from self._read_collectives(total)
         yield from self._read_groups(total)
         yield from self._read_worker(total)
@@ -123,7 +130,7 @@ class WorkerMetrics:
     def _read_worker(self, total: WorkerTotals) -> Iterator[Reading]:
         me, membership = self._task_label, self._coordinator_client
         yield self._make_single_reading("collectived_lanes", total.group_loops)
-        opened = (((me, how), float(count)) for how, count in self._opened_links.items())
+        opened = (((me, how), float(count)) for how, count in self._network.opened_links.items())
         yield make_reading(WORKER_METRICS["collectived_links_opened_total"], opened)
         verdicts = total.counters.verdicts.items()
         yield make_reading(

@@ -19,11 +19,12 @@ from collectived_runtime.coordinator.core.events import (
     WorkerHello,
 )
 from collectived_runtime.coordinator.metrics import MetricsSnapshot
+from collectived_runtime.limits.quotas import GroupLimits
 from collectived_runtime.limits.rejections import Limit
 
 
 def mind(most_groups: int = 2, most_ranks: int = 8) -> Coordinator:
-    made = Coordinator(1_000, most_groups=most_groups, most_ranks=most_ranks)
+    made = Coordinator(1_000, limits=GroupLimits(most_groups, most_ranks))
     made.step(WorkerAttached(WorkerHello(0, "i", "h", 1)), 0.0)
     return made
 

@@ -31,7 +31,7 @@ from collectived_runtime.metrics import labels
 from collectived_runtime.metrics.catalogue import COORDINATOR_METRICS, PROCESS_METRICS, WORKER_METRICS
 from collectived_runtime.metrics.page import PAUSE, MetricsSource, render_chunks
 from collectived_runtime.plan.catalog import ACROSS_ALGORITHMS
-from collectived_runtime.worker.observe.metrics import WorkerMetrics
+from collectived_runtime.worker.observe.metrics import NetworkCounts, WorkerMetrics
 from collectived_runtime.worker.observe.totals import LoopTotals
 from collectived_runtime.worker.sessions import Sessions
 
@@ -77,7 +77,13 @@ def worker(groups: int, one: Counters) -> WorkerMetrics:
         Any, SimpleNamespace(connected=SimpleNamespace(is_set=lambda: True), welcome_count=1, heartbeat_count=2)
     )
     return WorkerMetrics(
-        3, account, joins, Sessions(MemoryBudget(1)), MemoryBudget(1 << 20), membership, links={"kept": 1}
+        3,
+        account,
+        joins,
+        Sessions(MemoryBudget(1)),
+        MemoryBudget(1 << 20),
+        membership,
+        NetworkCounts(opened_links={"kept": 1}),
     )
 
 
