@@ -24,6 +24,7 @@ from collectived_runtime.coordinator import files
 from collectived_runtime.coordinator.core.coordinator import Coordinator
 from collectived_runtime.coordinator.files import TaskIdFile, next_epoch
 from collectived_runtime.coordinator.service import CoordinatorService
+from collectived_runtime.grpc_server.aborts import AbortInterceptor
 from collectived_runtime.grpc_server.authentication import AuthInterceptor, check_exposed
 from collectived_runtime.grpc_server.health import Health, add_reflection
 from collectived_runtime.grpc_server.throttling import ThrottleInterceptor
@@ -80,6 +81,7 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
         )
         server = grpc.aio.server(
             interceptors=[
+                AbortInterceptor(),
                 AuthInterceptor(callers, refusals),
                 ThrottleInterceptor(callers, refusals),
                 ValidationInterceptor(refusals),

@@ -473,6 +473,8 @@ class Groups:
         group = group_loop.topology.group
         self._group_loops.pop((group.key, group.generation), None)
         self.totals.remove_loop(group_loop)
+        for local_rank in group_loop.local_ranks.values():
+            local_rank.forget_prepared()
 
     def close(self) -> None:
         for group_loop in self.group_loops:

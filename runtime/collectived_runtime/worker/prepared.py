@@ -159,6 +159,10 @@ class PreparedCache:
                 del self._cache[next(iter(self._cache))]
         return known
 
+    def clear(self) -> None:
+        """The rank's session has ended."""
+        self._cache.clear()
+
     def _describe(self, message: common_pb2.Collective) -> Submittable:
         return describe(prepare_collective(self._group_loop, self._local_rank.rank, message), self._local_rank.rank)
 

@@ -40,6 +40,7 @@ from collectived_runtime.engine.loop.context import WorkerResources
 from collectived_runtime.engine.record.flight_recorder import FlightRecorder
 from collectived_runtime.engine.run.fold_pool import FoldPool
 from collectived_runtime.engine.run.links import parse_address
+from collectived_runtime.grpc_server.aborts import AbortInterceptor
 from collectived_runtime.grpc_server.authentication import AuthInterceptor, check_exposed
 from collectived_runtime.grpc_server.health import Health, add_reflection
 from collectived_runtime.grpc_server.throttling import ThrottleInterceptor
@@ -262,6 +263,7 @@ class _Worker:
         )
         server = grpc.aio.server(
             interceptors=[
+                AbortInterceptor(),
                 AuthInterceptor(callers, refusals),
                 ThrottleInterceptor(callers, refusals),
                 ValidationInterceptor(refusals),

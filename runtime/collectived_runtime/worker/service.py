@@ -35,7 +35,7 @@ from collectived_runtime.worker.prepared import (
     register_prepared,
     run_or_offload,
 )
-from collectived_runtime.worker.remote_ranks.submit import RemoteRank, handle_submit
+from collectived_runtime.worker.remote_ranks.submit import RemoteRank, handle_submit, skip_requests
 from collectived_runtime.worker.sessions import Client, Session, Sessions
 
 MAX_NAME_CHARS = 128  # characters of a label or host that others are shown
@@ -196,9 +196,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         def find(header: worker_pb2.SubmitHeader) -> RemoteRank:
             return self._sessions.find(header.session).find_remote_rank(header.key, header.rank)
 
-        async with contextlib.aclosing(handle_submit(requests, find)) as replies:
-            async for reply in replies:
-                yield reply
+        try:
+            async with contextlib.aclosing(handle_submit(requests, find)) as replies:
+                async for reply in replies:
+                    yield reply
+        except CollectiveError as error:
+            if error.verdict is None:
+                await skip_requests(requests)
+            raise
 
     @_translate_errors
     async def Abort(

@@ -32,6 +32,7 @@ from collectived_runtime.device.gpus import Gpu
 from collectived_runtime.engine.base.arenas import MemoryBudget, SessionBudget
 from collectived_runtime.engine.clients.doorbells import DOORBELL_GRACE_SECONDS
 from collectived_runtime.engine.loop.group_loop import GroupLoop
+from collectived_runtime.heap import HeapTrimmer
 from collectived_runtime.limits.descriptors import TARGET_DESCRIPTORS
 from collectived_runtime.limits.quotas import Quotas
 from collectived_runtime.limits.rejections import Limit, MessageSource, RejectionCounters, format_limit_error
@@ -143,6 +144,8 @@ class Session:
         loop = asyncio.get_running_loop()
         for holding in self.held_ranks:
             _disconnect_rank(holding, why)
+            if holding.remote_rank is not None:
+                holding.remote_rank.prepared_cache.clear()
         if self._socket is not None:
             loop.remove_reader(self._socket.fileno())
             self._socket.close()
@@ -308,6 +311,7 @@ class Sessions:
         self._device_offer = offer or DeviceOffer(0)
         self._sessions: dict[bytes, Session] = {}
         self._end_reasons: OrderedDict[bytes, str] = OrderedDict()  # the latest, and why
+        self._heap_trimmer = HeapTrimmer()
         self.opened_count = 0  # in all
 
     def __len__(self) -> int:
@@ -387,6 +391,7 @@ class Sessions:
             self._end_reasons[session.session_id] = session.end_reason
             if len(self._end_reasons) > _MAX_ENDED_SESSIONS:
                 self._end_reasons.popitem(last=False)
+            self._heap_trimmer.schedule()
 
     def close_all(self, why: str) -> None:
         for session in list(self._sessions.values()):

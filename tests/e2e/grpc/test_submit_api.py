@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import itertools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import numpy as np
 import pytest
 from tests.waiting import settle
 
 import collectived as cd
 from collectived_proto.types import AllGather, AllReduce, Barrier, Broadcast, Recv, Reduce, ReduceOp, Send
-from collectived_proto.v1 import worker_pb2
+from collectived_proto.v1 import worker_pb2, worker_pb2_grpc
 
 
 def _load() -> Any:
@@ -396,7 +399,8 @@ BAD: dict[str, tuple[str, str, list[Any]]] = {
     "no value": ("INVALID_ARGUMENT", "needs a value", [{"collective": described(SUM, is_open=True)}]),
     "an unknown root": ("INVALID_ARGUMENT", "root 9 is not", [{"collective": described(Broadcast(9), (2,))}]),
     "more than there is": ("RESOURCE_EXHAUSTED", "no memory for the value", [{"collective": changed(shape=[1 << 40])}]),
-    "more than can be": ("RESOURCE_EXHAUSTED", "no memory", [{"collective": changed(shape=[1 << 62, 1 << 62])}]),
+    "more than can be": ("RESOURCE_EXHAUSTED", "no memory", [{"collective": changed(shape=[1 << 60])}]),
+    "more than can be said": ("INVALID_ARGUMENT", "2^63 - 1", [{"collective": changed(shape=[1 << 62, 1 << 62])}]),
     "a negative timeout": ("INVALID_ARGUMENT", "timeout_seconds", [{"timeout_seconds": -1.0}]),
     "no timeout": ("INVALID_ARGUMENT", "timeout_seconds", [{"timeout_seconds": float("nan")}]),
     "a number too far ahead": ("RESOURCE_EXHAUSTED", "instance 64 comes before", [{"instance": 64}]),
@@ -417,6 +421,30 @@ def test_bad_requests_are_refused_and_leave_nothing_behind(ranks: Any, case: str
     assert rank.submit(GOOD, data([1, 2]), instance=0).value == [1, 2], "the rank goes on"
     rank.leave()
     settle(lambda: rank.status().arena_bytes <= before)
+
+
+def test_a_client_that_still_sends_its_value_hears_why_it_is_refused(one_worker: Any, ranks: Any) -> None:
+    (rank,) = ranks(1)
+
+    async def submit(channel: grpc.aio.Channel) -> tuple[grpc.StatusCode, str]:
+        async def requests() -> AsyncIterator[worker_pb2.SubmitRequest]:
+            header = rank.header(changed(shape=[-1]))
+            yield worker_pb2.SubmitRequest(header=header)
+            for _ in range(5):
+                yield worker_pb2.SubmitRequest(data=bytes(CHUNK))
+
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            async for _ in worker_pb2_grpc.WorkerStub(channel).Submit(requests()):
+                raise AssertionError("it was taken")
+        return refusal.value.code(), refusal.value.details() or ""
+
+    async def scenario() -> None:
+        async with grpc.aio.insecure_channel(one_worker.addresses[0]) as channel:
+            for _ in range(10):
+                for code, text in await asyncio.gather(*(submit(channel) for _ in range(2))):
+                    assert (code, text) == (grpc.StatusCode.INVALID_ARGUMENT, "[0]: negative length in shape [-1]")
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_a_rank_with_a_doorbell_does_not_submit_over_grpc(one_worker: Any, connect: Any) -> None:

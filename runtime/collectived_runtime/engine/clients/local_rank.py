@@ -152,6 +152,12 @@ class LocalRank:
         """A new generation begins."""
         self._outcomes.clear()
 
+    def forget_prepared(self) -> None:
+        """Nothing is submitted any more. Called in the service's thread, when the group loop has ended."""
+        self.prepared.clear()
+        self.prepared_sizes.clear()
+        self.prepared_bytes = 0
+
     def close(self) -> None:
         closed, self._on_closed = self._on_closed, lambda: None
         self.closed = True

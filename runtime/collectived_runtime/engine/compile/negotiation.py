@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived_proto.codec import collective_from_proto, collective_to_proto
+from collectived_proto.codec import MAX_BYTES, collective_from_proto, collective_to_proto
 from collectived_proto.errors import InvalidArgumentError
 from collectived_proto.ipc.messages import MAX_PACKS
 from collectived_proto.types import (
@@ -59,6 +59,9 @@ def prepare(collective: Collective, rank: int, topology: GroupTopology) -> Prepa
     """
     check(collective, topology.group, rank)
     packs = layout(collective, rank, topology.automatic_pack_bytes)
+    for what, nbytes in (("value", packs.staging_bytes), ("result", packs.result_bytes)):
+        if nbytes > MAX_BYTES:
+            raise InvalidArgumentError(f"a {what} of {nbytes} bytes, and at most 2^63 - 1 can be described: cut it up")
     tasks = max(len(packs.packs), count_tasks(collective, topology, packs))
     if tasks > MAX_PACKS:
         raise InvalidArgumentError(

@@ -7,6 +7,7 @@ thinks about values of many leaves is done beside it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -30,6 +31,8 @@ log = logging.getLogger("collectived.worker")
 
 CHUNK_BYTES = 1 << 20  # bytes of a data message
 LEAVES_PER_SLICE = 512  # leaves moved before others have their turn
+SKIP_SECONDS = 1.0  # that the rest of a refused submission is read for
+SKIP_IDLE_SECONDS = 0.2  # without a message, after which there is no more to wait for
 
 Requests = AsyncIterator[worker_pb2.SubmitRequest]
 Replies = AsyncGenerator[worker_pb2.SubmitReply, None]
@@ -67,6 +70,19 @@ async def handle_submit(requests: Requests, find: Callable[[worker_pb2.SubmitHea
         if error.verdict is not None:
             remote.on_verdict_delivered(error.verdict)
         raise
+
+
+async def skip_requests(requests: Requests) -> None:
+    """Reads what a client is still sending of a submission that is refused.
+
+    A client of grpc.aio whose message meets a call that has ended reports INTERNAL instead of why it was refused.
+    """
+    clock = asyncio.get_running_loop().time
+    last, rest = clock() + SKIP_SECONDS, aiter(requests)
+    with contextlib.suppress(TimeoutError, StopAsyncIteration):
+        while (now := clock()) < last:
+            async with asyncio.timeout_at(min(last, now + SKIP_IDLE_SECONDS)):
+                await anext(rest)
 
 
 async def _read_header(requests: Requests) -> worker_pb2.SubmitHeader:
