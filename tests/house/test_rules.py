@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import click
 import pytest
 
+import collectived
 from collectived_launcher.__main__ import collectived as command
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +48,28 @@ def test_files_of_the_native_core_are_short() -> None:
     sources = sorted((ROOT / "native").rglob("*.[ch]")) + sorted((ROOT / "native").glob("*.py"))
     assert sources
     assert not {name(path) for path in sources if len(path.read_text().splitlines()) > 500}
+
+
+def is_fixed_outside(path: Path, function: str) -> bool:
+    """Whether users call it by its parameters: API.md names those of the client's public functions and methods."""
+    return path.is_relative_to(ROOT / "client") and function.split(".")[0] in collectived.__all__
+
+
+def test_no_function_has_more_than_seven_parameters() -> None:
+    """Beside `self`. Commands have one for each option."""
+    long = {}
+    for path in WRITTEN:
+        tree = ast.parse(path.read_text())
+        owners = {part: node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for part in node.body}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                count = len(set(names) - {"self", "cls"})
+                function = f"{owners[node]}.{node.name}" if node in owners else node.name
+                is_command = any("click.command" in ast.unparse(one) for one in node.decorator_list)
+                if count > 7 and not is_command and not is_fixed_outside(path, function):
+                    long[f"{name(path)}: {function}"] = count
+    assert not long
 
 
 def test_every_module_says_what_it_is() -> None:

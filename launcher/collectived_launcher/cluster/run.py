@@ -23,7 +23,7 @@ from collectived_launcher.hosts.selection import collect_forwarded_variables, pa
 from collectived_launcher.launch.cli import check_program, deal_ranks, make_log_dir
 from collectived_launcher.launch.job import COORDINATOR, Addresses, Job, make_job_name
 from collectived_launcher.launch.job_state import Policy
-from collectived_launcher.launch.run import Run
+from collectived_launcher.launch.run import JobHosts, Run
 from collectived_launcher.quantities import parse_time
 from collectived_proto.ipc import job_files
 
@@ -126,11 +126,10 @@ def run(
         job,
         Policy(grace, max_restarts),
         job_files.ensure_runtime_folder() / name,
-        others=others,
-        coordinator=found.hosts[0],
+        hosts=JobHosts(others, coordinator=found.hosts[0]),
+        daemons=Addresses(found.coordinator, found.workers, 0),
         log_dir=log_dir,
         terminal=terminal,
-        running=Addresses(found.coordinator, found.workers, 0),
     ).run()
 
 

@@ -21,7 +21,7 @@ from collectived_launcher.launch import restarts
 from collectived_launcher.launch.daemons import DaemonCommand
 from collectived_launcher.launch.job import Job, make_job_name
 from collectived_launcher.launch.job_state import Policy
-from collectived_launcher.launch.run import Run
+from collectived_launcher.launch.run import JobHosts, Run
 from collectived_launcher.quantities import check_http_address, seconds
 from collectived_proto.ipc import job_files
 
@@ -183,12 +183,14 @@ def launch(
         job,
         policy,
         choose_folder(name, job.worker_count),
-        others=partial(places.create_remote_hosts, name=name, silence=host_timeout, terminal=terminal),
-        here=places.local_host,
-        coordinator=places.local_host if coordinator == "here" else places.hosts[0],
-        interface=interface,
+        hosts=JobHosts(
+            partial(places.create_remote_hosts, name=name, silence=host_timeout, terminal=terminal),
+            places.local_host,
+            places.local_host if coordinator == "here" else places.hosts[0],
+            interface,
+        ),
+        daemons=command,
         log_dir=log_dir,
-        command=command,
         terminal=terminal,
     ).run()
 

@@ -32,7 +32,8 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DaemonCommand:
-    """How daemons are started (`line`, `coordinator …` or `worker …`, `options`), and how long they may take to end.
+    """How daemons are started (`line`, `coordinator …` or `worker …`, `options`), how long they may take
+    to end, and how long to serve.
 
     `coordinator_options` are options of the coordinator alone, `worker_options` of every worker; `http_address` is
     where the coordinator serves the web page, if it is to; `variables` come on top of the environment of their host.
@@ -45,6 +46,7 @@ class DaemonCommand:
     worker_options: tuple[str, ...] = ()
     http_address: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
+    ready_timeout: float = 30.0
 
 
 class Daemons:
@@ -54,7 +56,6 @@ class Daemons:
         hosts: where each of them runs, by the daemon's name.
         addresses: of the hosts, by the host's name, where the job is spread over several.
         make: gives a new `Daemon` of that name, with everything that it needs but its command line.
-        ready_within: seconds from its start until a daemon serves.
     """
 
     def __init__(
@@ -66,11 +67,10 @@ class Daemons:
         loop: Loop,
         terminal: Terminal,
         make: Callable[[str], Daemon],
-        ready_within: float,
     ) -> None:
         self._job, self._command, self._loop, self._terminal = job, command, loop, terminal
         self._hosts, self._addresses = hosts, addresses
-        self._create_daemon, self._ready_timeout = make, ready_within
+        self._create_daemon = make
         self._secret = secrets.token_hex(32)
         self._http = command.http_address
         self._daemons = {name: make(name) for name in (COORDINATOR, *job.worker_names)}
@@ -216,7 +216,7 @@ class Daemons:
             return ("coordinator", *listen, *page, *self._command.coordinator_options)
         task = self._job.worker_names.index(name)
         # The coordinator may be on its way back too. Whoever looks for it in vain is to say so before we lose patience.
-        patience = f"{self._ready_timeout * 0.8:g}"
+        patience = f"{self._command.ready_timeout * 0.8:g}"
         links = ("--link-listen", join_host_port(address, 0), "--host-name", host.name) if address else ()
         place = ("--coordinator", self._coordinator_address, "--patience", patience, "--folder", folder)
         return ("worker", "--task", str(task), *place, *links, *self._command.worker_options)
@@ -229,7 +229,7 @@ class Daemons:
             late = ", ".join(daemon.describe() for daemon in daemons if not daemon.ready_info)
             self._terminal.say(f"collectived: waiting until {late} can serve, {passed}")
 
-        run_until_with_progress(self._loop, settled, self._ready_timeout, say)
+        run_until_with_progress(self._loop, settled, self._command.ready_timeout, say)
         if self._loop.signals:
             return False
         for daemon in sorted(
@@ -243,7 +243,7 @@ class Daemons:
         if daemon.status == NOT_RUN and daemon.trouble:
             return f"{daemon.describe()} cannot be started: {daemon.trouble}"
         if daemon.status is None:
-            what = f"was not ready within {self._ready_timeout:g} s"
+            what = f"was not ready within {self._command.ready_timeout:g} s"
         else:
             what = f"ended before it was ready: {daemon.describe_end()}"
         said = f"its last line: {daemon.stderr_tail[-1]}" if daemon.stderr_tail else "it said nothing on standard error"

@@ -13,7 +13,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from collectived_launcher.doctor.startup import report_failures
@@ -55,17 +55,33 @@ _END_TIMEOUT = KILL_AFTER + 3.0  # seconds for an agent to end what it started, 
 RemoteHostsFactory = Callable[[Loop, LocalHost], dict[str, Host]]
 
 
+@dataclass(frozen=True, slots=True)
+class JobHosts:
+    """The hosts of a job, as this one reaches them.
+
+    Attributes:
+        others: gives the other hosts by their names; None: there are none.
+        here: what the user calls this host.
+        coordinator: name of the host where the coordinator runs.
+        interface: by which hosts reach each other, as `tasks.address` takes it.
+    """
+
+    others: RemoteHostsFactory | None = None
+    here: str = LOCALHOST
+    coordinator: str = LOCALHOST
+    interface: str = ""
+
+
+_THIS_HOST = JobHosts()
+
+
 class Run:
     """One run of one job.
 
     Args:
         folder: for the job's sockets on this host.
-        others: gives the job's other hosts by their names; None: there are none.
-        here: what the user calls this host.
-        coordinator: name of the host where the coordinator runs.
-        interface: by which hosts reach each other, as `tasks.address` takes it.
+        daemons: how they are started; or where they are, if they run already and stay.
         log_dir: gets one file per process; what they print is shown on `terminal`.
-        running: the daemons, where they run already and stay.
     """
 
     def __init__(
@@ -74,24 +90,14 @@ class Run:
         policy: Policy,
         folder: Path,
         *,
-        others: RemoteHostsFactory | None = None,
-        here: str = LOCALHOST,
-        coordinator: str = LOCALHOST,
-        interface: str = "",
+        hosts: JobHosts = _THIS_HOST,
+        daemons: DaemonCommand | Addresses | None = None,
         log_dir: Path | None = None,
-        command: DaemonCommand | None = None,
         terminal: Terminal | None = None,
-        running: Addresses | None = None,
     ) -> None:
         self._job, self._policy, self._folder, self._log_dir = job, policy, folder, log_dir
-        self._here, self._create_remote_hosts, self._coordinator_host, self._interface = (
-            here,
-            others,
-            coordinator,
-            interface,
-        )
-        self._command = command or DaemonCommand()
-        self._running_addresses = running
+        self._job_hosts = hosts
+        self._daemon_source = daemons or DaemonCommand()
         self._terminal = terminal or Terminal()
         self._messages = JobMessages(policy, self._terminal)
         self._state = make_initial_state(policy, {})
@@ -105,13 +111,13 @@ class Run:
     def run(self) -> int:
         """Runs the job to its end; returns the exit status of the command."""
         with Loop() as self._loop:
-            here = LocalHost(self._loop, self._folder, self._here)
-            self._hosts: dict[str, Host] = {self._here: here}
+            here = LocalHost(self._loop, self._folder, self._job_hosts.here)
+            self._hosts: dict[str, Host] = {self._job_hosts.here: here}
             try:
                 here.open(lambda: None)  # first of all, for from then on somebody cleans up after us
                 self._terminal.say(self._job.format_banner(), stream=1)
-                if self._create_remote_hosts is not None:
-                    self._hosts.update(self._create_remote_hosts(self._loop, here))
+                if self._job_hosts.others is not None:
+                    self._hosts.update(self._job_hosts.others(self._loop, here))
                 self._start()
                 self._run_events()
                 reports = self._collect_reports()
@@ -130,29 +136,28 @@ class Run:
 
     def _start(self) -> None:
         """All of it, or as much as there was time for before a signal."""
-        names = dict.fromkeys([*self._job.hosts, self._coordinator_host])
+        names = dict.fromkeys([*self._job.hosts, self._job_hosts.coordinator])
         hosts = [self._hosts[name] for name in names]
         spread = self._job.has_remote_hosts
-        ground = Preflight(self._loop, hosts, self._interface, self._say, spread).run()
+        ground = Preflight(self._loop, hosts, self._job_hosts.interface, self._say, spread).run()
         if ground is None:
             return
         if spread:
             self._terminal.blocked_callback = self._send_keepalives
-        if self._running_addresses is not None:
+        if isinstance(self._daemon_source, Addresses):
             first = ground.addresses[self._job.hosts[0]]
-            self._addresses = replace(self._running_addresses, master_port=ground.master_port, master_address=first)
+            self._addresses = replace(self._daemon_source, master_port=ground.master_port, master_address=first)
             self._start_clients()
             return
         where = {name: self._get_host(worker) for worker, name in enumerate(self._job.worker_names)}
         self._daemons = Daemons(
             self._job,
-            self._command,
-            {COORDINATOR: self._hosts[self._coordinator_host], **where},
+            replace(self._daemon_source, ready_timeout=self._policy.ready_timeout),
+            {COORDINATOR: self._hosts[self._job_hosts.coordinator], **where},
             ground.addresses if spread else {},
             self._loop,
             self._terminal,
             self._new_daemon,
-            self._policy.ready_timeout,
         )
         if self._daemons.start():
             self._publish(self._daemons, ground)
@@ -195,7 +200,7 @@ class Run:
         if page:
             file, place = (
                 f"{self._get_first_host_folder()}.json",
-                self._coordinator_host if job.has_remote_hosts else "",
+                self._job_hosts.coordinator if job.has_remote_hosts else "",
             )
             self._terminal.say(page.format_line(file, os.isatty(1), place), stream=1)
         for daemon in daemons.all_daemons:
@@ -234,7 +239,7 @@ class Run:
         spread = self._job.has_remote_hosts
         worker = None if name == COORDINATOR else self._job.worker_names.index(name)
         place = (
-            self._coordinator_host
+            self._job_hosts.coordinator
             if worker is None and spread
             else ""
             if worker is None

@@ -24,7 +24,7 @@ def main() -> int:
     line = DAEMON_COMMAND if wish.get("real") else (sys.executable, standin, wish.get("fault", "none"))
     command = DaemonCommand(line, (), wish.get("ended_within", 5.0))
     log_dir = Path(wish["log_dir"]) if "log_dir" in wish else None
-    return Run(job, policy, choose_folder(name, 1), log_dir=log_dir, command=command).run()
+    return Run(job, policy, choose_folder(name, 1), daemons=command, log_dir=log_dir).run()
 
 
 if __name__ == "__main__":
