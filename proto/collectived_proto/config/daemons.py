@@ -78,7 +78,7 @@ class DaemonSettings:
     max_login_failures: int = setting(
         NUMBER,
         20,
-        "Wrong credentials from one address within a minute, after which it is shut out for as long; 0: no limit.",
+        "Wrong credentials from one address within a minute, after which more are refused late; 0: no limit.",
     )
 
 

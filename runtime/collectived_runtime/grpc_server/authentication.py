@@ -30,6 +30,7 @@ from collectived_runtime.limits.rejections import Limit, RejectionCounters
 _METADATA_KEY = "authorization"
 _SCHEME = "Bearer "
 _PUBLIC_PREFIX = "/grpc.health.v1.Health/"
+_REPEATED_FAILURE_COST = 100.0  # which is as late as there is
 _AUTH_FAILURE_RATE = Rate(20, 40)  # refusals of one address or user; those beyond are told late
 # The calls that change nothing: all that a viewing token is good for.
 VIEW_METHODS = frozenset(
@@ -117,11 +118,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             else AccessLevel.ALL
         )
         gate = self._callers.authenticator
-        if (
-            handler is None
-            or method.startswith(_PUBLIC_PREFIX)
-            or (gate.get_access_level(credential) >= needed and not gate.login_throttle)
-        ):
+        if handler is None or method.startswith(_PUBLIC_PREFIX) or gate.get_access_level(credential) >= needed:
             return handler
         # Only the call itself knows from where it comes.
         return guard_handler(handler, partial(self._authorize, credential, needed))
@@ -130,17 +127,18 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         gate = self._callers.authenticator
         address = parse_peer_address(context.peer())  # '' where it is none, as at a Unix socket
         key = self._callers.get_throttle_key(context)
-        if gate.login_throttle.is_blocked(address):
-            self._rejections.count_limit(Limit.LOGINS)
-            await asyncio.sleep(self._auth_failure_limiter.reserve(key, time.monotonic()))
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"too many wrong credentials came from this address: wait {WINDOW_SECONDS:g} s, or raise "
-                "max_login_failures of the daemon",
-            )
         caller = self._callers.identify(context)
         if caller.access >= needed:
             return
+        if credential and caller.access is AccessLevel.NONE and gate.login_throttle.has_failed_too_often(address):
+            self._rejections.count_limit(Limit.LOGINS)
+            await asyncio.sleep(self._auth_failure_limiter.reserve(key, time.monotonic(), _REPEATED_FAILURE_COST))
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "this is none of the job's credentials, and too many wrong ones came from this address: they are "
+                f"answered late for {WINDOW_SECONDS:g} s, unless max_login_failures of the daemon is raised; the job's "
+                "secret is heard at any time",
+            )
         gate.count_rejection("grpc", credential, address)
         await asyncio.sleep(self._auth_failure_limiter.reserve(key, time.monotonic()))
         if caller.access is AccessLevel.VIEW:

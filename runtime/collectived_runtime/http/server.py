@@ -15,6 +15,7 @@ import ipaddress
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from email.utils import formatdate
@@ -40,7 +41,7 @@ GetTlsContext = Callable[[], ssl.SSLContext] | None
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
     """
-    connections: at the same time; more are closed at once.
+    connections: at the same time. Where there are more one goes that has asked for nothing yet, else the newest.
     header_bytes: of a request's first line and headers.
     request_seconds: until the request is there. answer_seconds: until the answer is made. send_seconds: until the
     kernel has taken all of it.
@@ -95,6 +96,7 @@ class HttpServer:
         self.url = f"http{'s' if secure else ''}://{_bracketed(called)}:{real}/"
         self._server: asyncio.Server | None = None
         self._connection_tasks: set[asyncio.Task[None]] = set()
+        self._silent: dict[asyncio.Task[None], str] = {}  # whose request is not there yet, and from where; oldest first
         self._render_lock = asyncio.Lock()
 
     @property
@@ -123,9 +125,8 @@ class HttpServer:
         assert task is not None
         self._connection_tasks.add(task)
         try:
-            if len(self._connection_tasks) > self._limits.connections:
-                return
-            if self._authenticator.login_throttle.is_blocked(_host_of(writer)):
+            self._silent[task] = _host_of(writer)
+            if len(self._connection_tasks) > self._limits.connections and not self._evict_silent(task):
                 return
             with contextlib.suppress(TimeoutError, OSError):
                 writer.transport.set_write_buffer_limits(high=0)  # drained means that the kernel has all of it
@@ -138,7 +139,21 @@ class HttpServer:
             pass  # the server stops; asyncio would only complain
         finally:
             self._connection_tasks.discard(task)
+            self._silent.pop(task, None)
             writer.transport.abort()
+
+    def _evict_silent(self, newest: asyncio.Task[None]) -> bool:
+        """Makes room for the newest: whoever asks for something needs milliseconds, so one of those goes that have said
+        nothing, of the host that has most of them the oldest. False where all others have asked.
+        """
+        hosts = Counter(host for task, host in self._silent.items() if task is not newest)
+        if not hosts:
+            return False
+        ((most, _),) = hosts.most_common(1)
+        oldest = next(task for task, host in self._silent.items() if host == most)
+        del self._silent[oldest]
+        oldest.cancel()
+        return True
 
     async def _serve_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.header_bytes)
@@ -146,6 +161,9 @@ class HttpServer:
         try:
             async with asyncio.timeout(self._limits.request_seconds):
                 request = await _read_request(connection, reader)
+            task = asyncio.current_task()
+            assert task is not None
+            self._silent.pop(task, None)
         except h11.RemoteProtocolError as error:
             status = HTTPStatus(error.error_status_hint)
             answer = text_response(status, f"this is no request that is understood here: {status.phrase}")
@@ -171,6 +189,11 @@ class HttpServer:
         if refused:
             if refused.status is HTTPStatus.UNAUTHORIZED:
                 self._authenticator.count_rejection("http", shown, host)
+                if self._authenticator.login_throttle.has_failed_too_often(host):
+                    return text_response(
+                        HTTPStatus.TOO_MANY_REQUESTS,
+                        "this needs the job's viewing token or its secret; too many wrong ones came from this address",
+                    )
             return refused
         route = find_route(self._routes, request.target)
         assert route is not None

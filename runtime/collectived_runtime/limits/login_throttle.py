@@ -1,7 +1,11 @@
-"""Logins: who has shown something wrong too often is not listened to for a while. Pure but for the clock it is given.
+"""Wrong credentials: an address from which too many come. Pure but for the clock it is given.
+
+Whoever shows a right credential is heard, whatever else came from that address: a neighbour of the same host, router or
+network must not shut anybody out. So a credential is checked first, and this is asked about a wrong one alone, which is
+then refused late and with fewer words.
 
 Addresses are counted apart, those of one network of IPv6 (64 bits, which one host may have) together. The loopback is
-many people at one address: there a stranger could shut out everybody by failing on purpose, so it is never shut.
+many people at one address, and is not counted.
 """
 
 from __future__ import annotations
@@ -20,8 +24,8 @@ class LoginThrottle:
     """Failures by address; may be asked by several threads.
 
     Args:
-        most: failures of one address within `WINDOW_SECONDS`, after which it is shut out until they are older; 0: there
-            is no such limit.
+        most: failures of one address within `WINDOW_SECONDS`, after which it has failed too often until they are older;
+            0: there is no such limit.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,13 +49,9 @@ class LoginThrottle:
             if len(self._failures) > MAX_ADDRESSES:
                 self._failures.popitem(last=False)
 
-    def __bool__(self) -> bool:
-        """Whether anybody has failed lately, so that it is worth asking."""
-        return bool(self._failures)
-
-    def is_blocked(self, address: str) -> bool:
-        """Whether nobody there is listened to now."""
-        if not self._max_failures or not self._failures:
+    def has_failed_too_often(self, address: str) -> bool:
+        """Whether whoever shows something wrong there is to be told late that it is refused."""
+        if not self._max_failures:
             return False
         since, count = self._failures.get(_address_key(address), (0.0, 0))
         return count >= self._max_failures and self._clock() - since < WINDOW_SECONDS

@@ -38,7 +38,7 @@ from collectived_runtime.transport.handshake import TlsContexts
 from collectived_runtime.transport.handshakes import Handshake, PendingHandshake, PendingHandshakes
 from collectived_runtime.transport.hello import HelloRefused, LinkHello
 from collectived_runtime.transport.link import Link, Origin, PeerAddress, Stream
-from collectived_runtime.transport.listener import AcceptLimits, AcceptListener, bind
+from collectived_runtime.transport.listener import AcceptLimits, AcceptListener, bind, format_address, listen_for_links
 from collectived_runtime.transport.pool import LinkPool
 from collectived_runtime.transport.resolver import Resolver
 
@@ -117,9 +117,9 @@ class ConnectionServer:
         self._secret = secret
         self.unix_path = door
         try:
-            self._link_listener = socket.create_server(link_address, backlog=128)
+            self._link_listener = listen_for_links(*link_address)
         except OSError as error:
-            where = f"{link_address[0]}:{link_address[1]}"
+            where = format_address(*link_address)
             raise OSError(error.errno, f"cannot listen for links at {where}: {error.strerror}") from None
         self._link_listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LINK_BUFFER_BYTES)
         self._unix_listener = create_unix_socket(socket.SOCK_SEQPACKET)
@@ -370,6 +370,8 @@ class ConnectionServer:
             hello_.verify_proof(self._secret, "dial", said, nonce, shown)
         except HelloRefused:
             self._login_throttle.record_failure(host)
+            if self._login_throttle.has_failed_too_often(host):
+                self._rejections.count_limit(Limit.LOGINS)
             raise
         stream = handshake.make_stream(connection)
         guest = self._handshakes.get(connection)
@@ -447,11 +449,11 @@ class ConnectionServer:
                 raise OSError(status, os.strerror(status))
             connection = yield from self._secure(connection, call.address[0])
             stream = yield from handshake.exchange_hello(connection, call.hello, self._secret)
+        except (handshake.HandshakeCut, OSError) as error:  # the peer may have no room just now
+            self._retry_dial(call, error)
+            raise
         except HelloRefused as error:
             call.on_failure(call.hello.acceptor, str(error))
-            raise
-        except OSError as error:
-            self._retry_dial(call, error)
             raise
         except GeneratorExit:
             call.on_failure(call.hello.acceptor, f"no answer from {call.address[0]}:{call.address[1]}")
@@ -466,13 +468,14 @@ class ConnectionServer:
         self.links_opened[how] += 1
         call.on_link(Link(call.hello.acceptor, call.hello.channel, stream, Origin(connection, call.peer_address)))
 
-    def _retry_dial(self, call: DialRequest, error: OSError) -> None:
+    def _retry_dial(self, call: DialRequest, error: Exception) -> None:
         now = time.monotonic()
         if now < call.deadline:
             call.not_before = now + DIAL_PAUSE_SECONDS
             self._dial_requests.append(call)
         else:
-            call.on_failure(call.hello.acceptor, f"{call.address[0]}:{call.address[1]}: {error.strerror or error}")
+            why = getattr(error, "strerror", "") or error
+            call.on_failure(call.hello.acceptor, f"{call.address[0]}:{call.address[1]}: {why}")
 
 
 def _run_guarded(what: Callable[[], None]) -> None:

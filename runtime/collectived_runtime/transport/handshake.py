@@ -31,6 +31,11 @@ _NOT_TLS_REASONS = (
 )
 _PEER_HUNG_UP = "it hung up within the handshake of TLS: has it been given --tls-cert, --tls-key and --tls-ca too?"
 
+
+class HandshakeCut(HelloRefused):
+    """The other side has ended the connection without a word: whoever dials may try again."""
+
+
 TlsContexts = Callable[[], tuple[ssl.SSLContext, ssl.SSLContext]]
 """With what links are accepted and with what they are dialled, as it is now."""
 
@@ -79,9 +84,9 @@ def read(connection: socket.socket, count: int, begun: bytes = b"") -> Generator
         except ssl.SSLError as error:
             raise _translate_tls_error(error) from None
         if not piece:
-            raise HelloRefused(
-                PEER_SPEAKS_TLS if data.startswith(TLS_ALERT) else "the connection ended within the handshake"
-            )
+            if data.startswith(TLS_ALERT):
+                raise HelloRefused(PEER_SPEAKS_TLS)
+            raise HandshakeCut("the connection ended within the handshake")
         data += piece
     return data
 

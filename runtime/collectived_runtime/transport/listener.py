@@ -1,7 +1,7 @@
 """An entrance of the connection server: a listener, and those who came in there and have not said who they are.
 
-It admits so many connections a second, and so many at a time; where descriptors run out, or an address has shown wrong
-proofs too often, a connection is closed at once. Whoever is turned away is counted.
+It admits so many connections a second, and so many at a time; where descriptors run out, a connection is closed at
+once. Whoever is turned away is counted.
 """
 
 from __future__ import annotations
@@ -88,9 +88,6 @@ class AcceptListener(Generic[Pending]):
             )
             self._close(connection, Limit.DESCRIPTORS)
             return None
-        if house.login_throttle.is_blocked(host):
-            self._close(connection, Limit.LOGINS)
-            return None
         if len(self.pending) >= house.max_pending:
             log.warning("%d connections wait that have not said who they are: the oldest is closed", house.max_pending)
             house.rejections.count_limit(Limit.HANDSHAKES)
@@ -121,6 +118,23 @@ class AcceptListener(Generic[Pending]):
             return False
         self.paused_until = 0.0
         return True
+
+
+def listen_for_links(host: str, port: int) -> socket.socket:
+    """A TCP socket that listens there; of a name that stands for addresses of both versions at the one of version 4,
+    which is the one that is dialled.
+
+    Raises:
+        OSError: that cannot be.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, *_, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+    return socket.create_server((str(address[0]), port), family=family, backlog=128)
+
+
+def format_address(host: str, port: int) -> str:
+    """`host:port`, as it is parsed again."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def bind(door: socket.socket, path: str) -> None:

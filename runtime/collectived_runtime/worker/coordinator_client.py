@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -52,6 +53,7 @@ AWAY_CODES = (
     grpc.StatusCode.UNKNOWN,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.INTERNAL,  # what gRPC says here where a stream ends under a write: why it ended, the next one tells
 )
 TRACE_PART_SECONDS = 2.0  # for the next part of a trace: the coordinator waits 1.5 s for each of a worker
@@ -122,6 +124,7 @@ class CoordinatorClient:
         self._closing = False
         self._was_welcomed = False
         self._warned = ""
+        self._exhausted = ""  # why it has no room for this worker, at the last attempt
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -143,7 +146,9 @@ class CoordinatorClient:
             await self._task
         if not self.connected.is_set():
             raise UnavailableError(
-                f"the coordinator at {self.address} did not answer within {timeout:g} s; "
+                f"the coordinator at {self.address} refused this worker for {timeout:g} s: {self._exhausted}"
+                if self._exhausted
+                else f"the coordinator at {self.address} did not answer within {timeout:g} s; "
                 "is it running, and is this its address?"
             )
 
@@ -230,6 +235,7 @@ class CoordinatorClient:
                     apart = error.code() is grpc.StatusCode.FAILED_PRECONDITION
                     raise (FailedPreconditionError if apart else UnavailableError)(refused) from error
                 await self._check_tls(error)
+                self._exhausted = (error.details() or "") if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else ""
                 self._warn(f"{error.code().name}: {error.details()}")
             except FailedPreconditionError as error:
                 if not self._was_welcomed:
@@ -354,18 +360,23 @@ async def enlist(coordinator: CoordinatorEndpoint, host: str, patience: float) -
     address, tls = coordinator.address, coordinator.tls
     if reason := await tls.explain_failure(address):
         raise UnavailableError(f"the coordinator at {address} cannot be used: {reason}")
+    until = time.monotonic() + (patience or math.inf)
     async with tls.channel(address, (*CHANNEL_OPTIONS, *RECONNECT_OPTIONS)) as channel:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
-        try:
-            reply = await stub.Enlist(
-                coordinator_pb2.EnlistRequest(host=host),
-                timeout=patience or None,
-                metadata=client_metadata(address, coordinator.secret),
-                wait_for_ready=True,
-            )
-        except grpc.aio.AioRpcError as error:
-            raise UnavailableError(_explain_enlist_failure(error, address, patience)) from error
-    return int(reply.task)
+        while True:
+            try:
+                reply = await stub.Enlist(
+                    coordinator_pb2.EnlistRequest(host=host),
+                    timeout=max(0.1, until - time.monotonic()) if patience else None,
+                    metadata=client_metadata(address, coordinator.secret),
+                    wait_for_ready=True,
+                )
+                return int(reply.task)
+            except grpc.aio.AioRpcError as error:
+                exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                if not exhausted or time.monotonic() + MAX_BACKOFF_SECONDS >= until:
+                    raise UnavailableError(_explain_enlist_failure(error, address, patience)) from error
+            await asyncio.sleep(MAX_BACKOFF_SECONDS)
 
 
 def _explain_enlist_failure(error: grpc.aio.AioRpcError, address: str, patience: float) -> str:

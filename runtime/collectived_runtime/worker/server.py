@@ -60,7 +60,7 @@ from collectived_runtime.process import (
 )
 from collectived_runtime.startup_error import StartupError
 from collectived_runtime.transport.connections import ConnectionServer
-from collectived_runtime.transport.listener import AcceptLimits
+from collectived_runtime.transport.listener import AcceptLimits, format_address
 from collectived_runtime.worker import devices, link_probe
 from collectived_runtime.worker.coordinator_client import CoordinatorClient, CoordinatorEndpoint, enlist
 from collectived_runtime.worker.devices import GetNccl, default_memory_limit, exit_for_restart, load_nccl
@@ -191,7 +191,7 @@ class _Worker:
             f"{int(time.time() * 1000):x}-{secrets.token_hex(4)}",
             tuple(str(device) for device in names),
             self.listen_addresses[0],
-            f"{parse_address(settings.link_listen)[0]}:{self.connection_server.link_port}",
+            format_address(parse_address(settings.link_listen)[0], self.connection_server.link_port),
             self.device_offer.unavailable_reason,
             self.nccl.description,
         )

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import grpc
 import pytest
 from tests.e2e.security.conftest import ROOT, SECRET, Place, Start
 
+import collectived as cd
 from collectived_proto.v1 import common_pb2, coordinator_pb2_grpc, status_pb2, worker_pb2, worker_pb2_grpc
 
 Worker = Callable[..., dict[str, Any]]
@@ -62,6 +64,19 @@ def test_a_worker_listens_where_it_says_and_nowhere_else(worker: Worker, options
     there = listening(said["pid"])
     assert there == told(said["link_address"], said["metrics"], *said["addresses"])
     assert len(there) == 1 + len(options) // 2 and all(host.startswith("127.") for host, _ in there)
+
+
+def test_workers_whose_links_use_ipv6_serve_a_group_together(place: Place) -> None:
+    both = [place.worker("--link-listen", "[::1]:0", task=task) for task in range(2)]
+    for said in both:
+        assert said["link_address"].startswith("[::1]:") and listening(said["pid"]) == told(said["link_address"])
+
+    def collective(rank: int) -> float:
+        with cd.connect(both[rank]["address"]) as session, session.join("both", 2, rank=rank) as group:
+            return float(group.all_reduce("sum", 21.0))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(collective, range(2))) == [42.0, 42.0]
 
 
 @pytest.mark.parametrize(

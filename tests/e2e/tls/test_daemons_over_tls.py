@@ -164,6 +164,24 @@ def test_over_tls_without_an_authority_the_secret_is_still_needed(served: Cluste
         assert session.transport == "grpc"
 
 
+@pytest.mark.parametrize(("version", "served_with"), [("TLSv1_2", None), ("TLSv1_3", "TLSv1.3")])
+def test_nothing_older_than_tls_1_3_is_spoken(
+    served: Cluster, signer: Signer, version: str, served_with: str | None
+) -> None:
+    context = ssl.create_default_context(cafile=str(signer.ca))
+    context.set_alpn_protocols(["h2"])
+    context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
+    host, _, port = served.tcp_addresses[0].rpartition(":")
+    spoken = None
+    with (
+        contextlib.suppress(ssl.SSLError, ConnectionError),
+        socket.create_connection((host, int(port)), 20) as plain,
+        context.wrap_socket(plain, server_hostname=host) as secured,
+    ):
+        spoken = secured.version()
+    assert spoken == served_with
+
+
 def test_tls_at_a_plain_address_is_told_to_leave_it(make_cluster: MakeCluster, person: TlsFiles) -> None:
     plain = make_cluster(1, worker_options=("--listen", "127.0.0.1:0"))
     said = refusal(plain.tcp_addresses[0], variables(person))

@@ -240,18 +240,32 @@ def test_who_says_nothing_is_closed() -> None:
     tell(story, limits=HttpLimits(connections=2, request_seconds=0.2))
 
 
-def test_one_beyond_the_last_place_is_closed_at_once() -> None:
+def test_silent_connections_make_room_for_whoever_asks() -> None:
     async def story(server: HttpServer) -> None:
-        first = await asyncio.open_connection("127.0.0.1", port(server))
-        while not server.connections:
+        silent = [await asyncio.open_connection("127.0.0.1", port(server)) for _ in range(7)]
+        for _ in range(3):
+            assert status((await get(server, "/"))[0]) == 200
+        ended = await asyncio.wait_for(asyncio.gather(*(reader.read() for reader, _ in silent[:3])), 20)
+        assert ended == [b""] * 3, "the oldest have gone"
+        for _, writer in silent:
+            writer.close()
+
+    tell(story, limits=HttpLimits(connections=4, request_seconds=3600))
+
+
+def test_where_all_have_asked_one_beyond_the_last_place_is_closed_at_once() -> None:
+    pages = Pages()
+
+    async def story(server: HttpServer) -> None:
+        pages.may.clear()
+        first = asyncio.ensure_future(get(server, "/later", ADMITTED))
+        while not server.connections or server._silent:
             await asyncio.sleep(0)
         assert await get(server, "/") == (b"", b""), "although the first keeps its place for an hour"
-        first[1].close()
-        while server.connections:
-            await asyncio.sleep(0)
-        assert status((await get(server, "/"))[0]) == 200
+        pages.may.set()
+        assert status((await first)[0]) == 200
 
-    tell(story, limits=HttpLimits(connections=1, request_seconds=3600))
+    tell(story, pages, HttpLimits(connections=1, answer_seconds=3600))
 
 
 def test_who_does_not_read_is_cut_off_and_holds_up_nobody() -> None:

@@ -376,6 +376,45 @@ def arrives(place: Place, key: tuple[int, int, int, int] = (7, 100, 0, 3)) -> bo
     return sorted(both) == ["accepted", "dialled"]
 
 
+@pytest.mark.parametrize("host", ["::1", "127.0.0.1", "localhost"])
+def test_links_come_by_either_version_of_ip(tmp_path: Path, host: str) -> None:
+    worker = ConnectionServer(1, SECRET, str(tmp_path / "door"), (host, 0))
+    arrived: queue.Queue[Any] = queue.Queue()
+    try:
+        hello = LinkHello(0, 1, 7, 100, 3, os.urandom(NONCE_BYTES))
+        worker.expect_link((7, 100, 0, 3), arrived.put)
+        worker.dial(DialRequest((host, worker.link_port), hello, arrived.put, lambda peer, why: arrived.put(why)))
+        links = [arrived.get(timeout=10) for _ in range(2)]
+        assert all(isinstance(link, Link) for link in links), links
+        for link in links:
+            link.close()
+    finally:
+        worker.close()
+
+
+def test_who_hangs_up_within_the_handshake_is_dialled_again(place: Place) -> None:
+    """As a worker does that has no room just now, which says nothing of who dials nor of what it knows."""
+    with socket.create_server(("127.0.0.1", 0)) as overfull:
+
+        def hang_up() -> None:
+            for _ in range(2):
+                overfull.accept()[0].close()
+            guest = overfull.accept()[0]
+            said = guest.recv(HELLO_BYTES, socket.MSG_WAITALL)
+            nonce = os.urandom(NONCE_BYTES)
+            guest.sendall(nonce + proof(SECRET, "accept", said, nonce))
+            place.arrived.put(("accepted", guest))
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        place.workers[0].dial(place.call(port=overfull.getsockname()[1]))
+        came = dict(place.next() for _ in range(2))
+        thread.join()
+    assert set(came) == {"accepted", "dialled"}
+    for one in came.values():
+        one.close()
+
+
 def test_a_caller_that_fails_when_its_link_is_there_costs_nobody_else_theirs(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

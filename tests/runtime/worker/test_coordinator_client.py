@@ -14,21 +14,33 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from collectived_proto.errors import UnavailableError
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import coordinator_pb2_grpc as rpc
-from collectived_runtime.worker.coordinator_client import CoordinatorClient, CoordinatorEndpoint
+from collectived_runtime.worker.coordinator_client import CoordinatorClient, CoordinatorEndpoint, enlist
 from collectived_runtime.worker.server import EXIT_DEFECT
 
 
 class Coordinator(rpc.CoordinatorServicer):
     """Welcomes, and then says a word of each kind that it is given."""
 
-    def __init__(self, *words: pb.CoordinatorMessage) -> None:
+    def __init__(self, *words: pb.CoordinatorMessage, busy_times: int = 0) -> None:
         self.words = words
         self.streams = 0
+        self.busy_times = busy_times  # how often it has no room for anybody
+
+    async def _refuse_if_busy(self, context: Any) -> None:
+        self.busy_times -= 1
+        if self.busy_times >= 0:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "there is no room")
+
+    async def Enlist(self, request: pb.EnlistRequest, context: Any) -> pb.EnlistReply:
+        await self._refuse_if_busy(context)
+        return pb.EnlistReply(task=7)
 
     async def Attach(self, requests: AsyncIterator[pb.WorkerMessage], context: Any) -> None:
         self.streams += 1
+        await self._refuse_if_busy(context)
         async for message in requests:
             if message.HasField("hello"):
                 await context.write(pb.CoordinatorMessage(welcome=pb.Welcome(epoch=1, heartbeat_seconds=20)))
@@ -99,6 +111,36 @@ def test_where_what_is_to_be_said_cannot_be_the_stream_is_made_again(
 
     played(coordinator, tmp_path, play)
     assert "nothing more can be said on this stream" in caplog.text and "planted" in caplog.text
+
+
+def test_a_worker_that_starts_waits_while_its_coordinator_has_no_room(tmp_path: Path) -> None:
+    async def play(address: str) -> None:
+        membership = CoordinatorClient(CoordinatorEndpoint(address), lambda _: pb.Hello(), lambda _: None, lambda: None)
+        try:
+            await membership.wait_until_welcomed(20)
+        finally:
+            await membership.close()
+
+    played(Coordinator(busy_times=3), tmp_path, play)
+
+
+def test_where_there_is_no_room_for_as_long_as_it_waits_a_worker_says_so(tmp_path: Path) -> None:
+    async def play(address: str) -> None:
+        membership = CoordinatorClient(CoordinatorEndpoint(address), lambda _: pb.Hello(), lambda _: None, lambda: None)
+        try:
+            with pytest.raises(UnavailableError, match="refused this worker for 0.5 s: there is no room"):
+                await membership.wait_until_welcomed(0.5)
+        finally:
+            await membership.close()
+
+    played(Coordinator(busy_times=1_000_000), tmp_path, play)
+
+
+def test_a_worker_without_a_number_waits_too(tmp_path: Path) -> None:
+    async def play(address: str) -> None:
+        assert await enlist(CoordinatorEndpoint(address), "here", 20) == 7
+
+    played(Coordinator(busy_times=1), tmp_path, play)
 
 
 def test_a_welcome_that_cannot_be_taken_ends_membership_which_can_be_closed_all_the_same(tmp_path: Path) -> None:
