@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
@@ -20,6 +19,7 @@ from collectived.calls.call import Call
 from collectived.calls.channel import RankChannel
 from collectived.calls.described_call import DescribedCall
 from collectived.calls.device_call import DeviceCall
+from collectived.calls.local_failure import classify_failure
 from collectived.calls.prepare import (
     ANY_VALUE,
     CrossDeviceTerms,
@@ -36,11 +36,12 @@ from collectived.calls.unobserved_errors import UnobservedErrors
 from collectived.collectives import Collectives
 from collectived.connection.join_request import JoinRequest, make_rejoin_request
 from collectived.errors import (
-    DeadlineExceededError,
+    CancelledError,
     FailedPreconditionError,
-    NotFoundError,
+    PermissionDeniedError,
     ResourceExhaustedError,
-    UnavailableError,
+    UnauthenticatedError,
+    UnimplementedError,
 )
 from collectived.work import Work
 from collectived_proto.cause import Cause
@@ -50,6 +51,29 @@ from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import AllReduce, AxisOperation, GroupInfo, Member, Operation, Reduce, ReduceOp
 
 _STAGING_TIMEOUT = 30.0  # seconds in which a worker makes room for a value
+
+
+_REFUSALS = (  # say that nothing was submitted, so that this rank is where it was; NotFoundError does not
+    TypeError,
+    ValueError,
+    CancelledError,
+    FailedPreconditionError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnimplementedError,
+)
+
+
+class _CallTerms(NamedTuple):
+    """One call of the caller's: what it is, and under which conditions. `site` is the caller's line."""
+
+    operation: Operation
+    options: CommunicationOptions
+    site: str
+    deadline: Deadline | None
+    async_op: bool
+    special: CrossDeviceTerms | None
 
 
 class JoinedRank(NamedTuple):
@@ -266,98 +290,117 @@ class Group(Collectives):
             raise FailedPreconditionError(self._unusable_reason)
         line = call_site.caller()
         merged = self._options(options, hints)
-        timeout = merged.timeout_seconds
-        deadline = Deadline.after(timeout) if timeout else None
-        taken = value if value is ANY_VALUE else flatten_value(value)
-        if isinstance(operation, AxisOperation) and taken is not ANY_VALUE:
-            operation, taken = move_value_axis_first(operation, taken)
+        deadline = Deadline.after(merged.timeout_seconds) if merged.timeout_seconds else None
+        terms = _CallTerms(operation, merged, line, deadline, async_op, special)
         route = self._channel
+        calls: list[Call] = []  # as they are made
         try:
-            route.check_not_over(line)
-            if taken.sparse_leaves and isinstance(operation, (AllReduce, Reduce)):
-                if out is not None:
-                    raise TypeError(
-                        "out cannot take IndexedSlices, for how many rows there will be is not known: leave it out"
-                    )
-                return self._start_sparse_reduce(operation, taken, merged, line, deadline, async_op, special)
-            prepared = self._prepared_calls.get_or_prepare(operation, taken, merged, line, deadline, special)
-            arrays = fetch_value_to_host(taken).arrays if prepared.needs_host_copy else taken.arrays
-            located = locate(prepared, arrays)
-            call = _call_class(prepared)(prepared, arrays, located, taken.spec)
-            if out is not None:
-                call.set_out(out)
+            work = self._submit_value(terms, value, out, calls)
             if async_op:
-                call.request_stream_order()
-            else:  # the caller does not write its arrays before this returns
-                located = call.export_inputs(located, _remaining_timeout(deadline))
-            self._submit(call, located, timeout or 0.0, deadline)
-            if async_op:
-                return self._raise_if_not_started(Work((call,), route, self._unobserved_errors), call)
-            route.wait(call)
-        except KeyboardInterrupt:  # between ringing and waiting, too
-            route.on_interrupt()
-            raise
-        except (DeadlineExceededError, UnavailableError, NotFoundError) as error:
-            if error.verdict is not None:
+                return self._raise_if_not_started(work or Work(calls, route, self._unobserved_errors), calls[0])
+            for call in calls:
+                route.wait(call)
+        except BaseException as error:
+            failure = self._on_start_failed(error, terms, calls)
+            if failure is None:
                 raise
-            raise self._fail_generation(operation, error, timeout, line) from error
+            raise failure from error
+        if work is not None:
+            return work.result()
+        call = calls[0]
         if call.verdict is not None:
             raise route.make_error(call.verdict, line)
         route.rank_state.on_result_taken(call)
         return call.take_value()
 
-    def _fail_generation(
-        self, operation: Operation, error: CollectiveError, timeout: float | None, line: str
-    ) -> CollectiveError:
-        """This rank's worker did not take a collective: the others wait for it, so the generation is over."""
-        what = f"{operation} of group {self.name!r} ({line})"
-        if isinstance(error, DeadlineExceededError):
-            return self._channel.fail_generation(
-                Cause.DEADLINE, f"{what} did not complete within {timeout:g} s: {error}", line
-            )
-        return self._channel.fail_generation(Cause.REFUSED, f"{what} could not be started: {error}; join again", line)
+    def _submit_value(self, terms: _CallTerms, value: Any, out: Any, calls: list[Call]) -> Work | None:
+        """Takes a value apart and submits it; a work where it takes several calls. All of them are put into `calls`."""
+        operation = terms.operation
+        taken = value if value is ANY_VALUE else flatten_value(value)
+        if isinstance(operation, AxisOperation) and taken is not ANY_VALUE:
+            operation, taken = move_value_axis_first(operation, taken)
+        self._channel.check_not_over(terms.site)
+        if taken.sparse_leaves and isinstance(operation, (AllReduce, Reduce)):
+            if out is not None:
+                raise TypeError(
+                    "out cannot take IndexedSlices, for how many rows there will be is not known: leave it out"
+                )
+            return self._submit_sparse_reduce(operation, taken, terms, calls)
+        prepared = self._prepared_calls.get_or_prepare(
+            operation, taken, terms.options, terms.site, terms.deadline, terms.special
+        )
+        arrays = fetch_value_to_host(taken).arrays if prepared.needs_host_copy else taken.arrays
+        located = locate(prepared, arrays)
+        call = _call_class(prepared)(prepared, arrays, located, taken.spec)
+        calls.append(call)
+        if out is not None:
+            call.set_out(out)
+        if terms.async_op:
+            call.request_stream_order()
+        else:  # the caller does not write its arrays before this returns
+            located = call.export_inputs(located, _remaining_timeout(terms.deadline))
+        self._submit(call, located, terms)
+        return None
 
-    def _start_sparse_reduce(
-        self,
-        operation: AllReduce | Reduce,
-        taken: FlatValue,
-        merged: CommunicationOptions,
-        line: str,
-        deadline: Deadline | None,
-        async_op: bool,
-        special: CrossDeviceTerms | None,
-    ) -> Any:
+    def _on_start_failed(self, error: BaseException, terms: _CallTerms, calls: list[Call]) -> CollectiveError | None:
+        """Ends the generation, unless nothing was submitted and the error says so; what to raise instead, if anything.
+
+        A rank whose caller goes on as if a collective had been submitted that was not would be a step behind all
+        others.
+        """
+        route = self._channel
+        for call in calls:
+            if call.instance < 0:
+                call.abandon()
+        if route.invalid_reason or (isinstance(error, CollectiveError) and error.verdict is not None):
+            return None
+        if isinstance(error, KeyboardInterrupt):
+            route.on_interrupt()
+            return None
+        if isinstance(error, _REFUSALS) and all(call.instance < 0 for call in calls):
+            return None
+        what = f"{terms.operation} of group {self.name!r} ({terms.site})"
+        if not isinstance(error, Exception):  # such as SystemExit, which a handler of a signal may raise
+            route.abort(f"{type(error).__name__} in {what}")
+            return None
+        cause, text = classify_failure(error)
+        if cause is Cause.DEADLINE:
+            told = f"{what} did not complete within {terms.options.timeout_seconds:g} s: {text}"
+        else:
+            told = f"{what} could not be started: {text}; join again"
+        return route.fail_generation(cause, told, terms.site)
+
+    def _submit_sparse_reduce(
+        self, operation: AllReduce | Reduce, taken: FlatValue, terms: _CallTerms, calls: list[Call]
+    ) -> Work:
         """A value with sparse leaves. Everything that can be refused is, before the first collective starts."""
         parts = sparse_reduce.split_sparse(operation, fetch_value_to_host(taken), self.size)
         found = [
             self._prepared_calls.get_or_prepare(
-                part.operation, part.value, merged, line, deadline, None if part.sparse_leaves else special, whole=False
+                part.operation,
+                part.value,
+                terms.options,
+                terms.site,
+                terms.deadline,
+                None if part.sparse_leaves else terms.special,
+                whole=False,
             )
             for part in parts
         ]
         sparse_reduce.check_rebuildable(found, parts, taken)
-        calls: list[Call] = []
         places = []
         for prepared, part in zip(found, parts, strict=True):
             located = locate(prepared, part.value.arrays)
             calls.append(_call_class(prepared)(prepared, part.value.arrays, located, part.value.spec))
             if located is None or None in located:
-                _stage(calls[-1], deadline)
+                _stage(calls[-1], terms.deadline)
             places.append(located)
-        for number, (call, located) in enumerate(zip(calls, places, strict=True)):
-            self._submit(call, located, merged.timeout_seconds or 0.0, deadline, calls[:number])
-        work = sparse_reduce.CompositeWork(calls, self._channel, self._unobserved_errors, parts, taken)
-        return self._raise_if_not_started(work, calls[0]) if async_op else work.result()
+        for call, located in zip(calls, places, strict=True):
+            self._submit(call, located, terms)
+        return sparse_reduce.CompositeWork(calls, self._channel, self._unobserved_errors, parts, taken)
 
-    def _submit(
-        self,
-        call: Call,
-        located: list[ArenaAddress | None] | None,
-        timeout: float,
-        deadline: Deadline | None,
-        earlier: Sequence[Call] = (),
-    ) -> None:
-        """Starts a call. `earlier` ones of the same submission are waited for where there is no room for it."""
+    def _submit(self, call: Call, located: list[ArenaAddress | None] | None, terms: _CallTerms) -> None:
+        deadline = terms.deadline
         addresses: tuple[ArenaAddress, ...] = ()
         if call.has_input_event:
             call.reserve_output(_remaining_timeout(deadline))  # first: where there is no room, nothing has been copied
@@ -368,20 +411,10 @@ class Group(Collectives):
                 _stage(call, deadline)
         if call.staging is not None:
             addresses = call.staging.address
-        remaining = 0.0
         if deadline is not None:
-            call.timeout = timeout
+            call.timeout = terms.options.timeout_seconds or 0.0
             call.cutoff = deadline.at + DEADLINE_GRACE
-            remaining = deadline.to_wire()
-        try:
-            self._channel.submit(call, timeout, remaining, addresses)
-        except ResourceExhaustedError:
-            if not earlier:
-                call.abandon()
-                raise
-            for other in earlier:
-                self._channel.wait(other)
-            self._channel.submit(call, timeout, remaining, addresses)
+        self._channel.submit(call, call.timeout, deadline, addresses)
 
     def _raise_if_not_started(self, work: Work, first: Call) -> Work:
         """A work as the caller gets it, unless it could not start.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -133,23 +134,23 @@ def test_what_does_not_fit_out_leaves_it_as_it_is(make: Any, out: Any, says: str
     assert setting.group.recv(1).tolist() == [1, 1, 1], "the group goes on"
 
 
-def test_64_of_them_may_be_in_flight_beside_64_collectives(make: Any) -> None:
+def test_hundreds_of_them_may_be_in_flight_beside_64_collectives(make: Any) -> None:
     setting = make(size=2)
     far, group = setting.far, setting.group
     far.answer = silent
-    works = [group.barrier(async_op=True) for _ in range(64)]
-    works += [group.send(number, 1, async_op=True) for number in range(64)]
-    with pytest.raises(cd.errors.ResourceExhaustedError, match="64 sends and recvs of group 'train' are in flight"):
-        group.recv(1)
-    with pytest.raises(cd.errors.ResourceExhaustedError, match="64 collectives of group 'train' are in flight"):
-        group.barrier()
-    far.until(lambda: len(far.rings) == 128)
-    complete_all(far)
-    cd.wait(works)
+    far.comes = np.ones(3)
+    works = [group.recv(1, async_op=True) for _ in range(300)]
+    works += [group.barrier(async_op=True) for _ in range(64)]
+    works += [group.send(number, 1, async_op=True) for number in range(100)]
+    far.until(lambda: len(far.rings) == 464)
+    with ThreadPoolExecutor(1) as pool:  # nobody has room for so many completions at once
+        completing = pool.submit(complete_all, far)
+        cd.wait(works)
+        completing.result(10)
     far.answer = lambda ring: None
     group.send(1, 1)
     group.barrier()
-    assert [ring.instance for ring in far.rings[-2:]] == [messages.P2P_BASE + 64, 64]
+    assert [ring.instance for ring in far.rings[-2:]] == [messages.P2P_BASE + 400, 64]
 
 
 def test_a_verdict_on_an_instance_does_not_end_them_before_their_own_word_comes(make: Any) -> None:

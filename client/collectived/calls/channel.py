@@ -28,12 +28,14 @@ from collectived.arguments import escape_surrogates
 from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import ALL_PACKS, Call
 from collectived.calls.callbacks import Callbacks
-from collectived.calls.leader_follower import LeaderFollower
+from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL, LeaderFollower
 from collectived.calls.rank_state import RankState
 from collectived.calls.timeout import MAX_REASON_LENGTH
-from collectived.errors import FailedPreconditionError
+from collectived.errors import DeadlineExceededError, FailedPreconditionError
 from collectived_proto.cause import Cause
+from collectived_proto.deadline import Deadline
 from collectived_proto.errors import CollectiveError
+from collectived_proto.ipc import messages
 from collectived_proto.types import GroupInfo, Verdict
 
 CONNECT_AGAIN = "connect and join again"  # what to do where the worker is lost
@@ -71,23 +73,59 @@ class RankChannel(ABC):
             if self.rank_state.verdict is not None:
                 raise self.make_error(self.rank_state.verdict, site)
 
-    @abstractmethod
-    def submit(self, call: Call, timeout: float, remaining: float, addresses: tuple[ArenaAddress, ...]) -> None:
-        """Numbers a call and starts it; where the generation has failed, ends it with the verdict.
+    def submit(
+        self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
+    ) -> None:
+        """Numbers a call and starts it, once there is room; where the generation has failed, ends it with the verdict.
+
+        Where it raises, `call.instance` says whether a number may have been taken: then the generation must end.
 
         Args:
-            timeout, remaining: seconds that the caller gave it, and what is left of them; 0 for none.
+            timeout: seconds that the caller gave it, 0 for none. deadline: when they are over.
             addresses: of each leaf, or of the staging slot where the call has one; () for a call without leaves.
 
         Raises:
-            ResourceExhaustedError: as many calls as allowed are in flight; this one took no number.
+            DeadlineExceededError: as many calls as there may be were in flight until its deadline.
         """
+        if self._calls or self.rank_state.verdict is not None:
+            self._finish_older_calls()
+        while not self._try_submit(call, timeout, deadline, addresses):
+            if deadline is not None and not deadline.remaining():
+                raise DeadlineExceededError("as many calls as a rank may have were in flight until then")
+            self._wait_for_room(call.prepared.is_p2p, math.inf if deadline is None else deadline.at)
+
+    @abstractmethod
+    def _try_submit(
+        self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
+    ) -> bool:
+        """Does what `submit` says; False, and nothing is done, where as many calls as there may be are in flight."""
+
+    def _has_room(self, post: bool) -> bool:
+        """Whether one more call of its kind may be in flight. Under the mutex."""
+        most = messages.MAX_P2P_OUTSTANDING if post else messages.MAX_OUTSTANDING
+        return len(self._calls) < most or sum(call.prepared.is_p2p == post for call in self._calls.values()) < most
+
+    def _wait_for_room(self, post: bool, end: float) -> None:
+        """Waits until the oldest call of a kind has ended, or a little while, for the session may be closed."""
+        with self.mutex:
+            oldest = next((call for call in self._calls.values() if call.prepared.is_p2p == post), None)
+        if oldest is not None:
+            self._wait(oldest, ALL_PACKS, min(end, monotonic() + SIGNAL_CHECK_INTERVAL), lambda _: None)
+
+    def _register(self, call: Call) -> None:
+        """Gives a call its number. Under the mutex."""
+        post = call.prepared.is_p2p
+        instance = self.rank_state.next_number(post)
+        call.assign_instance(self.rank_state.generation, instance)  # first: it says that the number may be taken
+        self.rank_state.take_number(instance)
+        self._calls[instance] = call
 
     def _finish_older_calls(self) -> None:
         """Ends calls of an older generation, whose numbers come again: a completion does not say its generation."""
         for call in list(self._calls.values()):
-            if call.generation != self.rank_state.generation:
-                self.wait(call)
+            if call.generation == self.rank_state.generation:  # and so are all that were started after it
+                break
+            self.wait(call)
         self.poll()
 
     def fail_generation(self, cause: Cause, message: str, site: str) -> CollectiveError:

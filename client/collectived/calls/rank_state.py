@@ -15,7 +15,6 @@ from collectived_proto.errors import (
     CODE_BY_CAUSE,
     Code,
     CollectiveError,
-    ResourceExhaustedError,
     error_class,
     error_from_verdict,
 )
@@ -173,29 +172,16 @@ class RankState:
         )
         return self.make_verdict(Cause.DEADLINE, message, call)
 
-    def allocate_number(self, post: bool, flying: int) -> int:
-        """The number of the next collective, or send or recv, of which so many are in flight.
+    def next_number(self, post: bool) -> int:
+        """The number of the next collective, or send or recv; taken by `take_number`."""
+        return self.next_p2p if post else self.next_instance
 
-        Raises:
-            ResourceExhaustedError: more may not be; no number is taken.
-        """
-        if flying >= messages.MAX_OUTSTANDING:
-            raise ResourceExhaustedError(
-                f"{flying} {'sends and recvs' if post else 'collectives'} of group {self.group.name!r} are in flight "
-                f"on rank {self.rank}, which is the most there may be: wait for some before starting more"
-            )
-        if post:
-            self.next_p2p += 1
-            return self.next_p2p - 1
-        self.next_instance += 1
-        return self.next_instance - 1
-
-    def release_number(self, post: bool) -> None:
-        """The number that was given last has not been used: the call could not start."""
-        if post:
-            self.next_p2p -= 1
+    def take_number(self, instance: int) -> None:
+        """The next number is given away: from here on the call is submitted, or the generation ends."""
+        if instance >= messages.P2P_BASE:
+            self.next_p2p = instance + 1
         else:
-            self.next_instance -= 1
+            self.next_instance = instance + 1
 
     def on_worker_lost(self, message: str, oldest: Call | None) -> Verdict:
         """This rank's worker is gone, and with it what is in flight, of which `oldest` began first.

@@ -15,6 +15,7 @@ from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import Call
 from collectived.calls.channel import CONNECT_AGAIN, RankChannel
 from collectived.calls.leader_follower import LeaderFollower
+from collectived.calls.local_failure import classify_failure
 from collectived.calls.prepare import MAX_SIGNATURES
 from collectived.calls.rank_state import LocalVerdict
 from collectived.calls.timeout import DEADLINE_GRACE
@@ -75,24 +76,22 @@ class GrpcChannel(RankChannel):
             self._collectives[number] = codec.collective_to_proto(collective)
         return number, layout
 
-    def submit(self, call: Call, timeout: float, remaining: float, addresses: tuple[ArenaAddress, ...]) -> None:
-        """Number a call and start it. Submissions may overtake each other: the worker goes by their numbers."""
-        standing = self.rank_state
-        self._finish_older_calls()
+    def _try_submit(
+        self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
+    ) -> bool:
+        """Submissions may overtake each other: the worker goes by their numbers."""
         with self.mutex:
-            if standing.verdict is not None:
-                call.end(standing.verdict)
-                return
-            post = call.prepared.is_p2p
-            instance = standing.allocate_number(
-                post, sum(other.prepared.is_p2p == post for other in self._calls.values())
-            )
-            call.assign_instance(standing.generation, instance)
+            if self.rank_state.verdict is not None:
+                call.end(self.rank_state.verdict)
+                return True
+            if not self._has_room(call.prepared.is_p2p):
+                return False
+            self._register(call)
             # Copying its value may have cost all its time, and the verdict still has to come.
             call.cutoff = max(call.cutoff, min(monotonic() + DEADLINE_GRACE, call.cutoff + call.copy_seconds))
-            self._calls[instance] = call
-            submission = self._make_submission(call, timeout, remaining)
+            submission = self._make_submission(call, timeout, 0.0 if deadline is None else deadline.to_wire())
         submission.begin()
+        return True
 
     def _make_submission(self, call: Call, timeout: float, remaining: float) -> Submission:
         described = self._collectives[call.prepared.id]
@@ -154,6 +153,9 @@ class GrpcChannel(RankChannel):
         if isinstance(error, messages.MalformedMessage):
             self._mark_lost(f"it sent something unexpected ({error})")
             return None
+        if isinstance(error, (OSError, MemoryError, RuntimeError)):  # of this process: it has no memory, or no thread
+            cause, text = classify_failure(error)
+            return None if call.complete else self.rank_state.make_verdict(cause, f"{call.prepared.op}: {text}", call)
         ours = self._rpc.map_error(error)
         if ours.verdict is not None:
             verdict = self.rank_state.parse_verdict(codec.verdict_to_proto(ours.verdict).SerializeToString())

@@ -18,11 +18,13 @@ from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import ALL_PACKS, Call
 from collectived.calls.channel import RankChannel
 from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
+from collectived.calls.local_failure import classify_failure, descriptor_lost
 from collectived.errors import UnavailableError
 from collectived.gpu.driver import CudaError, get_cuda
 from collectived.shared import seqpacket
 from collectived.shared.in_flight import InFlightCalls, PingReply
 from collectived_proto.cause import Cause
+from collectived_proto.deadline import Deadline
 from collectived_proto.ipc import messages
 from collectived_proto.ipc.spin import AdaptiveSpin, count_cores
 from collectived_proto.types import GroupInfo, Verdict
@@ -54,61 +56,66 @@ class Doorbell(RankChannel):
         self._poller.register(sock, select.POLLIN)
         self._last_received = self._last_pinged = 0.0
 
-    def submit(self, call: Call, timeout: float, remaining: float, addresses: tuple[ArenaAddress, ...]) -> None:
-        if self._calls or self.rank_state.verdict is not None:
-            self._finish_older_calls()
+    def _try_submit(
+        self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
+    ) -> bool:
         with self._submit_lock:  # numbers are given under the lock under which they are sent
-            self._submit(call, timeout, remaining, addresses)
-
-    def _submit(self, call: Call, timeout: float, remaining: float, addresses: tuple[ArenaAddress, ...]) -> None:
-        flight = self._in_flight
-        with self.mutex:
-            standing = self.rank_state
-            if standing.verdict is not None:
-                call.end(standing.verdict)
-                return
-            post = call.prepared.is_p2p
-            instance = standing.allocate_number(post, flight.p2p_count if post else len(self._calls) - flight.p2p_count)
-            event, preceding = self._record_input_event(call, instance) if call.has_input_event else (0, ())
-            flight.p2p_count += post
-            call.assign_instance(standing.generation, instance)
-            self._calls[instance] = call
-            self._last_received = monotonic()
-            staged, released, number = call.staging is not None, flight.results.pop_released(), call.prepared.id
-            generation, output = standing.generation, call.output
-            ring = messages.Submit(
-                generation, number, instance, remaining, staged, addresses, released, timeout, output
-            )
-            if call.is_stream_ordered:
-                ring = ring._replace(ordered=True)
-            if call.has_input_event:
-                ring = ring._replace(event=event)
-            message = ring.encode()
-            sent = not preceding and seqpacket.send(self._socket, message, 0.0)
-        if not sent:  # the worker is behind, or gone: others may hear of what is in flight meanwhile
-            sent = all(self._send(one, call) for one in (*preceding, message))
+            with self.mutex:
+                standing = self.rank_state
+                if standing.verdict is not None:
+                    call.end(standing.verdict)
+                    return True
+                if not self._has_room(call.prepared.is_p2p):
+                    return False
+                self._last_received = monotonic()
+                event, preceding = self._record_input_event(call) if call.has_input_event else (0, ())
+                self._register(call)
+                message = self._encode_submit(call, event, timeout, deadline, addresses)
+                sent = not preceding and seqpacket.send(self._socket, message, 0.0)
+            if not sent:  # the worker is behind, or gone: others may hear of what is in flight meanwhile
+                sent = all(self._send(one, call) for one in (*preceding, message))
         if not sent:
             self.poll()  # a worker that has ended in order has said why before
             with self.mutex:
                 self._mark_lost("it takes no more messages")
             self.callbacks.dispatch()
+        return True
+
+    def _encode_submit(
+        self, call: Call, event: int, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
+    ) -> bytes:
+        submit = messages.Submit(
+            call.generation,
+            call.prepared.id,
+            call.instance,
+            0.0 if deadline is None else deadline.to_wire(),
+            call.staging is not None,
+            addresses,
+            self._in_flight.results.pop_released(),
+            timeout,
+            call.output,
+        )
+        if call.is_stream_ordered:
+            submit = submit._replace(ordered=True)
+        if call.has_input_event:
+            submit = submit._replace(event=event)
+        return submit.encode()
 
     def _send(self, message: bytes, call: Call) -> bool:
         return seqpacket.send(self._socket, message, min(_SEND_TIMEOUT, max(0.0, call.cutoff - monotonic())))
 
-    def _record_input_event(self, call: Call, instance: int) -> tuple[int, tuple[bytes, ...]]:
+    def _record_input_event(self, call: Call) -> tuple[int, tuple[bytes, ...]]:
         """The number of its event, of which as many serve in turn as there may be calls in flight.
 
         Returns too what the worker has to be told before.
 
         Raises:
-            UnavailableError: the driver refuses; the call's number is free again.
+            UnavailableError: the driver refuses; the call has taken no number.
         """
-        number = instance % messages.MAX_OUTSTANDING + 1
+        number = self.rank_state.next_number(call.prepared.is_p2p) % messages.MAX_OUTSTANDING + 1
         try:
             handle = call.record_input_event(number, self._events)
         except CudaError as error:
-            self.rank_state.release_number(call.prepared.is_p2p)
             why = f"its value cannot be waited for: {error}"
             verdict = self.rank_state.make_verdict(Cause.REFUSED, why)
             call.end(verdict, retire=True)  # copies may be under way
@@ -195,6 +202,14 @@ class Doorbell(RankChannel):
             message, descriptor = seqpacket.receive(self._socket, self._buffer)
         except BlockingIOError:
             return
+        failure = descriptor_lost() if descriptor == seqpacket.DESCRIPTOR_LOST else self._handle(message, descriptor)
+        if failure is not None and not self.rank_state.is_over:  # what the message said is lost here
+            cause, text = classify_failure(failure)
+            self._end_generation(self.rank_state.make_verdict(cause, text), self._cutoff_ack_timeout)
+        self.callbacks.dispatch()
+
+    def _handle(self, message: bytes, descriptor: int) -> Exception | None:
+        """Takes a message in; an error of this process, where it could not."""
         with self.mutex:
             self._last_received = monotonic()
             try:
@@ -202,9 +217,11 @@ class Doorbell(RankChannel):
                     self._in_flight.handle_message(message, descriptor)
                 else:
                     self._mark_lost("it has closed the connection")
-            except (messages.MalformedMessage, ValueError, OSError) as error:
+            except ValueError as error:  # MalformedMessage, too
                 self._mark_lost(f"it sent something unexpected ({error})")
-        self.callbacks.dispatch()
+            except Exception as error:
+                return error
+        return None
 
     def _give_up(self, call: Call, verdict: Verdict) -> None:
         self._in_flight.end(call, verdict, retire=True)

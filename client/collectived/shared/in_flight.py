@@ -39,7 +39,6 @@ class InFlightCalls:
 
     Attributes:
         calls: by instance.
-        p2p_count: how many of them are sends and recvs.
         pending_pings: of the PINGs that have not been answered, in order.
         inputs_released: heard where no memory is in use of which the worker has said that it will say so.
     """
@@ -48,7 +47,6 @@ class InFlightCalls:
         self, calls: dict[int, Call], standing: RankState, turns: LeaderFollower, callbacks: Callbacks
     ) -> None:
         self.calls = calls
-        self.p2p_count = 0
         self.pending_pings: deque[PingReply] = deque()
         self.results = MappedResults()
         self._rank_state = standing
@@ -165,7 +163,6 @@ class InFlightCalls:
         del self.calls[call.instance]
         if retire:
             self._retired[call.generation, call.instance] = call
-        self.p2p_count -= call.prepared.is_p2p
         call.waiting = self._waiting
         if call.launched is not None:
             self.results.release_event(call.launched.event)

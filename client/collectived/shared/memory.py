@@ -22,6 +22,7 @@ import numpy as np
 
 from collectived.calls.buffers import Backing, LeafLocation, Stageable
 from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
+from collectived.calls.local_failure import descriptor_lost
 from collectived.calls.timeout import Timeout
 from collectived.errors import (
     CancelledError,
@@ -118,6 +119,9 @@ class SessionSocket:
             return shared.attach(number, size, descriptor, writable=True)
         except ValueError as error:
             raise self._protocol_error(error) from error
+        except (OSError, MemoryError):  # of this process: the worker need not keep it
+            self.release_arena(number)
+            raise
 
     def request_device_arena(self, index: int, size: int, limit: Timeout) -> tuple[int, int, int]:
         """Memory of one of the worker's GPUs: number and size of the arena, and a descriptor.
@@ -186,6 +190,9 @@ class SessionSocket:
     def _receive_reply(self, limit: Timeout) -> _ArenaGrant | messages.IpcOpenResult:
         kind, message, descriptor = self._receive(limit, "a request for memory")
         try:
+            if descriptor == seqpacket.DESCRIPTOR_LOST:
+                self.release_arena(messages.parse_arena(message)[0])
+                raise descriptor_lost()
             if kind in (messages.MessageType.DEVICE_OPENED, messages.MessageType.NOT_OPENED) and descriptor < 0:
                 return messages.parse_ipc_open_result(message)
             if kind is messages.MessageType.REFUSED:

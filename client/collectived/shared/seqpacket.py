@@ -15,6 +15,7 @@ from collectived_proto.ipc import messages
 
 _LINUX = sys.platform == "linux"
 _ANCILLARY_SIZE = socket.CMSG_SPACE(array.array("i").itemsize) if _LINUX else 0  # one descriptor
+DESCRIPTOR_LOST = -2  # instead of a descriptor that came while this process could have no more
 _FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC) if _LINUX else 0
 
 
@@ -45,16 +46,21 @@ def _timeval(seconds: float) -> bytes:
 def receive(sock: socket.socket, buffer: bytearray) -> tuple[bytes, int]:
     """One message and the descriptor that came with it, or -1; b"" where the other side has hung up.
 
+    `DESCRIPTOR_LOST` stands for one that the kernel has dropped, for this process is at its limit.
+
     Raises:
         BlockingIOError: nothing is there.
     """
     try:
-        length, ancillary, _, _ = sock.recvmsg_into([buffer], _ANCILLARY_SIZE, _FLAGS)
+        length, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_SIZE, _FLAGS)
     except BlockingIOError:
         raise
     except OSError:
         return b"", -1
-    return bytes(memoryview(buffer)[:length]), _descriptor(ancillary) if ancillary else -1
+    descriptor = _descriptor(ancillary) if ancillary else -1
+    if flags & socket.MSG_CTRUNC and descriptor < 0:
+        descriptor = DESCRIPTOR_LOST
+    return bytes(memoryview(buffer)[:length]), descriptor
 
 
 def close(sock: socket.socket, buffer: bytearray) -> None:

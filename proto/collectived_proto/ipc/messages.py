@@ -22,7 +22,8 @@ from collectived_proto.version import FIRST_VERSIONS, OUR_VERSIONS, VersionRange
 TOKEN_BYTES = 16
 MAX_MESSAGE = 128 << 10  # well below the kernel's default send buffer, so that one message always fits
 MAX_TEXT = 4096  # bytes of a reason
-MAX_OUTSTANDING = 64  # instances that one rank may have in flight
+MAX_OUTSTANDING = 64  # instances that one rank may have in flight,
+MAX_P2P_OUTSTANDING = 1 << 16  # and sends and recvs: a posted recv costs little, and memory limits what is sent
 MAX_PACKS = 4096  # of one collective
 P2P_BASE = 1 << 62  # sends and recvs of a rank are numbered from here, apart from the group's instances
 WORKER_EVENT_BASE = (

@@ -246,21 +246,50 @@ def test_abort_fails_what_is_in_flight_and_what_follows(make: Any) -> None:
         setting.group.barrier()
 
 
-def test_the_sixty_fifth_call_in_flight_is_refused_and_takes_no_number(make: Any) -> None:
+def complete(far: Any, ring: messages.Submit) -> None:
+    for answer in far.complete(ring):
+        far.doorbell.send(answer)
+
+
+def test_the_sixty_fifth_call_waits_until_an_earlier_one_has_ended(make: Any) -> None:
     setting = make()
-    far = setting.far
+    far, group = setting.far, setting.group
     far.answer = silent
-    works = [setting.group.all_reduce("sum", number, async_op=True) for number in range(64)]
-    with pytest.raises(cd.errors.ResourceExhaustedError, match="64 collectives of group 'train' are in flight"):
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(lambda: [group.all_reduce("sum", number, async_op=True) for number in range(160)])
+        for number in range(160):  # the next one comes only as there is room for it
+            far.until(lambda: len(far.rings) == min(160, number + 64))  # noqa: B023
+            complete(far, far.rings[number])
+        assert cd.wait(started.result(10)) == [2 * number for number in range(160)]
+    assert [ring.instance for ring in far.rings] == list(range(160))
+
+
+def test_a_call_that_finds_no_room_by_its_deadline_ends_the_generation(make: Any) -> None:
+    setting = make()
+    setting.far.answer = silent
+    works = [setting.group.barrier(async_op=True) for _ in range(64)]
+    with pytest.raises(cd.errors.DeadlineExceededError, match=r"did not complete within 0\.1 s: as many calls"):
+        setting.group.barrier(cd.CommunicationOptions(timeout_seconds=0.1))
+    for work in works:
+        assert isinstance(work.exception(), cd.errors.DeadlineExceededError)
+    with pytest.raises(cd.errors.DeadlineExceededError):
         setting.group.barrier()
-    far.until(lambda: len(far.rings) == 64)
-    for ring in far.rings:
-        for answer in far.complete(ring):
-            far.doorbell.send(answer)
-    assert cd.wait(works) == [2 * number for number in range(64)]
-    far.answer = lambda ring: None
-    setting.group.barrier()
-    assert far.rings[-1].instance == 64
+    setting.far.until(lambda: len(setting.far.texts) > 0)
+    assert setting.far.texts[0][0] is messages.MessageType.ABORT, "the others do not wait for it"
+    assert len(setting.far.rings) == 64
+
+
+def test_what_waits_for_room_is_over_when_the_session_is_closed(make: Any) -> None:
+    setting = make()
+    setting.far.answer = silent
+    works = [setting.group.barrier(async_op=True) for _ in range(64)]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(setting.group.barrier)
+        setting.far.until(lambda: len(setting.far.rings) == 64)
+        setting.group._cancel("it is closed")
+        with pytest.raises(cd.errors.CancelledError, match="it is closed"):
+            waiting.result(10)
+    assert len(setting.far.rings) == len(works), "it has taken no number"
 
 
 def test_many_threads_share_one_doorbell(make: Any) -> None:

@@ -80,6 +80,7 @@ class LocalRank:
         self._outbox: deque[tuple[bytes, int]] = deque()  # message, descriptor to pass along or -1
         self.unread_bytes = 0
         self._outcomes: dict[int, list[bytes]] = {}
+        self._p2p_outcomes: deque[int] = deque()
 
     def resolve_inputs(self, prepared: PreparedCollective, ring: messages.Submit) -> InputBuffers:
         """The memory of a submission; raises messages.MalformedMessage where it is out of bounds."""
@@ -143,7 +144,12 @@ class LocalRank:
             self._outcomes[instance] = [message]
         else:
             known.append(message)
-        self._outcomes.pop(instance - messages.MAX_OUTSTANDING, None)
+        if instance < messages.P2P_BASE:
+            self._outcomes.pop(instance - messages.MAX_OUTSTANDING, None)
+            return
+        self._p2p_outcomes.append(instance)  # in the order in which they end, which is not that of their numbers
+        if len(self._p2p_outcomes) > messages.MAX_OUTSTANDING:
+            self._outcomes.pop(self._p2p_outcomes.popleft(), None)
 
     def get_outcomes(self, instance: int) -> list[bytes]:
         return self._outcomes.get(instance, [])
@@ -151,6 +157,7 @@ class LocalRank:
     def clear_outcomes(self) -> None:
         """A new generation begins."""
         self._outcomes.clear()
+        self._p2p_outcomes.clear()
 
     def forget_prepared(self) -> None:
         """Nothing is submitted any more. Called in the service's thread, when the group loop has ended."""

@@ -45,6 +45,7 @@ from collectived_runtime.engine.submit.tracker import InstanceTracker
 log = logging.getLogger("collectived.group_loop")
 
 _SUBMIT_KIND = int(messages.MessageType.SUBMIT)
+_MOST, _MOST_P2P = messages.MAX_OUTSTANDING, messages.MAX_P2P_OUTSTANDING
 
 
 class GroupLoop:
@@ -326,7 +327,9 @@ class GroupLoop:
         if past is not None:
             self._generation.fail(local_rank, ring.instance, past)
             return
-        if len(self._early_submissions) >= messages.MAX_OUTSTANDING * len(self.local_ranks):
+        post = ring.instance >= messages.P2P_BASE  # numbers begin anew with each generation
+        ahead = ring.instance - messages.P2P_BASE >= _MOST_P2P if post else ring.instance >= _MOST
+        if ahead or len(self._early_submissions) >= (_MOST + _MOST_P2P) * len(self.local_ranks):
             raise messages.MalformedMessage(f"a ring of generation {ring.generation}, which nobody has announced")
         self._early_submissions.append(lambda: self._on_submit(local_rank, ring))
 

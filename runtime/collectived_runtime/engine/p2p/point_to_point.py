@@ -179,7 +179,7 @@ class PointToPoint:
                 self._context.doorbells.send(local_rank, message)
             return
         mine = sum(rank == local_rank.rank for rank, _ in self._pending)
-        if ring.instance > expected or mine >= messages.MAX_OUTSTANDING:
+        if ring.instance > expected or mine >= messages.MAX_P2P_OUTSTANDING:
             raise OutOfOrder(
                 f"rank {local_rank.rank} submitted post {ring.instance - messages.P2P_BASE} with {mine} outstanding"
             )

@@ -119,7 +119,7 @@ class RemoteRankSession:
         """
         flying = sum((flight.instance >= messages.P2P_BASE) == post for flight in self._instances.values())
         count = max(flying, self._open_streams[post])
-        if count >= messages.MAX_OUTSTANDING:
+        if count >= (messages.MAX_P2P_OUTSTANDING if post else messages.MAX_OUTSTANDING):
             self._on_refused()
             raise ResourceExhaustedError(
                 f"{count} {'sends and recvs' if post else 'collectives'} of group {self.group.name!r} are in flight on "

@@ -74,10 +74,11 @@ class Sequencer:
         if instance < following or number in self._reserved:
             self._check_reachable(number)
             raise FailedPreconditionError(f"instance {instance} has been submitted already; the next is {following}")
-        if instance >= following + messages.MAX_OUTSTANDING:
+        most = messages.MAX_P2P_OUTSTANDING if post else messages.MAX_OUTSTANDING
+        if instance >= following + most:
             raise ResourceExhaustedError(
-                f"instance {instance} comes before instance {following} has been submitted: at most "
-                f"{messages.MAX_OUTSTANDING} may be in flight on a rank"
+                f"instance {instance} comes before instance {following} has been submitted: at most {most} may be in "
+                "flight on a rank"
             )
         self._reserved.add(number)
         try:
