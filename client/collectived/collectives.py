@@ -47,7 +47,7 @@ class Collectives(ABC):
     - A value travels in at most 4096 packs; where arrays are cut or joined, each array is a pack of its own.
     - A plain `TypeError` or `ValueError` tells of wrong arguments of this rank alone: it has started nothing, and the
       others, which are told nothing, wait for it. Any `CollectiveError` tells of a collective that failed on all
-      ranks, and its class what comes next; but `ResourceExhaustedError` without a verdict (64 in flight, no memory for
+      ranks, and its class what comes next; but `ResourceExhaustedError` without a verdict (the worker has no memory for
       inputs) is this rank's alone.
     """
 
@@ -272,7 +272,7 @@ class Collectives(ABC):
         """Sends a value to one rank, which calls `recv`; any dtype. Other ranks take no part.
 
         What one rank sends another one under one tag arrives in order. Sends and recvs are numbered apart from the
-        group's other collectives, and at most 64 of them are in flight.
+        group's other collectives; 65536 of them may be in flight.
 
         Args:
             to: a rank of this group; this rank itself, too, if it also receives: with `async_op` in one of the two.

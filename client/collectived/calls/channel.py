@@ -133,6 +133,7 @@ class RankChannel(ABC):
 
         What that is to be raised as, or what has ended it before, as may have been heard meanwhile.
         """
+        self._leader_follower.force_resign()  # what failed may have come between `lead` and `resign`
         self.poll()
         verdict = self.rank_state.make_verdict(cause, message)
         if not self.rank_state.is_over:

@@ -202,6 +202,12 @@ class GrpcChannel(RankChannel):
         self._leader_follower.wake(call)
         self.callbacks.on_call_ended(call)
 
+    def _mark_lost(self, why: str, advice: str = CONNECT_AGAIN) -> None:
+        standing, first = self.rank_state, not self._is_lost
+        super()._mark_lost(why, advice)
+        if first:  # where the worker lives, it tells the others that this rank is gone; nobody waits for its answer
+            self._rpc.abort(self._session, standing.group.key, standing.rank, why)
+
     def _give_up(self, call: Call, verdict: Verdict) -> None:
         self._end(call, verdict)
 

@@ -16,7 +16,7 @@ from time import monotonic
 
 from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import ALL_PACKS, Call
-from collectived.calls.channel import RankChannel
+from collectived.calls.channel import CONNECT_AGAIN, RankChannel
 from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
 from collectived.calls.local_failure import classify_failure, descriptor_lost
 from collectived.errors import UnavailableError
@@ -222,6 +222,11 @@ class Doorbell(RankChannel):
             except Exception as error:
                 return error
         return None
+
+    def _mark_lost(self, why: str, advice: str = CONNECT_AGAIN) -> None:
+        super()._mark_lost(why, advice)
+        with contextlib.suppress(OSError):  # where the worker lives, it tells the others that this rank is gone
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _give_up(self, call: Call, verdict: Verdict) -> None:
         self._in_flight.end(call, verdict, retire=True)

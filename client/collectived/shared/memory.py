@@ -318,11 +318,13 @@ class SharedMemory:
 
     def _allocate(self, nbytes: int, patience: float = _ARENA_TIMEOUT) -> InputSlot:
         limit = Timeout.of(min(patience, _ARENA_TIMEOUT))
-        if not self._lock.acquire(timeout=limit.remaining):
-            raise UnavailableError(
-                f"another thread has waited for memory of the worker for {limit.requested_seconds:g} s"
-            )
+        held = False
         try:
+            held = self._lock.acquire(timeout=limit.remaining)
+            if not held:
+                raise UnavailableError(
+                    f"another thread has waited for memory of the worker for {limit.requested_seconds:g} s"
+                )
             slot = self._try_allocate(nbytes)
             if slot is None and self._spare_staging:
                 self._spare_staging.clear()
@@ -334,7 +336,8 @@ class SharedMemory:
                 raise InternalError(f"{nbytes} bytes do not fit into an arena made for them")
             return slot
         finally:
-            self._lock.release()
+            if held:
+                self._lock.release()
 
     def _try_allocate(self, nbytes: int) -> InputSlot | None:
         while self._free_queue:
