@@ -164,5 +164,5 @@ def all_reduce(dtype: DType, value: Array, reduce_op: ReduceOp = ReduceOp.SUM) -
     return Work(core.ALL_REDUCE, (phase,), (value,), ((count, result_type(dtype, reduce_op)),), REDUCE_OPS[reduce_op])
 
 
-def bits(arrays: Sequence[Array]) -> list[bytes]:
+def as_bytes(arrays: Sequence[Array]) -> list[bytes]:
     return [array.tobytes() for array in arrays]

@@ -12,8 +12,8 @@ from tests.native.ranks import (
     Array,
     Work,
     all_reduce,
+    as_bytes,
     as_threads,
-    bits,
     carry_out,
     finish,
     fold,
@@ -128,7 +128,7 @@ def test_a_collective_gives_what_its_definition_says(name: str, geometry: Geomet
         wrong = []
         for count in counts:
             work, wanted = build(seats, rank, count)
-            if bits(carry_out(engine, work)) != bits(wanted):
+            if as_bytes(carry_out(engine, work)) != as_bytes(wanted):
                 wrong.append(count)
         return wrong
 
@@ -176,7 +176,7 @@ def test_a_nest_of_several_types_moves_as_one(leaf_counts: tuple[int, ...]) -> N
             for k, dtype in enumerate(types)
             for i in range(len(leaf_counts))
         ]
-        return bits(carry_out(engine, work)) == bits(wanted)
+        return as_bytes(carry_out(engine, work)) == as_bytes(wanted)
 
     assert as_threads(seats, body, geometry=TINY) == [True] * seats
 

@@ -202,20 +202,31 @@ static PyObject *engine_run(PyObject *self, PyObject *const *args, Py_ssize_t co
     return NULL;
 }
 
-/* submit(plan, inputs, outputs, timeout_ns, blob, notify) */
-static PyObject *engine_submit_job(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Engine *e = usable_engine(self);
-    if (!e || has_arguments(count, 6, "(plan, inputs, outputs, timeout_ns, blob, notify)")) return NULL;
-    int notify = PyObject_IsTrue(args[5]);
-    if (notify < 0) return NULL;
+static PyObject *start(Engine *e, PyObject *const *args, int notify) {
     reap(e);
     struct held *h = hold(e, args[0], args[1], args[2], args[3], args[4]);
     PyObject *job = h ? wrap(e, h) : NULL;
     if (!job) return NULL;
     h->job.notify = notify;
     engine_submit(e->engine, &h->job);
-    engine_entrust(e->engine);
     return job;
+}
+
+/* submit(plan, inputs, outputs, timeout_ns, blob, notify) */
+static PyObject *engine_submit_job(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Engine *e = usable_engine(self);
+    if (!e || has_arguments(count, 6, "(plan, inputs, outputs, timeout_ns, blob, notify)")) return NULL;
+    int notify = PyObject_IsTrue(args[5]);
+    PyObject *job = notify < 0 ? NULL : start(e, args, notify);
+    if (job) engine_entrust(e->engine);
+    return job;
+}
+
+/* enqueue(plan, inputs, outputs, timeout_ns, blob) */
+static PyObject *engine_enqueue(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Engine *e = usable_engine(self);
+    if (!e || has_arguments(count, 5, "(plan, inputs, outputs, timeout_ns, blob)")) return NULL;
+    return start(e, args, 0);
 }
 
 static Job *usable_job(PyObject *self) {
@@ -443,6 +454,7 @@ static PyMethodDef engine_methods[] = {
     FAST_METHOD("plan", engine_plan, "Prepare a collective."),
     FAST_METHOD("run", engine_run, "Carry out a collective; None, or a job to be waited for."),
     FAST_METHOD("submit", engine_submit_job, "Start a collective; its job."),
+    FAST_METHOD("enqueue", engine_enqueue, "The same, but only `advance` carries it on."),
     {"collect", engine_collect, METH_O, "Notified jobs that are done, or need to be described."},
     {"advance", engine_advance_seat, METH_O, "Do what can be done without waiting; whether anything was."},
     {"verdict", engine_verdict, METH_NOARGS, "(instance, reason, culprit, missing)"},

@@ -139,7 +139,7 @@ struct head {
 struct segment {
     struct geometry geometry;
     u64 geometry_digest;
-    u64 device, inode;
+    u64 device, inode, serial; /* the serial tells it from every other mapping that this process ever had */
     int users;
     u64 epoch; /* of the process: see `segment_is_ours` */
     char *base;

@@ -21,7 +21,7 @@ typedef struct {
 typedef struct {
     PyObject head;
     struct plan *plan;
-    const struct segment *segment; /* never looked into: it may be unmapped */
+    u64 serial; /* of the segment */
 } Plan;
 
 static inline PyObject *none(void) {

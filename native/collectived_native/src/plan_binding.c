@@ -85,7 +85,7 @@ PyObject *engine_plan(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     plan->terms = terms, plan->open = is_open, plan->meets = (int)numbers[3], plan->description = description;
     Plan *made = (Plan *)PyType_GenericAlloc(plan_type, 0);
     if (!made) return free(plan), NULL;
-    made->plan = plan, made->segment = e->segment;
+    made->plan = plan, made->serial = e->segment->serial;
     return (PyObject *)made;
 }
 
@@ -96,7 +96,7 @@ static void plan_dealloc(PyObject *self) {
 
 Plan *plan_of(const Engine *e, PyObject *object) {
     Plan *plan = (Plan *)object;
-    if (object->ob_type == plan_type && plan->segment == e->segment && plan->plan->me == e->engine->seat) return plan;
+    if (object->ob_type == plan_type && plan->serial == e->segment->serial && plan->plan->me == e->engine->seat) return plan;
     PyErr_SetString(PyExc_TypeError, "expected a plan of this engine's");
     return NULL;
 }

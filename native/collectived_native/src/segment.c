@@ -20,7 +20,7 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "words 
 /* A page that reads 0 in forked children. It holds a number that no ancestor of this process has used, so that what the
  * parent mapped stays strange to a child even when the child maps segments of its own. */
 static _Atomic(a64 *) epoch_page;
-static u64 last_epoch;
+static u64 last_epoch, last_serial;
 static struct segment *segments; /* guarded by the GIL */
 
 static u64 current_epoch(void) {
@@ -124,7 +124,7 @@ static struct segment *map_anew(int descriptor, const void *geometry, size_t byt
         errno = why;
         goto failed;
     }
-    s->device = about->st_dev, s->inode = about->st_ino;
+    s->device = about->st_dev, s->inode = about->st_ino, s->serial = ++last_serial;
     return s;
 failed:
     free(s);
