@@ -1,8 +1,9 @@
 """Kill, stop or abort ranks at random moments: survivors must agree, be exact, and never hang.
 
-`python -m tests.native.kill_drill --rounds 2000` is the long form. Each round starts ranks as processes, which carry out
-random collectives, blocking and asynchronous, without pause; a watcher stands for the worker. Checked: all survivors report
-the same verdict and the same number of completed instances, those of the segment; every result is exact; all end.
+`python -m tests.native.kill_drill --rounds 2000` is the long form. Each round starts ranks as processes, which carry
+out random collectives, blocking and asynchronous, without pause; a watcher stands for the worker. Checked: all
+survivors report the same verdict and the same number of completed instances, those of the segment; every result is
+exact; all end.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ def test_two_groups_used_in_opposite_order_do_not_block_each_other() -> None:
     for thread in threads:
         thread.join(30)
     assert found == [True] * 4
-    os.close(first), os.close(second)
+    os.close(first)
+    os.close(second)
 
 
 def on_one_thread(seats: int, body: Callable[[list[core.Engine]], None]) -> None:

@@ -23,6 +23,7 @@ from tests.native.ranks import (
     make_plan,
     make_value,
 )
+from tests.waiting import settle
 
 from collectived_native import core, segment
 from collectived_native.segment import Waiting
@@ -182,9 +183,14 @@ INTERRUPTED = textwrap.dedent("""
     geometry = segment.Geometry.choose(2, cores=2)
     engine = segment.attach(int(sys.argv[1]), segment.Geometry.decode(bytes.fromhex(sys.argv[2])), 0)
     plan = engine.plan(core.BARRIER, 0, 0, (), b"d" * 16, 0, False, 0, 0)
-    print("waiting", flush=True)
     try:
-        job = engine.run(plan, (), (), 0, None) if sys.argv[3] == "run" else engine.submit(plan, (), (), 0, None, False)
+        if sys.argv[3] == "run":
+            print("waiting", flush=True)
+            job = engine.run(plan, (), (), 0, None)
+        else:
+            job = engine.submit(plan, (), (), 0, None, False)
+            job.wait(-1)
+            print("waiting", flush=True)
         while True:
             job.wait(-1)
     except KeyboardInterrupt:
@@ -201,8 +207,7 @@ def test_an_interrupt_ends_the_generation(how: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED, str(descriptor), geometry.encode().hex(), how]
     with subprocess.Popen(command, pass_fds=[descriptor], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None and child.stdout.readline() == "waiting\n"
-        while segment.SeatState(*watcher.seat(0)).instance == 0:
-            pass
+        settle(lambda: segment.SeatState(*watcher.seat(0)).instance == 1)
         child.send_signal(signal.SIGINT)
         out = child.stdout.read()
     assert out == f"interrupted (0, {core.INTERRUPTED}, 0, ())\n"

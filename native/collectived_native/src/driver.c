@@ -190,8 +190,9 @@ static int is_decided(const struct engine *e, const struct job *job) {
 /* Until when the caller need not look up; 0: now it has to return `result`. */
 static u64 next_duty(struct engine *e, struct job *job, struct waiting *how, int *result) {
     u64 t = engine_now(e), until = t + SLEEP_MOST;
+    int knocks = how->knocks && job && t >= job->knock_at, over = how->until && t >= how->until;
     *result = PENDING;
-    if (how->interrupted && t - how->looked >= LOOK_EVERY && !(job && is_decided(e, job))) {
+    if (how->interrupted && (knocks || over || t - how->looked >= LOOK_EVERY) && !(job && is_decided(e, job))) {
         how->looked = t;
         if (how->interrupted(how->argument)) {
             if (job && job->kind == COLLECTIVE) end_now(e->segment, INTERRUPTED, e->seat);
@@ -199,11 +200,9 @@ static u64 next_duty(struct engine *e, struct job *job, struct waiting *how, int
             return *result = INTERRUPTED, 0;
         }
     }
-    if (how->until && t >= how->until) return 0;
-    if (how->knocks && job && t >= job->knock_at) {
-        job->knock_at = t + SLEEP_MOST;
-        return *result = KNOCK, 0;
-    }
+    if (knocks) job->knock_at = t + SLEEP_MOST;
+    if (knocks) *result = KNOCK;
+    if (knocks || over) return 0;
     if (how->interrupted && how->looked + LOOK_EVERY < until) until = how->looked + LOOK_EVERY;
     if (how->until && how->until < until) until = how->until;
     if (how->knocks && job && job->knock_at < until) until = job->knock_at;
