@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cuda.bindings import driver
@@ -42,108 +43,81 @@ class ClientDriverCuda:
         return self._uuids
 
     def map(self, device: int, descriptor: int, size: int) -> int:
-        before = self._make_current(device)
-        try:
-            (handle,) = call_driver("cuMemImportFromShareableHandle", descriptor, POSIX_DESCRIPTOR)
+        with self._use_device(device):
             try:
-                return map_allocation(handle, size, device)
+                (handle,) = call_driver("cuMemImportFromShareableHandle", descriptor, POSIX_DESCRIPTOR)
+                try:
+                    return map_allocation(handle, size, device)
+                finally:
+                    call_driver("cuMemRelease", handle)  # the mapping keeps the memory
             finally:
-                call_driver("cuMemRelease", handle)  # the mapping keeps the memory
-        finally:
-            os.close(descriptor)
-            call_driver("cuCtxSetCurrent", before)
+                os.close(descriptor)
 
     def unmap(self, device: int, address: int, size: int) -> None:
-        before = self._make_current(device)
-        try:
+        with self._use_device(device):
             call_driver("cuCtxSynchronize")
             unmap_allocation(address, size)
-        finally:
-            call_driver("cuCtxSetCurrent", before)
 
     def find_allocation(self, address: int) -> Allocation:
         (before,) = call_driver("cuCtxGetCurrent")
         if int(before):
             return find_allocation(address)
-        self._make_current(next(iter(self._contexts), 0))  # this thread has none
-        try:
+        with self._use_device(next(iter(self._contexts), 0)):  # this thread has none
             return find_allocation(address)
-        finally:
-            call_driver("cuCtxSetCurrent", before)
 
     def get_ipc_handle(self, device: int, address: int) -> bytes:
-        before = self._make_current(device)
-        try:
+        with self._use_device(device):
             (handle,) = call_driver("cuIpcGetMemHandle", address)
             return ctypes.string_at(handle.getPtr(), HANDLE_BYTES)
-        finally:
-            call_driver("cuCtxSetCurrent", before)
 
     def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
-        before = self._make_current(device)
-        try:
+        with self._use_device(device):
             if nbytes:
                 call_driver("cuMemcpyAsync", target, source, nbytes, driver.CUstream(stream))
-        finally:
-            call_driver("cuCtxSetCurrent", before)
 
     def create_stream(self, device: int) -> int:
-        before = self._make_current(device)
-        try:
+        with self._use_device(device):
             (stream,) = call_driver("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
             return int(stream)
-        finally:
-            call_driver("cuCtxSetCurrent", before)
 
     def destroy_stream(self, stream: int) -> None:
         call_driver("cuStreamDestroy", driver.CUstream(stream))
 
     def create_event(self, device: int) -> tuple[int, bytes]:
-        before = self._make_current(device)
-        try:
+        with self._use_device(device):
             return create_ipc_event()
-        finally:
-            call_driver("cuCtxSetCurrent", before)
 
     def open_event(self, device: int, handle: bytes) -> int:
-        before = self._make_current(device)
-        try:
+        with self._use_device(device):
             return open_ipc_event(handle)
-        finally:
-            call_driver("cuCtxSetCurrent", before)
 
     def destroy_event(self, event: int) -> None:
         call_driver("cuEventDestroy", driver.CUevent(event))
 
     def record_event(self, device: int, event: int, stream: int) -> None:
-        before = self._make_current(device)
-        try:
+        with self._use_device(device):
             call_driver("cuEventRecord", driver.CUevent(event), driver.CUstream(stream))
-        finally:
-            call_driver("cuCtxSetCurrent", before)
 
     def wait_event(self, device: int, event: int, stream: int) -> None:
-        before = self._make_current(device)
-        try:
+        with self._use_device(device):
             call_driver("cuStreamWaitEvent", driver.CUstream(stream), driver.CUevent(event), 0)
-        finally:
-            call_driver("cuCtxSetCurrent", before)
 
     def is_event_done(self, event: int) -> bool:
         return is_event_done(event)
 
     def synchronize(self, device: int, stream: int) -> None:
-        before = self._make_current(device)
-        try:
+        with self._use_device(device):
             call_driver("cuStreamSynchronize", driver.CUstream(stream))
-        finally:
-            call_driver("cuCtxSetCurrent", before)
 
-    def _make_current(self, device: int) -> Any:
-        """Makes a device current; the caller's context, which is to be current again afterwards."""
+    @contextlib.contextmanager
+    def _use_device(self, device: int) -> Iterator[None]:
+        """Make a device current, and the caller's context again afterwards."""
         with self._lock:
             if device not in self._contexts:
                 self._contexts[device] = retain_primary_context(device)
         (before,) = call_driver("cuCtxGetCurrent")
         call_driver("cuCtxSetCurrent", self._contexts[device])
-        return before
+        try:
+            yield
+        finally:
+            call_driver("cuCtxSetCurrent", before)
