@@ -16,7 +16,7 @@ from collectived_proto.v1 import common_pb2
 
 
 def to_status(error: CollectiveError) -> grpc.Status:
-    """What a servicer aborts with."""
+    """Return the status that a servicer aborts with."""
     message = status_pb2.Status(code=error.code, message=str(error))
     if error.verdict is not None:
         packed = any_pb2.Any()

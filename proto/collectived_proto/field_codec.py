@@ -97,7 +97,7 @@ class Codec(Generic[V, M]):
         return value
 
     def decode_fields(self, message: M) -> list[Any]:
-        """The fields in the order of the dataclass."""
+        """Return the fields in the order of the dataclass."""
         fields = list(self._get_message_fields(message))
         for index, asked, convert, default in self._decoders:
             fields[index] = default if asked and not message.HasField(asked) else convert(fields[index])

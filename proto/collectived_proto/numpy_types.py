@@ -16,7 +16,7 @@ _DTYPE: dict[np.dtype[Any], DType] = {numpy: kind for kind, numpy in _NUMPY.item
 
 
 def to_numpy(kind: DType) -> np.dtype[Any]:
-    """The NumPy dtype, little-endian."""
+    """Return the NumPy dtype, little-endian."""
     return _NUMPY[kind]
 
 

@@ -22,7 +22,7 @@ ServeWorker = Callable[[WorkerSettings, Awaitable[None] | None], Awaitable[None]
 
 
 def main(arguments: list[str] | None = None, serve_worker: ServeWorker | None = None) -> None:
-    """Runs what the arguments say.
+    """Run what the arguments say.
 
     Args:
         serve_worker: instead of `worker.server.serve`, whose GPUs are those of this machine.

@@ -29,7 +29,7 @@ class ClockOffset:
     measured_at: float
 
     def error(self, now: float) -> float:
-        """How wrong it may be at most by now."""
+        """Seconds that it may be wrong by now, at most."""
         return self.round_trip / 2 + DRIFT * max(0.0, now - self.measured_at)
 
 
@@ -52,7 +52,7 @@ class ClockEstimator:
         self._awaited_sent_at = 0.0
 
     def forget(self) -> None:
-        """Another coordinator may answer from now on."""
+        """Forget what was measured: another coordinator may answer from now on."""
         self._offsets.clear()
         self._heartbeat_count, self._awaited_sent_at = 0, 0.0
 

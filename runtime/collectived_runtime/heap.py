@@ -21,7 +21,7 @@ class HeapTrimmer:
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
 
     def schedule(self) -> None:
-        """Called in the event loop."""
+        """Wish for it. Called in the event loop."""
         if self._trim is not None and (self._trimming is None or self._trimming.done()):
             self._trimming = asyncio.get_running_loop().create_task(self._run())
 

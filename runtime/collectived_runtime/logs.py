@@ -43,7 +43,7 @@ def is_worth_logging(record: logging.LogRecord) -> bool:
 
 
 def log_fields(**named: Any) -> dict[str, Any]:
-    """For `extra` of a logging call."""
+    """Return `extra` of a logging call."""
     return {"facts": named}
 
 

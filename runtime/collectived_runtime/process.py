@@ -48,12 +48,12 @@ def server_options(most_message: int, most_connections: int) -> tuple[tuple[str,
 
 
 def print_ready(announcement: Mapping[str, object]) -> None:
-    """Tells whoever started this daemon that it serves, and where."""
+    """Tell whoever started this daemon that it serves, and where."""
     print(f"ready {json.dumps(announcement)}", flush=True)
 
 
 def print_drained(reply: DrainReply) -> None:
-    """Tells whoever started this daemon what came of its drain."""
+    """Tell whoever started this daemon what came of its drain."""
     print(f"drained {MessageToJson(reply, indent=None)}", flush=True)
 
 
@@ -63,7 +63,7 @@ def bind(
     proxy: PeerCredentialProxy,
     credentials: grpc.ServerCredentials | None = None,
 ) -> str:
-    """Adds a port to a server, with the proxy before it where it is a Unix socket; the address with its real port.
+    """Add a port to a server, with the proxy before it where it is a Unix socket; the address with its real port.
 
     Args:
         credentials: for TLS, which Unix sockets do without.
@@ -164,7 +164,7 @@ class StopEvent(asyncio.Event):
 
 @contextlib.contextmanager
 def catch_stop_signals() -> Iterator[StopEvent]:
-    """An event that SIGTERM and SIGINT set."""
+    """Return an event that SIGTERM and SIGINT set."""
     loop = asyncio.get_running_loop()
     signalled = StopEvent()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -179,7 +179,7 @@ def catch_stop_signals() -> Iterator[StopEvent]:
 async def wait_until_stopped(
     signalled: asyncio.Event, lifeline: Awaitable[None] | None, *others: asyncio.Future[Any]
 ) -> None:
-    """Waits for a signal, for the end of the lifeline, or for any of the others, which are left as they are."""
+    """Wait for a signal, for the end of the lifeline, or for any of the others, which are left as they are."""
     waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(signalled.wait())]
     if lifeline is not None:
         waits.append(asyncio.ensure_future(lifeline))

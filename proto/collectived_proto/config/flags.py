@@ -47,7 +47,7 @@ class SuggestingParser(argparse.ArgumentParser):
 
 
 def build_parser(program: str) -> argparse.ArgumentParser:
-    """Reads `coordinator …` and `worker …`: `daemon`, `config`, `attached`, and the keys that were given, as words."""
+    """Read `coordinator …` and `worker …`: `daemon`, `config`, `attached`, and the keys that were given, as words."""
     made = SuggestingParser(prog=program, description="The daemons of collectived.")
     daemons = made.add_subparsers(dest="daemon", required=True)
     for name, settings in DAEMONS.items():
@@ -79,7 +79,7 @@ def add_settings(daemon: argparse.ArgumentParser, settings: type[DaemonSettings]
 
 
 def collect_flags(settings: type[DaemonSettings], options: argparse.Namespace) -> dict[str, Any]:
-    """The keys that were given on the command line."""
+    """Return the keys that were given on the command line."""
     return {key.name: getattr(options, key.name) for key in list_settings(settings) if hasattr(options, key.name)}
 
 

@@ -61,7 +61,7 @@ def resolve_values(
     file: ConfigFile | None,
     secret: str | None = None,
 ) -> Resolved:
-    """Reads everything once.
+    """Read everything once.
 
     Args:
         flags: by name of the key, as words.

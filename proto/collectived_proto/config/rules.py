@@ -20,7 +20,7 @@ class Rule:
 
     @classmethod
     def parse(cls, text: str) -> Rule:
-        """Raises ValueError where it is no rule."""
+        """Parse one rule; raises ValueError where it is none."""
         pattern, equals, rest = text.rpartition("=")
         words = [word.partition(":") for word in rest.split()]
         pattern = pattern.strip()

@@ -33,7 +33,7 @@ class ConfigFile:
     lines: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def locate(self, table: str, name: str) -> str:
-        """`/etc/collectived/collectived.toml:12`"""
+        """Return where it stands: `/etc/collectived/collectived.toml:12`."""
         line = self.lines.get((table, name))
         return f"{self.path}:{line}" if line else str(self.path)
 
@@ -57,7 +57,7 @@ def _is_file(path: Path) -> bool:
 
 
 def load_config_file(path: Path) -> ConfigFile:
-    """Reads a file, and checks that all its keys are known.
+    """Read a file, and check that all its keys are known.
 
     Raises:
         ConfigError: it cannot be read, is no TOML, or has a key that no daemon has.
@@ -86,7 +86,7 @@ def load_config_file(path: Path) -> ConfigFile:
 
 
 def check_settings(file: ConfigFile, table: str, keys: Iterable[Setting]) -> None:
-    """Raises ConfigError where a table has a key that is none of these."""
+    """Raise ConfigError where a table has a key that is none of these."""
     known = {key.name: key for key in keys}
     for name in file.entries.get(table, {}):
         key = known.get(name)

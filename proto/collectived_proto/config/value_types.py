@@ -90,7 +90,7 @@ def _parse_address(value: Any) -> str:
 
 
 def _parse_host_port(value: Any) -> str:
-    """`[HOST:]PORT`; '' is nowhere."""
+    """Parse `[HOST:]PORT`; '' is nowhere."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else _parse_text(value)
     port = text.rpartition(":")[2]
     if text and not (port.isdecimal() and int(port) <= 65535):

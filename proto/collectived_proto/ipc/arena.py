@@ -42,7 +42,7 @@ class Arena:
         return min(self.size, -(-upto // mmap.PAGESIZE) * mmap.PAGESIZE)
 
     def commit(self, upto: int, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Makes the pages below `upto` exist, so that a full tmpfs is an error here and not a SIGBUS later.
+        """Make the pages below `upto` exist, so that a full tmpfs is an error here and not a SIGBUS later.
 
         It goes on while `wanted()`, slice by slice: the kernel fills pages with zeros, which takes long, and Python
         holds its lock while they are mapped, which must not be for long beside group loops.
@@ -81,7 +81,7 @@ class Arena:
         return whole[offset : offset + length]
 
     def close(self) -> None:
-        """Closes the descriptor and, unless arrays still look into it, the mapping; idempotent.
+        """Close the descriptor and, unless arrays still look into it, the mapping; idempotent.
 
         A mapping that is still in use stays until its last array is collected.
         """

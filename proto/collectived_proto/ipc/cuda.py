@@ -35,7 +35,7 @@ def make_error(name: str, code: int) -> CudaError:
 
 
 def init_driver() -> int:
-    """Loads the driver; how many GPUs this process may use.
+    """Load the driver; how many GPUs this process may use.
 
     Raises:
         CudaError: there is no driver, or no GPU.

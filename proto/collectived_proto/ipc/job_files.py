@@ -36,7 +36,7 @@ class JobFile:
 
 
 def runtime_path() -> Path:
-    """Where this user's folder is, or would be."""
+    """Return the path of this user's folder, which may not be there yet."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / "collectived" if base and os.path.isdir(base) else Path(f"/tmp/collectived-{os.getuid()}")
 
@@ -89,7 +89,7 @@ def check_socket_path(path: str | os.PathLike[str]) -> str:
 
 
 def write_job_file(job: JobFile, name: str = "") -> Path:
-    """Writes the job's file, whole or not at all; `name`: of the file and of the folder beside it, else the job's."""
+    """Write the job's file, whole or not at all; `name`: of the file and of the folder beside it, else the job's."""
     path = ensure_runtime_folder() / f"{name or job.job}.json"
     draft = path.with_suffix(".new")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -92,7 +92,7 @@ FAILED_IN_USE = 1  # flag of FAILED: a GPU may still be reading and writing the 
 
 
 def encode_hello(token: bytes, versions: VersionRange = OUR_VERSIONS) -> bytes:
-    """The first message on either socket."""
+    """Encode the first message on either socket."""
     return _HELLO.pack(_MAGIC, token) + _VERSIONS.pack(versions.lowest, versions.highest)
 
 
@@ -189,7 +189,7 @@ def parse_release(data: bytes) -> tuple[int, ...]:
 
 
 def encode_bare(kind: MessageType, text: str = "") -> bytes:
-    """LEAVE, PING, PONG, and ABORT with its reason."""
+    """Encode LEAVE, PING, PONG, or ABORT with its reason."""
     return bytes((kind,)) + _encode_text(text)
 
 
@@ -276,7 +276,7 @@ def encode_waiting(count: int) -> bytes:
 
 
 def parse_waiting(data: bytes) -> int:
-    """How many wait to join."""
+    """Return how many wait to join."""
     if len(data) != _WAITING.size:
         raise MalformedMessage(f"a count of {len(data)} bytes")
     count: int = _WAITING.unpack(data)[1]
@@ -346,7 +346,7 @@ class IpcOpenResult(NamedTuple):
 
 
 def parse_ipc_open_result(data: bytes) -> IpcOpenResult:
-    """Of DEVICE_OPENED or NOT_OPENED."""
+    """Parse DEVICE_OPENED or NOT_OPENED."""
     if parse_type(data) is MessageType.NOT_OPENED and len(data) >= _NOT_OPENED.size:
         why = data[_NOT_OPENED.size :].decode(errors="replace")
         return IpcOpenResult(_NOT_OPENED.unpack_from(data)[1], reason=why)
@@ -375,7 +375,7 @@ def _encode_text(text: str) -> bytes:
 
 
 def parse_type(data: bytes) -> MessageType:
-    """The kind of a message after the hello."""
+    """Return the kind of a message after the hello."""
     try:
         return MessageType(data[0])
     except (IndexError, ValueError):

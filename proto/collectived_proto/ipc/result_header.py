@@ -33,7 +33,7 @@ class ResultHeader(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """What `encode` makes."""
+        """Bytes that `encode` makes."""
         pieces = sum(_PIECES.size + _PIECE.size * len(leaf) for leaf in self.leaves)
         return _HEAD.size + pieces + len(self.description)
 

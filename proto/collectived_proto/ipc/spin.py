@@ -21,7 +21,7 @@ class Poll(Protocol):
 
 
 def count_cores() -> int:
-    """How many this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 

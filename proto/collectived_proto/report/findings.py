@@ -311,7 +311,7 @@ def _daemon_versions(daemon: pb.CoordinatorStatus | pb.WorkerStatus) -> VersionR
 
 
 def _version_text(versions: VersionRange, protocols: bool) -> str:
-    """The release alone, where all speak the same protocol."""
+    """Return the release alone where all speak the same protocol."""
     return f"{versions.release} (protocol {versions.protocol_text})" if protocols else versions.release
 
 

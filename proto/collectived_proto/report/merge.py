@@ -34,7 +34,7 @@ def merge_in_flight(
 
 
 def _add_flight(entry: pb.InFlight, flight: pb.InFlight) -> None:
-    """Adds what one worker tells; of packs that are done, the worker counts that is furthest behind."""
+    """Add what one worker tells; of packs that are done, the worker counts that is furthest behind."""
     entry.op, entry.site = entry.op or flight.op, entry.site or flight.site
     entry.seconds, entry.bytes = max(entry.seconds, flight.seconds), max(entry.bytes, flight.bytes)
     entry.state = "running" if "running" in (entry.state, flight.state) else flight.state
@@ -65,7 +65,7 @@ def _merge_rate(of_op: list[pb.Rate]) -> pb.Rate:
 
 
 def merge_replies(parts: Sequence[pb.StatusReply]) -> pb.StatusReply:
-    """Answers that each know a part, as one: what is missing then is what nobody has told.
+    """Answer that each know a part, as one: what is missing then is what nobody has told.
 
     Args:
         parts: one or more, that of a coordinator first where there is one; the first one's warnings are said.

@@ -42,7 +42,7 @@ class TlsFiles:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> TlsFiles:
-        """Those that a caller's environment names."""
+        """Return the files that a caller's environment names."""
         named = {which: environment.get(variable) for which, variable in VARIABLES.items()}
         return cls(**{which: Path(name).expanduser() for which, name in named.items() if name}, origins=VARIABLES)
 
@@ -50,7 +50,7 @@ class TlsFiles:
         return any((self.cert, self.key, self.ca))
 
     def fingerprint(self) -> tuple[tuple[int, ...] | None, ...]:
-        """Something else after any of them has changed."""
+        """Return a value that differs once any of the files has changed."""
         return tuple(_file_fingerprint(path) for path in (self.cert, self.key, self.ca))
 
 
@@ -131,7 +131,7 @@ def client_context(material: TlsMaterial) -> ssl.SSLContext:
 
 
 def check_authorities(material: TlsMaterial) -> None:
-    """Raises TlsFileError where the file of authorities holds none."""
+    """Raise TlsFileError where the file of authorities holds none."""
     if material.ca:
         _load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), material)
 
@@ -179,7 +179,7 @@ def _no_password() -> str:
 
 
 def _handshake_in_memory(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
-    """What the server has seen of the client's certificate."""
+    """Return what the server has seen of the client's certificate."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     serving = server.wrap_bio(there, back, server_side=True)
     calling = client.wrap_bio(back, there)
@@ -195,7 +195,7 @@ def _parse_identity(seen: Mapping[str, Any]) -> CertificateIdentity:
 
 
 def _reason(error: Exception) -> str:
-    """OpenSSL's, without what surrounds it."""
+    """Return OpenSSL's reason without what surrounds it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     if isinstance(error, ssl.SSLError) and error.reason:

@@ -58,7 +58,7 @@ class CallerIdentifier:
         return parse_peer_address(context.peer()) if met is None else format_uid_key(met[0].uid)
 
     def identify(self, context: Any) -> Caller:
-        """Who makes this call (a `grpc.aio.ServicerContext`)."""
+        """Return who makes this call (a `grpc.aio.ServicerContext`)."""
         known = self.authenticator.authenticate(get_authorization(context.invocation_metadata()))
         met = self._proxy.find_peer(context.peer())
         if met is None and self._is_mutual_tls and context.auth_context().get("x509_pem_cert"):

@@ -101,7 +101,7 @@ class Certificates:
         return now.link_server, now.link_client
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For gRPC, which asks again at every handshake."""
+        """Return credentials for gRPC, which asks again at every handshake."""
         given = self._make_server_configuration()
         return grpc.dynamic_ssl_server_credentials(given, self._make_server_configuration, self.is_mutual)
 

@@ -112,7 +112,7 @@ class TokenAuthenticator:
         return self.authenticate(authorization).access
 
     def count_rejection(self, door: Surface, authorization: str, address: str = "") -> None:
-        """Counts a caller, at an address, to whom what it asked for was refused."""
+        """Count a caller, at an address, to whom what it asked for was refused."""
         reason: RejectReason = (
             "nothing" if not authorization else "viewing" if self.get_access_level(authorization) else "wrong"
         )

@@ -165,7 +165,7 @@ def is_shared_with_group(folder: str | os.PathLike[str]) -> bool:
 
 
 def set_socket_mode(path: str, allowed: AllowedUsers | None = None) -> None:
-    """Lets those connect to a socket who may: the group with which its folder is shared, else its owner alone.
+    """Let those connect to a socket who may: the group with which its folder is shared, else its owner alone.
 
     Where users and groups are named one by one, an access control list says so. Where the file system has none, or
     others may come and show a credential, everybody whom the folder lets in may connect, and is asked who they are.
@@ -184,7 +184,7 @@ def set_socket_mode(path: str, allowed: AllowedUsers | None = None) -> None:
 
 
 def _set_acl(path: str, allowed: AllowedUsers) -> bool:
-    """Lets the owner and those who are named read and write; False where that cannot be said there."""
+    """Let the owner and those who are named read and write; False where that cannot be said there."""
     read_write = 6
     entries = [
         (_AclTag.USER_OBJ, read_write, _NO_ID),

@@ -55,7 +55,7 @@ class PeerCredentialProxy:
         self._connections_by_uid: Counter[int] = Counter()
 
     def listen(self, server: grpc.aio.Server, path: str) -> None:
-        """Takes a place in front of a server, at a path.
+        """Take a place in front of a server, at a path.
 
         Raises:
             OSError, RuntimeError: there can be no socket.
@@ -77,7 +77,7 @@ class PeerCredentialProxy:
         self._listeners.append((outside, inside, guests))
 
     async def start(self) -> None:
-        """Opens the doors; callers that came meanwhile have waited."""
+        """Begin to listen; callers that came meanwhile have waited."""
         loop = asyncio.get_running_loop()
         for outside, inside, guests in self._listeners:
 
@@ -152,7 +152,7 @@ class ClientSide(asyncio.Protocol):
             self._connect_task = asyncio.ensure_future(self._connect_to_server())
 
     async def _connect_to_server(self) -> None:
-        """Connects it to the server, under a name of its own."""
+        """Connect it to the server, under a name of its own."""
         name = f"collectived-{secrets.token_hex(16)}"
         within = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -227,7 +227,7 @@ class ServerSide(asyncio.Protocol):
 
 
 def _add_unlinked_socket(server: grpc.aio.Server, folder: str) -> int:
-    """Adds a Unix socket to a server and takes its name away; a descriptor by which this process can still connect.
+    """Add a Unix socket to a server and take its name away; a descriptor by which this process can still connect.
 
     The folder in which it was made is nobody else's, and is gone with it.
     """

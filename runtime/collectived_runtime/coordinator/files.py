@@ -108,7 +108,7 @@ def next_epoch(journal: Path | None) -> tuple[int, bool]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, and onto the disk."""
+    """Write a file whole or not at all, and onto the disk."""
     fresh = path.with_name(f"{path.name}.new")
     with fresh.open("w") as file:
         file.write(text)
@@ -121,7 +121,7 @@ Tables = dict[str, tuple[Tier, ...]]
 
 
 def default_table_path() -> Path:
-    """`$XDG_STATE_HOME/collectived/tables.json`, by default below `~/.local/state`."""
+    """Return `$XDG_STATE_HOME/collectived/tables.json`, by default below `~/.local/state`."""
     base = os.environ.get("XDG_STATE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".local/state") / "collectived" / "tables.json"
 
@@ -146,7 +146,7 @@ def read_tables(path: Path) -> Tables:
 
 
 def store_table(path: Path, name: str, table: tuple[Tier, ...]) -> None:
-    """Adds one table to a file, or replaces the one of that name; those measured longest ago go where it has too many.
+    """Add one table to a file, or replaces the one of that name; those measured longest ago go where it has too many.
 
     Raises:
         ValueError, OSError: as `read`, or it cannot be written.

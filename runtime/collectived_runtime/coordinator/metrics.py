@@ -157,7 +157,7 @@ class MetricsSnapshot:
 
 
 def collect_metrics(book: Registry, now: float) -> Iterator[MetricsSnapshot | None]:
-    """Takes a census: None after each thing that needs some thinking, where others may go first; at last the census."""
+    """Take a census: None after each thing that needs some thinking, where others may go first; at last the census."""
     workers = tuple(
         WorkerSample(task, worker.connected, max(0.0, now - worker.last_seen_at))
         for task, worker in sorted(book.workers.items())

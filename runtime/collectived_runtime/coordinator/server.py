@@ -54,7 +54,7 @@ _GC_THRESHOLD = 10_000  # objects, instead of 700
 
 
 async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None = None) -> None:
-    """Serves until SIGTERM, SIGINT, or until `lifeline` is done.
+    """Serve until SIGTERM, SIGINT, or until `lifeline` is done.
 
     Prints `ready ` and a JSON object (address, addresses, epoch, pid, page) on one line when it serves.
 

@@ -77,7 +77,7 @@ class WorkerStream:
         self.goodbye_reason = ""
 
     def close(self, code: Code, why: str) -> None:
-        """Ends the stream once everything queued before has been sent."""
+        """End the stream once everything queued before has been sent."""
         if self.close_status is None:
             self.close_status = (code, why)
             self.outgoing.put_nowait(None)
@@ -201,7 +201,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     @contextlib.asynccontextmanager
     async def _group_send_slot(self) -> AsyncIterator[None]:
-        """Lets few at a time send a group: gRPC copies it for each, and there may be thousands who wait for it.
+        """Let few at a time send a group: gRPC copies it for each, and there may be thousands who wait for it.
 
         A turn is over after `GROUP_SEND_SECONDS`, whether the worker has read by then or not.
         """
@@ -327,7 +327,6 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     # People
 
     def collect_metrics(self) -> Iterator[MetricsSnapshot | None]:
-        """What is counted: see `census.census`."""
         return self._coordinator.collect_metrics(self._now())
 
     async def Status(self, request: status_pb2.StatusRequest, context: Any) -> status_pb2.StatusReply:
@@ -355,7 +354,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 yield reply
 
     async def _inspect(self) -> tuple[dict[int, status_pb2.WorkerStatus], list[int]]:
-        """Asks every connected worker for its own account: what they told, and who did not in time."""
+        """Ask every connected worker for its own account: what they told, and who did not in time."""
         self._inspection_count += 1
         number = self._inspection_count
         loop = asyncio.get_running_loop()
@@ -393,7 +392,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     # The end
 
     def stop(self) -> None:
-        """Ends all streams in order; workers will attach again where a coordinator is started again."""
+        """End all streams in order; workers will attach again where a coordinator is started again."""
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()

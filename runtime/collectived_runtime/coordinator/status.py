@@ -306,14 +306,14 @@ class LastStatus:
         self._groups: dict[int, pb.GroupStatus] = {}
 
     def record(self, task: int, account: pb.WorkerStatus) -> None:
-        """Keeps it without its group loops, which would be old at once."""
+        """Keep it without its group loops, which would be old at once."""
         kept = pb.WorkerStatus()
         kept.CopyFrom(account)
         del kept.lanes[:]
         self._statuses[task] = kept
 
     def fill(self, reply: pb.StatusReply) -> None:
-        """Puts in what is missing; forgets workers and generations that the reply does not have."""
+        """Put in what is missing; forget workers and generations that the reply does not have."""
         for worker in reply.workers:
             before = self._statuses.get(worker.task)
             if before is not None and not worker.release and before.incarnation == worker.incarnation:
@@ -332,7 +332,7 @@ class LastStatus:
 
 
 def _without_devices(account: pb.WorkerStatus) -> pb.WorkerStatus:
-    """Of which the devices are known from its hello."""
+    """Return the hello without its devices, which are known."""
     kept = pb.WorkerStatus()
     kept.CopyFrom(account)
     del kept.devices[:]

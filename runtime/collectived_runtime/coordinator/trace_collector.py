@@ -92,7 +92,7 @@ class TraceCollector:
         )
 
     async def _next(self, gathering: _PendingTrace) -> trace_pb2.WorkerTrace | None:
-        """The next part; None where somebody's time is over."""
+        """Return the next part; None where somebody's time is over."""
         if not gathering.parts.empty():
             return gathering.parts.get_nowait()
         wait = min(gathering.deadlines.values()) - time.monotonic()

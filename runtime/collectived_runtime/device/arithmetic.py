@@ -100,12 +100,12 @@ class Arithmetic:
             object.__setattr__(self, name, value)
 
     def view_partials(self, memory: Array, count: int) -> Array:
-        """`count` partial sums at the start of `memory` (uint8)."""
+        """Return `count` partial sums at the start of `memory` (uint8)."""
         flat = memory[: count * self.partial_bytes].view(self.partial_dtype)
         return flat.reshape(count, 2) if self.is_split else flat
 
     def widen(self, source: Array, target: Array) -> None:
-        """target = source, as partial sums."""
+        """Write `source` into `target`, as partial sums."""
         if self.is_split:
             np.right_shift(source, 32, out=target[:, 0], casting="unsafe")
             np.bitwise_and(source, 0xFFFFFFFF, out=target[:, 1], casting="unsafe")
@@ -119,7 +119,7 @@ class Arithmetic:
         self.ufunc(left, right, out=out)
 
     def finish(self, partial: Array, out: Array) -> None:
-        """out = the result of these partial sums."""
+        """Write the result of these partial sums into `out`."""
         if self.operation is not ReduceOp.MEAN:
             self._narrow(partial, out)
         elif self.is_split:

@@ -26,7 +26,7 @@ class Waitable(Protocol):
     def description(self) -> str: ...
 
     def wait(self, within: float) -> bool:
-        """Whether it has ended within so many seconds."""
+        """Return whether it has ended in time."""
 
 
 class BlockingCall:
@@ -54,7 +54,7 @@ class BlockingCall:
         return self._ended.is_set()
 
     def wait(self, within: float) -> bool:
-        """Whether it has ended in time."""
+        """Return whether it has ended in time."""
         return self._ended.wait(within)
 
     def run(self) -> None:
@@ -106,12 +106,12 @@ class BlockingThread:
         return pending_call
 
     def enforce_timeout(self, pending_call: Waitable) -> None:
-        """From now on it has `within` seconds to end."""
+        """Give it `within` seconds to end from now on."""
         self._start(f"{self._name} limit", self._watch_timeouts)
         self._timed_calls.put((time.monotonic() + self._within, pending_call))
 
     def close(self) -> None:
-        """Ends the threads after what has been asked for, or leaves them behind where that does not end."""
+        """End the threads after what has been asked for, or leaves them behind where that does not end."""
         with self._starting:
             threads, self._threads = self._threads, {}
         self._calls.put(None)

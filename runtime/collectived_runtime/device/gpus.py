@@ -121,14 +121,14 @@ class DeviceArena:
         self._memory: _GpuAllocation | _ImportedAllocation | None = memory
 
     def region(self, offset: int, length: int) -> Region:
-        """Raises ValueError where it is closed."""
+        """Raise ValueError where it is closed."""
         memory = self._memory
         if memory is None:
             raise ValueError(f"arena {self.number} is closed")
         return Region(self.gpu, memory.address + offset, length, memory)
 
     def close(self) -> None:
-        """Lets go of it: the memory is freed when nobody looks into it any more, here and in the client."""
+        """Let go of it: the memory is freed when nobody looks into it any more, here and in the client."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -164,7 +164,7 @@ class Pool(Generic[M]):
         return self._make(size)
 
     def release(self, memory: M) -> None:
-        """Nobody looks into it any more."""
+        """Give it back: nobody looks into it any more."""
         with self._lock:
             self._free.append(memory)
             dropped = []
@@ -257,7 +257,7 @@ class Gpu:
         return DeviceArena(number, self, memory, -1)
 
     def open_event(self, handle: bytes, over: Callable[[], object]) -> BlockingCall:
-        """Opens an event of a client's in a thread of its own: the driver may wait there until the device is idle.
+        """Open an event of a client's in a thread of its own: the driver may wait there until the device is idle.
 
         Args:
             over: called from the thread; then the pending_call's result is the event.
@@ -267,7 +267,7 @@ class Gpu:
         )
 
     def destroy_event(self, opened: BlockingCall) -> None:
-        """Ends an event of `open_event`, even one that is not open yet: what looks at it now comes first."""
+        """End an event of `open_event`, even one that is not open yet: what looks at it now comes first."""
 
         def end(_: BlockingCall) -> None:
             if opened.error is None:

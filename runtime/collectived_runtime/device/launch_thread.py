@@ -72,12 +72,11 @@ class Launch:
         return self._ended.is_set()
 
     def enqueue(self, stream: int) -> None:
-        """Puts the work on the stream."""
+        """Put the work on the stream."""
         if (work := self._work) is not None:
             work(stream)
 
     def notify_enqueued(self) -> None:
-        """It is on the stream."""
         self._on_enqueued()
 
     def poll(self) -> None:
@@ -105,7 +104,7 @@ class Launch:
         self.wanted = False
 
     def wait(self, within: float) -> bool:
-        """Whether it has ended within so many seconds."""
+        """Return whether it has ended within so many seconds."""
         return self._ended.wait(within)
 
 
@@ -152,7 +151,7 @@ class LaunchThread:
         return launch
 
     def close(self) -> None:
-        """Ends the thread after what is under way, or leaves it behind where that does not end."""
+        """End the thread after what is under way, or leaves it behind where that does not end."""
         with self._starting:
             thread, self._thread = self._thread, None
         if thread is not None:

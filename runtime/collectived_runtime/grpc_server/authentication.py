@@ -68,7 +68,7 @@ def client_metadata(address: str, secret: str) -> tuple[tuple[str, str], ...]:
 
 
 def check_exposed(addresses: Iterable[str], secret: str, insecure: bool, mutual: bool = False) -> None:
-    """Refuses to serve other hosts where nobody could be told from the job's own.
+    """Refuse to serve other hosts where nobody could be told from the job's own.
 
     Args:
         addresses: `unix:/path` or `host:port`, where a server is to listen.

@@ -31,7 +31,6 @@ class Health:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def start(self, well: bool = True) -> None:
-        """The daemon serves."""
         await self._servicer.set("", SERVING)
         await self._publish(well)
 
@@ -42,7 +41,7 @@ class Health:
         task.add_done_callback(self._publish_tasks.discard)
 
     async def drain(self) -> None:
-        """It takes nothing new any more, whatever else changes."""
+        """Say for good that nothing new is taken."""
         self._is_draining = True
         await self._servicer.set("", NOT_SERVING)
         await self._publish(False)
@@ -59,7 +58,7 @@ class Health:
 
 
 def add_reflection(server: grpc.aio.Server, *services: str) -> None:
-    """Adds the reflection service, so that tools need no .proto files.
+    """Add the reflection service, so that tools need no .proto files.
 
     Raises:
         StartupError: the package that does it is not installed.

@@ -55,12 +55,11 @@ Routes = Mapping[str, Route]
 
 
 def ok_response(body: bytes | Iterable[bytes], kind: str, headers: Mapping[str, str] = {}) -> Response:
-    """What was asked for. `kind` is its content type."""
+    """Return what was asked for; `kind` is its content type."""
     return Response(HTTPStatus.OK, body, {**_SECURITY_HEADERS, "content-type": kind, **headers})
 
 
 def text_response(status: HTTPStatus, text: str, headers: Mapping[str, str] = {}) -> Response:
-    """A line of text."""
     return Response(
         status, f"{text}\n".encode(), {**_SECURITY_HEADERS, "content-type": "text/plain; charset=utf-8", **headers}
     )

@@ -40,14 +40,14 @@ def compute_allowed_hosts(host: str, address: str, insecure: bool) -> AllowedHos
 
 
 def find_route(routes: Routes, target: str) -> Route | None:
-    """What is there; None: nothing."""
+    """Return what is there; None: nothing."""
     path, mark, _ = target.partition("?")
     found = routes.get(path)
     return None if found is None or (mark and not found.ignores_query) else found
 
 
 def check_request(routes: Routes, names: AllowedHosts, right: AccessLevel, request: Request) -> Response | None:
-    """Why a request gets nothing; None where it does."""
+    """Return why a request gets nothing; None where it does."""
     if request.method not in METHODS:
         said = f"{request.method} is not offered here: this can only be looked at"
         return text_response(HTTPStatus.METHOD_NOT_ALLOWED, said, {"allow": ", ".join(METHODS)})

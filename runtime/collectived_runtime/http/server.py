@@ -109,7 +109,7 @@ class HttpServer:
         )
 
     async def stop(self) -> None:
-        """Closes the door and every connection."""
+        """Close the listening socket and every connection."""
         self._socket.close() if self._server is None else self._server.close()
         for task in self._connection_tasks:
             task.cancel()

@@ -16,7 +16,7 @@ RESERVED_DESCRIPTORS = (
 
 
 def raise_limit() -> int:
-    """Raises the soft limit of this process as far as it may; the limit."""
+    """Raise the soft limit of this process as far as it may; the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = TARGET_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(TARGET_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -64,7 +64,7 @@ class PeekingSocket(socket.socket):
         return len(data)
 
     def close(self) -> None:
-        """Lets the other side see the end at once; what lies unread here is closed elsewhere."""
+        """Let the other side see the end at once; what lies unread here is closed elsewhere."""
         if self.fileno() < 0:
             return
         with contextlib.suppress(OSError):  # it was not connected any more

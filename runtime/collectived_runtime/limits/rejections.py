@@ -65,7 +65,7 @@ class RejectionCounters:
         self.last_limited[which] = self._clock()
 
     def count_malformed(self, where: MessageSource, uid: int | None = None) -> None:
-        """Counts a message; `uid`: of the local user who has sent it, who is to be charged for it."""
+        """Count a message; `uid`: of the local user who has sent it, who is to be charged for it."""
         self.malformed_counts[where] += 1
         if uid is not None:
             key = format_uid_key(uid)

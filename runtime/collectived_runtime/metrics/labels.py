@@ -31,7 +31,7 @@ class GroupLabelAllocator:
         return name, given_up
 
     def release(self, label: str) -> None:
-        """A group with this label has ended."""
+        """Give a label back: a group with it has ended."""
         if label in self._running_groups:
             self._running_groups[label] -= 1
             self._running_groups.move_to_end(label)

@@ -45,7 +45,7 @@ class Durations(Protocol):
 
 
 def make_reading(metric: Metric, values: Iterable[tuple[Labels, float]]) -> Reading:
-    """Of a counter or a gauge."""
+    """Return a reading of a counter or a gauge."""
     return metric, (
         Sample(metric.name, dict(zip(metric.labels, labels, strict=True)), value) for labels, value in values
     )
@@ -75,20 +75,20 @@ def read_build_info(component: str) -> Reading:
 
 
 def read_auth_rejections(component: str, counts: Mapping[tuple[Surface, RejectReason], int]) -> Reading:
-    """Of callers who were turned away."""
+    """Count callers who were turned away."""
     ways = ((door, why) for door in SURFACES for why in REJECT_REASONS if (door, why) != ("http", "viewing"))
     return make_reading(REFUSED, (((component, *way), float(counts.get(way, 0))) for way in ways))
 
 
 def read_limit_refusals(component: str, limited: Mapping[Limit, int], limits: Iterable[Limit] = Limit) -> Reading:
-    """What limits have refused."""
+    """Count what limits have refused."""
     return make_reading(LIMITED, (((component, limit), float(limited.get(limit, 0))) for limit in limits))
 
 
 def read_malformed(
     component: str, counts: Mapping[MessageSource, int], places: Iterable[MessageSource] = MessageSource
 ) -> Reading:
-    """Of what was no message of its protocol."""
+    """Count what was no message of its protocol."""
     return make_reading(MALFORMED, (((component, where), float(counts.get(where, 0))) for where in places))
 
 
@@ -96,7 +96,7 @@ _PROCESS = ProcessCollector(registry=None)
 
 
 def read_process() -> Iterator[Reading]:
-    """Of this process as the kernel sees it."""
+    """Read what the kernel says of this process."""
     for family in _PROCESS.collect():
         for sample in family.samples:
             if sample.name in PROCESS_METRICS:

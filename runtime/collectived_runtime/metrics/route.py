@@ -15,7 +15,7 @@ PATH = "/metrics"
 
 
 def metrics_routes(source: MetricsSource) -> Routes:
-    """Of what a source tells."""
+    """Return the routes of what a source tells."""
 
     def respond(request: Request) -> Response:
         encode, kind = choose_encoder(request.headers.get("accept", ""))

@@ -74,7 +74,7 @@ def choose(topology: HostLayout, among: Iterable[str] = ()) -> Table:
 
 
 def select_row(table: Sequence[Row], nbytes: int) -> Row:
-    """The row for a vector of that many bytes."""
+    """Return the row for a vector of that many bytes."""
     return next(row for row in table if row.limit == ANY_SIZE or nbytes <= row.limit)
 
 
@@ -84,7 +84,7 @@ def digest(table: Sequence[Row]) -> bytes:
 
 
 def _shards(hosts: int, nbytes: int, model: Model) -> int:
-    """As many connections as fill the link."""
+    """Return as many connections as fill the link."""
     return 1 if hosts == 1 or nbytes < MIN_SHARDED_BYTES else max(1, ceil(model.across.bandwidth / model.stream))
 
 

@@ -95,7 +95,7 @@ def select_leaf_tier(collective: Collective, leaf: int) -> Tier:
 
 
 def _split_by_tier(collective: Collective) -> Iterator[list[int]]:
-    """Leaves by index, in one list per tier; all in one where there is no specification."""
+    """Leave by index, in one list per tier; all in one where there is no specification."""
     everything = range(len(collective.leaves))
     if isinstance(collective.operation, AxisOperation):
         yield from ([leaf] for leaf in reversed(everything))
@@ -110,7 +110,6 @@ def _split_by_tier(collective: Collective) -> Iterator[list[int]]:
 
 
 def _group_into_packs(collective: Collective, indices: Sequence[int], automatic: int) -> Iterator[PackGroup]:
-    """The packs of these leaves."""
     leaves = [collective.leaves[index] for index in indices]
     packing = collective.packing
     if packing is None:
@@ -150,5 +149,5 @@ def group_leaves(leaves: Sequence[Leaf], bytes_per_pack: int) -> tuple[PackGroup
 
 
 def align_up(nbytes: int) -> int:
-    """The next multiple of a cache line."""
+    """Return the next multiple of a cache line."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

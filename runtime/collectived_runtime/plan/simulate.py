@@ -89,7 +89,7 @@ class _Load:
 
 
 def _round(host: Iterable[tuple[int, WideRound | None]], home: Mapping[int, int], itemsize: int, model: Model) -> float:
-    """Seconds that one round keeps one host busy."""
+    """Return the seconds that one round keeps one host busy."""
     shared = _Load()
     slowest = overhead = 0.0
     inside_used = False

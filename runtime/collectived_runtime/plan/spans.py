@@ -23,12 +23,12 @@ def pieces(span: Span, parts: int) -> tuple[Span, ...]:
 
 
 def hull(spans: Sequence[Span]) -> Span:
-    """The smallest span that holds all of neighbouring `spans`."""
+    """Return the smallest span that holds all of neighbouring `spans`."""
     return Span(spans[0].start, spans[-1].stop) if spans else Span(0, 0)
 
 
 def idle_rounds(rounds: int) -> Iterator[Round]:
-    """Rounds in which the others are busy."""
+    """Return rounds in which the others are busy."""
     return iter(((),) * rounds)
 
 

@@ -44,7 +44,7 @@ def all_reduce_rounds(members: Sequence[int], me: int, span: Span) -> Iterator[R
 
 
 def depth(size: int) -> int:
-    """Rounds of a binomial tree one way."""
+    """Return the rounds of a binomial tree one way."""
     return (size - 1).bit_length()
 
 

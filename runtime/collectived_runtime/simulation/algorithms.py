@@ -34,7 +34,7 @@ def participants(hosts: Sequence[int]) -> tuple[range, ...]:
 
 
 def list_names() -> tuple[str, ...]:
-    """Every name, for a message."""
+    """Return every name, for a message."""
     of_spec = (name for name in ALGORITHMS if name not in catalog.FLAT_ALGORITHMS)
     return (*catalog.FLAT_ALGORITHMS, *of_spec, *(f"{inside.value}/ring" for inside in InnerStage), "…")
 

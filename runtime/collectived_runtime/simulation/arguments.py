@@ -36,7 +36,7 @@ class SimulateOptions:
 
 
 def parse_arguments(arguments: list[str]) -> SimulateOptions:
-    """Ends the process with status 2 and the reason where the arguments make no sense."""
+    """End the process with status 2 and the reason where the arguments make no sense."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.hosts is not None and (options.workers is not None or options.devices is not None):

@@ -30,7 +30,7 @@ MANY_HOST_SIZES, MANY_MOVES = 10_000, 2_000_000
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Run the command and return its exit status."""
     order = parse_arguments(arguments)
     if order.plot is not None and find_spec("matplotlib") is None:
         print("collectived simulate: --plot needs matplotlib: pip install 'collectived[plot]'", file=sys.stderr)

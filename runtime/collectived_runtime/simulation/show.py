@@ -70,7 +70,7 @@ def describe_model(question: SimulationSpec) -> str:
 
 
 def proof_table(found: Sequence[Proof]) -> Table:
-    """What was proved, and how long it took."""
+    """Show what was proved, and how long it took."""
     table = _table("every participant ends with every contribution exactly once")
     for column in ("algorithm", "size", "participants", "rounds", "messages", "sent", "checked in"):
         table.add_column(column, justify="left" if column == "algorithm" else "right", no_wrap=True)

@@ -83,7 +83,6 @@ def auto_table(hosts: tuple[int, ...], model: Model) -> tuple[Row, ...]:
 
 
 def predict_cost(question: SimulationSpec, name: str, nbytes: int, shards: int) -> AlgorithmCost:
-    """One algorithm at one size."""
     hosts, count = participants(question.hosts), nbytes // ITEMSIZE
     parts = Span(0, count).split(shards)
     model = limit_bandwidth(question.model, shards)

@@ -159,7 +159,7 @@ class ConnectionServer:
     # What others ask for
 
     def admit(self, token: bytes, arrived: Callable[[socket.socket], None], uid: int | None = None) -> None:
-        """Admits one Unix connection that shows `token` within `TOKEN_SECONDS`; `arrived` runs in this thread.
+        """Admit one Unix connection that shows `token` within `TOKEN_SECONDS`; `arrived` runs in this thread.
 
         Args:
             uid: of the user to whom the token was given, and who alone may show it; None: not known.
@@ -206,7 +206,7 @@ class ConnectionServer:
         self._call_soon_threadsafe(enter)
 
     def release_link(self, link: Link, farewell: bytes) -> None:
-        """Keeps the connection of a link, on which `farewell` has been said and frames are whole, for another link.
+        """Keep the connection of a link, on which `farewell` has been said and frames are whole, for another link.
 
         The peer is to say the same farewell. Where nothing comes of it the link is closed.
         """
@@ -231,7 +231,7 @@ class ConnectionServer:
         self._resolver.resolve(call.address, resolved)
 
     def set_secret(self, secret: str) -> None:
-        """From now on links are proved with this secret."""
+        """Prove links with this secret from now on."""
         self._secret = secret
 
     def set_probe_handler(self, arrived: Callable[[Link], None]) -> None:
@@ -243,7 +243,7 @@ class ConnectionServer:
         self._call_soon_threadsafe(enter)
 
     def close(self) -> None:
-        """Ends the thread and closes what it holds; connections that were handed on stay."""
+        """End the thread and close what it holds; connections that were handed on stay."""
         with self._close_lock:
             if self._stopping:
                 return
@@ -288,7 +288,7 @@ class ConnectionServer:
             os.unlink(self.unix_path)
 
     def _poll_timeout(self) -> float | None:
-        """Seconds until something expires."""
+        """Return the seconds until something expires."""
         now = time.monotonic()
         times = [guest.deadline for guest in self._dialling.values()] + self._pool.deadlines
         times += [call.not_before for call in self._dial_requests]
@@ -355,7 +355,7 @@ class ConnectionServer:
         yield from self._answer_hello(connection, host, said)
 
     def _answer_hello(self, connection: socket.socket, host: str, said: bytes) -> Handshake:
-        """Answers a hello, and hands the link to whoever expects it."""
+        """Answer a hello, and hands the link to whoever expects it."""
         try:
             hello = hello_.parse(said)
         except HelloRefused as refused:
@@ -425,7 +425,7 @@ class ConnectionServer:
         self._handshakes.start(connection, dialling, max(0.1, call.deadline - now), self._dialling)
 
     def _reuse_connection(self, connection: socket.socket, call: DialRequest) -> Handshake:
-        """Says hello on a kept connection, and hands the link on; where nothing comes of it there, dials."""
+        """Say hello on a kept connection, and hands the link on; where nothing comes of it there, dials."""
         try:
             stream = yield from handshake.exchange_hello(connection, call.hello, self._secret)
         except (HelloRefused, OSError, GeneratorExit) as error:
@@ -479,7 +479,7 @@ class ConnectionServer:
 
 
 def _run_guarded(what: Callable[[], None]) -> None:
-    """Does something that one caller or guest has brought about, which must not end this thread: nobody else would come
+    """Do something that one caller or guest has brought about, which must not end this thread: nobody else would come
     in any more, or go out."""
     try:
         what()

@@ -100,7 +100,7 @@ def write(connection: socket.socket, data: bytes) -> Generator[int, None, None]:
 
 
 def exchange_hello(connection: socket.socket, hello: LinkHello, secret: str) -> Generator[int, None, Stream]:
-    """Says for what a connection is, to whom we have dialled; what the link goes on with.
+    """Say for what a connection is, to whom we have dialled; what the link goes on with.
 
     Raises:
         HelloRefused: the other side does not prove that it knows the secret, or speaks no version alike.
@@ -116,7 +116,7 @@ def exchange_hello(connection: socket.socket, hello: LinkHello, secret: str) -> 
 
 
 def await_bye(connection: socket.socket, farewell: bytes, unread: bytes) -> Generator[int, None, bytes]:
-    """Waits until the other side has said farewell too; what has been read beyond that.
+    """Wait until the other side has said farewell too; what has been read beyond that.
 
     Args:
         unread: what of this has been read before.
@@ -144,7 +144,7 @@ def is_still_valid(connection: socket.socket, contexts: TlsContexts | None, *, d
 
 
 def make_stream(connection: socket.socket) -> Stream:
-    """What a link goes on with, after the hello."""
+    """Return what a link goes on with after the hello."""
     if not isinstance(connection, ssl.SSLSocket):
         return TcpStream(connection)
     if connection.pending():  # poll would never tell of it
@@ -160,7 +160,7 @@ def _send_tls_alert(secured: ssl.SSLSocket) -> None:
 
 
 def _translate_tls_error(error: ssl.SSLError) -> HelloRefused:
-    """What an error of TLS means, for people."""
+    """Say what an error of TLS means."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return HelloRefused(f"its certificate is not accepted: {error.verify_message.rstrip('.')}")
     reason = error.reason or ""

@@ -47,7 +47,7 @@ class PendingHandshakes:
     def start(
         self, connection: socket.socket, handshake: Handshake, patience: float, room: dict[int, PendingHandshake]
     ) -> None:
-        """Lets a handshake begin, which may take so many seconds.
+        """Let a handshake begin, which may take so many seconds.
 
         Raises:
             OSError: the system has no room for it; nothing has begun, and the connection is the caller's.
@@ -66,7 +66,7 @@ class PendingHandshakes:
             self._step(guest)
 
     def _step(self, guest: PendingHandshake) -> None:
-        """Lets a handshake go on until it waits again. Whoever ends it has handed the connection on, or closed it.
+        """Let a handshake go on until it waits again. Whoever ends it has handed the connection on, or closed it.
 
         Nothing that a guest does ends this thread, for nobody would come in any more.
         """
@@ -86,7 +86,7 @@ class PendingHandshakes:
         room[guest.descriptor] = guest
 
     def abort(self, guest: PendingHandshake) -> None:
-        """Ends a handshake amid it."""
+        """End a handshake amid it."""
         try:
             guest.handshake.close()
         finally:  # else its time would be over again and again
@@ -94,7 +94,7 @@ class PendingHandshakes:
             guest.connection.close()
 
     def discard(self, guest: PendingHandshake) -> None:
-        """Forgets a guest, whose connection goes elsewhere or is closed."""
+        """Forget a guest, whose connection goes elsewhere or is closed."""
         if self._by_descriptor.get(guest.descriptor) is guest:
             del self._by_descriptor[guest.descriptor]
             with contextlib.suppress(OSError):  # TLS closes what was reset before it began, and so it is forgotten

@@ -73,7 +73,7 @@ class LinkHello:
 
 
 def parse(data: bytes) -> LinkHello:
-    """Raises HelloRefused where this is no hello, or of versions of which we speak none; then with an answer."""
+    """Raise HelloRefused where this is no hello, or of versions of which we speak none; then with an answer."""
     magic, lowest, highest, dialler, acceptor, key, generation, channel, nonce = _HELLO.unpack(data)
     if magic != _MAGIC:
         raise HelloRefused("the first bytes are not those of a collectived link")
@@ -107,7 +107,7 @@ def decode_version_mismatch(answer: bytes) -> VersionRange | None:
 
 
 def check_versions(answer: bytes, acceptor: int) -> None:
-    """Raises HelloRefused where an answer says that the acceptor speaks other versions than we."""
+    """Raise HelloRefused where an answer says that the acceptor speaks other versions than we."""
     theirs = decode_version_mismatch(answer)
     if theirs is None:
         return
@@ -135,6 +135,6 @@ def proof(secret: str, side: str, hello: bytes, nonce: bytes) -> bytes:
 
 
 def verify_proof(secret: str, side: str, hello: bytes, nonce: bytes, shown: bytes) -> None:
-    """Raises HelloRefused unless `shown` is the proof; takes the same time either way. Without a secret nothing is."""
+    """Raise HelloRefused unless `shown` is the proof; take the same time either way. Without a secret nothing is."""
     if not hmac.compare_digest(proof(secret, side, hello, nonce), shown):
         raise HelloRefused("the peer does not know this job's secret")

@@ -52,10 +52,10 @@ class Stream(Protocol):
         """What to poll; -1 where there is nothing to poll."""
 
     def send(self, parts: Sequence[BytesLike]) -> int:
-        """Takes a prefix of the concatenated parts; its length, 0 when full."""
+        """Take a prefix of the concatenated parts; its length, 0 when full."""
 
     def recv_into(self, view: memoryview) -> int:
-        """Fills a prefix of a view that is not empty; its length, 0 when nothing is there."""
+        """Fill a prefix of a view that is not empty; its length, 0 when nothing is there."""
 
     def close(self) -> None: ...
 
@@ -171,7 +171,7 @@ class Link:
         return taken
 
     def recv_into(self, view: memoryview) -> int:
-        """Fills a prefix of a view that is not empty with what follows the header; its length, 0: nothing is there."""
+        """Fill a prefix of a view that is not empty with what follows the header; its length, 0: nothing is there."""
         if self._begin == self._end and len(view) < self.stream.min_read_bytes:
             self._begin, self._end = 0, self._receive(self._view)
         if ahead := self._end - self._begin:

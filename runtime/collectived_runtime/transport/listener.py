@@ -99,14 +99,14 @@ class AcceptListener(Generic[Pending]):
         connection.close()
 
     def collect_expired(self, now: float) -> list[Pending]:
-        """Those whose time is over; each is counted."""
+        """Return those whose time is over; each is counted."""
         found = list(takewhile(lambda guest: guest.deadline <= now, self.pending.values()))
         for _ in found:
             self.limits.rejections.count_limit(Limit.HANDSHAKES)
         return found
 
     def deadlines(self, now: float) -> Iterator[float]:
-        """When something is to be done here."""
+        """Return when something is to be done here."""
         if self.pending:
             yield next(iter(self.pending.values())).deadline
         if self.paused_until:
@@ -138,7 +138,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def bind(door: socket.socket, path: str) -> None:
-    """Gives a socket its path, where a worker that was killed may have left a file.
+    """Give a socket its path, where a worker that was killed may have left a file.
 
     Raises:
         OSError: it cannot be had; another worker may listen there.

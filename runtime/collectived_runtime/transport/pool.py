@@ -49,7 +49,7 @@ class LinkPool:
         self._reusable: dict[int, PeerAddress] = {}  # that carry nothing any more and were dialled here, by descriptor
 
     def release(self, link: Link, farewell: bytes) -> None:
-        """Takes a link on which `farewell` has been said, which the peer is to say too; closes what cannot be kept."""
+        """Take a link on which `farewell` has been said, which the peer is to say too; close what cannot be kept."""
         if link.origin is None or not limits.can_open_descriptor(self._descriptors):
             link.close()
             return
@@ -79,13 +79,13 @@ class LinkPool:
         return [guest.deadline for room in (self.idle, self.resuming) for guest in list(room.values())[:1]]
 
     def close_expired(self, now: float) -> None:
-        """Closes those that have rested long enough, or do not come to the end of their hello."""
+        """Close those that have rested long enough, or do not come to the end of their hello."""
         for room in (self.idle, self.resuming):
             for guest in list(takewhile(lambda guest: guest.deadline <= now, room.values())):
                 self._handshakes.abort(guest)
 
     def _wait_idle(self, way: Origin, farewell: bytes, unread: bytes) -> Handshake:
-        """Waits for the peer's farewell; then for its hello, or, where it was dialled from here, until it is taken."""
+        """Wait for the peer's farewell; then for its hello, or, where it was dialled from here, until it is taken."""
         connection = way.connection
         try:
             said = yield from handshake.await_bye(connection, farewell, unread)

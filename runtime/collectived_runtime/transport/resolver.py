@@ -21,7 +21,7 @@ class Resolver:
         self._thread: threading.Thread | None = None
 
     def resolve(self, place: HostPort, answer: Callable[[HostPort | str], None]) -> None:
-        """Calls `answer`, from some thread, with an address that can be dialled, or with why there is none."""
+        """Call `answer`, from some thread, with an address that can be dialled, or with why there is none."""
         host, port = place
         if not 0 < port < 1 << 16:
             answer(f"{port} is no port: expected 1 to 65535")
@@ -39,7 +39,7 @@ class Resolver:
             self._requests.put((place, answer))
 
     def close(self) -> None:
-        """Ends the thread when it has its answer; nobody waits for the system's resolver."""
+        """End the thread when it has its answer; nobody waits for the system's resolver."""
         self._requests.put(None)
 
     def _run(self) -> None:
@@ -55,7 +55,7 @@ class Resolver:
 
 
 def _is_numeric(host: str) -> bool:
-    """Whether nobody has to be asked where that is."""
+    """Return whether nobody has to be asked where that is."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

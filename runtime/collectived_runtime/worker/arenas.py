@@ -103,11 +103,11 @@ class SessionArenas:
         self._enqueue_request(partial(self._grant_arena, size))
 
     def request_device_arena(self, index: int, size: int) -> None:
-        """It wants one in the memory of a GPU."""
+        """Answer its wish for an arena in the memory of a GPU."""
         self._enqueue_request(partial(self._grant_device_arena, index, size))
 
     def request_open(self, lent: messages.IpcOpen) -> None:
-        """It lends memory of its own on a GPU."""
+        """Open memory of its own on a GPU that it lends."""
         self._enqueue_request(partial(self._open_lent_memory, lent))
 
     def drop(self, number: int) -> None:
@@ -232,12 +232,12 @@ class SessionArenas:
             self._send(messages.IpcOpenResult(lent.buffer_id, reason=why).encode(), -1)
 
     def _find_gpu(self, index: int) -> Gpu | None:
-        """One that the session may use."""
+        """Return a GPU that the session may use."""
         allowed = any((device.kind, device.index) == ("GPU", index) for device in self._devices)
         return next((gpu for gpu in self._gpu_budgets if allowed and gpu.index == index), None)
 
     def _refuse_if_full(self) -> bool:
-        """Whether there may be no more arenas; says so."""
+        """Return whether there may be no more arenas, and say so."""
         if len(self._arenas) < MAX_ARENAS:
             return False
         self._rejections.count_limit(Limit.SESSION_ARENAS)

@@ -133,7 +133,7 @@ class CoordinatorClient:
         return self._task
 
     async def wait_until_welcomed(self, timeout: float) -> None:
-        """Waits until the coordinator has welcomed this worker.
+        """Wait until the coordinator has welcomed this worker.
 
         Raises:
             UnavailableError: it has not within `timeout` seconds, or has refused.
@@ -153,7 +153,7 @@ class CoordinatorClient:
             )
 
     def send(self, message: pb.WorkerMessage) -> None:
-        """Sends a message now or when the coordinator is back; from any thread."""
+        """Send a message now or when the coordinator is back; from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has closed: the worker is ending
             self._loop.call_soon_threadsafe(self._enqueue, message)
 
@@ -162,19 +162,19 @@ class CoordinatorClient:
         self._wakeup.set()
 
     async def request_status(self, request: status_pb2.StatusRequest, timeout: float) -> status_pb2.StatusReply:
-        """Asks the coordinator; raises grpc.aio.AioRpcError where it does not answer."""
+        """Ask the coordinator; raises grpc.aio.AioRpcError where it does not answer."""
         call: Awaitable[status_pb2.StatusReply] = self._stub.Status(request, timeout=timeout, metadata=self._metadata)
         return await call
 
     async def request_drain(self, request: status_pb2.DrainRequest, timeout: float) -> status_pb2.DrainReply:
-        """Asks the coordinator to see to a drain; raises grpc.aio.AioRpcError where it does not."""
+        """Ask the coordinator to see to a drain; raises grpc.aio.AioRpcError where it does not."""
         call: Awaitable[status_pb2.DrainReply] = self._stub.Drain(request, timeout=timeout, metadata=self._metadata)
         return await call
 
     async def request_trace(
         self, request: trace_pb2.TraceRequest, patience: float
     ) -> AsyncIterator[trace_pb2.TraceReply]:
-        """Asks the coordinator; raises grpc.aio.AioRpcError where it does not begin to answer within `patience`
+        """Ask the coordinator; raises grpc.aio.AioRpcError where it does not begin to answer within `patience`
         seconds, or stops amid its answer."""
         call = self._stub.Trace(request, metadata=self._metadata)
         try:
@@ -189,13 +189,13 @@ class CoordinatorClient:
             call.cancel()
 
     async def flush(self) -> bool:
-        """Waits until everything that was to be said has been; False where there is nobody to hear it."""
+        """Wait until everything that was to be said has been; False where there is nobody to hear it."""
         while self._queue and self.connected.is_set():
             await asyncio.sleep(FLUSH_POLL_SECONDS)
         return self.connected.is_set()
 
     async def close(self, why: str = "") -> None:
-        """Says goodbye, so that the coordinator does not look for this worker; `why` is for people."""
+        """Say goodbye, so that the coordinator does not look for this worker; `why` is for people."""
         self._closing = True
         if self.connected.is_set():
             self._enqueue(pb.WorkerMessage(goodbye=pb.Goodbye(why=why)))
@@ -210,7 +210,7 @@ class CoordinatorClient:
         self._stub = rpc.CoordinatorStub(self._channel)
 
     async def _check_tls(self, error: grpc.aio.AioRpcError) -> None:
-        """Raises UnavailableError where a worker that was never welcomed need not try again: waiting mends nothing."""
+        """Raise UnavailableError where a worker that was never welcomed need not try again: waiting mends nothing."""
         if self._was_welcomed or error.code() is not grpc.StatusCode.UNAVAILABLE:
             return
         if reason := await self._tls.explain_failure(self.address):
@@ -341,7 +341,7 @@ class CoordinatorClient:
 
 
 def make_timeout_error(why: str) -> grpc.aio.AioRpcError:
-    """As gRPC itself says that nobody answers."""
+    """Return what gRPC itself raises where nobody answers."""
     nothing = grpc.aio.Metadata()
     return grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, nothing, nothing, details=why)
 

@@ -54,7 +54,7 @@ class DeviceOffer:
 
     @property
     def uuids(self) -> dict[int, str]:
-        """Of GPUs, by index."""
+        """UUIDs of GPUs, by index."""
         return {gpu.index: gpu.device.uuid for gpu in self.gpus}
 
     def create_session_budgets(self, most: int, refused: Callable[[], None]) -> dict[Gpu, MemoryBudget]:
@@ -157,7 +157,7 @@ class LoadedNccl:
 def load_nccl(
     wanted: str, gpus: Sequence[Gpu], die: Callable[[str], object], get: GetNccl = load_binding
 ) -> LoadedNccl:
-    """Loads NCCL where there are GPUs.
+    """Load NCCL where there are GPUs.
 
     Args:
         wanted: a binding; `auto`: the first that there is, or none.
@@ -186,7 +186,7 @@ def load_nccl(
 
 
 def format_version(version: int) -> str:
-    """22809 as 2.28.9."""
+    """Format 22809 as 2.28.9."""
     return f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
 
 

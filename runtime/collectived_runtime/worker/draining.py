@@ -59,7 +59,7 @@ class DrainState:
         self._open_requests = 0
 
     def check_accepting(self) -> None:
-        """Raises UnavailableError where no new rank is taken."""
+        """Raise UnavailableError where no new rank is taken."""
         if self.refusal:
             raise UnavailableError(self.refusal)
 
@@ -138,14 +138,14 @@ class DrainState:
     async def _wait_and_list_cut(
         self, group_loops: Sequence[GroupLoop], timeout: float, ended: Callable[[GroupLoop], bool]
     ) -> list[status_pb2.Cut]:
-        """What has not finished within `timeout` seconds."""
+        """Return what has not finished within `timeout` seconds."""
         left = await self._wait_for_loops(group_loops, timeout, ended)
         return [cut for group_loop in left for cut in _list_unfinished(group_loop)]
 
     async def _wait_for_loops(
         self, group_loops: Sequence[GroupLoop], timeout: float, ended: Callable[[GroupLoop], bool]
     ) -> list[GroupLoop]:
-        """Waits for group loops; those that are not done in time."""
+        """Wait for group loops; those that are not done in time."""
         deadline = time.monotonic() + timeout
         while True:
             here = self._list_loops()
@@ -162,13 +162,13 @@ class DrainState:
 
 
 def _is_quiet(group_loop: GroupLoop) -> bool:
-    """Whether nothing runs there, nor can begin."""
+    """Return whether nothing runs there, nor can begin."""
     tracker = group_loop.tracker
     return tracker.find_verdict(tracker.next_number) is not None and _is_idle(group_loop)
 
 
 def _is_idle(group_loop: GroupLoop) -> bool:
-    """Whether nothing runs there now."""
+    """Return whether nothing runs there now."""
     return group_loop.execution is None and not group_loop.tracker.list_open() and not group_loop.pending_ops
 
 

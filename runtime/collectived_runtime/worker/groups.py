@@ -152,7 +152,7 @@ class Groups:
                     del self._joins_by_name[ask.name]
 
     def _check_quotas(self, name: str) -> None:
-        """Raises ResourceExhaustedError where there are as many groups, or descriptors, as there may be."""
+        """Raise ResourceExhaustedError where there are as many groups, or descriptors, as there may be."""
         most = self._quotas
         names = self._joins_by_name.keys() | {loop.topology.group.name for loop in self._group_loops.values()}
         if most.groups and name not in names and len(names) >= most.groups:
@@ -367,7 +367,7 @@ class Groups:
             del self._rejected_ranks[group.key, group.generation]  # nobody is left who might get a group loop
 
     def _refuse_join(self, rank: int, join: _PendingJoin | None, name: str, error: Exception) -> str:
-        """Tells a rank that it cannot have its place; returns why, for the others."""
+        """Tell a rank that it cannot have its place; return why, for the others."""
         code, why, advice = Code.INTERNAL, f"a defect of collectived: {type(error).__name__}: {error}", ""
         if isinstance(error, RESOURCE_ERRORS):
             code, why = Code.RESOURCE_EXHAUSTED, f"its worker has no room for it: {error}"
@@ -386,7 +386,7 @@ class Groups:
         return self._last_formed[1]
 
     def _add_local_rank(self, session: Session, group_loop: GroupLoop, rank: int) -> bytes:
-        """Adds a rank that is to connect its doorbell; the token that admits this."""
+        """Add a rank that is to connect its doorbell; the token that admits this."""
         member = group_loop.topology.group.members[rank]
         pidfd = os.dup(session.pidfd) if session.pidfd >= 0 else -1
         local_rank = LocalRank(rank, member, session.arenas.resolve_memory, pidfd, session.acquire_memory())
@@ -399,7 +399,7 @@ class Groups:
         return token
 
     def _add_remote_rank(self, session: Session, group_loop: GroupLoop, rank: int) -> None:
-        """Adds a rank whose client submits over gRPC."""
+        """Add a rank whose client submits over gRPC."""
         group = replace(group_loop.topology.group, name=group_loop.name)
         remote = RemoteRankSession(
             group,
@@ -469,7 +469,7 @@ class Groups:
         self._loop.call_soon_threadsafe(self._remove_loop, group_loop)
 
     def _remove_loop(self, group_loop: GroupLoop) -> None:
-        """Counts it among those that ended in the same moment in which it is none of the others any more."""
+        """Count it among those that ended in the same moment in which it is none of the others any more."""
         group = group_loop.topology.group
         self._group_loops.pop((group.key, group.generation), None)
         self.totals.remove_loop(group_loop)

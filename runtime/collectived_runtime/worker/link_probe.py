@@ -78,7 +78,7 @@ class ProbeServer:
         self._slots = threading.BoundedSemaphore(MAX_CONCURRENT_PROBES)
 
     def serve_in_thread(self, link: Link) -> None:
-        """Answers the requests that come in on a link until it ends, in a thread; where there are enough, closes it."""
+        """Answer the requests that come in on a link until it ends, in a thread; where there are enough, close it."""
         if not self._slots.acquire(blocking=False):
             log.warning("a probe of worker %d was closed: %d are answered at once", link.peer, MAX_CONCURRENT_PROBES)
             link.close()
@@ -111,7 +111,7 @@ def _measure(link: Link, until: float) -> LinkMeasurement:
 
 
 def measure(stream: Stream, until: float) -> LinkMeasurement:
-    """Asks a peer that runs `serve` at the other end.
+    """Ask a peer that runs `serve` at the other end.
 
     Raises:
         LinkBroken: the peer has gone.
@@ -128,7 +128,7 @@ def measure(stream: Stream, until: float) -> LinkMeasurement:
 
 
 def serve_requests(stream: Stream, until: float) -> None:
-    """Answers requests. Ends by raising: LinkBroken, when the peer has what it wants; TimeoutError after `until`."""
+    """Answer requests. Ends by raising: LinkBroken, when the peer has what it wants; TimeoutError after `until`."""
     length = bytearray(_LENGTH.size)
     while True:
         _receive(stream, memoryview(length), until)
@@ -149,7 +149,7 @@ def _time_request(stream: Stream, nbytes: int, until: float) -> float:
 
 
 def _send(stream: Stream, zeros: int, until: float, first: bytes = b"") -> None:
-    """Sends `first`, then so many zeros."""
+    """Send `first`, then so many zeros."""
     rest = len(first) + zeros
     piece = memoryview(first + bytes(min(zeros, _PIECE_BYTES - len(first))))
     while rest:
@@ -167,7 +167,6 @@ def _discard(stream: Stream, count: int, until: float) -> None:
 
 
 def _receive(stream: Stream, view: memoryview, until: float) -> None:
-    """Fills a view."""
     while view:
         received = stream.recv_into(view)
         view = view[received:]
@@ -175,7 +174,7 @@ def _receive(stream: Stream, view: memoryview, until: float) -> None:
 
 
 def _wait(stream: Stream, event: int, until: float, block: bool) -> None:
-    """Waits for an event where there is reason to `block`.
+    """Wait for an event where there is reason to `block`.
 
     Raises:
         TimeoutError: time is up, whether or not there was something to wait for.

@@ -72,7 +72,7 @@ class Submittable:
 
 
 def is_point_to_point(operation: Operation) -> bool:
-    """Whether it is numbered apart from the group's instances."""
+    """Return whether it is numbered apart from the group's instances."""
     return isinstance(operation, (Send, Recv))
 
 
@@ -92,7 +92,7 @@ def prepare_collective(group_loop: GroupLoop, rank: int, message: common_pb2.Col
 
 
 def check_leaves(message: common_pb2.Collective) -> None:
-    """Raises InvalidArgumentError for values of so many leaves that decoding them would hold up all other clients."""
+    """Raise InvalidArgumentError for values of so many leaves that decoding them would hold up all other clients."""
     if len(message.leaves) > MAX_LEAVES:
         raise InvalidArgumentError(
             f"a value of {len(message.leaves)} leaves, and at most {MAX_LEAVES} may be described: join some into "
@@ -107,13 +107,13 @@ def check_leaves(message: common_pb2.Collective) -> None:
 
 
 def check_length(what: str, text: str, most: int) -> None:
-    """Raises InvalidArgumentError for a text that is longer than any honest one."""
+    """Raise InvalidArgumentError for a text that is longer than any honest one."""
     if len(text) > most:
         raise InvalidArgumentError(f"{what} has {len(text)} characters, and there may be {most}: choose a shorter one")
 
 
 def check_name(what: str, text: str) -> None:
-    """Raises InvalidArgumentError for a name that is too long, or could forge lines where it is shown."""
+    """Raise InvalidArgumentError for a name that is too long, or could forge lines where it is shown."""
     check_length(what, text, MAX_GROUP_NAME_CHARS)
     if steering := find_control_character(text):
         raise InvalidArgumentError(f"{what} must have no control characters, got {steering!r}")
@@ -134,7 +134,7 @@ def register_prepared(local_rank: LocalRank, made: PreparedCollective, nbytes: i
 
 
 class PreparedCache:
-    """Of one rank whose client submits over gRPC."""
+    """Descriptions of one rank whose client submits over gRPC, by their messages."""
 
     def __init__(self, group_loop: GroupLoop, local_rank: LocalRank) -> None:
         self._group_loop = group_loop
@@ -160,7 +160,7 @@ class PreparedCache:
         return known
 
     def clear(self) -> None:
-        """The rank's session has ended."""
+        """Forget all: the rank's session has ended."""
         self._cache.clear()
 
     def _describe(self, message: common_pb2.Collective) -> Submittable:

@@ -106,7 +106,7 @@ async def serve(
     cuda: devices.GetCuda = devices.load_cuda,
     nccl: GetNccl = load_binding,
 ) -> None:
-    """Runs a worker until SIGTERM, SIGINT, or the lifeline ends.
+    """Run a worker until SIGTERM, SIGINT, or the lifeline ends.
 
     Args:
         cuda: where it gets its GPUs. nccl: where it gets NCCL, by the name of a binding or "".
@@ -209,7 +209,7 @@ class _Worker:
         self.metrics: HttpServer | None = None
 
     def _create_connection_server(self, task: int) -> ConnectionServer:
-        """Where clients and links come in from here on."""
+        """Return where clients and links come in from here on."""
         reception = ConnectionServer(
             task,
             self.settings.secret,
@@ -256,7 +256,7 @@ class _Worker:
     def _create_server(
         self, callers: CallerIdentifier, offer: Callable[[Caller, str | None], Sequence[DeviceName]]
     ) -> grpc.aio.Server:
-        """What serves clients; it listens nowhere yet."""
+        """Return the server of clients; it listens nowhere yet."""
         settings, refusals = self.settings, self.rejections
         connections = compute_connection_limit(
             settings.max_connections, self.descriptor_limit // 2, len(self.listen_addresses)
@@ -330,7 +330,7 @@ class _Worker:
         }
 
     def drain(self, seconds: float) -> asyncio.Future[None]:
-        """Drains this worker until `drain_state.finished`; what it returns is done where that cannot be."""
+        """Drain this worker until `drain_state.finished`; what it returns is done where that cannot be."""
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def answered(draining: asyncio.Future[status_pb2.DrainReply]) -> None:
@@ -344,7 +344,7 @@ class _Worker:
         return failed
 
     def drain_reply(self) -> status_pb2.DrainReply:
-        """What came of `drain`."""
+        """Return what came of `drain`."""
         asked = self._drain_task
         if asked.done() and not asked.cancelled() and asked.exception() is None:
             return asked.result()
@@ -352,7 +352,7 @@ class _Worker:
         return status_pb2.DrainReply(notes=[note], uncertain=True)
 
     async def abort_start(self) -> None:
-        """It cannot start."""
+        """Let go of what has been opened: it cannot start."""
         self.connection_server.close()
         self.peer_proxy.close()
         if self.metrics:

@@ -45,7 +45,7 @@ JOIN_RATE = Rate(50, 256)  # groups that it joins
 
 
 def _translate_errors(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, with its CollectiveErrors as gRPC statuses."""
+    """Return the method with its CollectiveErrors as gRPC statuses."""
     if inspect.isasyncgenfunction(method):
 
         @functools.wraps(method)
@@ -129,7 +129,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._drain_state = drain_state
 
     async def wait_before_refusal(self, session: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Returns when a refusal may be told."""
+        """Return when a refusal may be told."""
         known = session in self._sessions
         await self._refusal_throttle.wait(session if known else self._access.callers.get_throttle_key(context))
 

@@ -132,11 +132,10 @@ class Session:
 
     @property
     def end_reason(self) -> str:
-        """Why it has ended."""
         return self._end_reason
 
     def end(self, why: str) -> None:
-        """Ends the session once; its ranks are lost to their groups."""
+        """End the session once; its ranks are lost to their groups."""
         if self.ended.is_set():
             return
         self._end_reason = why

@@ -86,7 +86,7 @@ class Coordinator:
         return {task: worker.hello.host for task, worker in self._registry.workers.items()}
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Takes in one event; what is to be done about it, in order."""
+        """Take in one event; what is to be done about it, in order."""
         return list(self._dispatch(event, now))
 
     def next_deadline(self) -> float | None:
@@ -94,11 +94,10 @@ class Coordinator:
         return self._registry.timers[0][0] if self._registry.timers else None
 
     def snapshot(self, now: float) -> Snapshot:
-        """What everybody may know, as values."""
+        """Return what everybody may know, as values."""
         return take_snapshot(self._registry, now)
 
     def collect_metrics(self, now: float) -> Iterator[MetricsSnapshot | None]:
-        """What is counted: see `census.census`."""
         return collect_metrics(self._registry, now)
 
     def _dispatch(self, event: Event, now: float) -> Iterator[Effect]:

@@ -49,7 +49,7 @@ ANSWER_GRACE_SECONDS = 5.0  # after its timeout a worker that has not answered i
 
 
 def handle_drain_request(book: Registry, event: DrainRequested, now: float) -> Iterator[Effect]:
-    """Somebody wants workers, or a group, drained."""
+    """Begin to drain workers or a group."""
     tasks = _tasks(book, event)
     concerned = [one for one in book.generations.values() if not one.is_over and _is_affected(one, tasks, event.group)]
     forming = [
@@ -86,13 +86,13 @@ def refusal_reason(book: Registry, task: int, name: str) -> str:
 
 
 def is_drain_proposal(book: Registry, proposal: int) -> bool:
-    """Whether a proposal is one of ours."""
+    """Return whether a proposal was made for a drain."""
     known = book.proposals.get(proposal)
     return known is not None and known.drain != 0
 
 
 def handle_promise(book: Registry, event: Promised, now: float) -> Iterator[Effect]:
-    """A worker answers; the last answer says what runs."""
+    """Take a worker's promise; the last one says what runs."""
     proposal = book.proposals[event.proposal]
     if event.task in proposal.pending_workers:
         proposal.pending_workers.discard(event.task)
@@ -107,7 +107,7 @@ def on_proposal_timeout(book: Registry, timer: ProposalTimeout, now: float) -> I
 
 
 def on_retry_timer(book: Registry, timer: DrainRetry, now: float) -> Iterator[Effect]:
-    """Looks again whether a generation can be decided about."""
+    """Look again whether a generation can be decided about."""
     drain, generation = book.drains.get(timer.request), book.generations.get(timer.generation)
     if drain is not None and timer.generation in drain.undecided_generations:
         if generation is None or generation.is_over:
@@ -196,7 +196,7 @@ def _no_target_text(book: Registry, event: DrainRequested) -> str:
 
 
 def _refuse_pending_joins(book: Registry, drain: Drain) -> Iterator[Effect]:
-    """Joins that wait at workers that go, or for a group that ends."""
+    """Join that wait at workers that go, or for a group that ends."""
     for forming in list(book.forming.values()):
         gone = [
             waiting for waiting in forming.pending_joins.values() if refusal_reason(book, waiting.task, forming.name)
@@ -223,7 +223,7 @@ def _remove_join(book: Registry, name: str, gone: PendingJoin) -> None:
 
 
 def _propose_drain(book: Registry, drain: Drain, generation: GroupRun, now: float) -> Iterator[Effect]:
-    """Asks the workers of a generation how far their ranks have submitted."""
+    """Ask the workers of a generation how far their ranks have submitted."""
     number = generation.info.generation
     if generation.drained_from is not None:  # by an earlier drain
         drain.undecided_generations.discard(number)

@@ -56,7 +56,6 @@ _SEVERITY = {
 
 
 def handle_report(book: Registry, event: FaultReported, now: float) -> Iterator[Effect]:
-    """A group loop tells something about its generation."""
     task, report = event.task, event.report
     generation = book.generations.get(report.generation)
     if generation is None:
@@ -262,7 +261,7 @@ def _find_native_inquiry(book: Registry, generation: GroupRun) -> Inquiry | None
 
 
 def _send_queries(book: Registry, generation: GroupRun, inquiry: Inquiry, reporter: int = -1) -> Iterator[Effect]:
-    """Asks the other workers; about a broken link only the one at its other end.
+    """Ask the other workers; about a broken link only the one at its other end.
 
     That one's word matters because it sends in order: had it left, its ranks' departure would arrive before its answer.
     """
@@ -275,7 +274,6 @@ def _send_queries(book: Registry, generation: GroupRun, inquiry: Inquiry, report
 
 
 def handle_query_answer(book: Registry, event: QueryAnswered, now: float) -> Iterator[Effect]:
-    """A worker answers."""
     inquiry = book.inquiries.get(event.query)
     if inquiry is None:
         return
@@ -326,7 +324,7 @@ def _discard_departed_worker(book: Registry, generation: GroupRun, task: int, no
 
 
 def on_inquiry_retry(book: Registry, query: int, now: float) -> Iterator[Effect]:
-    """Asks everybody again, in case the missing ranks have come."""
+    """Ask everybody again, in case the missing ranks have come."""
     inquiry = book.inquiries.get(query)
     if inquiry is not None and inquiry.kind is ReportKind.NATIVE and not inquiry.pending_workers:
         yield from _judge_or_wait(book, inquiry, now)
@@ -389,7 +387,7 @@ def _describe_silence(book: Registry, task: int) -> str:
 
 
 def deliver(book: Registry, generation: GroupRun, verdict: Verdict, now: float, fault: bool = True) -> Iterator[Effect]:
-    """Sends a verdict to all workers of a generation, unless an earlier one covers all that it covers.
+    """Send a verdict to all workers of a generation, unless an earlier one covers all that it covers.
 
     One that only says that a rank has left does not: sends and receives between others went on. Without `fault` it only
     announces that a rank left in order.

@@ -96,7 +96,6 @@ def _adopt_link_secret(book: Registry, hello: WorkerHello) -> str:
 
 
 def handle_detach(book: Registry, event: WorkerDetached, now: float) -> Iterator[Effect]:
-    """A worker's stream has ended."""
     worker = book.workers.get(event.task)
     if worker is None or worker.hello.incarnation != event.incarnation:
         return
@@ -114,7 +113,7 @@ def handle_detach(book: Registry, event: WorkerDetached, now: float) -> Iterator
 
 
 def on_worker_timeout(book: Registry, timer: WorkerTimeout, now: float) -> Iterator[Effect]:
-    """A worker was to be heard by now."""
+    """Declare a worker lost that was to be heard by now."""
     worker = book.workers.get(timer.task)
     if worker is None or worker.hello.incarnation != timer.incarnation:
         return
@@ -149,7 +148,7 @@ def remove_worker(book: Registry, task: int, why: str, now: float, orderly: bool
 
 
 def handle_heartbeat(book: Registry, event: Heartbeat, now: float) -> None:
-    """A worker lives, and tells where its ranks stand."""
+    """Note that a worker lives, and where its ranks stand."""
     book.counts.heartbeats += 1
     worker = book.workers[event.task]
     if not event.more:
@@ -187,7 +186,7 @@ def _adopt_all(book: Registry, hello: WorkerHello, now: float) -> Iterator[Effec
 
 
 def _resend_join_answers(book: Registry, hello: WorkerHello) -> Iterator[Effect]:
-    """Answers to joins that were sent while nobody listened."""
+    """Send answers to joins again that were sent while nobody listened."""
     listed = {item.group.generation for item in hello.groups}
     for (task, request), number in list(book.generation_by_join.items()):
         generation = book.generations[number]

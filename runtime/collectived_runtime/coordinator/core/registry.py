@@ -170,7 +170,7 @@ class GroupRun:
         return self.failed or self.has_ended
 
     def active_ranks(self, task: int) -> tuple[int, ...]:
-        """The ranks of a worker that have not departed."""
+        """Return the ranks of a worker that have not departed."""
         return tuple(rank for rank in self.ranks_by_worker.get(task, ()) if rank not in self.departed)
 
     def find_verdict(self, instance: int) -> Verdict | None:
@@ -218,7 +218,7 @@ class GroupRun:
         now: float,
         worker: WorkerRecord | None = None,
     ) -> None:
-        """Takes over what a worker says about its own ranks; what it says about others is not believed.
+        """Take over what a worker says about its own ranks; what it says about others is not believed.
 
         `worker`: where its heartbeat says so, which it does in its own time.
         """
@@ -233,14 +233,14 @@ class GroupRun:
                 self.evidence[instance].positions[position.rank] = position
 
     def update_last_submitted(self, rank: int, last: int, now: float) -> None:
-        """Takes over the last instance that a rank submitted, where its position has not been told."""
+        """Take over the last instance that a rank submitted, where its position has not been told."""
         if self.last_submitted(rank) < last:
             standing = self.progress.get(rank)
             position = standing.position if standing else RankPosition(rank)
             self.progress[rank] = ReportedProgress(replace(position, submitted=last, last_op="", last_site=""), now)
 
     def record_submissions(self, rank: int, submissions: Iterable[Submission]) -> None:
-        """Keeps what a rank that has gone had submitted last: its group loop may be gone too when somebody finds out
+        """Keep what a rank that has gone had submitted last: its group loop may be gone too when somebody finds out
         that it differs."""
         for one in submissions:
             told = (one.op, one.site, one.contract, one.collective)
@@ -451,7 +451,7 @@ class Registry:
         heapq.heappush(self.timers, (at, self.timers_made, timer))
 
     def pop_due_timers(self, now: float) -> Iterator[tuple[float, Timer]]:
-        """Takes the timers whose time has come, earliest first."""
+        """Take the timers whose time has come, earliest first."""
         while self.timers and self.timers[0][0] <= now:
             at, _, timer = heapq.heappop(self.timers)
             yield at, timer
@@ -469,7 +469,7 @@ class Registry:
         return self.generations.get(generation.successor) if generation.successor else None
 
     def retire_if_over(self, generation: GroupRun) -> None:
-        """Notes that a generation may be over, and forgets the oldest of those."""
+        """Note that a generation may be over, and forget the oldest of those."""
         number = generation.info.generation
         if generation.is_over and number in self.generations:
             self.finished_generations[number] = None

@@ -172,7 +172,7 @@ def _is_previous_running(book: Registry, forming: FormingGroup) -> bool:
 
 
 def on_progress_timer(book: Registry, name: str, now: float) -> Iterator[Effect]:
-    """Tells everybody who waits; the timer for this was armed while many arrived at once."""
+    """Tell everybody who waits; the timer for this was armed while many arrived at once."""
     forming = book.forming.get(name)
     if forming and forming.is_progress_armed:
         forming.is_progress_armed = False
@@ -411,7 +411,7 @@ def handle_measurement(book: Registry, event: LinkMeasured) -> Iterator[Effect]:
 
 
 def finish_measurement(book: Registry, number: int) -> Iterator[Effect]:
-    """Ends the measuring of a generation, if it goes on: its table is made of what is known by now."""
+    """End the measuring of a generation, if it goes on: its table is made of what is known by now."""
     measurement = book.measurements.pop(number, None)
     if measurement is None:
         return
@@ -442,7 +442,7 @@ def table_name(generation: GroupRun) -> str:
 
 
 def _start_measurement(book: Registry, generation: GroupRun, now: float) -> Iterator[Effect]:
-    """Asks every worker about its link to the next one, in the order of the ring."""
+    """Ask every worker about its link to the next one, in the order of the ring."""
     number = generation.info.generation
     circle = sorted(generation.peers, key=lambda peer: peer.ranks[0])
     following = circle[1:] + circle[:1]

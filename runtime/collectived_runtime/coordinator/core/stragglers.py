@@ -30,7 +30,7 @@ class Straggler:
 
 
 def update_wait_stats(generation: GroupRun, task: int, positions: Iterable[RankPosition], now: float) -> None:
-    """Takes in what a heartbeat of this worker says about its own ranks."""
+    """Take in what a heartbeat of this worker says about its own ranks."""
     own = generation.ranks_by_worker.get(task, ())
     for position in positions:
         if position.rank not in own or not position.waits:

@@ -46,13 +46,13 @@ def make_table(peers: Sequence[Peer], model: Model | None = None) -> tuple[Tier,
 
 
 def _merge_rows(rows: Sequence[Row]) -> list[Row]:
-    """Without rows that say what the next one says."""
+    """Drop rows that say what the next one says."""
     said = [(row.algorithm, row.shards) for row in rows]
     return [row for index, row in enumerate(rows) if said[index : index + 1] != said[index + 1 : index + 2]]
 
 
 def _drop_unreachable(rows: Sequence[Row]) -> list[Row]:
-    """Without rows whose limit an earlier one has reached."""
+    """Drop rows whose limit an earlier one has reached."""
     return [row for index, row in enumerate(rows) if not index or row.limit > rows[index - 1].limit]
 
 

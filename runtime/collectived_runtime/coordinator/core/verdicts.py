@@ -296,6 +296,6 @@ def progress_text(present: int, low: int, high: int, settling: bool) -> str:
 
 
 def previous_generation_text(members: Sequence[Member]) -> str:
-    """Who still lives in the previous generation."""
+    """Say who still lives in the previous generation."""
     verb = "lives" if len(members) == 1 else "live"
     return f"{members_text(members)} still {verb} in the previous generation"

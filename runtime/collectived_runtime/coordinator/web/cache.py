@@ -72,7 +72,7 @@ class StatusCache:
 
 
 def render_documents(reply: StatusReply) -> dict[str, Document]:
-    """What is served of one status."""
+    """Render what is served of one status."""
     status = MessageToJson(
         reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None
     )

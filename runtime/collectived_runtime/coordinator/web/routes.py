@@ -32,7 +32,7 @@ DATA_PATHS = ("/status.json", "/page.json")
 
 
 def make_routes(picture: StatusCache) -> Routes:
-    """Of the page and its data."""
+    """Return the routes of the page and its data."""
     shown = make_page_answer(files(__package__).joinpath("page.html").read_bytes())
     data = Route(partial(_serve_data, picture))
     return {PAGE: Route(lambda _: shown, is_public=True), **dict.fromkeys(DATA_PATHS, data)}

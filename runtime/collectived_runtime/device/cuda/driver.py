@@ -51,7 +51,7 @@ class Cuda(Protocol):
         """The GPUs that this process may use."""
 
     def set_device(self, device: int) -> None:
-        """Makes a GPU the current one of the calling thread, for libraries that ask which it is."""
+        """Make a GPU the current one of the calling thread, for libraries that ask which it is."""
 
     def allocate(self, device: int, size: int) -> tuple[int, int]:
         """(address, bytes) of new memory that `export` can hand to another process: `size` rounded up to pages."""
@@ -60,7 +60,7 @@ class Cuda(Protocol):
         """A new descriptor of memory that was allocated; whoever maps it keeps the memory alive."""
 
     def free(self, address: int) -> None:
-        """Gives allocated memory back; no work that uses it may be under way."""
+        """Give allocated memory back; no work that uses it may be under way."""
 
     def open_memory(self, device: int, handle: bytes) -> tuple[int, int]:
         """(address, bytes) of an allocation of another process on that device, by its handle of 64 bytes.
@@ -72,7 +72,7 @@ class Cuda(Protocol):
         """
 
     def close_memory(self, device: int, address: int) -> None:
-        """Lets go of what was opened there; no work that uses it may be under way."""
+        """Let go of what was opened there; no work that uses it may be under way."""
 
     def pin(self, size: int) -> int:
         """The address of new host memory that GPUs copy from and to."""
@@ -110,7 +110,7 @@ class Cuda(Protocol):
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None: ...
 
     def clear(self, address: int, nbytes: int, stream: int) -> None:
-        """Zeros."""
+        """Write zeros."""
 
     def fold(self, fold: FoldSpec, sources: Sequence[int], out: int, count: int, stream: int) -> None:
         """`count` elements; `out` may be one of the sources where elements keep their size."""

@@ -205,7 +205,7 @@ class DriverCuda:
         return found
 
     def _make_current(self, device: int) -> None:
-        """Makes a device current in this thread."""
+        """Make a device current in this thread."""
         if getattr(self._here, "device", None) == device:
             return
         with self._lock:

@@ -119,7 +119,7 @@ extern "C" __global__ void fold(Sources sources, Out *out, unsigned long long le
 
 
 def generate_source(fold: FoldSpec, count: int) -> str:
-    """The kernel that folds `count` sources at a time."""
+    """Return the kernel that folds `count` sources at a time."""
     stored, partial = _STORED[fold.dtype], _partial(fold)
     take = "widen(sources.at[{}][i])" if fold.widen else "sources.at[{}][i]"
     folds = "\n".join(f"        sum = combine(sum, {take.format(number)});" for number in range(1, count))

@@ -26,7 +26,7 @@ LOADERS: Mapping[str, Load] = {name: _loader(name) for name in BINDINGS}
 
 
 def load_binding(wanted: str = "", loaders: Mapping[str, Load] = LOADERS) -> Nccl:
-    """Loads a binding, and libnccl with it.
+    """Load a binding, and libnccl with it.
 
     Args:
         wanted: its name; empty: the first of `loaders` that can be loaded.

@@ -135,7 +135,7 @@ class Communicators:
     def create(
         self, size: int, unique_id: bytes, ranks: Sequence[DeviceRank], over: Callable[[], object]
     ) -> PendingCommunicators:
-        """Begins to make communicators of `size` ranks for the local ones; calls of `make` take effect in order."""
+        """Begin to make communicators of `size` ranks for the local ones; calls of `make` take effect in order."""
 
         pending_calls = []
         for rank in ranks:
@@ -146,7 +146,7 @@ class Communicators:
         return PendingCommunicators(pending_calls, lambda: self._abandon(begun))
 
     def get(self, key: Hashable) -> tuple[Communicator, ...] | None:
-        """What was kept under this key."""
+        """Return what was kept under this key."""
         return self._by_key.get(key)
 
     def store(self, key: Hashable, made: tuple[Communicator, ...]) -> None:
@@ -154,7 +154,7 @@ class Communicators:
             self._by_key[key] = made
 
     def tear_down(self, key: Hashable, *, orderly: bool) -> list[BlockingCall]:
-        """Ends what was kept under this key, if anything was.
+        """End what was kept under this key, if anything was.
 
         Args:
             orderly: nothing is under way, and other ranks may still be at what we have finished.
@@ -164,7 +164,7 @@ class Communicators:
         return [self._free(one, orderly) for one in made]
 
     def close(self) -> None:
-        """Ends all communicators and threads."""
+        """End all communicators and threads."""
         for key in list(self._by_key):
             self.tear_down(key, orderly=True)
         for attendant in self._threads.values():
@@ -173,7 +173,7 @@ class Communicators:
     def _init_communicator(
         self, pending_call: BlockingCall, size: int, unique_id: bytes, rank: DeviceRank
     ) -> Communicator:
-        """In the attendant's thread."""
+        """Make it, in the communicator's own thread."""
         blocking = not self.nccl.capabilities.nonblocking
         if pending_call.cancel_requested:
             raise NcclError(NcclResult.INTERNAL_ERROR, "init", "given up before it began")

@@ -34,7 +34,7 @@ def is_enabled(asked: bool, environment: Mapping[str, str] = os.environ) -> bool
 
 
 def start(asked: bool, recorder: FlightRecorder, identity: WorkerIdentity, job: str) -> Telemetry | None:
-    """Begins to send spans if that is wanted.
+    """Begin to send spans if that is wanted.
 
     Raises:
         StartupError: it was asked for, and OpenTelemetry is not installed.
@@ -82,7 +82,7 @@ class Telemetry:
         self._thread.start()
 
     def close(self) -> None:
-        """Sends what has been recorded until now, and ends."""
+        """Send what has been recorded until now, and end."""
         self._stopped.set()
         self._thread.join()
         self._provider.shutdown()

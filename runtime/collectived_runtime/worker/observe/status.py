@@ -97,7 +97,7 @@ async def worker_status(
 
 
 def limits_met(refusals: RejectionCounters, now: float) -> list[pb.LimitMet]:
-    """What limits have refused here, the latest first."""
+    """Return what limits have refused here, the latest first."""
     latest = sorted(list(refusals.last_limited.items()), key=lambda met: -met[1])
     return [
         pb.LimitMet(limit=limit, refused=refusals.limit_counts[limit], last_seconds=max(0.0, now - at))

@@ -51,7 +51,7 @@ class LoopTotals:
         self._labels[group_loop] = label
 
     def remove_loop(self, group_loop: GroupLoop) -> None:
-        """A group loop will count nothing more."""
+        """Add up a group loop that will count nothing more."""
         label = self._labels.pop(group_loop, None)
         if label is None:
             return

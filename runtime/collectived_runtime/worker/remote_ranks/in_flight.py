@@ -49,7 +49,7 @@ class RemoteInstance:
         return self._completions.popleft()
 
     def raise_if_failed(self) -> None:
-        """Raises what has become of it, unless all is well; until then its results are what they were."""
+        """Raise what has become of it, unless all is well; until then its results are what they were."""
         if self.verdict is not None:
             raise error_from_verdict(self.verdict)
         if self._make_lost_error is not None:
@@ -68,7 +68,7 @@ class RemoteInstance:
         self._changed.set()
 
     def on_lost(self, why: Callable[[], CollectiveError]) -> None:
-        """Its group loop will say nothing more."""
+        """Wake who waits: its group loop will say nothing more."""
         self._make_lost_error = why
         self.is_over = True
         self._changed.set()

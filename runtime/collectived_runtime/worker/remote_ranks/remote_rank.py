@@ -133,7 +133,7 @@ class RemoteRankSession:
             self._disconnect_if_idle()
 
     def start_instance(self, number: InstanceKey, ring: messages.Submit) -> RemoteInstance:
-        """Starts an instance whose turn it is; its upload is the address of `ring`."""
+        """Start an instance whose turn it is; its upload is the address of `ring`."""
         flight = RemoteInstance(*number, ring.addresses[0][0] if ring.addresses else NO_UPLOAD)
         self._instances[number] = flight
         self._submit(ring.encode())
@@ -177,7 +177,7 @@ class RemoteRankSession:
 
     @contextlib.contextmanager
     def bind_timeout(self, limit: asyncio.Timeout) -> Iterator[None]:
-        """Lets the end of this rank be the end of `limit` too."""
+        """Let the end of this rank be the end of `limit` too."""
         self._timeouts.add(limit)
         try:
             yield
@@ -185,14 +185,14 @@ class RemoteRankSession:
             self._timeouts.discard(limit)
 
     def check_open(self) -> None:
-        """Raises UnavailableError where this rank has no place any more."""
+        """Raise UnavailableError where this rank has no place any more."""
         if self.closed:
             raise self._lost_error()
 
     # Other words
 
     async def abort(self, reason: str) -> None:
-        """Ends the generation for all; returns when nothing of it runs here any more."""
+        """End the generation for all; return when nothing of it runs here any more."""
         self.check_open()
         store_latest(self._abort_reasons, self.sequencer.current_generation, reason)
         self._submit(messages.encode_bare(messages.MessageType.ABORT, reason))
@@ -229,7 +229,7 @@ class RemoteRankSession:
     # What its group loop has said
 
     def process_messages(self) -> None:
-        """Takes in what has been said; nothing that its group loop said before is unknown afterwards."""
+        """Take in what has been said; nothing that its group loop said before is unknown afterwards."""
         while self._inbox:
             message = self._inbox.popleft()
             match messages.parse_type(message):
@@ -312,7 +312,7 @@ class RemoteRankSession:
             self._schedule_release()
 
     def _check_can_submit(self, generation: int) -> None:
-        """Raises where this rank must not submit anything more in a generation: its group loop would let it go for
+        """Raise where this rank must not submit anything more in a generation: its group loop would let it go for
         that.
         """
         self.check_open()
@@ -328,7 +328,7 @@ class RemoteRankSession:
             )
 
     def _has_older_in_flight(self, generation: int) -> bool:
-        """Whether something of an earlier generation is in flight."""
+        """Return whether something of an earlier generation is in flight."""
         return any(flight.generation < generation for flight in self._instances.values())
 
     def _raise_if_ended(self, number: InstanceKey) -> None:

@@ -33,11 +33,11 @@ class RemoteResult:
 
     @classmethod
     async def parse(cls, memory: memoryview, described: Submittable) -> RemoteResult:
-        """The parcel that begins there."""
+        """Parse the result that begins there."""
         return await run_or_offload(_HEADER.unpack_from(memory)[2], lambda: cls(memory, described))
 
     async def make_chunk(self, pack: int | None) -> ResultChunk:
-        """What is told of a pack, or of everything."""
+        """Return what is told of a pack, or of everything."""
         members = range(len(self._collective.leaves)) if pack is None else self._leaves_by_pack[pack]
         return await run_or_offload(len(members), lambda: self._make_chunk(members))
 

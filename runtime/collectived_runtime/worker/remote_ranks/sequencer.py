@@ -49,7 +49,7 @@ class Sequencer:
 
     @contextlib.contextmanager
     def reserve_number(self, generation: int, instance: int | None, post: bool) -> Iterator[InstanceKey | None]:
-        """Takes a number, unless it is to be the one that is next when its time comes; free again if it is not rung.
+        """Take a number, unless it is to be the one that is next when its time comes; free again if it is not rung.
 
         Args:
             generation: 0 for the current one.
@@ -92,7 +92,7 @@ class Sequencer:
         return generation, self._next[generation][post]
 
     async def wait_turn(self, number: InstanceKey | None, generation: int, post: bool) -> InstanceKey:
-        """Waits until everything before it has been rung, and everything of generations before has ended.
+        """Wait until everything before it has been rung, and everything of generations before has ended.
 
         Returns the number, or the one that is next where it is None.
 
@@ -109,7 +109,7 @@ class Sequencer:
             await self._waiters.setdefault(number or following, asyncio.Event()).wait()
 
     def advance(self, number: InstanceKey) -> None:
-        """That number has had its turn."""
+        """Go on: that number has had its turn."""
         generation, instance = number
         self._next[generation][instance >= messages.P2P_BASE] = instance + 1
         self._reserved.discard(number)
@@ -129,7 +129,7 @@ class Sequencer:
 
 
 def store_latest(known: dict[int, T], generation: int, value: T) -> None:
-    """Keeps what concerns a generation, of which there may be any number: that of the latest."""
+    """Keep what concerns a generation, of which there may be any number: that of the latest."""
     known.pop(generation, None)
     known[generation] = value
     if len(known) > _GENERATIONS:

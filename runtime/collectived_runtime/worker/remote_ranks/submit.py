@@ -46,7 +46,7 @@ class RemoteRank(NamedTuple):
 
 
 async def handle_submit(requests: Requests, find: Callable[[worker_pb2.SubmitHeader], RemoteRank]) -> Replies:
-    """Answers one submission.
+    """Answer one submission.
 
     Args:
         find: the rank that a header speaks of.
@@ -73,7 +73,7 @@ async def handle_submit(requests: Requests, find: Callable[[worker_pb2.SubmitHea
 
 
 async def skip_requests(requests: Requests) -> None:
-    """Reads what a client is still sending of a submission that is refused.
+    """Read what a client is still sending of a submission that is refused.
 
     A client of grpc.aio whose message meets a call that has ended reports INTERNAL instead of why it was refused.
     """
@@ -182,11 +182,11 @@ class Upload:
         return f"{self._received_bytes} of {self._submittable.nbytes} bytes had come"
 
     def discard(self) -> None:
-        """It will not be rung."""
+        """Give its memory back: it will not be submitted."""
         self._remote.uploads.release(self.number)
 
     async def receive(self, requests: Requests) -> None:
-        """Takes chunks until the client says that there are no more.
+        """Take chunks until the client says that there are no more.
 
         Raises:
             InvalidArgumentError: a chunk is too large, there are too many bytes, or too few.

@@ -76,7 +76,7 @@ class Uploads:
         self._on_spare()
 
     def release_idle(self) -> bool:
-        """Gives back what is kept for later, where nothing was taken since it was called last; whether some is left."""
+        """Give back what is kept for later, where nothing was taken since it was called last; whether some is left."""
         busy, self._busy = self._busy, False
         if not busy:
             self._drop_spares()
@@ -99,11 +99,11 @@ class Uploads:
 
     @property
     def nbytes(self) -> int:
-        """What it has of the budget."""
+        """Bytes of the budget that it has."""
         return sum(memory.nbytes for memory in (*self._used.values(), *self._spare))
 
     def close(self) -> None:
-        """Gives everything back; whoever still looks into an upload keeps its memory alive. Idempotent."""
+        """Give everything back; whoever still looks into an upload keeps its memory alive. Idempotent."""
         for number in list(self._used):
             self._budget.release(self._used.pop(number).nbytes)
         self._budget.unregister_shrinker(self._drop_spares)
