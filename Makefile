@@ -68,7 +68,7 @@ bench: $(READY) ## measure against Gloo, MPI and TensorFlow, and write what came
 	$(BIN)/python -m benchmarks.floods --write
 	$(BIN)/python -m benchmarks.coordinator_load --write
 
-fuzz: $(VENV)/installed-fuzz $(NATIVE) ## feed a million hostile inputs to every parser, and besiege a living worker
+fuzz: $(VENV)/installed-fuzz $(NATIVE) ## feed a million hostile inputs to every parser, and besiege living daemons
 	$(BIN)/python -m tests.fuzz
 
 mutants: $(VENV)/installed-dev ## whether the tests notice faults planted into the plans

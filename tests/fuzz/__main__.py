@@ -1,7 +1,8 @@
-"""The long form (`make fuzz`): python -m tests.fuzz [--inputs N] [--guided N] [--siege N] [--seed S]
+"""The long form (`make fuzz`): python -m tests.fuzz [--inputs N] [--guided N] [--siege N] [--valid N] [--seed S]
 
 Every parser gets N inputs by mutation and, where atheris is installed, N that it finds by watching which lines they
-reach; then a living worker is besieged. Exit status 1 where anything was found.
+reach; then a living worker is besieged, and it and its coordinator get valid messages of extreme values. Exit status 1
+where anything was found.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from pathlib import Path
 from tests.fuzz.feeding import fuzz
 from tests.fuzz.parsers import PARSERS
 from tests.fuzz.siege import Attacker, GoodJob, knock, status_of
+from tests.fuzz.valid_messages import Guests, MemoryWatch
 
 import collectived as cd
 
+MOST_GROWTH_BY_VALID = 5 << 20  # bytes that a daemon may keep of valid messages when those who sent them have gone
 MOST_GROWTH = 32 << 20  # bytes that a worker may grow by in a siege, after its first quarter
 
 
@@ -28,11 +31,12 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=100_000, help="by mutation, for each parser")
     parser.add_argument("--guided", type=int, default=20_000, help="by coverage, for each parser; needs atheris")
     parser.add_argument("--siege", type=int, default=20_000, help="for RPCs, and as many for doorbells")
+    parser.add_argument("--valid", type=int, default=20_000, help="valid messages of extreme values, to each daemon")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     defects = _parsers(options.inputs, options.seed) + _guided(options.guided, options.seed)
-    defects += _siege(options.siege, options.seed)
+    defects += _siege(options.siege, options.seed) + _valid(options.valid, options.seed)
     for defect in defects:
         print(f"DEFECT {defect}")
     print(f"{len(defects)} defects")
@@ -108,6 +112,28 @@ def _siege(count: int, seed: int) -> list[str]:
         found = [f"siege: a traceback in the log:\n{job.log[-4000:]}"] if "Traceback" in job.log else []
         if grown > MOST_GROWTH:
             found.append(f"siege: the worker grew by {grown >> 20} MiB")
+        return found
+
+
+def _valid(count: int, seed: int) -> list[str]:
+    """The first quarter shows what a daemon needs; of the rest nothing may stay."""
+    first = max(1, count // 4)
+    with cd.testing.local(workers=2) as job:
+        guests, memory = Guests(job), MemoryWatch(job)
+        try:
+            with GoodJob(job) as good:
+                guests.call_all(first, seed)
+            memory.begin()
+            with GoodJob(job) as good:
+                guests.call_all(count - first, seed + 1)
+            grown = memory.growth(MOST_GROWTH_BY_VALID)
+        except Exception as error:
+            return [f"valid messages: {type(error).__name__}: {error}\n{job.log[-4000:]}"]
+        told = ", ".join(f"the {name} grew by {size / (1 << 20):.1f} MiB" for name, size in grown.items())
+        print(f"valid messages: {dict(guests.answers)}; {good.sums} good sums meanwhile; {told}", flush=True)
+        found = [f"valid messages: a traceback in the log:\n{job.log[-4000:]}"] if "Traceback" in job.log else []
+        if max(grown.values()) > MOST_GROWTH_BY_VALID:
+            found.append(f"valid messages: {told}")
         return found
 
 
