@@ -3,8 +3,8 @@
 Many tests start daemons and hold them to promises in milliseconds. A promise holds on a machine that gives its
 processes processor time, which several tests side by side on two cores do not always get. So a test that failed in
 company is asked once more with nobody beside it, and that answer counts. It is said aloud which tests needed it: one
-that needs it often has a defect, or shows one. More than FEW failures are no matter of company, and nothing is asked
-again.
+that needs it often has a defect, or shows one. More than FEW_ENOUGH of them fail the run, though they pass alone. More
+than FEW failures are no matter of company, and nothing is asked again.
 
 Most of the time goes into starting processes, many hundreds of them. So Python may keep what it has compiled, whatever
 the shell says of PYTHONDONTWRITEBYTECODE: else each of them compiles the whole project once more. And NumPy's OpenBLAS
@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 FEW = 4
+FEW_ENOUGH = 2  # of those that passed alone: more are a defect of the tests, and fail the run
 FAILED = 1  # pytest's exit status where tests ran and some failed; all others are no matter of company
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -36,7 +37,10 @@ def verdict(alone: Sequence[str], status: int) -> str:
     """What is said last, after those tests were run alone and pytest ended with this status."""
     names = "".join(f"\n  {name}" for name in alone)
     if status == 0:
-        return f"passed alone, after failing beside other tests (look at them if they come again):{names}"
+        judged = (
+            "look at them if they come again" if len(alone) <= FEW_ENOUGH else f"more than {FEW_ENOUGH} fail the run"
+        )
+        return f"passed alone, after failing beside other tests ({judged}):{names}"
     return f"failed beside other tests, and at least one of them alone too:{names}"
 
 
@@ -54,7 +58,12 @@ def main(options: Sequence[str]) -> int:
         return status
     status = _pytest("-n", "0", *alone)
     print(verdict(alone, status), flush=True)
-    return status
+    return final_status(alone, status)
+
+
+def final_status(alone: Sequence[str], status: int) -> int:
+    """The exit status of the run, after those tests were run alone and pytest ended with this status."""
+    return status or (FAILED if len(alone) > FEW_ENOUGH else 0)
 
 
 def _pytest(*options: str) -> int:

@@ -28,6 +28,13 @@ def test_the_last_word_names_the_tests_and_says_how_they_ended() -> None:
     assert suite.verdict(["tests/a.py::test_b"], 1).startswith("failed")
 
 
+def test_more_than_two_that_had_to_be_asked_again_fail_the_run_though_they_pass_alone() -> None:
+    names = [f"tests/a.py::test_{number}" for number in range(3)]
+    assert suite.final_status(names[:2], 0) == 0 and suite.final_status(names, 0) == suite.FAILED
+    assert suite.final_status(names[:1], 1) == 1
+    assert "more than 2 fail the run" in suite.verdict(names, 0)
+
+
 def test_python_keeps_what_it_has_compiled() -> None:
     kept = suite.surroundings({"PYTHONDONTWRITEBYTECODE": "1", "PATH": "/bin"})
     assert kept.items() >= {"PATH": "/bin"}.items() and "PYTHONDONTWRITEBYTECODE" not in kept

@@ -6,6 +6,7 @@ import itertools
 import statistics
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,9 @@ KILLS, LOAD = 50, 1 << 15  # coordinators; elements that each sum of the load ha
 IN_FLIGHT = (0, 1, 50)  # groups that are being joined while a coordinator dies
 INTERRUPTS, SMALL = 200, 1000  # of a rank; elements of the sums that they hit
 GENERATIONS, WARM = 100, 20
+SAMPLE_EVERY = 20  # generations, from WARM on
 GROWTH_KIB = 1024  # of a daemon's own memory over the last 80 generations: less is the allocator's
+GROWTH = 1.0  # of what is counted, over as many: less is a moment's, more is kept by generations that have ended
 CHURN_SECONDS, MOST_CLIENTS, LEAST_CLIENTS = 180.0, 10, 2
 CHURN_ALLOWANCE, CHURN_TIMEOUT, CHURN_SETTLE = 1.0, 5.0, 0.3
 SPAWN = 0.6  # of the events of churn; the others kill
@@ -161,6 +164,7 @@ def hundred_interrupts(scene: Scene) -> None:
 
 def hundred_generations(scene: Scene) -> None:
     cluster = scene.cluster
+    samples: list[tuple[int, list[Counter[str]]]] = []
     for number in range(GENERATIONS):
         scene.submit(scene.others)
         scene.until_waiting(scene.others)
@@ -170,16 +174,23 @@ def hundred_generations(scene: Scene) -> None:
         scene.replace(VICTIM)
         scene.again()
         cluster.keep_spares()
-        if number == WARM:
-            warm = settled(scene)
-    then = settled(scene)
-    names = ["coordinator", *(f"worker {task}" for task in range(scene.cell.workers))]
-    for name, early, late in zip(names, warm, then, strict=True):
-        shown = ", ".join(f"{what} {early[what]} → {late[what]}" for what in early)
+        if number >= WARM and number % SAMPLE_EVERY == 0:
+            samples.append((number, settled(scene)))
+    samples.append((GENERATIONS, settled(scene)))
+    times = [number for number, _ in samples]
+    for index, name in enumerate(["coordinator", *(f"worker {task}" for task in range(scene.cell.workers))]):
+        held_by_it = [held_at[index] for _, held_at in samples]
+        growth = {what: trend(times, [one[what] for one in held_by_it]) for what in held_by_it[0]}
+        first, last = held_by_it[0], held_by_it[-1]
+        shown = ", ".join(f"{what} {first[what]} → {last[what]} (trend {growth[what]:+.1f})" for what in first)
         scene.notes.append(f"{name}: {shown}")
-        grown = [what for what in ("threads", "descriptors", "memfds", "mapped") if late[what] > early[what]]
-        grown += ["kib"] * (late["kib"] > early["kib"] + GROWTH_KIB)
+        grown = [what for what in growth if growth[what] >= (GROWTH_KIB if what == "kib" else GROWTH)]
         assert not grown, f"from generation {WARM} to {GENERATIONS} {name} has grown in {grown}: {shown}"
+
+
+def trend(times: Sequence[float], values: Sequence[float]) -> float:
+    """By how much a line through all samples rises from the first to the last: one sample alone decides nothing."""
+    return statistics.linear_regression(times, values).slope * (times[-1] - times[0])
 
 
 def settled(scene: Scene) -> list[Counter[str]]:

@@ -153,9 +153,10 @@ class TestLaunch:
     def test_says_what_is_broken_when_a_daemon_does_not_come_up(self, place: Place) -> None:
         """After its last words. With so few descriptors it cannot."""
         line = ["bash", "-c", 'ulimit -n 16; exec "$@"', "-", *COMMAND, "launch", "--", "true"]
-        done = subprocess.run(line, env=place.environment, text=True, capture_output=True, timeout=PATIENCE)
+        done = subprocess.run(line, env=place.environment, text=True, capture_output=True, timeout=45)
         assert done.returncode == 1
-        why, found, finding, remedy = done.stderr.splitlines()
+        told = [line for line in done.stderr.splitlines() if "can serve, " not in line]  # of a busy machine
+        why, found, finding, remedy = told
         assert "Too many open files" in why
         assert found == "collectived: `collectived doctor` finds on this host:"
         assert finding.startswith("FAILURE  descriptors    only 16 files") and "nofile" in remedy
