@@ -413,9 +413,8 @@ class Peer:
 class Verdict:
     """What was decided about a generation, the same for every rank of it.
 
-    Instances from `from_instance` on fail; the group goes on in generation `successor` (0: join again). `members` tell
-    the last instance each is known to have finished. `orderly`: a rank has only left; other sends and receives go on.
-    `cause` and `origin`, the rank with which it began (None: none, or several), are for programs to decide by.
+    Instances from `from_instance` on fail; the group goes on in generation `successor` (0: join again) with instance
+    `next_instance`. `members` tell the last instance each has finished. `orderly`: a rank has only left.
     """
 
     group: str
@@ -433,7 +432,8 @@ class Verdict:
     members: tuple[Member, ...] = field(default=())
     orderly: bool = False
     cause: Cause = Cause.UNSPECIFIED
-    origin: int | None = None
+    origin: int | None = None  # the rank with which it began, where it is one
+    next_instance: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class RankState:
         self._verdicts: dict[int, Verdict] = {}
         self._reported_generation = 0  # the latest generation whose verdict the caller has been given
         self._own_name = f"rank {rank}"  # who decided, where it was us
-        self.last_finished = -1  # the last instance of this generation that has ended well here
+        self.last_finished = -1  # the last instance that has ended well here
         self.waiting = 0  # how many waited to join when the last collective ended whose result was taken
         self._aborted_generation = 0  # the latest generation that this rank has aborted
         self.interrupted_generation = 0  # the latest generation that Ctrl-C has ended here
@@ -134,9 +134,8 @@ class RankState:
         self._reported_generation = verdict.generation
         if verdict.successor and verdict.generation == self.generation:
             self.generation = verdict.successor
-            self.next_instance = 0
+            self.next_instance = verdict.next_instance
             self.next_p2p = messages.P2P_BASE
-            self.last_finished = -1
             self.verdict = self._verdicts.get(verdict.successor)
 
     def on_result_taken(self, call: Call) -> None:

@@ -305,7 +305,7 @@ class Group(_message.Message):
     def __init__(self, name: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("group", "key", "generation", "code", "message", "from_instance", "instance", "op", "missing", "differing", "successor", "decided_by", "members", "orderly", "progress", "cause", "origin")
+    __slots__ = ("group", "key", "generation", "code", "message", "from_instance", "instance", "op", "missing", "differing", "successor", "decided_by", "members", "orderly", "progress", "cause", "origin", "next_instance")
     class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[Verdict.Cause]
@@ -355,6 +355,7 @@ class Verdict(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_INSTANCE_FIELD_NUMBER: _ClassVar[int]
     group: str
     key: int
     generation: int
@@ -372,7 +373,8 @@ class Verdict(_message.Message):
     progress: Progress
     cause: Verdict.Cause
     origin: int
-    def __init__(self, group: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., from_instance: _Optional[int] = ..., instance: _Optional[int] = ..., op: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., differing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., successor: _Optional[int] = ..., decided_by: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., orderly: bool = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cause: _Optional[_Union[Verdict.Cause, str]] = ..., origin: _Optional[int] = ...) -> None: ...
+    next_instance: int
+    def __init__(self, group: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., from_instance: _Optional[int] = ..., instance: _Optional[int] = ..., op: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., differing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., successor: _Optional[int] = ..., decided_by: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., orderly: bool = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cause: _Optional[_Union[Verdict.Cause, str]] = ..., origin: _Optional[int] = ..., next_instance: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("last_instances", "last_ops", "last_sites", "idle_seconds", "texts", "missing", "differing")

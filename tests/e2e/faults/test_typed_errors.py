@@ -291,6 +291,38 @@ def test_ranks_that_differ_are_told_who_and_how_and_the_group_goes_on(
         assert [member.rank for member in error.differing] == [2] and not error.rejoin
 
 
+@pytest.mark.parametrize("ahead", [0, 3], ids=["one at a time", "with more in flight"])
+@pytest.mark.parametrize("workers", ["one_worker", "two_workers"])
+def test_after_ranks_differed_numbers_last_calls_and_lines_go_on(
+    workers: str, ahead: int, request: pytest.FixtureRequest
+) -> None:
+    def body(group: cd.Group) -> Any:
+        for _ in range(5):
+            group.all_reduce("sum", 1.0)
+        works = [group.all_reduce("sum", np.ones(3 + (group.rank == 2)), async_op=True)]
+        works += [group.all_reduce("sum", 1.0, async_op=True) for _ in range(ahead if group.rank < 2 else 0)]
+        for work in works:
+            with pytest.raises(cd.errors.InvalidArgumentError) as differed:
+                work.wait()
+        assert differed.value.instance == 5
+        if group.rank == 3:
+            heard.wait(30)
+            return None
+        with pytest.raises(cd.errors.DeadlineExceededError) as late:
+            group.all_reduce("max", 1.0, options=cd.CommunicationOptions(timeout_seconds=0.3))
+        heard.wait(30)
+        return late.value
+
+    heard = threading.Barrier(4)
+    *errors, _ = request.getfixturevalue(workers).run(4, body)
+    for error in errors:
+        assert error.instance == 6
+        assert [(member.rank, member.last_op, member.last_instance) for member in error.missing] == [
+            (3, "all_reduce(sum)", 4)
+        ]
+        assert "it last did all_reduce(sum) #5 at test_typed_errors.py" in str(error)
+
+
 def test_different_operations_are_told_apart(two_workers: Any) -> None:
     def body(group: cd.Group) -> Any:
         with pytest.raises(cd.errors.InvalidArgumentError) as caught:

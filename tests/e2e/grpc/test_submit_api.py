@@ -197,7 +197,7 @@ def test_what_was_decided_comes_with_the_status_and_the_group_goes_on_in_its_suc
         verdicts.append(verdict)
     assert verdicts[0] == verdicts[1]
     one = described(SUM, (1,))
-    successor = {"generation": verdicts[0].successor, "instance": 0}
+    successor = {"generation": verdicts[0].successor, "instance": verdicts[0].next_instance}
     assert [reply.value for reply in each(lambda rank: rank.submit(one, data([1]), **successor), clients)] == [[2], [2]]
     replies = each(lambda rank: rank.submit(one, data([3])), clients)
     assert [reply.value for reply in replies] == [[6], [6]], "without a generation: the one in which the client is"

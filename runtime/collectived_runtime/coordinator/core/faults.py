@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from collectived_proto.cause import Cause
 from collectived_proto.errors import CODE_BY_CAUSE, Code
-from collectived_proto.types import Report, ReportKind, Verdict, unscoped_name
+from collectived_proto.types import RankPosition, Report, ReportKind, Verdict, unscoped_name
 from collectived_runtime.coordinator.core import verdicts
 from collectived_runtime.coordinator.core.events import (
     Effect,
@@ -147,7 +147,7 @@ def mark_rank_lost(
         book.retire_if_over(generation)
     successor = book.get_successor(generation)
     if successor:
-        yield from mark_rank_lost(book, successor, rank, 0, why, now)
+        yield from mark_rank_lost(book, successor, rank, successor.first_instance, why, now)
 
 
 def _mark_rank_left(book: Registry, generation: GroupRun, rank: int, last: int, now: float) -> Iterator[Effect]:
@@ -165,7 +165,7 @@ def _mark_rank_left(book: Registry, generation: GroupRun, rank: int, last: int, 
         book.retire_if_over(generation)
     successor = book.get_successor(generation)
     if successor:
-        yield from _mark_rank_left(book, successor, rank, -1, now)
+        yield from _mark_rank_left(book, successor, rank, successor.first_instance - 1, now)
 
 
 def mark_workers_lost(
@@ -434,9 +434,14 @@ def _record(book: Registry, generation: GroupRun, verdict: Verdict, now: float) 
 
 
 def _create_successor(book: Registry, generation: GroupRun, verdict: Verdict) -> None:
-    """The group goes on in the successor: same ranks, nothing submitted yet."""
-    info = verdicts.make_successor_info(generation, verdict.successor)
-    successor = GroupRun(info, generation.peers, generation.table)
+    """The group goes on in the successor: same ranks, numbers and last calls; nothing submitted yet."""
+    info = replace(generation.info, generation=verdict.successor)
+    successor = GroupRun(info, generation.peers, generation.table, first_instance=verdict.next_instance)
+    last = verdict.next_instance - 1  # at which all ranks have arrived, or do before they go on
+    for rank, known in generation.progress.items():
+        position, submitted = known.position, min(known.position.submitted, last)
+        moved = RankPosition(rank, submitted, position.finished, position.last_op, position.last_site)
+        successor.progress[rank] = replace(known, position=replace(moved, idle_seconds=position.idle_seconds))
     successor.idle = generation.idle
     successor.predecessor = generation.info.generation
     successor.departed = dict(generation.departed)

@@ -139,6 +139,7 @@ class GroupRun:
     failed: bool = False
     successor: int = 0
     predecessor: int = 0
+    first_instance: int = 0  # beyond those of its predecessor
     idle: bool = False  # waiting is normal here: no warnings
     last_instances: tuple[int, ...] = ()  # by rank, what it had finished in an earlier generation; (): nothing known
     waiting_count: int = 0  # who wait to join, as the ranks have been told

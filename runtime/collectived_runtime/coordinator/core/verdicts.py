@@ -23,7 +23,7 @@ from collectived_proto.report.phrases import (
     ranks_text,
     waiting_text,
 )
-from collectived_proto.types import GroupInfo, Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
+from collectived_proto.types import Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
 from collectived_runtime.coordinator.core.registry import Departure, GroupRun, Inquiry
 from collectived_runtime.verdicts import decisions
 from collectived_runtime.verdicts.decisions import Decision, split_majority
@@ -58,7 +58,8 @@ def find_first_running(generation: GroupRun, from_instance: int) -> int:
     What a heartbeat has told of an instance says only that it ran then.
     """
     reported = [standing.position for standing in generation.progress.values() if standing.worker is None]
-    starts = [(max(from_instance, position.finished + 1), position.submitted) for position in reported]
+    least = max(from_instance, generation.first_instance)
+    starts = [(max(least, position.finished + 1), position.submitted) for position in reported]
     running = [start for start, submitted in starts if start <= submitted]
     running += [
         instance for instance in generation.evidence if instance >= from_instance and _is_pending(generation, instance)
@@ -212,16 +213,8 @@ def pending_warning(
 
 
 def with_successor(decision: Verdict, successor: int) -> Verdict:
-    return replace(decision, successor=successor)
-
-
-def make_successor_info(generation: GroupRun, number: int) -> GroupInfo:
-    """The same members in a new generation, in which nothing has been submitted."""
-    return replace(generation.info, generation=number, members=tuple(map(_reset_member, generation.info.members)))
-
-
-def _reset_member(member: Member) -> Member:
-    return replace(member, last_instance=-1, last_op="", last_site="", idle_seconds=0.0)
+    """The same, with which the group goes on: all ranks number on from there, whatever they had submitted."""
+    return replace(decision, successor=successor, next_instance=decision.from_instance + 1)
 
 
 def _describe_instance(generation: GroupRun, instance: int) -> str:

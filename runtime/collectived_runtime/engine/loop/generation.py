@@ -48,10 +48,13 @@ class Generation:
     """One generation of a group on this worker.
 
     Args:
-        apply_verdict: takes a verdict that the workers made without the coordinator.
+        apply_verdict: takes a verdict when it counts.
+        first: its first instance.
     """
 
-    def __init__(self, context: GroupContext, number: int, apply_verdict: Callable[[Verdict], None]) -> None:
+    def __init__(
+        self, context: GroupContext, number: int, apply_verdict: Callable[[Verdict], None], first: int = 0
+    ) -> None:
         topology, worker, ranks, tools = context.topology, context.worker, context.ranks, context.tools
         resources = worker.resources
         self.number = number
@@ -65,7 +68,7 @@ class Generation:
         self._tools = tools
         self._programs = context.programs
         self.tracker = InstanceTracker(
-            topology.group.key, number, topology.own_ranks, worker.stall_after, time.monotonic()
+            topology.group.key, number, topology.own_ranks, worker.stall_after, time.monotonic(), first
         )
         network = PeerNetwork(topology, number, resources.link_provider, context.poller, resources.rejections)
         self.links = Links(network, self.on_link_broken, self._on_early_frame)
@@ -148,6 +151,13 @@ class Generation:
             self._ranks.input_events.start_wait(
                 local_rank, ring.instance, writing, ring.event, lambda: written(time.monotonic())
             )
+
+    def refuse(self, local_rank: LocalRank, ring: messages.Submit, past: Verdict) -> None:
+        """A rank submits to an earlier generation: that is what it did last, and it fails."""
+        prepared, standing = local_rank.prepared.get(ring.prepared), self.tracker.progress[local_rank.rank]
+        if prepared is not None and ring.instance < messages.P2P_BASE and standing.submitted < self.tracker.next_number:
+            standing.op, standing.site = prepared.op, prepared.collective.site
+        self.fail(local_rank, ring.instance, past)
 
     def expire_submission(self, local_rank: LocalRank, number: int, op: str, timeout: float) -> None:
         """An instance or post of a rank has not come by its own deadline, and so will not: it has failed for all."""

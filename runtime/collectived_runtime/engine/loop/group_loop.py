@@ -325,7 +325,7 @@ class GroupLoop:
             return
         past = self._past_verdicts.get(ring.generation)
         if past is not None:
-            self._generation.fail(local_rank, ring.instance, past)
+            self._generation.refuse(local_rank, ring, past)
             return
         post = ring.instance >= messages.P2P_BASE  # numbers begin anew with each generation
         ahead = ring.instance - messages.P2P_BASE >= _MOST_P2P if post else ring.instance >= _MOST
@@ -375,10 +375,9 @@ class GroupLoop:
         self._past_verdicts[before.number] = verdict
         before.close_links()
         moved = self.traffic()
-        self._generation = Generation(self._context, verdict.successor, self._apply_verdict)
+        self._generation = Generation(self._context, verdict.successor, self._apply_verdict, verdict.next_instance)
         self._traffic_base = (self._generation, *moved)
-        for rank, standing in before.tracker.progress.items():
-            self.tracker.progress[rank].has_departed = standing.has_departed
+        self.tracker.carry_progress(before.tracker)
         for local_rank in self.local_ranks.values():
             local_rank.clear_outcomes()
         early, self._early_submissions = self._early_submissions, []

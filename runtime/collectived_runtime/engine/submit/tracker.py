@@ -3,10 +3,10 @@
 Pure: arrivals, losses, verdicts and the time go in; what to start, to report and to fail comes out. The group loop
 acts on it.
 
-Instances of a generation are numbered from 0 and run one after another. An instance *arrives* rank by rank, is
-*started* when all local ranks are there with the same contract, and *finishes* or *fails* for each rank once. A rank
-whose value is still being written by its GPU has rung, and is compared with the others; it has arrived when it can be
-read.
+Instances are numbered on from those of the generation before, and run one after another. An instance *arrives* rank by
+rank, is *started* when all local ranks are there with the same contract, and *finishes* or *fails* for each rank once.
+A rank whose value is still being written by its GPU has rung, and is compared with the others; it has arrived when it
+can be read.
 """
 
 from __future__ import annotations
@@ -175,21 +175,30 @@ class OutOfOrder(Exception):
 
 
 class InstanceTracker:
-    """One generation of one group, as seen by one worker. `ranks` are the local ones."""
+    """One generation of one group, as seen by one worker. `ranks` are the local ones, `first` the first instance."""
 
-    def __init__(self, key: int, generation: int, ranks: Iterable[int], stall_after: float, now: float) -> None:
+    def __init__(
+        self, key: int, generation: int, ranks: Iterable[int], stall_after: float, now: float, first: int = 0
+    ) -> None:
         self.key = key
         self.generation = generation
         self.stall_after = stall_after
-        self.progress = {rank: RankProgress(active_at=now) for rank in ranks}
+        self.progress = {rank: RankProgress(first - 1, first - 1, active_at=now) for rank in ranks}
         self.instances: dict[int, Instance] = {}  # that somebody waits for, or that have failed
         self._finished: dict[int, Instance] = {}  # the latest
         self.verdicts: list[Verdict] = []  # in order of arrival; the first that covers an instance counts
-        self.next_number = 0  # the instance that starts next
+        self.next_number = first  # the instance that starts next
         self.promised_from = math.inf  # nothing starts from this instance on
         self.promised_until = -math.inf
         self.is_aborted = False  # a rank has aborted: nothing starts any more, whatever the verdict will say
         self.stalls = 0  # instances that have waited for longer than `stall_after`
+
+    def carry_progress(self, before: InstanceTracker) -> None:
+        """The ranks go on from where they were in the generation `before`."""
+        for rank, known in before.progress.items():
+            standing = self.progress[rank]
+            standing.finished, standing.op, standing.site = known.finished, known.op, known.site
+            standing.has_departed = known.has_departed
 
     # What happens
 
@@ -207,7 +216,7 @@ class InstanceTracker:
                 f"rank {rank} submitted instance {number} after instance {standing.received}"
                 + (" and after it had left" if standing.has_departed else "")
             )
-        if number - standing.finished > MAX_OUTSTANDING:
+        if number >= self.next_number + MAX_OUTSTANDING:
             raise OutOfOrder(f"rank {rank} has more than {MAX_OUTSTANDING} instances outstanding")
         collective = arrival.prepared.collective
         standing.received = number

@@ -260,7 +260,7 @@ class RemoteRankSession:
         verdict = self._last_verdict[1]
         store_latest(self._verdicts, verdict.generation, verdict)
         if verdict.successor:
-            self.sequencer.add_generation(verdict.successor)
+            self.sequencer.add_generation(verdict.successor, verdict.next_instance)
         flight = self._instances.get((verdict.generation, instance))
         if flight is not None:
             flight.on_failed(verdict)

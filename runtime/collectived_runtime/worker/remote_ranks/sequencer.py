@@ -17,7 +17,7 @@ _GENERATIONS = 64  # that are remembered
 
 
 class Sequencer:
-    """Numbers of one rank: from 0 in each generation, sends and recvs from `wire.POST`. In the event loop.
+    """Numbers of one rank: on from those of the generation before, sends and recvs from `wire.POST`. In the event loop.
 
     Args:
         name: of the group, for people.
@@ -115,10 +115,10 @@ class Sequencer:
         self._reserved.discard(number)
         self.wake_waiters((generation, instance + 1))
 
-    def add_generation(self, successor: int) -> None:
-        """A generation that may be submitted to from here on."""
+    def add_generation(self, successor: int, first: int) -> None:
+        """A generation that may be submitted to from here on, beginning with instance `first`."""
         if successor not in self._next:
-            store_latest(self._next, successor, [0, messages.P2P_BASE])
+            store_latest(self._next, successor, [first, messages.P2P_BASE])
 
     def wake_waiters(self, *numbers: InstanceKey) -> None:
         """Those that wait for their turn look again; without numbers, all of them."""
