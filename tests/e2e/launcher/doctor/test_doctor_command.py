@@ -71,7 +71,8 @@ def test_a_running_job_answers(place: Place) -> None:
     launcher.communicate(timeout=PATIENCE)
     (line,) = [line for line in done.stdout.splitlines() if " running job " in line]
     assert re.search(r"OK +running job +\S+ answers; all of it runs collectived \d", line)
-    assert re.search(r"OK +clock skew +\S+ clock is \d+\.\d ms", done.stdout)
+    # Either is true of a machine: what is not is that nothing is said.
+    assert re.search(r"OK +clock skew +(\S+ clock is \d+\.\d ms|not measured: \S+ took \d+\.\d ms)", done.stdout)
 
 
 def test_wrong_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
