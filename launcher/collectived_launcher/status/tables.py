@@ -230,9 +230,10 @@ def _workers(workers: Sequence[pb.WorkerStatus]) -> Table:
     table = _new_table("workers", "task", "host", "pid", "incarnation", *columns)
     for worker in sorted(workers, key=lambda worker: worker.task):
         limit = f" of {format_bytes(worker.arena_limit_bytes)}" if worker.arena_limit_bytes else ""
+        kept = f", {format_bytes(worker.retained_bytes)} of it kept by clients" if worker.retained_bytes else ""
         told = (
             str(worker.sessions),
-            f"{format_bytes(worker.arena_bytes)}{limit}",
+            f"{format_bytes(worker.arena_bytes)}{limit}{kept}",
             format_bytes(worker.resident_bytes),
             str(worker.threads),
             str(worker.descriptors),

@@ -35,6 +35,7 @@ class Arena:
     descriptor: int
     memory: mmap.mmap | None
     committed: int = 0
+    reader: int = -1  # of a file of its own, for those who only read; -1: there is none
     _array: NDArray[np.uint8] | None = field(default=None, repr=False)
 
     def round_to_page(self, upto: int) -> int:
@@ -80,18 +81,66 @@ class Arena:
             whole = self._array = np.frombuffer(self.view(), np.uint8)
         return whole[offset : offset + length]
 
-    def close(self) -> None:
-        """Close the descriptor and, unless arrays still look into it, the mapping; idempotent.
+    @property
+    def shared_descriptor(self) -> int:
+        """What is handed to a client."""
+        return self.descriptor if self.reader < 0 else self.reader
 
-        A mapping that is still in use stays until its last array is collected.
+    def is_held_elsewhere(self) -> bool:
+        """Whether a client has its reader still, as a descriptor or mapped; True where the kernel does not say.
+
+        A write lease is given for a file that nobody else has open, and to be mapped or on its way is to be open. For
+        our own mapping, which is of another file, that is not so.
         """
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        if self.reader >= 0:
+            os.close(self.reader)
+            self.reader = -1
+        try:
+            probe = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return True
+        try:
+            fcntl.fcntl(probe, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            return False
+        except OSError:
+            return True
+        finally:
+            os.close(probe)
+
+    def discard(self) -> bool:
+        """Give the pages of an arena for inputs back, whoever else still has it, and close it.
+
+        False where arrays here look into it: nothing has changed then.
+        """
+        self._array = None
+        if self.memory is not None:
+            try:
+                self.memory.close()
+            except BufferError:
+                return False
+            protection = mmap.PROT_READ | mmap.PROT_WRITE
+            with (
+                contextlib.suppress(OSError),  # a kernel that cannot: they go with the client's mapping
+                mmap.mmap(self.descriptor, self.size, mmap.MAP_SHARED, protection) as pages,
+            ):
+                pages.madvise(mmap.MADV_REMOVE)
+        self.close()
+        return True
+
+    def unmap(self) -> None:
+        """Let go of the mapping unless arrays still look into it; then it stays until its last array is collected."""
         memory, self.memory, self._array = self.memory, None, None
         if memory is not None:
             with contextlib.suppress(BufferError):  # exported: the arrays that use it keep it alive
                 memory.close()
+
+    def close(self) -> None:
+        """Close descriptors and mapping; idempotent."""
+        for descriptor in (self.descriptor, self.reader):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.descriptor = self.reader = -1
+        self.unmap()
 
 
 def create(number: int, size: int, *, readers_only: bool) -> Arena:
@@ -109,7 +158,11 @@ def create(number: int, size: int, *, readers_only: bool) -> Arena:
     except BaseException:
         os.close(descriptor)
         raise
-    return Arena(number, size, descriptor, memory)
+    made = Arena(number, size, descriptor, memory)
+    if readers_only:
+        with contextlib.suppress(OSError):  # no /proc: then nobody knows who holds it, and it counts as held
+            made.reader = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    return made
 
 
 def attach(number: int, size: int, descriptor: int, *, writable: bool) -> Arena:

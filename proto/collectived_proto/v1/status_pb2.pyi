@@ -54,7 +54,7 @@ class CoordinatorStatus(_message.Message):
     def __init__(self, address: _Optional[str] = ..., epoch: _Optional[int] = ..., pid: _Optional[int] = ..., uptime_seconds: _Optional[float] = ..., release: _Optional[str] = ..., job: _Optional[str] = ..., restarted: bool = ..., insecure: bool = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("task", "host", "pid", "incarnation", "release", "uptime_seconds", "devices", "address", "link_address", "connected", "last_heartbeat_seconds", "sessions", "arena_bytes", "resident_bytes", "threads", "descriptors", "lanes", "draining", "arena_limit_bytes", "client_releases", "gpus_missing", "silent", "limits_met", "insecure", "protocol", "clients", "nccl")
+    __slots__ = ("task", "host", "pid", "incarnation", "release", "uptime_seconds", "devices", "address", "link_address", "connected", "last_heartbeat_seconds", "sessions", "arena_bytes", "resident_bytes", "threads", "descriptors", "lanes", "draining", "retained_bytes", "arena_limit_bytes", "client_releases", "gpus_missing", "silent", "limits_met", "insecure", "protocol", "clients", "nccl")
     TASK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class WorkerStatus(_message.Message):
     DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_BYTES_FIELD_NUMBER: _ClassVar[int]
     ARENA_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     CLIENT_RELEASES_FIELD_NUMBER: _ClassVar[int]
     GPUS_MISSING_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +101,7 @@ class WorkerStatus(_message.Message):
     descriptors: int
     lanes: _containers.RepeatedCompositeFieldContainer[LaneStatus]
     draining: bool
+    retained_bytes: int
     arena_limit_bytes: int
     client_releases: _containers.RepeatedScalarFieldContainer[str]
     gpus_missing: str
@@ -109,7 +111,7 @@ class WorkerStatus(_message.Message):
     protocol: _common_pb2.Protocol
     clients: _containers.RepeatedCompositeFieldContainer[_common_pb2.Protocol]
     nccl: str
-    def __init__(self, task: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[str] = ..., release: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., connected: bool = ..., last_heartbeat_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., descriptors: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., draining: bool = ..., arena_limit_bytes: _Optional[int] = ..., client_releases: _Optional[_Iterable[str]] = ..., gpus_missing: _Optional[str] = ..., silent: bool = ..., limits_met: _Optional[_Iterable[_Union[LimitMet, _Mapping]]] = ..., insecure: bool = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., clients: _Optional[_Iterable[_Union[_common_pb2.Protocol, _Mapping]]] = ..., nccl: _Optional[str] = ...) -> None: ...
+    def __init__(self, task: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[str] = ..., release: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ..., address: _Optional[str] = ..., link_address: _Optional[str] = ..., connected: bool = ..., last_heartbeat_seconds: _Optional[float] = ..., sessions: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., descriptors: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., draining: bool = ..., retained_bytes: _Optional[int] = ..., arena_limit_bytes: _Optional[int] = ..., client_releases: _Optional[_Iterable[str]] = ..., gpus_missing: _Optional[str] = ..., silent: bool = ..., limits_met: _Optional[_Iterable[_Union[LimitMet, _Mapping]]] = ..., insecure: bool = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., clients: _Optional[_Iterable[_Union[_common_pb2.Protocol, _Mapping]]] = ..., nccl: _Optional[str] = ...) -> None: ...
 
 class LimitMet(_message.Message):
     __slots__ = ("limit", "refused", "last_seconds")

@@ -75,6 +75,7 @@ class SessionArenas:
         self._send = send
         self._is_ended = ended
         self._arenas: dict[int, Arena | DeviceArena] = {}
+        self._dropped: list[Arena] = []  # by the client, while something here looks into them
         self._pending_requests: deque[Callable[[], Awaitable[None]]] = deque()
         self.grant_task: asyncio.Task[None] | None = None
 
@@ -96,7 +97,8 @@ class SessionArenas:
 
     @property
     def host_bytes(self) -> int:
-        return sum(arena.size for arena in list(self._arenas.values()) if isinstance(arena, Arena))
+        kept = [*self._arenas.values(), *self._dropped]
+        return sum(arena.size for arena in kept if isinstance(arena, Arena))
 
     def request_arena(self, size: int) -> None:
         """The client wants an arena. All asks raise messages.MalformedMessage where too many are waiting."""
@@ -111,14 +113,31 @@ class SessionArenas:
         self._enqueue_request(partial(self._open_lent_memory, lent))
 
     def drop(self, number: int) -> None:
-        """It needs an arena no longer; whoever looks into it keeps it."""
+        """It needs an arena no longer. Its pages are given back though the client may still map it, and count until
+        nobody here looks into them."""
         arena = self._arenas.pop(number, None)
-        if arena is not None:
+        if isinstance(arena, Arena):
+            self._dropped.append(arena)
+            self._discard_dropped()
+        elif arena is not None:
             self._release_arena(arena)
 
     def drop_all(self) -> None:
         for number in list(self._arenas):
             self.drop(number)
+        for arena in self._dropped:  # whoever looks into one keeps it
+            self._release_arena(arena)
+        self._dropped.clear()
+
+    def _discard_dropped(self) -> None:
+        """Give back those that nobody here looks into any more."""
+        used = []
+        for arena in self._dropped:
+            if arena.discard():
+                self._budget.release(arena.size)
+            else:
+                used.append(arena)
+        self._dropped = used
 
     def _enqueue_request(self, grant: Callable[[], Awaitable[None]]) -> None:
         if len(self._pending_requests) >= MAX_PENDING_REQUESTS:
@@ -136,6 +155,7 @@ class SessionArenas:
 
     async def _grant_arena(self, size: int) -> None:
         """Filling pages with zeros takes the kernel long: large arenas come into being beside the event loop."""
+        self._discard_dropped()
         if self._refuse_if_full():
             return
         try:

@@ -389,7 +389,8 @@ class Groups:
         """Add a rank that is to connect its doorbell; the token that admits this."""
         member = group_loop.topology.group.members[rank]
         pidfd = os.dup(session.pidfd) if session.pidfd >= 0 else -1
-        local_rank = LocalRank(rank, member, session.arenas.resolve_memory, pidfd, session.acquire_memory())
+        memory, done = session.arenas.resolve_memory, session.acquire_memory()
+        local_rank = LocalRank(rank, member, memory, pidfd, done, holder=session.budget)
         group_loop.add_local_rank(local_rank)
         session.add_held_rank(group_loop, rank)
         token = secrets.token_bytes(TOKEN_BYTES)

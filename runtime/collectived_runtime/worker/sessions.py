@@ -153,6 +153,7 @@ class Session:
             os.close(self.pidfd)
             self.pidfd = -1
         self._drop_unused_arenas()
+        self.budget.close()
         self.on_end(self)
 
     def acquire_memory(self) -> Callable[[], None]:
@@ -185,6 +186,12 @@ class Session:
             what = f"this session holds {held} ranks and is joining {self.pending_joins} groups"
             raise ResourceExhaustedError(
                 format_limit_error(what, self.max_ranks, "max_session_ranks", "leave some groups")
+            )
+        if self.budget.is_full_of_retained():
+            self.rejections.count_limit(Limit.SESSION_MEMORY)
+            what = f"this session keeps {self.budget.retained_bytes} bytes of results of groups that are over"
+            raise ResourceExhaustedError(
+                format_limit_error(what, self.budget.limit, "max_session_memory", "let go of them, or copy them")
             )
         self.pending_joins += 1
         try:

@@ -97,6 +97,56 @@ def test_what_is_asked_for_by_a_client_that_goes_is_given_back() -> None:
     played(play)
 
 
+def test_what_was_dropped_takes_no_memory_though_the_client_keeps_its_descriptor() -> None:
+    """Else somebody who asks, keeps, drops and asks again has as much as there is, whatever the limit."""
+
+    async def play(scene: Scene) -> None:
+        kept = []
+        for _ in range(6):
+            scene.ask(LARGE)
+            while True:
+                await wait_readable(scene.client)
+                data, descriptors, _, _ = socket.recv_fds(scene.client, messages.MAX_MESSAGE, 1)
+                if descriptors:
+                    break
+            kept += descriptors
+            drop = messages.encode_arena(messages.MessageType.ARENA_DROP, messages.parse_arena(data)[0], 0)
+            scene.client.send(drop)
+        while scene.budget.used:
+            await asyncio.sleep(0)
+        assert [os.fstat(one).st_blocks for one in kept] == [0] * 6
+        for one in kept:
+            os.close(one)
+
+    played(play, limit=LARGE)
+
+
+def test_what_is_dropped_while_it_is_looked_into_counts_until_then() -> None:
+    async def play(scene: Scene) -> None:
+        scene.ask(LARGE)
+        number = messages.parse_arena((await scene.hear())[1])[0]
+        looked_into = scene.session.arenas.resolve_memory(number, 0, LARGE)
+        scene.client.send(messages.encode_arena(messages.MessageType.ARENA_DROP, number, 0))
+        scene.ask(LARGE)
+        assert (await scene.hear())[0] is messages.MessageType.REFUSED
+        assert scene.budget.used == LARGE == scene.session.arena_bytes
+        del looked_into
+        scene.ask(LARGE)
+        assert (await scene.hear())[0] is messages.MessageType.ARENA
+        assert scene.budget.used == LARGE
+
+    played(play, limit=LARGE)
+
+
+async def wait_readable(client: socket.socket) -> None:
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(client.fileno(), ready.set)
+    try:
+        await asyncio.wait_for(ready.wait(), 30)
+    finally:
+        loop.remove_reader(client.fileno())
+
+
 def test_a_client_that_asks_without_end_is_shown_out() -> None:
     async def play(scene: Scene) -> None:
         scene.ask(LARGE)

@@ -6,7 +6,7 @@ A *slot* holds the results of one instance. It is *held* by the ranks that recei
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from collectived_proto.ipc import arena as arenas
 from collectived_proto.ipc.arena import Arena
 from collectived_proto.ipc.free_list import FreeList
+from collectived_runtime.engine.base.retained import ArenaHolder, RetainedArenas
 
 SMALLEST_ARENA = 64 << 20  # address space; pages exist only as far as they have been used
 MIN_SLOTS_PER_ARENA = (
@@ -52,6 +53,9 @@ class MemoryBudget:
         self._what = what
         self._advice = advice
         self.used = 0
+        self.retained_bytes = 0  # of arenas of results that its session still has, of groups that are over
+        self.is_closed = False  # its session has ended
+        self.retained = RetainedArenas(self.release)
         self._refused = refused
         self._lock = threading.Lock()
         self._shrinkers: list[Callable[[], None]] = []
@@ -88,7 +92,19 @@ class MemoryBudget:
                 self.used += size
         return fits
 
+    def close(self) -> None:
+        """Its session has ended, and answers for nothing any more."""
+        self.is_closed = True
+        self.retained.collect()
+
+    def is_full_of_retained(self) -> bool:
+        """Whether its session keeps as many results of groups that are over as it may have memory."""
+        if self.retained_bytes >= self.limit:
+            self.retained.collect()
+        return self.retained_bytes >= self.limit
+
     def _shrink(self) -> None:
+        self.retained.collect()
         for give in list(self._shrinkers):
             give()
 
@@ -120,6 +136,7 @@ class SessionBudget(MemoryBudget):
     ) -> None:
         super().__init__(limit, refused, what)
         self._parent = whole
+        self.retained = whole.retained
         self._key = key
 
     def register_shrinker(self, give: Callable[[], None]) -> None:
@@ -131,18 +148,23 @@ class SessionBudget(MemoryBudget):
         self._parent.unregister_shrinker(give)
 
     def acquire(self, size: int, *, last: bool = True) -> None:
-        if size > self.limit - self.used:
+        if size > self._room:
             self._shrink()
-        if size > self.limit - self.used:
+        if size > self._room:
             if last:
                 self._refused()
+            kept = f" and {self.retained_bytes} by results of groups that are over" if self.retained_bytes else ""
             raise MemoryExhausted(
                 f"{size} bytes more would exceed the {self.limit} bytes of {self._what} that one session may have, of "
-                f"which {self.used} are in use: close what is not needed, or raise {self._key} of the worker"
+                f"which {self.used} are in use{kept}: close what is not needed, or raise {self._key} of the worker"
             )
         self._parent.acquire(size, last=last)
         with self._lock:
             self.used += size
+
+    @property
+    def _room(self) -> int:
+        return self.limit - self.used - self.retained_bytes
 
     def force_acquire(self, size: int) -> None:
         with self._lock:
@@ -182,6 +204,9 @@ class ArenaObserver(Protocol):
     def add_arena(self, arena: Arena) -> None: ...
 
     def remove_arena(self, arena: Arena) -> None: ...
+
+    def list_holders(self) -> Sequence[ArenaHolder]:
+        """Sessions to which arenas were handed, and which have not ended."""
 
 
 class ResultArenas:
@@ -312,8 +337,7 @@ class ResultArenas:
                 kept.append((arena, slots))
                 continue
             self._readers.remove_arena(arena)
-            self._budget.release(arena.committed)
-            arena.close()
+            self._give_back(arena)
         self._arenas = kept
         return any(arena.committed > KEPT_BYTES for arena, _ in kept)
 
@@ -331,9 +355,16 @@ class ResultArenas:
         self._slots.clear()
         self._spares.clear()
         for arena, _ in self._arenas:
-            self._budget.release(arena.committed)
-            arena.close()
+            self._give_back(arena)
         self._arenas.clear()
+
+    def _give_back(self, arena: Arena) -> None:
+        """It counts until those to whom it was handed have unmapped it."""
+        if holders := self._readers.list_holders():
+            self._budget.retained.add(arena, holders)
+            return
+        self._budget.release(arena.committed)
+        arena.close()
 
 
 def _rounded(size: int) -> int:

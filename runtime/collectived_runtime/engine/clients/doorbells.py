@@ -13,6 +13,7 @@ from collectived_proto.ipc import messages
 from collectived_proto.ipc.arena import Arena
 from collectived_runtime.auth.peers import get_unix_peer
 from collectived_runtime.engine.base.poller import HANGUP_EVENTS, Poller
+from collectived_runtime.engine.base.retained import ArenaHolder
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.submit.tracker import OutOfOrder
 from collectived_runtime.limits.rate_limit import Rate, RateLimiter
@@ -39,6 +40,7 @@ class Doorbells:
         refusals: RejectionCounters,
     ) -> None:
         self.local_ranks: dict[int, LocalRank] = {}
+        self._holders: list[ArenaHolder] = []  # also of ranks that have left
         self._pace = RateLimiter(IDLE_MESSAGE_RATE)
         self._paused_until: dict[int, float] = {}  # ranks whose doorbells are not looked at, and until when
         self._buffer = bytearray(messages.MAX_MESSAGE)  # so that no message costs an allocation of that size
@@ -71,6 +73,8 @@ class Doorbells:
             doorbell.close()
             return
         local_rank.attach_doorbell(doorbell)
+        if local_rank.holder is not None and local_rank.holder not in self._holders:
+            self._holders.append(local_rank.holder)
         self._poller.add(doorbell.fileno(), select.POLLIN, partial(self._on_event, local_rank))
         for arena in arenas:
             self._send_arena(local_rank, arena)
@@ -93,6 +97,11 @@ class Doorbells:
                 local_rank.completion_sink.remove_arena(arena)
             elif local_rank.doorbell is not None:
                 self.send(local_rank, messages.encode_arena(messages.MessageType.ARENA_RETIRED, arena.number, 0))
+
+    def list_holders(self) -> list[ArenaHolder]:
+        """Sessions to which arenas were handed, and which have not ended."""
+        self._holders = [holder for holder in self._holders if not holder.is_closed]
+        return list(self._holders)
 
     def send(self, local_rank: LocalRank, message: bytes, descriptor: int = -1) -> None:
         if local_rank.send(message, descriptor) and local_rank.doorbell is not None:
@@ -165,7 +174,9 @@ class Doorbells:
 
     def _send_arena(self, local_rank: LocalRank, arena: Arena) -> None:
         self.send(
-            local_rank, messages.encode_arena(messages.MessageType.ARENA, arena.number, arena.size), arena.descriptor
+            local_rank,
+            messages.encode_arena(messages.MessageType.ARENA, arena.number, arena.size),
+            arena.shared_descriptor,
         )
 
     def _on_event(self, local_rank: LocalRank, events: int) -> None:

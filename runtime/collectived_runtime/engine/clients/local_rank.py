@@ -18,6 +18,7 @@ from collectived_proto.ipc import messages
 from collectived_proto.ipc.arena import Arena
 from collectived_proto.types import AllReduce, Broadcast, DType, Member, Reduce
 from collectived_runtime.device.gpus import Gpu, Region
+from collectived_runtime.engine.base.retained import ArenaHolder
 from collectived_runtime.engine.submit.tracker import PreparedCollective
 
 log = logging.getLogger("collectived.group_loop")
@@ -55,6 +56,7 @@ class LocalRank:
         pidfd: becomes readable when the client's process ends; taken over. -1: none.
         closed: called once, when this local rank will look into the client's memory no more.
         outlet: takes what the rank is told; None: it connects a doorbell.
+        holder: its session, which arenas of results are handed to.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class LocalRank:
         pidfd: int,
         closed: Callable[[], None] = lambda: None,
         outlet: CompletionSink | None = None,
+        holder: ArenaHolder | None = None,
     ) -> None:
         self.rank = rank
+        self.holder = holder
         self.member = member
         self.resolve_memory = memory
         self.pidfd = pidfd

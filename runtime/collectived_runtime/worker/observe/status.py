@@ -50,6 +50,7 @@ class WorkerCounts:
     client_versions: Sequence[VersionRange]
     arena_bytes: int
     arena_limit: int
+    retained_bytes: int = 0
     draining: bool = False
     rejections: RejectionCounters = field(default_factory=RejectionCounters)
     insecure: bool = False
@@ -77,6 +78,7 @@ async def worker_status(
         connected=standing.connected,
         sessions=standing.sessions,
         arena_bytes=standing.arena_bytes,
+        retained_bytes=standing.retained_bytes,
         arena_limit_bytes=standing.arena_limit,
         client_releases=sorted({client.release for client in standing.client_versions} - {""}),
         clients=map(versions_to_proto, standing.client_versions),

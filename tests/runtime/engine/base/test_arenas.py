@@ -20,6 +20,7 @@ from collectived_runtime.engine.base.arenas import (
     ResultSlot,
     Workspace,
 )
+from collectived_runtime.engine.base.retained import ArenaHolder
 
 LARGE = 4 * KEPT_BYTES
 
@@ -29,6 +30,9 @@ class Readers:
 
     def __init__(self) -> None:
         self.arenas: set[int] = set()
+
+    def list_holders(self) -> list[ArenaHolder]:
+        return []
 
     def add_arena(self, arena: Arena) -> None:
         self.arenas.add(arena.number)

@@ -1,0 +1,125 @@
+"""Arenas of results that clients keep: they count until the kernel says that nobody has them any more."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from collectived_proto.ipc.arena import Arena
+from collectived_runtime.engine.base.arenas import MemoryBudget, MemoryExhausted, ResultArenas, SessionBudget
+from collectived_runtime.engine.base.retained import ArenaHolder
+
+SIZE = 8 << 20
+LIMIT = 1 << 30
+
+
+class Clients:
+    """Two sessions, and what was handed to them."""
+
+    def __init__(self) -> None:
+        self.worker = MemoryBudget(LIMIT)
+        self.sessions = [SessionBudget(self.worker, 2 * SIZE) for _ in range(2)]
+        self.descriptors: list[int] = []
+        self.results = ResultArenas(self.worker, self, lambda: None)
+
+    def list_holders(self) -> list[ArenaHolder]:
+        return [session for session in self.sessions if not session.is_closed]
+
+    def add_arena(self, arena: Arena) -> None:
+        self.descriptors.append(os.dup(arena.shared_descriptor))
+
+    def remove_arena(self, arena: Arena) -> None: ...
+
+    def end_group(self) -> None:
+        self.results.acquire(SIZE, [0])
+        self.results.close()
+
+    @property
+    def retained(self) -> list[int]:
+        self.worker.retained.collect()
+        return [self.worker.used, *(session.retained_bytes for session in self.sessions)]
+
+
+def keep_descriptor(descriptor: int) -> Callable[[], None]:
+    return lambda: os.close(descriptor)
+
+
+def keep_mapping(descriptor: int) -> Callable[[], None]:
+    mapped = mmap.mmap(descriptor, SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
+    os.close(descriptor)
+    return mapped.close
+
+
+def keep_unread_message(descriptor: int) -> Callable[[], None]:
+    one, other = socket.socketpair(socket.AF_UNIX)
+    socket.send_fds(one, [b"x"], [descriptor])
+    os.close(descriptor)
+
+    def drop() -> None:
+        one.close()
+        other.close()
+
+    return drop
+
+
+def keep_opened_again(descriptor: int) -> Callable[[], None]:
+    again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
+    os.close(descriptor)
+    return lambda: os.close(again)
+
+
+@pytest.mark.parametrize("keep", [keep_descriptor, keep_mapping, keep_unread_message, keep_opened_again])
+def test_what_a_client_keeps_counts_of_its_session_until_it_lets_go(keep: Callable[[int], Callable[[], None]]) -> None:
+    clients = Clients()
+    clients.results.acquire(SIZE, [0])
+    drop = keep(clients.descriptors.pop())
+    clients.results.close()
+    assert clients.retained == [SIZE] * 3 and clients.worker.retained.size == SIZE
+    drop()
+    assert clients.retained == [0] * 3 and clients.worker.retained.size == 0
+
+
+def test_what_nobody_keeps_is_given_back_at_once() -> None:
+    clients = Clients()
+    clients.results.acquire(SIZE, [0])
+    os.close(clients.descriptors.pop())
+    clients.results.close()
+    assert clients.worker.used == 0
+
+
+def test_what_a_process_keeps_after_its_session_is_its_own() -> None:
+    clients = Clients()
+    clients.end_group()
+    clients.sessions[0].close()
+    assert clients.retained[0] == SIZE, "the other session may have it still"
+    clients.sessions[1].close()
+    assert clients.retained == [0] * 3
+    os.close(clients.descriptors.pop())
+
+
+def test_a_session_that_keeps_as_much_as_it_may_have_gets_nothing_more() -> None:
+    clients = Clients()
+    session = clients.sessions[0]
+    session.acquire(SIZE // 2)
+    clients.end_group()
+    with pytest.raises(MemoryExhausted, match=f"{SIZE // 2} are in use and {SIZE} by results of groups that are over"):
+        session.acquire(SIZE)
+    assert not session.is_full_of_retained()
+    clients.results = ResultArenas(clients.worker, clients, lambda: None)
+    clients.end_group()
+    assert session.is_full_of_retained()
+    for descriptor in clients.descriptors:
+        os.close(descriptor)
+    session.acquire(SIZE)
+    assert not session.is_full_of_retained()
+
+
+def test_memory_that_nobody_keeps_any_more_is_found_before_anybody_is_refused() -> None:
+    clients = Clients()
+    clients.end_group()
+    os.close(clients.descriptors.pop())
+    clients.worker.acquire(LIMIT)
