@@ -501,10 +501,10 @@ class World(Machine):
             yield from self.submit(e, job)
         if window > 1 and begun and self.chance.random() < 0.5:  # it computes meanwhile: its engine's thread drives
             for job in begun:
-                if job.contract.describes:
+                if job is begun[0] or job.contract.describes:
                     yield from self.wait(e, job)
-                    if job.state == "describe":
-                        yield from self.describe(e, job)
+                if job.state == "describe":
+                    yield from self.describe(e, job)
             yield "sleep", ("user", e.seat), 0
         for job in begun:
             yield from self.see_through(e, job)
