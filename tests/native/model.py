@@ -3,8 +3,8 @@
 Functions bear the names of those of the core (`word.c`, `engine.c`, `watcher_binding.c`), whose order of accesses they
 repeat. `World.run` raises `Violation` when a result is not that of its instance, when an instance completes that
 somebody had no part in, when the word changes after its last change, or when nobody will ever wake a sleeper;
-misfortunes.py compares how survivors have ended. A *fault* leaves one precaution out; test_protocol_model.py shows that each
-is then found.
+misfortunes.py compares how survivors have ended. A *fault* leaves one precaution out; test_protocol_model.py shows that
+each is then found.
 """
 
 from __future__ import annotations
@@ -421,7 +421,7 @@ class World(Machine):
         """A job whose deadline passes while others are before it ends by itself: this seat will never come to it."""
         yield from self.lock(e)
         late = next((job for job in e.queue if job.withdraws and job.stage == "queued"), None)
-        if late is None or self.chance.random() < 0.5:
+        if late is None or self.chance.random() < (0.3 if late in e.queue[:2] else 0.9):
             return
         yield "store", ("missing", e.seat), frozenset({e.seat})
         yield from self.lower_limit(late.instance, "DEADLINE", e.seat)
