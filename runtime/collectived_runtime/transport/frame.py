@@ -25,8 +25,8 @@ class FrameKind(enum.IntEnum):
     DATA = 1
     BYE = 2  # nothing more of this generation will come on this link, and that is no fault
     ANNOUNCEMENT = 3  # what is about to come, for those that do not know
-    MESSAGE = 4  # what one rank sends to another: see engine/letter.py
-    VERDICT = 5  # what workers tell each other when the coordinator says nothing: see engine/flood.py
+    MESSAGE = 4  # what one rank sends to another: see engine/run/message.py
+    VERDICT = 5  # what workers tell each other when the coordinator says nothing: see engine/failure/peer_consensus.py
 
 
 class BadFrame(Exception):

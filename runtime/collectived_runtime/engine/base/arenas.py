@@ -61,17 +61,17 @@ class MemoryBudget:
         self._shrinkers: list[Callable[[], None]] = []
 
     def register_shrinker(self, give: Callable[[], None]) -> None:
-        """Before anybody is refused `give` is called, in any thread: it gives back what is only kept for later."""
+        """Have `give` called, in any thread, before anybody is refused: it gives back what is only kept for later."""
         with self._lock:
             self._shrinkers.append(give)
 
     def unregister_shrinker(self, give: Callable[[], None]) -> None:
-        """It keeps nothing any more; one that is not known is none of our business."""
+        """Forget a shrinker; one that is not known is ignored."""
         with self._lock:
             self._shrinkers = [known for known in self._shrinkers if known != give]
 
     def acquire(self, size: int, *, last: bool = True) -> None:
-        """Raises MemoryExhausted where this would be too much; with `last` that is a refusal, else it is retried."""
+        """Take bytes; raise MemoryExhausted where this would be too much: with `last` a refusal, else it is retried."""
         if not self._try_acquire(size):
             self._shrink()
             if self._try_acquire(size):
@@ -85,7 +85,7 @@ class MemoryBudget:
             )
 
     def _try_acquire(self, size: int) -> bool:
-        """Takes it where it fits."""
+        """Take bytes if they fit; whether they did."""
         with self._lock:
             fits = self.used + size <= self.limit
             if fits:
@@ -109,7 +109,7 @@ class MemoryBudget:
             give()
 
     def force_acquire(self, size: int) -> None:
-        """What was taken has become this much, whatever the limit."""
+        """Take bytes whatever the limit: they are in use already."""
         with self._lock:
             self.used += size
 
@@ -210,7 +210,9 @@ class ArenaObserver(Protocol):
 
 
 class ResultArenas:
-    """`readers` hear of each arena before any slot of it is handed out, and when it is given back.
+    """The result slots of a group loop, in arenas that its clients map.
+
+    `readers` hear of each arena before any slot of it is handed out, and when it is given back.
 
     `grown` is called when more memory has been taken from the system.
     """
@@ -299,7 +301,7 @@ class ResultArenas:
             self._on_memory_grown()
 
     def release(self, number: int, rank: int) -> None:
-        """This rank needs the slot no longer; releasing what one does not hold changes nothing."""
+        """Release a slot for one rank; releasing what it does not hold changes nothing."""
         slot = self._slots.get(number)
         if slot is None:
             return
@@ -372,7 +374,7 @@ def _rounded(size: int) -> int:
 
 
 class Workspace:
-    """Scratch memory of a group loop that never leaves the worker: buffers that are lent by name, and reused.
+    """Scratch memory of a group loop, which never leaves the worker: buffers that are lent by name, and reused.
 
     Between `acquire` and `release` of a name everybody who asks for it gets the same buffer. `grown` is called when
     memory has been taken from the system.
@@ -409,5 +411,5 @@ class Workspace:
                 self._free = sorted([*self._free, have], key=len)[-FREE_BUFFERS:]
 
     def trim(self) -> None:
-        """Lets go of what nobody uses."""
+        """Free the buffers that nobody uses."""
         self._free.clear()

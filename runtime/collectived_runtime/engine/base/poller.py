@@ -22,7 +22,10 @@ Handler = Callable[[int], None]  # called with the poll events that came
 
 
 class Poller:
-    """`call_soon_threadsafe` may be called from any thread, everything else from the group loop's."""
+    """Waits for descriptors and for other threads: the one place where a group loop waits.
+
+    `call_soon_threadsafe` may be called from any thread, everything else from the group loop's.
+    """
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -34,14 +37,16 @@ class Poller:
         self.closed = False
         self.add(self._wake_fd, select.POLLIN, self._run_callbacks)
 
-    def call_soon_threadsafe(self, what: Callable[[], object], otherwise: Callable[[], object] = lambda: None) -> None:
-        """Has `what` done in the group loop's thread; `otherwise`, in any thread, where that has ended before."""
+    def call_soon_threadsafe(
+        self, callback: Callable[[], object], on_closed: Callable[[], object] = lambda: None
+    ) -> None:
+        """Run `callback` in the group loop's thread; `on_closed`, in any thread, if that has ended before."""
         with self._close_lock:
             if not self.closed:
-                self._callbacks.append((what, otherwise))
+                self._callbacks.append((callback, on_closed))
                 os.eventfd_write(self._wake_fd, 1)
                 return
-        otherwise()
+        on_closed()
 
     def add(self, descriptor: int, events: int, handler: Handler) -> None:
         self._poll.register(descriptor, events)
@@ -51,7 +56,7 @@ class Poller:
         self._poll.modify(descriptor, events)
 
     def remove(self, descriptor: int) -> None:
-        """Forgets a descriptor; one that is not watched is none of our business."""
+        """Forget a descriptor; one that is not watched is ignored."""
         if self._handlers.pop(descriptor, None) is not None:
             self._poll.unregister(descriptor)
 
@@ -84,7 +89,7 @@ class Poller:
 
 
 class Timers:
-    """Of a group loop, in its thread. Times are of the monotonic clock."""
+    """When a group loop is to wake though nothing has happened. Times are of the monotonic clock."""
 
     def __init__(self) -> None:
         self._times: list[float] = []
@@ -98,6 +103,6 @@ class Timers:
         return self._times[0] if self._times else math.inf
 
     def discard_expired(self, now: float) -> None:
-        """The group loop looks now."""
+        """Forget the times that have come: the group loop looks now."""
         while self._times and self._times[0] <= now:
             heapq.heappop(self._times)

@@ -20,7 +20,7 @@ MAX_DETAILED_MEMBERS = 64  # missing or differing ranks of which a client hears 
 
 
 class Completions:
-    """Of one generation, in its group loop's thread."""
+    """Tells the local ranks of one generation what has become of its instances."""
 
     def __init__(self, generation: int, doorbells: Doorbells, deferred_releases: DeferredReleases) -> None:
         self._generation = generation
@@ -37,7 +37,10 @@ class Completions:
         last: bool,
         readers: tuple[int, ...],
     ) -> None:
-        """A pack is complete: nothing of it is read or written any more. `readers` have its result in the slot."""
+        """Tell all ranks that a pack is complete: nothing of it is read or written any more.
+
+        `readers` have its result in the slot.
+        """
         number = instance.number
         if slot is not None:
             begin = slot.offset + len(program.header)
@@ -56,7 +59,7 @@ class Completions:
             self._send_and_record(others, number, messages.Completion(number, pack, last, False).encode())
 
     def send_failure(self, local_rank: LocalRank, instance: int, verdict: Verdict) -> None:
-        """This instance of a rank's has failed. Where a GPU is still at it, the rank hears once more when it is not."""
+        """Tell a rank that an instance has failed. It hears again when a GPU uses its memory no more."""
         if self._encoded_verdict is None or self._encoded_verdict[0] is not verdict:
             self._encoded_verdict = verdict, encode_verdict(verdict)
         in_use = self._deferred_releases.register_if_in_use((self._generation, instance), local_rank)
@@ -65,7 +68,7 @@ class Completions:
         self._doorbells.send(local_rank, message)
 
     def track_aborted(self, instance: Instance) -> None:
-        """Nobody has decided about it yet; who asks hears whether a GPU is still at it."""
+        """Note who took part in an instance that was stopped: who asks hears whether a GPU still uses its memory."""
         for rank in instance.arrivals:
             self._deferred_releases.register_if_in_use(
                 (self._generation, instance.number), self._doorbells.local_ranks[rank]
@@ -79,7 +82,7 @@ class Completions:
 
 
 def encode_verdict(verdict: Verdict) -> bytes:
-    """A verdict that fits in one message: clients know who the members are, and complete them by rank."""
+    """Encode a verdict so that it fits in one message: clients know the members, and complete them by rank."""
     crowd = len(verdict.missing) + len(verdict.differing) > MAX_DETAILED_MEMBERS
 
     def bare(member: Member, *, short: bool) -> Member:

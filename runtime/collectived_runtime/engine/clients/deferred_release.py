@@ -1,4 +1,4 @@
-"""What GPUs are still at for instances that have ended: nobody can stop it, and nobody waits for it.
+"""Memory that GPUs still use for instances that have ended: nobody can stop that, and nobody waits for it.
 
 Its ranks hear of the end at once, with the word that their memory is in use; they hear again when it is not.
 """
@@ -15,21 +15,17 @@ InstanceId = tuple[int, int]  # generation and instance
 
 
 class StoppedTask(Protocol):
-    """That was stopped. It wakes the group loop when it is `over`: then no GPU reads or writes for it any more."""
+    """A task that was stopped. It wakes the group loop when it `has_ended`: no GPU uses its memory any more."""
 
     @property
     def has_ended(self) -> bool: ...
 
 
 class DeferredReleases:
-    """Of a group loop, in its thread.
+    """Keeps the memory of stopped tasks until GPUs have ended them, and then tells the ranks whose memory it is."""
 
-    Args:
-        tell: tells a rank something.
-    """
-
-    def __init__(self, tell: Callable[[LocalRank, bytes], object]) -> None:
-        self._send = tell
+    def __init__(self, send: Callable[[LocalRank, bytes], object]) -> None:
+        self._send = send
         self._tasks: dict[InstanceId, list[StoppedTask]] = {}
         self._waiting_ranks: dict[InstanceId, dict[int, LocalRank]] = {}  # by rank
 
@@ -40,18 +36,18 @@ class DeferredReleases:
         self._tasks.setdefault(number, []).append(task)
 
     def register_if_in_use(self, number: InstanceId, local_rank: LocalRank) -> bool:
-        """Whether the memory of a rank that took part may still be in use. Then it is told when it is not."""
+        """Whether the memory of a rank that took part may still be in use; then it is told when it is not."""
         if all(task.has_ended for task in self._tasks.get(number, ())):
             return False
         self._waiting_ranks.setdefault(number, {})[local_rank.rank] = local_rank
         return True
 
     def is_memory_in_use(self, local_rank: LocalRank) -> bool:
-        """Whether any memory of a rank that was told so is still in use."""
+        """Whether any memory is still in use of a rank that was told so."""
         return any(local_rank.rank in local_ranks for local_ranks in self._waiting_ranks.values())
 
     def poll(self) -> None:
-        """Tells of what is over."""
+        """Tell ranks whose memory is in use no longer."""
         for number, tasks in list(self._tasks.items()):
             if all(task.has_ended for task in tasks):
                 del self._tasks[number]

@@ -67,7 +67,7 @@ class Doorbells:
             )
 
     def attach(self, rank: int, doorbell: socket.socket, arenas: Iterable[Arena]) -> None:
-        """The doorbell has arrived; its client is told of the arenas in which results may lie."""
+        """Take a doorbell that has arrived, and tell its client of the arenas in which results may lie."""
         local_rank = self.local_ranks[rank]
         if local_rank.closed or local_rank.doorbell is not None:
             doorbell.close()
@@ -111,7 +111,7 @@ class Doorbells:
                 self.drop(local_rank, f"it has left {local_rank.unread_count} messages unread")
 
     def throttle(self, local_rank: LocalRank) -> None:
-        """What this client has said starts nothing new; one that goes on like that is heard less often."""
+        """Note a message that starts nothing new: a client that goes on like that is heard less often."""
         delay = self._pace.reserve(local_rank.rank, now := time.monotonic())
         if delay and local_rank.doorbell is not None:
             self._paused_until[local_rank.rank] = now + delay

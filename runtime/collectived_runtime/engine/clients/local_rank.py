@@ -1,6 +1,4 @@
-"""A local rank: one local rank in a group loop, with its doorbell, its view of the client's memory, and what it has
-been told.
-"""
+"""A local rank of a group loop: its doorbell, its view of the client's memory, and what it has been told."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ class CompletionSink(Protocol):
     """How a rank without a doorbell hears. Called in the group loop's thread, which it must not hold up."""
 
     def add_arena(self, arena: Arena) -> None:
-        """Results may lie in this arena; said before any does."""
+        """Take note of an arena, before any result lies there."""
 
     def remove_arena(self, arena: Arena) -> None:
         """No result will lie in this arena any more, and none that this rank has not released does."""
@@ -49,7 +47,7 @@ class CompletionSink(Protocol):
 
 
 class LocalRank:
-    """One local rank.
+    """One rank of this worker, as its group loop serves it.
 
     Args:
         memory: resolves addresses in the client's arenas, checked.
@@ -86,12 +84,12 @@ class LocalRank:
         self._outcomes: dict[int, list[bytes]] = {}
         self._p2p_outcomes: deque[int] = deque()
 
-    def resolve_inputs(self, prepared: PreparedCollective, ring: messages.Submit) -> InputBuffers:
+    def resolve_inputs(self, prepared: PreparedCollective, submission: messages.Submit) -> InputBuffers:
         """The memory of a submission; raises messages.MalformedMessage where it is out of bounds."""
-        return InputBuffers(self.resolve_memory, prepared, ring)
+        return InputBuffers(self.resolve_memory, prepared, submission)
 
     def attach_doorbell(self, doorbell: socket.socket) -> None:
-        """The client's end of the doorbell has arrived."""
+        """Take the doorbell when the client has connected it."""
         doorbell.setblocking(False)
         self.doorbell = doorbell
 
@@ -159,7 +157,7 @@ class LocalRank:
         return self._outcomes.get(instance, [])
 
     def clear_outcomes(self) -> None:
-        """A new generation begins."""
+        """Forget what was told: a new generation begins."""
         self._outcomes.clear()
         self._p2p_outcomes.clear()
 
@@ -185,7 +183,7 @@ class LocalRank:
 
 
 class InputBuffers:
-    """Where a submission's value lies. Bounds are checked at once; arrays are made when they are asked for.
+    """The memory of a submission. Bounds are checked at once; arrays are made when they are asked for.
 
     Attributes:
         output: where the result is to be written; None: in a result slot.
@@ -193,30 +191,30 @@ class InputBuffers:
         is_on_device: whether any of it lies in the memory of a GPU. Then ask for `parts`, else for all the others.
     """
 
-    def __init__(self, memory: MemoryResolver, prepared: PreparedCollective, ring: messages.Submit) -> None:
+    def __init__(self, memory: MemoryResolver, prepared: PreparedCollective, submission: messages.Submit) -> None:
         self.prepared = prepared
-        self.is_staged = ring.staged
-        self.is_stream_ordered = ring.ordered
+        self.is_staged = submission.staged
+        self.is_stream_ordered = submission.ordered
         self.output: Region | None = None
         self._parts: list[NDArray[np.uint8]]  # or Regions, where `is_on_device`
         look: Callable[[int, int, int], Any] = memory
-        addresses = ring.addresses
-        if ring.staged:
+        addresses = submission.addresses
+        if submission.staged:
             if len(addresses) != 1:
-                raise messages.MalformedMessage(f"a staged ring with {len(addresses)} addresses instead of 1")
+                raise messages.MalformedMessage(f"a staged submission with {len(addresses)} addresses instead of 1")
             arena, offset = addresses[0]
             self._parts = [look(arena, offset, prepared.layout.staging_bytes)]
         else:
             sizes = prepared.leaf_bytes
             if len(addresses) != len(sizes):
-                raise messages.MalformedMessage(f"a ring with {len(addresses)} addresses for {len(sizes)} leaves")
+                raise messages.MalformedMessage(f"a submission with {len(addresses)} addresses for {len(sizes)} leaves")
             self._parts = [look(arena, offset, size) for size, (arena, offset) in zip(sizes, addresses, strict=True)]
-        if ring.output is not None:
-            output = memory(*ring.output, prepared.layout.result_bytes)
+        if submission.output is not None:
+            output = memory(*submission.output, prepared.layout.result_bytes)
             if not isinstance(output, Region):
                 raise messages.MalformedMessage("a result that is to be written into memory of the host")
             self.output = output
-        self.is_on_device = ring.output is not None or Region in map(type, self._parts)
+        self.is_on_device = submission.output is not None or Region in map(type, self._parts)
         if self.is_on_device:
             self._check_devices(prepared)
 

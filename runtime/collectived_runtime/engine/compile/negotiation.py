@@ -52,7 +52,7 @@ _ANNOUNCEMENT_PACK = Pack(DType.UINT8, DType.UINT8, 0, 0, 0)
 
 
 def prepare(collective: Collective, rank: int, topology: GroupTopology) -> PreparedCollective:
-    """What a rank has described, as its rings refer to it.
+    """Check what a rank has described, and prepare what its submissions refer to.
 
     Raises:
         InvalidArgumentError: no rank of the group could mean this. UnimplementedError: these devices cannot do it.
@@ -90,7 +90,10 @@ def can_be_open(operation: Operation) -> bool:
 
 
 def compile_length_exchange(collective: Collective, topology: GroupTopology) -> CompiledCollective:
-    """By it workers tell each other the rows of their ranks: a sum of tables, each with zeros but for one's own."""
+    """The program by which workers tell each other the rows of their ranks.
+
+    It is a sum of tables, each with zeros but for the rows of its own ranks.
+    """
     count = topology.group.size * rows_per_rank(collective, topology.group)
     table = Collective(AllReduce(ReduceOp.SUM), "rows", (Leaf("rows", DType.INT64, (count,)),))
     program = compile_program(table, topology)
@@ -104,7 +107,7 @@ def rows_per_rank(collective: Collective, group: GroupInfo) -> int:
 
 
 def extract_rows(collective: Collective) -> tuple[int, ...]:
-    """What a rank has to tell."""
+    """The rows of one rank, as `rows_per_rank` counts them."""
     operation = collective.operation
     return operation.sizes if isinstance(operation, AllToAll) else tuple(leaf.shape[0] for leaf in collective.leaves)
 
@@ -126,12 +129,12 @@ def single_task_program(task: PackTask) -> CompiledCollective:
 
 
 def encode_announcement(collective: Collective) -> bytes:
-    """What the root's worker announces."""
+    """Encode what the root's worker announces."""
     return collective_to_proto(collective).SerializeToString()
 
 
 def decode_announcement(word: bytes) -> tuple[Collective, bytes]:
-    """What was announced, and the digest of its contract."""
+    """Decode what was announced; also returns the digest of its contract."""
     collective = collective_from_proto(common_pb2.Collective.FromString(word))
     return collective, digest(collective.contract())
 
@@ -142,7 +145,7 @@ def matches_announcement(model: PreparedCollective, told: Collective, contract: 
 
 
 class LengthTable:
-    """Rows of this worker's ranks, as a task reads what a rank submitted."""
+    """Rows of this worker's ranks, which a task reads like `InputBuffers`."""
 
     def __init__(self, rows: NDArray[np.int64]) -> None:
         self._bytes = rows.reshape(-1).view(np.uint8)

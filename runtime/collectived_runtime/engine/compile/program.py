@@ -62,7 +62,7 @@ _SIGNAL_PACK = Pack(
 
 
 def digest(text: str) -> bytes:
-    """Eight bytes that stand for a text."""
+    """Hash a text into eight bytes."""
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
@@ -102,7 +102,9 @@ class PackTask:
 
 @dataclass(frozen=True, slots=True)
 class CompiledCollective:
-    """`contributors` are the local ranks that contribute, `receivers` those that get a result.
+    """What one worker does for a collective.
+
+    `contributors` are the local ranks that contribute, `receivers` those that get a result.
 
     A result slot begins with `header`, the outlines of those ranks that do not know what comes; `header_offsets` says
     where theirs begin. Offsets of results in `layout` count from behind it.
@@ -157,7 +159,7 @@ class CompiledCollective:
 def compile_program(
     collective: Collective, topology: GroupTopology, rows: Rows = (), strangers: Sequence[int] = ()
 ) -> CompiledCollective:
-    """The program of `collective` for this worker.
+    """Compile the program of `collective` for this worker.
 
     Args:
         rows: of all ranks, where lengths differ.
@@ -303,10 +305,10 @@ def first_leaves(layout: Layout) -> dict[int, int]:
 
 
 def count_tasks(collective: Collective, topology: GroupTopology, layout: Layout) -> int:
-    """How many tasks `compose` will make, without making them.
+    """Count the tasks that `compile_program` will make, without making them.
 
     Args:
-        collective: as `engine.checks.check` has let it pass.
+        collective: as `validation.check` has let it pass.
         layout: its packs.
     """
     if isinstance(collective.operation, AxisOperation) or not layout.packs:

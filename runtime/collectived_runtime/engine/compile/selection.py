@@ -51,7 +51,7 @@ _LOCAL_SELECTION = Selection("local", 1, "all ranks are on one worker")
 def select_algorithm(
     collective: Collective, topology: GroupTopology, first: Mapping[int, int], number: int, pack: Pack
 ) -> Selection:
-    """What carries this pack across workers, in how many shards.
+    """Select what carries this pack across workers, and in how many shards.
 
     Args:
         first: the first leaf of each pack that has one. number: of the pack.
@@ -107,7 +107,7 @@ def _is_plain_nccl(wanted: Tier, topology: GroupTopology) -> bool:
 
 
 def _check_nccl(tier: Tier, operation: Operation, topology: GroupTopology, pack: Pack) -> None:
-    """Refuses what was ordered of NCCL and cannot be."""
+    """Raise UnimplementedError if NCCL was ordered and cannot do it."""
     inside = tier.algorithm.startswith(HIERARCHICAL_PREFIX)
     if inside and len(topology.gpus) == len(topology.peers):
         return  # there is nothing for it to join

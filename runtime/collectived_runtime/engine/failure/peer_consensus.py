@@ -45,7 +45,7 @@ _FINAL = 1  # in a frame's round
 
 
 class PeerConsensus:
-    """Of one generation. Runs in the group loop's thread.
+    """Has the workers of one generation agree on a verdict. Runs in the group loop's thread.
 
     Args:
         rule: takes what has been decided.

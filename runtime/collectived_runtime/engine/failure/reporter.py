@@ -218,7 +218,7 @@ class FaultReporter:
         return any(verdict is None or verdict.orderly for verdict in verdicts)
 
     def next_deadline(self) -> float:
-        """When `due` has something to do; inf where nothing is to come."""
+        """When `on_timer` has something to do; inf where nothing is to come."""
         due = self._tracker.next_deadline()
         if self._pending_departures:
             due = min(due, *(at for at, _ in self._pending_departures.values()))

@@ -115,7 +115,7 @@ class GpuTask:
             self.finish_submission()
 
     def split_contributions(self) -> list[list[Piece]]:
-        """What each rank contributes to this task, cut at the same places for all."""
+        """Split what each rank contributes to this task, at the same places for all."""
         itemsize, span = self.task.pack.dtype.itemsize, self.task.span
         parts = [source.parts(self.task.pack_number) for source in self.context.sources]
         by_rank = [[(at, at + len(memory) // itemsize, memory) for at, memory in one] for one in parts]
@@ -201,7 +201,7 @@ class GpuTask:
         return self.allocate_host(gpu, len(span) * dtype.itemsize).view(dtype), windows
 
     def copy_to_host(self, gpu: Gpu | None, pieces: Sequence[Piece]) -> Generator[Wait, None, Array]:
-        """What the one rank that contributes has."""
+        """Copy what the one rank that contributes has to the host."""
         itemsize, start = self.task.pack.dtype.itemsize, self.task.span.start
         mine = self.allocate_host(gpu, len(self.task.span) * itemsize)
         for piece in pieces:
@@ -216,7 +216,7 @@ class GpuTask:
     def fold_to_host(
         self, gpu: Gpu | None, how: Arithmetic, ranks: Sequence[Sequence[Piece]]
     ) -> Generator[Wait, None, Array]:
-        """The partial sums of these ranks, on the host."""
+        """Fold what these ranks have into partial sums on the host."""
         count = len(self.task.span)
         found: list[Array] = []
         for place, group in _group_by_gpu(ranks):
@@ -237,7 +237,7 @@ class GpuTask:
         return total
 
     def _fold_on_host(self, how: Arithmetic, group: Sequence[Sequence[Piece]], partials: Array) -> Iterator[Wait]:
-        """Of ranks whose values lie on the host."""
+        """Fold the ranks whose values lie on the host."""
         dtype, start = to_numpy(self.task.pack.dtype), self.task.span.start
         for together in zip(*group, strict=True):
             arrays = [_as_host_array(piece.memory).view(dtype) for piece in together]
@@ -245,7 +245,7 @@ class GpuTask:
             yield from fold_in_stretches(how.fold_all, how.partial_bytes, arrays, into, self.context.tools)
 
     def _fold_on_gpu(self, gpu: Gpu, how: Arithmetic, group: Sequence[Sequence[Piece]], partials: Array) -> None:
-        """Of ranks of one GPU, by that GPU."""
+        """Have a GPU fold its own ranks."""
         if len(group) == 1 and how.needs_no_widening:  # its elements are partial sums as they are
             start, size = self.task.span.start, how.partial_bytes
             into = partials.view(np.uint8)
@@ -310,12 +310,12 @@ class GpuTask:
         self._launches.append((gpu, gpu.submit(work, self._on_launch_done, check=check)))
 
     def finish_submission(self) -> None:
-        """Nothing more of this task will be submitted."""
+        """Say that nothing more of this task will be submitted."""
         if self.context.completion_event is not None:
             self.context.completion_event.add_launches([launch for _, launch in self._launches])
 
     def wait_all(self) -> Iterator[Wait]:
-        """Ends when nothing is under way any more; what fails is raised at once, for others may wait for it."""
+        """Wait until nothing is under way any more; what fails is raised at once, for others may wait for it."""
         while pending := [launch for _, launch in self._launches if not launch.done]:
             if any(launch.error is not None for _, launch in self._launches):
                 break
@@ -330,7 +330,7 @@ class GpuTask:
         self._launches.clear()
 
     def stop(self) -> None:
-        """Nothing more of it begins. What is under way lingers: a GPU on which it does not end is given up."""
+        """Begin nothing more. What is under way goes on: a GPU on which it does not end is given up."""
         for gpu, launch in self._launches:
             launch.cancel()
             if not launch.has_ended:
@@ -387,7 +387,7 @@ def _group_by_gpu(ranks: Sequence[Sequence[Piece]]) -> list[tuple[Gpu | None, li
 
 
 def address_of(memory: HostOrGpuBytes) -> int:
-    """Of memory that lies on a GPU."""
+    """The address of memory that lies on a GPU."""
     return _as_region(memory).address
 
 

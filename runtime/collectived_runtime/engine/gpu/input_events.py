@@ -1,4 +1,4 @@
-"""Events of clients' GPUs: a ring whose value is still being written there may be carried out when it is.
+"""Events of clients' GPUs: a submission whose value is still being written there may be carried out when it is.
 
 Its instance is in the tracker from the first, with contract, deadline and line, so that whoever decides about it knows;
 only its start waits. Nobody else waits for the event, neither in the group loop nor on the GPU. The driver may open an
@@ -35,48 +35,56 @@ class _RankInputs:
 
 
 class InputEvents:
-    """Of a group loop, in its thread.
+    """Waits for values that GPUs of clients are still writing. Used in the thread of one group loop.
 
     Args:
-        ask: has something called in the group loop's thread, from any thread.
-        lose: lets a client go, and says why.
+        call_soon_threadsafe: has something called in that thread, from any thread.
+        disconnect: lets a client go, and says why.
     """
 
-    def __init__(self, ask: Callable[[Callable[[], None]], object], lose: Callable[[LocalRank, str], None]) -> None:
-        self._call_soon_threadsafe = ask
-        self._disconnect = lose
+    def __init__(
+        self,
+        call_soon_threadsafe: Callable[[Callable[[], None]], object],
+        disconnect: Callable[[LocalRank, str], None],
+    ) -> None:
+        self._call_soon_threadsafe = call_soon_threadsafe
+        self._disconnect = disconnect
         self._ranks: dict[int, _RankInputs] = {}
 
     def register(self, rank: int, number: int, handle: bytes) -> None:
-        """A client has named an event."""
+        """Take note of an event that a client has named."""
         self._ranks.setdefault(rank, _RankInputs()).handles[number] = handle
 
-    def find_gpu(self, local_rank: LocalRank, ring: messages.Submit) -> Gpu:
-        """Where the value of a ring with an event is being written.
+    def find_gpu(self, local_rank: LocalRank, submission: messages.Submit) -> Gpu:
+        """Where the value of a submission with an event is being written.
 
         Raises:
             messages.MalformedMessage: its event was never named, or its value does not lie on a GPU.
         """
         rank = self._ranks.get(local_rank.rank)
-        if rank is None or ring.event not in rank.handles:
-            raise messages.MalformedMessage(f"a ring with event {ring.event}, which was never named")
-        addresses = (*ring.addresses, ring.output) if ring.output is not None else ring.addresses
+        if rank is None or submission.event not in rank.handles:
+            raise messages.MalformedMessage(f"a submission with event {submission.event}, which was never named")
+        addresses = (
+            (*submission.addresses, submission.output) if submission.output is not None else submission.addresses
+        )
         memory = local_rank.resolve_memory(*addresses[-1], 0) if addresses else None
         if not isinstance(memory, Region):
-            raise messages.MalformedMessage(f"a ring with event {ring.event}, whose value does not lie on a GPU")
+            raise messages.MalformedMessage(
+                f"a submission with event {submission.event}, whose value does not lie on a GPU"
+            )
         return memory.gpu
 
     def start_wait(
-        self, local_rank: LocalRank, instance: int, gpu: Gpu, event: int, written: Callable[[], object]
+        self, local_rank: LocalRank, instance: int, gpu: Gpu, event: int, on_written: Callable[[], object]
     ) -> None:
-        """Calls `written` when the event, as it was recorded last, is over; unless the wait is given up before."""
+        """Call `on_written` when the event, as it was recorded last, is over, unless `cancel_wait` comes before."""
         rank = self._ranks[local_rank.rank]
-        rank.waits.append(_PendingInput(instance, gpu, event, written))
+        rank.waits.append(_PendingInput(instance, gpu, event, on_written))
         if len(rank.waits) == 1:
             self._start_first(local_rank, rank)
 
     def cancel_wait(self, local_rank: LocalRank, instance: int) -> None:
-        """That instance has ended: nobody waits for its value any more."""
+        """Give a wait up: that instance has ended."""
         rank = self._ranks.get(local_rank.rank)
         if rank is None or not rank.waits:
             return
@@ -88,7 +96,7 @@ class InputEvents:
                 self._start_first(local_rank, rank)
 
     def _start_first(self, local_rank: LocalRank, rank: _RankInputs) -> None:
-        """To wait for the first."""
+        """Begin to wait for the first event."""
         first = rank.waits[0]
         place = first.gpu, first.event
         opened = rank.opened.get(place)
@@ -101,7 +109,7 @@ class InputEvents:
             self._submit_wait(local_rank, rank)
 
     def _submit_wait(self, local_rank: LocalRank, rank: _RankInputs) -> None:
-        """An event is open: if it is that of the first ring, it is waited for."""
+        """An event is open: if it is that of the first submission, it is waited for."""
         if self._ranks.get(local_rank.rank) is not rank or not rank.waits or rank.launch is not None:
             return
         first = rank.waits[0]

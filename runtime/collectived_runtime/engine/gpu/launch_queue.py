@@ -30,7 +30,7 @@ class TicketKey(NamedTuple):
 
 
 class LamportTickets:
-    """Of one worker. Pure."""
+    """The tickets of one worker, as numbers alone. Pure."""
 
     def __init__(self) -> None:
         self._clock = 0
@@ -48,14 +48,14 @@ class LamportTickets:
         self._open[key] = ticket, True
 
     def next_ready(self) -> TicketKey | None:
-        """What may be launched now; it stays so until it is `over`."""
+        """What may be launched now; it stays so until `remove`."""
         if not self._open:
             return None
         first = min(self._open, key=lambda key: (self._open[key][0], key))
         return first if self._open[first][1] else None
 
     def remove(self, key: TicketKey) -> None:
-        """It has been launched, or never will be."""
+        """Forget a collective that has been launched, or never will be."""
         self._open.pop(key, None)
 
 
@@ -95,7 +95,7 @@ class LaunchQueue:
         return turn
 
     def remove(self, key: TicketKey) -> None:
-        """It has been launched, or never will be; to be said once for whatever was proposed."""
+        """Forget a collective that has been launched, or never will be; call it once for whatever was proposed."""
         with self._lock:
             self._turns.pop(key, None)
             self._tickets.remove(key)

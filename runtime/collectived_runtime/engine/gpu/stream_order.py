@@ -40,32 +40,34 @@ class _RankEvents:
 
 
 class StreamOrder:
-    """Of a group loop, in its thread.
+    """Lends events of GPUs to ranks that go on in stream order. Used in the thread of one group loop.
 
     Args:
-        ask: has something called in the group loop's thread, from any thread.
-        tell: tells a rank something.
+        call_soon_threadsafe: has something called in that thread, from any thread.
+        send: sends a message to a rank.
     """
 
-    def __init__(self, ask: Callable[[Callable[[], None]], object], tell: Callable[[int, bytes], object]) -> None:
-        self._call_soon_threadsafe = ask
-        self._send = tell
+    def __init__(
+        self, call_soon_threadsafe: Callable[[Callable[[], None]], object], send: Callable[[int, bytes], object]
+    ) -> None:
+        self._call_soon_threadsafe = call_soon_threadsafe
+        self._send = send
         self._ranks: dict[int, _RankEvents] = {}
         self._numbers = count(messages.WORKER_EVENT_BASE)
 
     def create_completion_event(self, instance: int, outputs: Mapping[int, Region], tasks: int) -> CompletionEvent:
-        """Of an instance whose results these ranks, who go on in stream order, have written there."""
+        """The event of an instance whose results are written to `outputs`, by rank that goes on in stream order."""
         return CompletionEvent(instance, outputs, tasks, self._record_event)
 
     def release(self, rank: int, number: int) -> None:
-        """Nobody will wait for this event any more as it was recorded last; what one does not have changes nothing."""
+        """Take an event back for which nobody will wait any more; what a rank does not have is ignored."""
         known = self._ranks.get(rank)
         event = known.lent.pop(number, None) if known is not None else None
         if known is not None and event is not None:
             known.free.setdefault(event.gpu, []).append(event)
 
     def remove_rank(self, rank: int) -> None:
-        """The rank has gone. Its streams may still wait for an event: it ends when it is over."""
+        """Free the events of a rank that has gone, each when it is over: its streams may still wait for it."""
         known = self._ranks.pop(rank, None)
         if known is None:
             return

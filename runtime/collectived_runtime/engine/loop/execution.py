@@ -130,7 +130,7 @@ class Execution:
         return tuple(sorted({one.peer for one, event in waits if isinstance(one, Link) and event & select.POLLIN}))
 
     def complete_task(self, task: PackTask) -> tuple[bool, bool]:
-        """Takes note of a task's end: whether its pack is complete, and whether that was the last pack."""
+        """Take note of a task's end: whether its pack is complete, and whether that was the last pack."""
         self._tasks_left[task.pack_number] -= 1
         if self._tasks_left[task.pack_number]:
             return False, False

@@ -110,46 +110,50 @@ class Generation:
 
     # Members
 
-    def submit(self, local_rank: LocalRank, ring: messages.Submit) -> None:
-        """A rank submits an instance or a post, the next one or one that it has submitted before."""
+    def submit(self, local_rank: LocalRank, submission: messages.Submit) -> None:
+        """Take an instance or a send or recv of a rank, the next one or one that it has submitted before."""
         tracker = self.tracker
-        prepared = local_rank.prepared.get(ring.prepared)
+        prepared = local_rank.prepared.get(submission.prepared)
         if prepared is None:
-            raise messages.MalformedMessage(f"a ring of collective {ring.prepared}, which was never prepared")
-        if ring.instance >= messages.P2P_BASE:
-            if ring.event:
+            raise messages.MalformedMessage(
+                f"a submission of collective {submission.prepared}, which was never prepared"
+            )
+        if submission.instance >= messages.P2P_BASE:
+            if submission.event:
                 raise messages.MalformedMessage(
-                    f"{prepared.op} with event {ring.event}, for a value in the memory of a GPU"
+                    f"{prepared.op} with event {submission.event}, for a value in the memory of a GPU"
                 )
-            self.point_to_point.submit(local_rank, ring, prepared)
+            self.point_to_point.submit(local_rank, submission, prepared)
             return
-        if ring.instance <= tracker.progress[local_rank.rank].received:
-            for message in local_rank.get_outcomes(ring.instance):
+        if submission.instance <= tracker.progress[local_rank.rank].received:
+            for message in local_rank.get_outcomes(submission.instance):
                 self._ranks.doorbells.send(local_rank, message)
             self._ranks.doorbells.throttle(local_rank)
             return
         if isinstance(prepared.collective.operation, (Send, Recv)):
             raise messages.MalformedMessage(f"{prepared.op} numbered as an instance of the group")
-        writing = self._ranks.input_events.find_gpu(local_rank, ring) if ring.event else None
-        sources = local_rank.resolve_inputs(prepared, ring)  # checks every bound; outlives the session
+        writing = self._ranks.input_events.find_gpu(local_rank, submission) if submission.event else None
+        sources = local_rank.resolve_inputs(prepared, submission)  # checks every bound; outlives the session
         arrival = Arrival(prepared, sources, time.monotonic(), writing is None)
-        agrees = tracker.record_arrival(local_rank.rank, ring.instance, arrival, ring.remaining, ring.timeout)
-        verdict = tracker.find_verdict(ring.instance)
+        agrees = tracker.record_arrival(
+            local_rank.rank, submission.instance, arrival, submission.remaining, submission.timeout
+        )
+        verdict = tracker.find_verdict(submission.instance)
         if verdict is not None:
             arrival.inputs = None
             late = Instance(
-                ring.instance, {local_rank.rank: arrival}, reference=prepared, collective=prepared.collective
+                submission.instance, {local_rank.rank: arrival}, reference=prepared, collective=prepared.collective
             )
             self._records.recorder.record_failed(self.number, late, EMPTY_SUMMARY, verdict)
-            self.fail(local_rank, ring.instance, verdict)
+            self.fail(local_rank, submission.instance, verdict)
             self._ranks.doorbells.throttle(local_rank)
             return
         if not agrees:
-            self.reporter.report_fault(ReportKind.MISMATCH, ring.instance)
+            self.reporter.report_fault(ReportKind.MISMATCH, submission.instance)
         if writing is not None:
-            written = partial(tracker.mark_ready, local_rank.rank, ring.instance)
+            written = partial(tracker.mark_ready, local_rank.rank, submission.instance)
             self._ranks.input_events.start_wait(
-                local_rank, ring.instance, writing, ring.event, lambda: written(time.monotonic())
+                local_rank, submission.instance, writing, submission.event, lambda: written(time.monotonic())
             )
 
     def refuse(self, local_rank: LocalRank, ring: messages.Submit, past: Verdict) -> None:
@@ -160,7 +164,7 @@ class Generation:
         self.fail(local_rank, ring.instance, past)
 
     def expire_submission(self, local_rank: LocalRank, number: int, op: str, timeout: float) -> None:
-        """An instance or post of a rank has not come by its own deadline, and so will not: it has failed for all."""
+        """Fail an instance or a send or recv for all: it has not come by its own deadline, and so will not."""
         post = number >= messages.P2P_BASE
         verdict = self.tracker.fault if post else self.tracker.find_verdict(number)
         if verdict is not None:
@@ -196,7 +200,7 @@ class Generation:
         self.reporter.report_fault(ReportKind.ABORT, self.tracker.next_number, rank=rank, text=reason)
 
     def mark_lost(self, rank: int, why: str) -> None:
-        """A rank's client is gone."""
+        """Report that a rank's client is gone."""
         self.point_to_point.drop_receiver(rank)
         standing = self.tracker.progress[rank]
         if not standing.has_departed:
@@ -226,7 +230,7 @@ class Generation:
     # What runs
 
     def advance(self) -> bool:
-        """Starts and steps; whether something wants to go on at once."""
+        """Start what is ready and step what runs; whether something wants to go on at once."""
         copying = self.point_to_point.advance()
         if self.execution is None:
             instance = self.tracker.find_startable()
@@ -280,7 +284,7 @@ class Generation:
         return sent + posted, received + taken
 
     def watch_links(self) -> None:
-        """Before the group loop waits: says what is waited for."""
+        """Say what is waited for, before the group loop waits."""
         if self.links.has_links:
             self.links.update_watches(self.execution.link_events() if self.execution else {})
             self.links.ready.clear()
@@ -317,7 +321,7 @@ class Generation:
         self._finish_instance(instance, program, delivery)
 
     def _on_task_done(self, running: Execution, task: PackTask) -> None:
-        """Done means done: only when all tasks of a pack have ended are its ranks told; none of a prelude."""
+        """Tell ranks of a pack when all of its tasks have ended; nobody hears of a prelude."""
         complete, last = running.complete_task(task)
         if complete and not running.is_prelude:
             slot, readers = running.delivery.slot, running.delivery.readers
@@ -413,7 +417,7 @@ class Generation:
         return local_verdict.with_missing(self._topology, self._worker.name, verdict, absent)
 
     def apply_verdict(self, verdict: Verdict) -> None:
-        """What it covers fails, now and later."""
+        """Fail what a verdict covers, now and later."""
         local_ranks = self._ranks.doorbells.local_ranks
         failing = self.tracker.apply_verdict(verdict)
         if not verdict.orderly:
@@ -430,9 +434,9 @@ class Generation:
                 self.fail(local_ranks[rank], instance.number, verdict)
         for rank, local_rank in local_ranks.items():
             # It had done its part and gone on: it hears of the failure at its next call.
-            rung = self.tracker.progress[rank].received
-            if rung >= verdict.from_instance and not any(rank in instance.arrivals for instance in failing):
-                self.fail(local_rank, rung, verdict)
+            received = self.tracker.progress[rank].received
+            if received >= verdict.from_instance and not any(rank in instance.arrivals for instance in failing):
+                self.fail(local_rank, received, verdict)
         self.point_to_point.apply_verdict(verdict)
         self.peer_consensus.notify_excluded(verdict)
         late, self._expired = self._expired, []

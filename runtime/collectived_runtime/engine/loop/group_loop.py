@@ -2,9 +2,9 @@
 
 That place is a `poll` over the doorbells and process descriptors of its members, the links of the group, and an eventfd
 by which verdicts, links and requests of other threads arrive. Nothing else blocks: all sockets are non-blocking, and
-what runs are generators (`task.run`) that say what they wait for. So a group loop is never deaf to a verdict, a death
-or a stray frame, whatever else it does. What happens within a generation is in `generation.py`; here is the loop, and
-who belongs to which generation.
+what runs are generators (`run/task.py`) that say what they wait for. So a group loop is never deaf to a verdict, a
+death or a stray frame, whatever else it does. What happens within a generation is in `generation.py`; here is the loop,
+and who belongs to which generation.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class GroupLoop:
 
     @property
     def tracker(self) -> InstanceTracker:
-        """Of the current generation."""
+        """The tracker of the current generation."""
         return self._generation.tracker
 
     @property
@@ -160,12 +160,12 @@ class GroupLoop:
     # From other threads
 
     def add_local_rank(self, local_rank: LocalRank) -> None:
-        """A local rank is about to connect its doorbell."""
+        """Expect a local rank that is about to connect its doorbell."""
         self._doorbells.local_ranks[local_rank.rank] = local_rank
         self._poller.call_soon_threadsafe(lambda: self._doorbells.add(local_rank, self._results.arenas))
 
     def mark_absent(self, rank: int, why: str) -> None:
-        """This local rank will never take its local rank."""
+        """Take note that a local rank will never connect."""
         self._poller.call_soon_threadsafe(lambda: self._on_client_lost(rank, why))
 
     def attach_doorbell(self, rank: int, doorbell: socket.socket) -> None:
@@ -174,17 +174,17 @@ class GroupLoop:
         )
 
     def submit(self, rank: int, message: bytes) -> None:
-        """A message of a rank without a doorbell, as it would come over one."""
+        """Take a message of a rank without a doorbell, as it would come over one."""
         self._poller.call_soon_threadsafe(lambda: self._doorbells.receive(self._doorbells.local_ranks[rank], message))
 
     def expire_submission(self, rank: int, generation: int, instance: int, op: str, timeout: float) -> None:
-        """What a rank without a doorbell was to submit has not come by its own deadline: that ends it for all."""
+        """Fail for all what a rank without a doorbell did not submit by its own deadline."""
         self._poller.call_soon_threadsafe(
             lambda: self._expire_submission(self._doorbells.local_ranks[rank], generation, instance, op, timeout)
         )
 
     def disconnect(self, rank: int, why: str) -> None:
-        """The session of this rank has ended."""
+        """Let a rank go whose session has ended."""
         self._poller.call_soon_threadsafe(lambda: self._doorbells.disconnect(self._doorbells.local_ranks[rank], why))
 
     def apply_verdict(self, verdict: Verdict) -> None:
@@ -192,22 +192,22 @@ class GroupLoop:
         self._poller.call_soon_threadsafe(lambda: self._hear_coordinator(verdict))
 
     def send_final_verdicts(self) -> None:
-        """This worker is about to end: ranks hear now what they would hear at their next collective."""
+        """Tell ranks now what they would hear at their next collective: this worker is about to end."""
         self._poller.call_soon_threadsafe(lambda: self._generation.send_final_verdicts())
 
     def query_positions(self, instance: int, answer: Callable[[int, tuple[RankPosition, ...]], None]) -> None:
-        """Calls `answer(generation, positions)` in the group loop's thread."""
+        """Call `answer(generation, positions)` in the group loop's thread."""
         self._poller.call_soon_threadsafe(
             lambda: answer(self._generation.number, self.tracker.positions(instance, time.monotonic()))
         )
 
     def resend_reports(self) -> None:
-        """The coordinator is back, and may not have heard who has gone."""
+        """Report once more who has gone: the coordinator is back, and may not have heard."""
         self._poller.call_soon_threadsafe(lambda: self._generation.reporter.resend())
 
     def promise(self, generation: int, answer: Callable[[int, int], None]) -> None:
         """Calls `answer(instance, following)` in the group loop's thread: nothing starts from that instance on before
-        `newcomers`, and `following` is the first that no local rank has submitted."""
+        `set_waiting_joiners`, and `following` is the first that no local rank has submitted."""
 
         def ask() -> None:
             if generation == self._generation.number:
@@ -218,7 +218,7 @@ class GroupLoop:
         self._poller.call_soon_threadsafe(ask)
 
     def set_waiting_joiners(self, generation: int, from_instance: int, waiting: int) -> None:
-        """So many wait to join the group, from that instance on; -1: nothing has changed."""
+        """Tell ranks from that instance on how many wait to join the group; -1: nothing has changed."""
 
         def take() -> None:
             if generation == self._generation.number:
@@ -227,7 +227,7 @@ class GroupLoop:
         self._poller.call_soon_threadsafe(take)
 
     def stop(self) -> None:
-        """Ends the group loop now; its peers are told that it is no fault."""
+        """End the group loop now; its peers are told that it is no fault."""
         self._poller.call_soon_threadsafe(self._request_stop)
 
     def join(self) -> None:
@@ -259,7 +259,7 @@ class GroupLoop:
             self._close()
 
     def _on_memory_grown(self) -> None:
-        """Memory has been taken from the system: when it has been idle for a while it is given back."""
+        """Note that memory was taken from the system: when it has been idle for a while it is given back."""
         if self._trim_at == math.inf:
             self._trim_at = time.monotonic() + self._worker.idle_after
 
@@ -318,20 +318,22 @@ class GroupLoop:
             case kind:
                 raise messages.MalformedMessage(f"a client does not send {kind.name}")
 
-    def _on_submit(self, local_rank: LocalRank, ring: messages.Submit) -> None:
-        self._ranks.release(local_rank.rank, ring.released_slots)
-        if ring.generation == self._generation.number:
-            self._generation.submit(local_rank, ring)
+    def _on_submit(self, local_rank: LocalRank, submission: messages.Submit) -> None:
+        self._ranks.release(local_rank.rank, submission.released_slots)
+        if submission.generation == self._generation.number:
+            self._generation.submit(local_rank, submission)
             return
-        past = self._past_verdicts.get(ring.generation)
+        past = self._past_verdicts.get(submission.generation)
         if past is not None:
-            self._generation.refuse(local_rank, ring, past)
+            self._generation.refuse(local_rank, submission, past)
             return
-        post = ring.instance >= messages.P2P_BASE  # numbers begin anew with each generation
-        ahead = ring.instance - messages.P2P_BASE >= _MOST_P2P if post else ring.instance >= _MOST
-        if ahead or len(self._early_submissions) >= (_MOST + _MOST_P2P) * len(self.local_ranks):
-            raise messages.MalformedMessage(f"a ring of generation {ring.generation}, which nobody has announced")
-        self._early_submissions.append(lambda: self._on_submit(local_rank, ring))
+        is_p2p = submission.instance >= messages.P2P_BASE  # numbers begin anew with each generation
+        number, most = submission.instance - messages.P2P_BASE * is_p2p, _MOST_P2P if is_p2p else _MOST
+        if number >= most or len(self._early_submissions) >= (_MOST + _MOST_P2P) * len(self.local_ranks):
+            raise messages.MalformedMessage(
+                f"a submission of generation {submission.generation}, which nobody has announced"
+            )
+        self._early_submissions.append(lambda: self._on_submit(local_rank, submission))
 
     def _send(self, rank: int, message: bytes) -> None:
         self._doorbells.send(self.local_ranks[rank], message)
@@ -367,7 +369,7 @@ class GroupLoop:
             self._start_successor()
 
     def _start_successor(self) -> None:
-        """Begins the successor generation once everything before the verdict has ended."""
+        """Begin the successor generation once everything before the verdict has ended."""
         before = self._generation
         verdict = before.successor_verdict
         if verdict is None:
@@ -406,4 +408,4 @@ class GroupLoop:
 
 
 def _noop() -> None:
-    """Somebody who helps has done: it is enough that the group loop wakes."""
+    """Do nothing: it is enough that the group loop wakes."""

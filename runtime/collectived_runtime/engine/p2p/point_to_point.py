@@ -167,39 +167,39 @@ class PointToPoint:
 
     # From ranks
 
-    def submit(self, local_rank: LocalRank, ring: messages.Submit, prepared: PreparedCollective) -> None:
+    def submit(self, local_rank: LocalRank, submission: messages.Submit, prepared: PreparedCollective) -> None:
         """A rank submits a send or a recv.
 
         Raises:
             OutOfOrder: it skips a number, or has too many outstanding.
         """
         expected = self._next.get(local_rank.rank, messages.P2P_BASE)
-        if ring.instance < expected:
-            for message in local_rank.get_outcomes(ring.instance):
+        if submission.instance < expected:
+            for message in local_rank.get_outcomes(submission.instance):
                 self._context.doorbells.send(local_rank, message)
             return
         mine = sum(rank == local_rank.rank for rank, _ in self._pending)
-        if ring.instance > expected or mine >= messages.MAX_P2P_OUTSTANDING:
-            raise OutOfOrder(
-                f"rank {local_rank.rank} submitted post {ring.instance - messages.P2P_BASE} with {mine} outstanding"
-            )
-        self._next[local_rank.rank] = ring.instance + 1
+        if submission.instance > expected or mine >= messages.MAX_P2P_OUTSTANDING:
+            number = submission.instance - messages.P2P_BASE
+            raise OutOfOrder(f"rank {local_rank.rank} submitted send or recv {number} with {mine} outstanding")
+        self._next[local_rank.rank] = submission.instance + 1
         operation = prepared.collective.operation
         now = time.monotonic()
-        deadline = now + ring.remaining if ring.remaining else math.inf
-        times = (deadline, ring.timeout, now, now + self._context.stall_after)
+        deadline = now + submission.remaining if submission.remaining else math.inf
+        times = (deadline, submission.timeout, now, now + self._context.stall_after)
         match operation:
             case Send(to, tag):
-                sources = local_rank.resolve_inputs(prepared, ring)
+                sources = local_rank.resolve_inputs(prepared, submission)
                 self._send(
                     local_rank,
-                    PendingOp(local_rank.rank, ring.instance, prepared, to, *times),
+                    PendingOp(local_rank.rank, submission.instance, prepared, to, *times),
                     (to, local_rank.rank, tag),
                     sources,
                 )
             case Recv(source, tag):
                 self._receive(
-                    PendingOp(local_rank.rank, ring.instance, prepared, source, *times), (local_rank.rank, source, tag)
+                    PendingOp(local_rank.rank, submission.instance, prepared, source, *times),
+                    (local_rank.rank, source, tag),
                 )
             case _:
                 raise messages.MalformedMessage(f"{operation} numbered as a send or recv")

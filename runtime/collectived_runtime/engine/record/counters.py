@@ -67,7 +67,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class OperationTotals:
-    """Of one operation by one algorithm: bytes of the values, and how long from the first local rank's submission."""
+    """What one operation by one algorithm has moved: bytes, and how long since the first local rank's submission."""
 
     nbytes: int = 0
     durations: Histogram = field(default_factory=Histogram)
@@ -79,7 +79,7 @@ class OperationTotals:
 
 @dataclass(slots=True)
 class Counters:
-    """Written by the group loop alone; may be read from any thread.
+    """What one group loop has done. Written by it alone; may be read from any thread.
 
     Attributes:
         done, failed: instances.
@@ -105,7 +105,7 @@ class Counters:
     verdicts: dict[int, int] = field(default_factory=dict)
 
     def count_completed(self, operation: Operation, algorithm: str, nbytes: int, seconds: float) -> None:
-        """Something has been done, so many seconds after it was first asked for."""
+        """Count an operation that completed so many seconds after it was first submitted."""
         key = OPERATIONS[type(operation)], algorithm
         known = self.totals.get(key)
         if known is None:
@@ -114,7 +114,7 @@ class Counters:
         known.durations.add(seconds)
 
     def observe_wait(self, operation: Operation, seconds: float) -> None:
-        """The first local rank has waited so long for the last one."""
+        """Count how long the first local rank has waited for the last one."""
         name = OPERATIONS[type(operation)]
         known = self.waits.get(name)
         if known is None:
@@ -129,7 +129,7 @@ class Counters:
         self.verdicts[code] = self.verdicts.get(code, 0) + 1
 
     def merge(self, other: Counters) -> None:
-        """Adds what another group loop has done."""
+        """Add what another group loop has done."""
         for name in _NUMBERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for key, tally in list(other.totals.items()):

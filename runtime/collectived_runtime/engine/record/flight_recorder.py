@@ -3,7 +3,7 @@
 A *ring* is a list of fixed length. A group loop puts one tuple into it for each collective, when that has ended; the
 oldest is overwritten. Nothing is encoded, looked up or locked there, and who reads takes a copy of the list, so that
 neither waits for the other. What has failed goes to a ring of its own, which a busy group cannot flush. What is still
-under way is in no ring: readers find it in the ledgers of the group loops (`observe/trace.py`).
+under way is in no ring: readers find it in the trackers of the group loops (`observe/trace.py`).
 
 *Marks* are the intervals within a collective: its tasks, their folds, and their moves as far as they fit.
 """
@@ -86,7 +86,7 @@ EMPTY_SUMMARY = ProgramSummary()
 class Entry(NamedTuple):
     """One collective, or one send or recv, that has ended here. Times are of this process's monotonic clock.
 
-    number: counts the entries of a ring. instance: of a send or recv, its number with `wire.POST` in it.
+    number: counts the entries of a ring. instance: of a send or recv, its number from `messages.P2P_BASE` on.
     ranks, arrival_times, sites: of the local ranks that had come, when and from which line, in order of arrival.
     started_at: when the first stage began; 0 where it never did. code: 0 where it succeeded. missing: as the verdict
     names them. peer: of a send or recv, the rank at its other end; else -1.
@@ -111,8 +111,10 @@ class Entry(NamedTuple):
 
 
 class RingBuffer:
-    """Bounded, with any number of writers and readers, none of whom waits: each step is one that the interpreter does
-    not divide."""
+    """A list of fixed length, with any number of writers and readers, none of whom waits.
+
+    Each step is one that the interpreter does not divide.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -132,7 +134,7 @@ class RingBuffer:
 
 
 class FlightRecorder:
-    """Of one worker."""
+    """What the collectives of one worker were, those that ended last and those that failed last."""
 
     def __init__(self, kept: int = MAX_ENTRIES, kept_failed: int = MAX_FAILED_ENTRIES) -> None:
         self.completed = RingBuffer(kept)

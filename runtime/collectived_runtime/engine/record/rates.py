@@ -31,7 +31,11 @@ NO_LOAD = OperationLoad()
 
 
 def compute_load(collective: Collective, ranks: int, rows: Sequence[Sequence[int]] = ()) -> OperationLoad:
-    """`rows`: of all ranks, where lengths differ; as in `compose`."""
+    """How much a collective carries.
+
+    Args:
+        rows: of all ranks, where lengths differ; as for `compile_program`.
+    """
     op = str(collective.operation).partition("(")[0]
     size = sum(leaf.nbytes for leaf in collective.leaves)
     if rows:
@@ -58,14 +62,17 @@ class _Slice:
 
 
 class RateWindow:
-    """Written by the group loop alone; may be read from any thread. Times are of the monotonic clock, in seconds."""
+    """What a group loop has done in the last minute. Written by it alone; may be read from any thread.
+
+    Times are of the monotonic clock, in seconds.
+    """
 
     def __init__(self, begun: float) -> None:
         self._started_at = begun
         self._slices: dict[str, list[_Slice]] = {}
 
     def add(self, load: OperationLoad, first: float, started: float, ended: float) -> None:
-        """A collective has ended: when its first rank had come, when all had and it was started, and now."""
+        """Count a collective: when its first rank had come, when all had and it was started, and when it ended."""
         number = int(ended / SLICE_SECONDS)
         slices = self._slices.get(load.op)
         if slices is None:

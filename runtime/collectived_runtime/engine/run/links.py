@@ -96,7 +96,9 @@ def get_peer_address(peer: Peer) -> tuple[str, int]:
 
 
 class Links:
-    """Of two workers the one with the lower task dials, so that there is never a pair of links for one purpose.
+    """The links of one generation, by peer and channel.
+
+    Of two workers the one with the lower task dials, so that there is never a pair of links for one purpose.
 
     A link belongs to the task that runs over it. Between tasks it is *idle*: the next header, or the end, is read
     here.
@@ -131,7 +133,7 @@ class Links:
 
     @property
     def has_links(self) -> bool:
-        """Whether there is one, or one is on its way."""
+        """Whether there is a link, or one is on its way."""
         return bool(self._links)
 
     def __iter__(self) -> Iterator[Link]:
@@ -165,12 +167,12 @@ class Links:
         return found if whole else None
 
     def add(self, link: Link) -> None:
-        """A link that was asked for is there."""
+        """Take a link that was asked for."""
         place = next(p for p, peer in enumerate(self._topology.peers) if peer.task == link.peer)
         self._links[place, link.channel] = link
 
     def update_watches(self, used: Mapping[Link, int]) -> None:
-        """Watches links of running tasks for what they wait for, others for their end, parked ones for nothing."""
+        """Watch links of running tasks for what they wait for, others for their end, parked ones for nothing."""
         before, self._links_in_use = self._links_in_use, used
         come_along = []  # what was read together with the last bytes of a task, so that poll does not tell of it
         for link in self:
@@ -201,13 +203,13 @@ class Links:
                 self._poll_link(link, 0)
 
     def abandon(self, held: Iterable[Link]) -> None:
-        """The tasks that held these links have been stopped: what comes next there is nobody's to understand."""
+        """Read nothing more from these links: the tasks that held them were stopped, perhaps amid a frame."""
         for link in held:
             self._abandoned.add(link)
             self._unwatch(link)
 
     def drop(self, link: Link) -> None:
-        """This link has ended; the next use asks for another."""
+        """Close a link that has ended; the next use asks for another."""
         self._unregister(link)
         link.close()
 
@@ -229,7 +231,7 @@ class Links:
                 self.drop(link)
 
     def close(self) -> None:
-        """Parts from all of them."""
+        """Say goodbye on all links, and give them back."""
         self.closed = True
         for link in self:
             whole = link not in self._abandoned

@@ -28,7 +28,7 @@ MessageAddress = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class MessageLayout:
-    """How a letter lies in a slot: `head` first, then leaf i in `leaves[i]`, (offset, bytes)."""
+    """How a message lies in a slot: `head` first, then leaf i in `leaves[i]`, (offset, bytes)."""
 
     head: bytes
     leaves: tuple[tuple[int, int], ...]
@@ -55,7 +55,7 @@ class MessageLayout:
 def encode_header(
     key: int, generation: int, address: MessageAddress, description: bytes, leaves: Sequence[NDArray[np.uint8]]
 ) -> bytes:
-    """The frame that begins a letter; its payload is the description."""
+    """The frame that begins a message; its payload is the description."""
     receiver, sender, tag = address
     between = _BETWEEN.pack(sender, receiver)
     nbytes = sum(len(leaf) for leaf in leaves)
@@ -64,6 +64,6 @@ def encode_header(
 
 
 def parse_address(frame: frames.Frame) -> MessageAddress:
-    """Whom a letter is for, and from."""
+    """Whom a message is for, and from."""
     sender, receiver = _BETWEEN.unpack(frame.plan)
     return receiver, sender, _TAG.unpack(frame.chain)[0]

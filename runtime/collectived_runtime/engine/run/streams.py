@@ -1,4 +1,4 @@
-"""Mail between two workers, apart from the plans: a way out per peer, and a way in per link.
+"""Messages between two workers, apart from the plans: one stream out per peer, and one in per link.
 
 Links of this kind go one way, who sends dials, and nothing else uses them; they are watched in the group loop's one
 wait, and each moves on when it can.
@@ -33,16 +33,16 @@ Dialer = Callable[[Callable[[Link], None], Callable[[LinkBroken], None]], None]
 
 @dataclass(slots=True, eq=False)
 class OutgoingMessage:
-    """A letter on its way out: what is left of it, whose memory that is, and what to do when the system has it all."""
+    """A message on its way out: what is left of it, whose memory that is, and what to call when the system has it."""
 
     sender: int
     parts: deque[BytesLike]
     on_sent: Callable[[], None]
-    number: int = -1  # of the post, where it is one
+    number: int = -1  # of the send, where it is one
 
 
 class SendStream:
-    """Parcels for one peer, one after another. `broken` is told when the link ends, `gone` when the peer has parted."""
+    """Messages for one peer, one after another. `broken` hears when the link ends, `gone` when the peer has parted."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class SendStream:
     def idle(self) -> bool:
         return not self._queue
 
-    def send(self, parcel: OutgoingMessage) -> None:
+    def send(self, message: OutgoingMessage) -> None:
         if self._dead:
             return
-        self._queue.append(parcel)
+        self._queue.append(message)
         if self._link is not None and len(self._queue) == 1:
             self._poller.change(self._link.stream.fileno(), select.POLLIN | select.POLLOUT)
 
@@ -77,18 +77,18 @@ class SendStream:
         """The memory of this rank is read no more: what has begun goes on from a copy, the rest not at all.
 
         Args:
-            number: only that of one of its posts.
+            number: only that of one of its sends.
         """
         begun = self._queue[0] if self._queue and self._link is not None and self._link.is_mid_send else None
-        theirs = [parcel for parcel in self._queue if parcel.sender == sender and number in (None, parcel.number)]
-        for parcel in theirs:
-            if parcel is begun:
-                parcel.parts = deque([b"".join(parcel.parts)])
+        theirs = [message for message in self._queue if message.sender == sender and number in (None, message.number)]
+        for message in theirs:
+            if message is begun:
+                message.parts = deque([b"".join(message.parts)])
             else:
-                self._queue.remove(parcel)
+                self._queue.remove(message)
 
     def close(self) -> None:
-        """Parts from the link, and says so where no letter is cut off by it."""
+        """Give the link back, and say goodbye if that cuts no message off."""
         self._queue.clear()
         if self._link is not None:
             self._poller.remove(self._link.stream.fileno())
@@ -130,21 +130,21 @@ class SendStream:
     def _flush(self, link: Link) -> None:
         budget = STEP_BYTES
         while self._queue and budget > 0:
-            parcel = self._queue[0]
-            taken = link.send(list(parcel.parts)[:_MOST_PARTS])
+            message = self._queue[0]
+            taken = link.send(list(message.parts)[:_MOST_PARTS])
             link.is_mid_send = True  # even of what was not taken some may be on its way
             if not taken:
                 return
             self.bytes_sent += taken
             budget -= taken
-            while parcel.parts and taken >= len(parcel.parts[0]):
-                taken -= len(parcel.parts.popleft())
+            while message.parts and taken >= len(message.parts[0]):
+                taken -= len(message.parts.popleft())
             if taken:
-                parcel.parts[0] = memoryview(parcel.parts[0])[taken:]
-            link.is_mid_send = bool(parcel.parts)
-            if not parcel.parts:
+                message.parts[0] = memoryview(message.parts[0])[taken:]
+            link.is_mid_send = bool(message.parts)
+            if not message.parts:
                 self._queue.popleft()
-                parcel.on_sent()
+                message.on_sent()
         if not self._queue:
             self._poller.change(link.stream.fileno(), select.POLLIN)
 
@@ -185,13 +185,16 @@ def make_dialer(
     return reach
 
 
-# Given the frame and the description of a letter, the memory for its leaves; None: there is none.
+# Given the frame and the description of a message, the memory for its leaves; None: there is none.
 AllocateBuffers = Callable[[frames.Frame, bytes], Sequence[NDArray[np.uint8]] | None]
 
 
 class ReceiveStream:
-    """Mail of one peer. `begin` makes room for what comes, `arrived` is called when its last byte is there, `gone` when
-    the peer has parted: nothing more will come."""
+    """Messages from one peer.
+
+    `begin` makes room for what comes, `arrived` is called when its last byte is there, `gone` when the peer has parted:
+    nothing more will come.
+    """
 
     def __init__(
         self,
@@ -207,7 +210,7 @@ class ReceiveStream:
         self._hand_back_link = network.make_handback()
         self._on_peer_gone = gone
         self._link = link
-        self._at_frame_boundary = True  # nothing but whole letters has been read
+        self._at_frame_boundary = True  # nothing but whole messages has been read
         self._closed = False
         self._kind = kind
         self._allocate_buffers = begin
@@ -218,11 +221,11 @@ class ReceiveStream:
 
     @property
     def bytes_received(self) -> int:
-        """Bytes."""
+        """Bytes received over this stream."""
         return self._link.bytes_received
 
     def close(self) -> None:
-        """Parts from the link."""
+        """Give the link back."""
         if not self._closed:
             self._closed = True
             self._poller.remove(self._link.stream.fileno())
@@ -241,7 +244,7 @@ class ReceiveStream:
             self._broken(_of_peer(error, self._link.peer))
 
     def _read_messages(self) -> Iterator[None]:
-        """Reads letter after letter; each yield waits for the link."""
+        """Read message after message; each yield waits for the link."""
         link = self._link
         while True:
             header = link.read_header()

@@ -81,12 +81,12 @@ class TaskContext:
 
 
 class CompletionEvent:
-    """What remains of an instance, as its tasks submit it.
+    """Tells ranks that go on in stream order when all tasks of an instance have been submitted to GPUs.
 
     Args:
-        outputs: where the results of those ranks are written that go on in stream order.
-        tasks: how many there are.
-        mark: has a rank told, behind all that was submitted to that GPU until now.
+        outputs: by such a rank, where its result is written.
+        tasks: how many the instance has.
+        record_event: has a rank told, behind all that was submitted to that GPU until now.
     """
 
     def __init__(
@@ -94,17 +94,17 @@ class CompletionEvent:
         instance: int,
         outputs: Mapping[int, Region],
         tasks: int,
-        mark: Callable[[CompletionEvent, int, Gpu], object],
+        record_event: Callable[[CompletionEvent, int, Gpu], object],
     ) -> None:
         self.instance = instance
         self.closed = False
         self._gpus = {rank: output.gpu for rank, output in outputs.items()}
         self._remaining_tasks = tasks
-        self._record_event = mark
+        self._record_event = record_event
         self._launches: list[Launch] = []
 
     def add_launches(self, launches: Sequence[Launch]) -> None:
-        """One more task has submitted all that remains of it."""
+        """Note that one more task has submitted all that remains of it."""
         self._launches += launches
         self._remaining_tasks -= 1
         if not self._remaining_tasks:
@@ -117,6 +117,6 @@ class CompletionEvent:
         return not self.closed and all(launch.error is None for launch in self._launches)
 
     def close(self) -> None:
-        """The instance has ended, well or not: nobody is told any more."""
+        """Tell nobody any more: the instance has ended, well or not."""
         self.closed = True
         self._launches.clear()

@@ -5,8 +5,8 @@ acts on it.
 
 Instances are numbered on from those of the generation before, and run one after another. An instance *arrives* rank by
 rank, is *started* when all local ranks are there with the same contract, and *finishes* or *fails* for each rank once.
-A rank whose value is still being written by its GPU has rung, and is compared with the others; it has arrived when it
-can be read.
+A rank whose value is still being written by its GPU has submitted, and is compared with the others; it has arrived
+when it can be read.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ STALL_BACKOFF = 2.0  # a stall is reported again after twice the time
 
 @dataclass(frozen=True, slots=True)
 class PreparedCollective:
-    """A collective that a rank has described: what its rings refer to. What can be known beforehand is not counted at
-    every ring."""
+    """A collective that a rank has described: what its submissions refer to.
+
+    What can be known beforehand is not found out again at every submission.
+    """
 
     collective: Collective
     contract: bytes
@@ -154,9 +156,9 @@ class Instance:
 class RankProgress:
     """How far one local rank is.
 
-    `received`: the last instance of which its ring has come. `submitted`: the last that has arrived, and all before it.
-    `waited_seconds`: seconds from its submission to the end, of all those `waits` collectives in which every rank
-    waits for all others. Who comes last waits least.
+    `received`: the last instance of which its submission has come. `submitted`: the last that has arrived, and all
+    before it. `waited_seconds`: seconds from its submission to the end, of all those `waits` collectives in which every
+    rank waits for all others. Who comes last waits least.
     """
 
     received: int = -1
@@ -243,7 +245,7 @@ class InstanceTracker:
         return True
 
     def mark_ready(self, rank: int, number: int, now: float) -> None:
-        """The value of a rank that had rung can be read."""
+        """Take note that the value of a rank that had submitted can be read."""
         instance, standing = self.instances[number], self.progress[rank]
         arrival = instance.arrivals[rank]
         arrival.ready, arrival.arrived_at = True, now
@@ -280,11 +282,11 @@ class InstanceTracker:
         return int(self.promised_from)
 
     def release_promise(self) -> None:
-        """The promise need not be kept any longer."""
+        """Start instances again as they come: the promise need not be kept any longer."""
         self.promised_from, self.promised_until = math.inf, -math.inf
 
     def finish(self, instance: Instance, now: float) -> None:
-        """All local ranks have their outcome."""
+        """Finish an instance: all local ranks have their outcome."""
         instance.finished = True
         _discard_inputs(instance)
         del self.instances[instance.number]
@@ -358,7 +360,7 @@ class InstanceTracker:
         return reports
 
     def next_deadline(self) -> float:
-        """When `due` next has something to say; inf where never."""
+        """When `collect_due_reports` next has something to report; inf where never."""
         at = math.inf if self.promised_from == math.inf else self.promised_until
         for instance in self.list_open() if self.verdicts else self.instances.values():
             at = min(at, instance.stall_at, math.inf if instance.expired else instance.deadline)
@@ -372,7 +374,7 @@ class InstanceTracker:
     def positions(self, number: int, now: float) -> tuple[RankPosition, ...]:
         """Where every local rank stands, and what it submitted as instance `number`.
 
-        Of a rank that has rung and not arrived the contract is told all the same: others may differ from it.
+        Of a rank that has submitted and not arrived the contract is told all the same: others may differ from it.
         """
         instance = self.find(number)
         found = []
