@@ -79,20 +79,10 @@ class Generation:
         self.waiting_joiners = WaitingJoiners(ranks.doorbells, self.tracker)
         self._completions = Completions(number, ranks.doorbells, tools.deferred_releases)
         self.fail = self._completions.send_failure
-        self.point_to_point = PointToPoint(
-            PointToPointContext(
-                network,
-                ranks.doorbells,
-                ranks.results,
-                resources.budget,
-                self._records.counters,
-                self._records.recorder,
-                worker.stall_after,
-            ),
-            self.reporter,
-            self.fail,
-            self.on_link_broken,
+        p2p_context = PointToPointContext(
+            network, ranks.doorbells, ranks.results, resources.budget, context.records, worker.stall_after
         )
+        self.point_to_point = PointToPoint(p2p_context, self.reporter, self.fail, self.on_link_broken)
         self._communicators = GroupCommunicators(resources.nccl, topology, number)
         self._phases = Phases(
             topology,
@@ -156,12 +146,13 @@ class Generation:
                 local_rank, submission.instance, writing, submission.event, lambda: written(time.monotonic())
             )
 
-    def refuse(self, local_rank: LocalRank, ring: messages.Submit, past: Verdict) -> None:
+    def refuse(self, local_rank: LocalRank, submission: messages.Submit, past: Verdict) -> None:
         """A rank submits to an earlier generation: that is what it did last, and it fails."""
-        prepared, standing = local_rank.prepared.get(ring.prepared), self.tracker.progress[local_rank.rank]
-        if prepared is not None and ring.instance < messages.P2P_BASE and standing.submitted < self.tracker.next_number:
+        prepared, standing = local_rank.prepared.get(submission.prepared), self.tracker.progress[local_rank.rank]
+        is_first = submission.instance < messages.P2P_BASE and standing.submitted < self.tracker.next_number
+        if prepared is not None and is_first:
             standing.op, standing.site = prepared.op, prepared.collective.site
-        self.fail(local_rank, ring.instance, past)
+        self.fail(local_rank, submission.instance, past)
 
     def expire_submission(self, local_rank: LocalRank, number: int, op: str, timeout: float) -> None:
         """Fail an instance or a send or recv for all: it has not come by its own deadline, and so will not."""

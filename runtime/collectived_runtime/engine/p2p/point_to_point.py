@@ -30,8 +30,8 @@ from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.local_rank import InputBuffers, LocalRank
 from collectived_runtime.engine.compile import negotiation
 from collectived_runtime.engine.compile.program import CHANNELS
-from collectived_runtime.engine.record.counters import POINT_TO_POINT, Counters
-from collectived_runtime.engine.record.flight_recorder import GroupRecorder
+from collectived_runtime.engine.record.counters import POINT_TO_POINT
+from collectived_runtime.engine.record.group_records import GroupRecords
 from collectived_runtime.engine.run import message as letters
 from collectived_runtime.engine.run.host_task import copy_in_stretches
 from collectived_runtime.engine.run.links import PeerNetwork
@@ -103,8 +103,7 @@ class PointToPointContext:
     doorbells: Doorbells
     results: ResultArenas
     budget: MemoryBudget
-    counters: Counters
-    recorder: GroupRecorder
+    records: GroupRecords
     stall_after: float
 
 
@@ -260,14 +259,16 @@ class PointToPoint:
                 if self._final_verdict is not None:
                     self._local_copies.clear()
                 self._record(post, ending[0])
-                self._context.counters.count_failure(post.prepared.collective.operation, POINT_TO_POINT, ending[0].code)
+                self._context.records.counters.count_failure(
+                    post.prepared.collective.operation, POINT_TO_POINT, ending[0].code
+                )
                 self._fail(self._context.doorbells.local_ranks[post.rank], post.number, ending[0])
             elif post.deadline <= now and not post.overdue:
                 post.overdue = True
                 self._reporter.report_overdue(post.rank, post.peer, post.timeout, post.description)
             elif post.stall_at <= now:
                 waited = now - post.submitted_at
-                self._context.counters.stalls += not post.stalled
+                self._context.records.counters.stalls += not post.stalled
                 post.stalled = True
                 post.stall_at = now + max(self._context.stall_after, waited)  # again after twice the time
                 self._reporter.report_unanswered(post.rank, post.peer, waited, post.description)
@@ -452,11 +453,13 @@ class PointToPoint:
 
     def _record(self, post: PendingOp, verdict: Verdict | None = None, nbytes: int = 0) -> None:
         nbytes = nbytes or sum(leaf.nbytes for leaf in post.prepared.collective.leaves)
-        self._context.recorder.record_point_to_point(self._generation, post, nbytes, verdict)
+        self._context.records.recorder.record_point_to_point(self._generation, post, nbytes, verdict)
 
     def _count(self, post: PendingOp, nbytes: int) -> None:
         operation = post.prepared.collective.operation
-        self._context.counters.count_completed(operation, POINT_TO_POINT, nbytes, time.monotonic() - post.submitted_at)
+        self._context.records.counters.count_completed(
+            operation, POINT_TO_POINT, nbytes, time.monotonic() - post.submitted_at
+        )
 
     def _send_completion(self, rank: int, done: messages.Completion) -> None:
         local_rank = self._context.doorbells.local_ranks[rank]
