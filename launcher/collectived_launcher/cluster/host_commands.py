@@ -1,4 +1,4 @@
-"""What is done on one host for `collectived up`, `down` and `run`: `there.py VERB CLUSTER [JSON]`; answers with JSON.
+"""What is done on one host for `collectived up`, `down` and `run`: `host_commands VERB CLUSTER [JSON]` answers in JSON.
 
 | verb | does | standard input |
 |---|---|---|
@@ -141,14 +141,14 @@ def down(cluster: str, now: bool) -> CommandResult:
     with state.lock_host():
         known = state.read(folder)
         if known is None or not state.is_alive(known):
-            remove_job_files(folder)  # of one that was killed with its keeper
+            remove_job_files(folder)  # of one that was killed with its reaper
             return {"ran": False}
         with state.open_cut(folder) as told:
             killed = _stop_supervisor(known, now)
             told.seek(0)
             cut = told.read().splitlines()
         deadline = time.monotonic() + KILL_AFTER + END_TIMEOUT
-        while folder.exists() and time.monotonic() < deadline:  # the keeper of one that had to be killed
+        while folder.exists() and time.monotonic() < deadline:  # the reaper of one that had to be killed
             time.sleep(_POLL_INTERVAL)
         remove_job_files(folder)
         return {"ran": True, "killed": killed, "cut": cut}
@@ -200,8 +200,10 @@ def main() -> int:
                 answer = down(cluster, bool(about.get("now")))
             case "secret":
                 answer = read_secret(cluster)
-            case _:
+            case "state":
                 answer = describe_running(cluster)
+            case _:
+                answer = {"trouble": f"there is no command {verb!r}: expected up, down, state or secret"}
     except (OSError, ValueError) as error:
         answer = {"trouble": str(error)}
     print(json.dumps(answer), flush=True)

@@ -1,4 +1,4 @@
-"""The hosts of a cluster from here: opened over ssh or on this one, and asked to do what `there` does."""
+"""The hosts of a cluster, opened over ssh or on this host, and given the commands of `host_commands`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ClusterHosts:
     def run_command(
         self, verb: str, cluster: str, about: Mapping[str, str], secret: str | None = None
     ) -> dict[str, dict[str, Any]]:
-        """What `there` answers on each host that `about` has words for; side by side.
+        """Run a command of `host_commands`, side by side, on each host that `about` has words for; return the answers.
 
         Raises:
             Interrupted: a signal came.
@@ -85,7 +85,7 @@ class ClusterHosts:
 
 
 class _HostCommand:
-    """Listens to one `there`."""
+    """Collects what one command says."""
 
     def __init__(self) -> None:
         self.process: Any = None

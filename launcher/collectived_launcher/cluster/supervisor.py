@@ -2,7 +2,7 @@
 
 A daemon that dies is started again after a pause that doubles (`restarts`), so often and no more. A worker that ends
 with status 0 was drained: it stays away. SIGUSR1 starts again what was drained or has failed for good; SIGTERM drains
-the workers and ends everything; SIGINT ends it at once. Should the supervisor itself be killed, its keeper ends the
+the workers and ends everything; SIGINT ends it at once. Should the supervisor itself be killed, its reaper ends the
 daemons and removes every trace.
 """
 

@@ -2,7 +2,7 @@
 
 It lives for as long as its launcher does. The end of its standard input, a silence that lasts too long, or a signal is
 the end of everything that it started: daemons see their standard input end, clients get SIGTERM, and who is left after
-two seconds SIGKILL. Even if the agent itself is killed nothing stays (see `here` and `keeper`).
+two seconds SIGKILL. Even if the agent itself is killed nothing stays (see `local` and `reaper`).
 """
 
 from __future__ import annotations

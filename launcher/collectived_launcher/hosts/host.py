@@ -1,6 +1,6 @@
 """The seam behind which processes are started: a *host* starts programs, tells what they say, and ends them.
 
-Promises of every implementation (`here`, `elsewhere`; shown by tests/launcher/hosts/test_host.py):
+Promises of every implementation (`local`, `remote`; shown by tests/launcher/hosts/test_host.py):
 
 - A process leads a group of its own; a signal goes to the whole group, and when its leader ends, so does the rest.
 - Every line that it wrote is heard before its end; its end is told exactly once.
@@ -115,7 +115,7 @@ class Host(Protocol):
         """Starts a program; `facts` must be known."""
 
     def run_task(self, task: str, about: Mapping[str, Any], answered: Callable[[TaskResult], None]) -> None:
-        """Has one of `tasks` done there. The answer has `trouble` in it where it failed."""
+        """Have one of `host_tasks` done there. The answer has `trouble` in it where it failed."""
 
     def send_keepalive(self) -> None:
         """Tells the host that we live, while the loop cannot turn."""
@@ -124,4 +124,4 @@ class Host(Protocol):
         """`close` takes too long: it is waited for no longer."""
 
     def close(self) -> None:
-        """Ends all that is left there, and removes every trace; it is over when `gone`."""
+        """Ends all that is left there, and removes every trace; it is over when `closed`."""

@@ -1,4 +1,4 @@
-"""This host: programs become processes by fork and exec, in groups of their own, which a keeper knows of."""
+"""This host: programs become processes by fork and exec, in groups of their own, which a reaper knows of."""
 
 from __future__ import annotations
 
@@ -136,12 +136,12 @@ class LocalProcess:
     """A process in a group of its own. When it ends, whoever is left in its group is killed."""
 
     def __init__(
-        self, loop: Loop, keeper: Reaper, listener: ProcessObserver, over: Callable[[LocalProcess], None]
+        self, loop: Loop, reaper: Reaper, listener: ProcessObserver, over: Callable[[LocalProcess], None]
     ) -> None:
         self.pid = 0
         self.status: int | None = None
         self.trouble = ""
-        self._loop, self._reaper, self._observer, self._on_reaped = loop, keeper, listener, over
+        self._loop, self._reaper, self._observer, self._on_reaped = loop, reaper, listener, over
         self._stdin_fd: int | None = None
 
     def start(self, program: ProgramSpec, environment: Mapping[str, str], quiet: bool) -> None:
@@ -226,10 +226,10 @@ class LocalProcess:
         self._observer.on_exit()
 
 
-def _prepare_child(keeper: Reaper, die_with: int | None) -> None:
-    """What the new process does before it becomes the program (safe, as the launcher has one thread): the keeper learns
+def _prepare_child(reaper: Reaper, die_with: int | None) -> None:
+    """What the new process does before it becomes the program (safe, as the launcher has one thread): the reaper learns
     of it, and if wished the death of its parent is its own, even if that has happened already."""
-    keeper.register_current_process()
+    reaper.register_current_process()
     if die_with is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != die_with:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SIGNALS_TO_FORCE_EXIT = 3  # the signal at which the launcher ends on the spot and leaves the rest to the keeper
+_SIGNALS_TO_FORCE_EXIT = 3  # the signal at which the launcher ends on the spot and leaves the rest to the reaper
 
 
 class Loop:

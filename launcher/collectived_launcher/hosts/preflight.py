@@ -35,7 +35,7 @@ class Preflight:
 
     Args:
         hosts: those of the workers, the first worker's first, and that of the coordinator; each once.
-        interface: as `tasks.address` takes it.
+        interface: as `host_tasks.choose_address` takes it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The keeper: a small process that cleans up after a launcher that was killed.
+"""The reaper: a small process that cleans up after a launcher that was killed.
 
 Its standard input is a pipe that only the launcher holds. `+N` says that process group N belongs to the job, `-N` that
 it is over. The end of the pipe is the end of the launcher: what is left of the groups is ended (SIGTERM, a short wait,
@@ -35,14 +35,14 @@ class Reaper:
     def register_current_process(self) -> None:
         """Called by a new child that leads its group, before it becomes another program: from then on it has children,
         and the launcher may be killed at any moment."""
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a keeper that somebody killed is no reason to die
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reaper that somebody killed is no reason to die
         with contextlib.suppress(BrokenPipeError):
             os.write(self._pipe.fileno(), f"+{os.getpid()}\n".encode())
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
     def unregister_group(self, group: int) -> None:
         """Call it while the number cannot have been given to anybody else: before the group's leader is reaped."""
-        with contextlib.suppress(BrokenPipeError):  # somebody killed the keeper: the launcher cleans up alone
+        with contextlib.suppress(BrokenPipeError):  # somebody killed the reaper: the launcher cleans up alone
             self._pipe.write(f"-{group}\n".encode())
             self._pipe.flush()
 

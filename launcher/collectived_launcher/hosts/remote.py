@@ -63,7 +63,7 @@ class RemoteHost:
     """A host behind a carrier.
 
     Args:
-        keeper: of this host, which ends the carrier when the launcher was killed.
+        reaper: of this host, which ends the carrier when the launcher was killed.
         said: what the carrier itself, or the agent by accident, writes once the host serves.
     """
 
@@ -73,13 +73,13 @@ class RemoteHost:
         name: str,
         carrier: RemoteCommand,
         job: AgentJob,
-        keeper: Reaper,
+        reaper: Reaper,
         said: Callable[[bytes], None],
     ) -> None:
         self.name, self.transport, self.target = name, carrier.transport, carrier.target
         self.facts: HostFacts | None = None
         self.trouble = ""
-        self._loop, self._carrier, self._job, self._reaper, self._show_line = loop, carrier, job, keeper, said
+        self._loop, self._carrier, self._job, self._reaper, self._show_line = loop, carrier, job, reaper, said
         self._open_count = 0
         self._connection: AgentConnection | None = None
         self._on_change: Callable[[], None] = lambda: None
@@ -249,8 +249,8 @@ class RemoteProcess:
 class AgentConnection:
     """One running carrier and the talk over it, from its start until it has ended and said all that it says."""
 
-    def __init__(self, host: RemoteHost, loop: Loop, carrier: RemoteCommand, keeper: Reaper) -> None:
-        self._host, self._loop, self._reaper = host, loop, keeper
+    def __init__(self, host: RemoteHost, loop: Loop, carrier: RemoteCommand, reaper: Reaper) -> None:
+        self._host, self._loop, self._reaper = host, loop, reaper
         self._give_up_reason = ""
         self._stderr_tail: deque[str] = deque(maxlen=_STDERR_TAIL_LINES)
         self.last_received = time.monotonic()
@@ -261,7 +261,7 @@ class AgentConnection:
             stdout=pipe,
             stderr=pipe,
             start_new_session=True,  # Ctrl-C is our affair: the carrier has to bring the agent's last words
-            preexec_fn=keeper.register_current_process,
+            preexec_fn=reaper.register_current_process,
         )
         assert self._process.stdin and self._process.stdout and self._process.stderr
         ends = os.dup(self._process.stdout.fileno()), os.dup(self._process.stdin.fileno())

@@ -1,8 +1,8 @@
 """Runs one job on its hosts: coordinator, workers, then clients; and takes them down again, clients first.
 
-What to do when something ends is decided in `supervise`, and told by `account`; here it is done. One thread, one wait
-(`loop`). What starts processes on this host and on others lies behind `host`: whatever happens to the launcher, nothing
-outlives it.
+What to do when something ends is decided in `job_state`, and told by `messages`; here it is done. One thread, one
+wait (`loop`). What starts processes on this host and on others lies behind `host`: whatever happens to the launcher,
+nothing outlives it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class JobHosts:
         others: gives the other hosts by their names; None: there are none.
         here: what the user calls this host.
         coordinator: name of the host where the coordinator runs.
-        interface: by which hosts reach each other, as `tasks.address` takes it.
+        interface: by which hosts reach each other, as `host_tasks.choose_address` takes it.
     """
 
     others: RemoteHostsFactory | None = None
