@@ -50,9 +50,11 @@ from collectived_runtime.coordinator.status import (
     status_reply,
 )
 from collectived_runtime.coordinator.trace_collector import TraceCollector, TracedWorker
+from collectived_runtime.heap import HeapTrimmer
 from collectived_runtime.logs import format_verdict, verdict_fields
 
 INSPECTION_SECONDS = 0.3
+TRIM_DELAY_SECONDS = 15.0  # after a worker's stream has ended: what is known of a worker that is lost is gone by then
 MAX_GROUP_SENDS = 64  # workers to which a group is being sent at the same time
 GROUP_SEND_SECONDS = 0.1  # for so long one that does not read may keep others waiting
 
@@ -120,6 +122,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._trace_collector = TraceCollector()
         self._stopping = False
         self._encoder = Encoder()
+        self._heap_trimmer = HeapTrimmer(TRIM_DELAY_SECONDS)
         self._group_sends = asyncio.Semaphore(MAX_GROUP_SENDS)
         self.shutdown_reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done, with the reason, when this coordinator must end itself."""
@@ -256,6 +259,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         if self._streams.get(task) is line:
             del self._streams[task]
             if not self._stopping:
+                self._heap_trimmer.schedule()
                 self._step(
                     WorkerDetached(task, line.hello.incarnation, why, line.has_said_goodbye, line.goodbye_reason)
                 )

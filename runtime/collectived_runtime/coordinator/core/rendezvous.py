@@ -20,6 +20,7 @@ from dataclasses import replace
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import Code, FailedPreconditionError
 from collectived_proto.report.phrases import find_control_character, format_seconds, is_or_are, members_text, ranks_text
+from collectived_proto.report.quantities import format_measured_rate, format_measured_time
 from collectived_proto.types import GroupInfo, Member, Peer, unscoped_name
 from collectived_proto.version import negotiate_version
 from collectived_runtime.coordinator.core import draining, faults, scaling
@@ -50,8 +51,6 @@ from collectived_runtime.coordinator.core.registry import (
 )
 from collectived_runtime.coordinator.core.tuning import add_stored_table, make_table, worst_case_model
 from collectived_runtime.coordinator.core.verdicts import (
-    format_bandwidth,
-    format_microseconds,
     previous_generation_text,
     progress_text,
 )
@@ -424,7 +423,7 @@ def finish_measurement(book: Registry, number: int) -> Iterator[Effect]:
         name = table_name(generation)
         book.stored_tables = add_stored_table(book.stored_tables, name, generation.table)
         yield SaveTable(name, generation.table)
-        found = f"{format_microseconds(model.across.latency)}, {format_bandwidth(model.across.bandwidth)} at worst"
+        found = f"{format_measured_time(model.across.latency)}, {format_measured_rate(model.across.bandwidth)} at worst"
         yield Log("info", f"the links of group {group!r} were measured: {found}; the table is stored as {name!r}")
     elif not generation.failed:
         instead = "the others decide" if sound else "usual links are assumed"

@@ -262,16 +262,6 @@ def _select_site(asked: RankPosition | None, last: RankPosition | None, instance
     return last.last_site if last is not None and last.submitted == instance else ""
 
 
-def format_microseconds(value: float) -> str:
-    """`25 us`, from seconds"""
-    return f"{value * 1e6:.3g} us"
-
-
-def format_bandwidth(value: float) -> str:
-    """`125 MB/s`, from bytes per second"""
-    return f"{value / 1e6:.4g} MB/s"
-
-
 def pending_text(what: str, waited: float, absent: Sequence[str], sites: Mapping[int, str]) -> str:
     named = "; ".join(absent[:MAX_NAMED])
     more = f"; {len(absent) - MAX_NAMED} more ranks have not come" if len(absent) > MAX_NAMED else ""
