@@ -43,6 +43,11 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    """What is public."""
+    return [*__all__, "__version__"]
+
+
 CollectiveCommunication = CommunicationImplementation
 __version__ = RELEASE
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
@@ -94,7 +95,7 @@ class SessionHooks(Protocol):
     def _register_group(self, group: Group) -> None:
         """It takes part again."""
 
-    def _join_group(self, wish: JoinRequest) -> JoinedRank:
+    def _join_group(self, wish: JoinRequest, enter: Callable[[JoinedRank], Group]) -> Group:
         """Waits for the others, and takes a place among them."""
 
     def join(
@@ -196,10 +197,13 @@ class Group(Collectives):
             with contextlib.suppress(CollectiveError):  # that it has failed is why we are here
                 self.leave()
         finished = self._channel.rank_state.last_finished  # with what was in flight until then
-        self._enter_generation(
-            self._session._join_group(replace(wish, last_instance=None if finished < 0 else finished))
-        )
-        self._session._register_group(self)
+
+        def enter(place: JoinedRank) -> Group:
+            self._enter_generation(place)
+            self._session._register_group(self)
+            return self
+
+        self._session._join_group(replace(wish, last_instance=None if finished < 0 else finished), enter)
         return self
 
     def split(self, color: int | None, key: int | None = None) -> Group | None:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 
 from collectived.arguments import check_integer
+from collectived.calls.local_failure import typed_failures
 from collectived.calls.prepare import PreparedCallCache
 from collectived.calls.timeout import Timeout
 from collectived.connection import address, environment, failure_file, lifetime
@@ -38,7 +39,7 @@ from collectived_proto.options import CommunicationOptions
 if TYPE_CHECKING:
     import grpc
 
-    from collectived.connection.rpc import OpenedSession, WorkerClient
+    from collectived.connection.rpc import JoinedGroup, OpenedSession, WorkerClient
     from collectived.shared.device_memory import DeviceMemory
 
 log = logging.getLogger("collectived")
@@ -166,22 +167,28 @@ class Session:
         full = "" if device is None else str(self._device(device))
         self._find_device_memory(full)  # where its memory cannot be used, the others need not hear of this rank
         wished = make_join_request(name, size, rank, full, settle, timeout, idle)
-        group = Group(self, wished, self._join_group(wished), options or CommunicationOptions(), default_timeout)
-        self._register_group(group)
-        return group
+
+        def enter(place: JoinedRank) -> Group:
+            group = Group(self, wished, place, options or CommunicationOptions(), default_timeout)
+            self._register_group(group)
+            return group
+
+        return self._join_group(wished, enter)
 
     # What its groups ask for
 
-    def _join_group(self, wish: JoinRequest) -> JoinedRank:
-        """Waits until a group is complete; the place in it."""
+    def _join_group(self, wish: JoinRequest, enter: Callable[[JoinedRank], Group]) -> Group:
+        """Waits until a group is complete, and enters it; leaves it again where that fails."""
         self._check_usable()
-        with self._map_close_errors():
-            joined = self._rpc.join(self._token, wish, log.warning)
+
+        def take(joined: JoinedGroup) -> Group:
+            room = self._find_device_memory(joined.group.members[joined.rank].device)
             route, describe = self._transport.open_channel(joined)
-        room = self._find_device_memory(joined.group.members[joined.rank].device)
-        return JoinedRank(
-            joined.group, joined.rank, route, PreparedCallCache(describe, self._memory, joined.rank, room)
-        )
+            prepared = PreparedCallCache(describe, self._memory, joined.rank, room)
+            return enter(JoinedRank(joined.group, joined.rank, route, prepared))
+
+        with self._map_close_errors(), typed_failures(f"group {wish.name!r} could not be entered"):
+            return self._rpc.join(self._token, wish, log.warning, take)
 
     def _find_device_memory(self, device: str) -> DeviceMemory | None:
         """Memory on a device, given in full; None for a CPU, and where memory of GPUs cannot be shared."""

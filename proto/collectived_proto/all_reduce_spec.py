@@ -23,9 +23,8 @@ def parse_all_reduce_spec(spec: object) -> tuple[Tier, ...]:
     """The tiers of an `all_reduce_spec`: a string, a tuple of one to three entries, or a list of such tuples.
 
     Raises:
-        TypeError: neither of these, or an entry of the wrong type; the text names the entry.
-        ValueError: an unknown algorithm, shards below 1 or above 4096, limits that do not increase, do not end with -1
-            or are 2**63 and more.
+        ValueError: neither of these, an entry of the wrong type (the text names it), an unknown algorithm, shards below
+            1 or above 4096, limits that do not increase, do not end with -1 or are 2**63 and more.
     """
     match spec:
         case str():
@@ -35,7 +34,7 @@ def parse_all_reduce_spec(spec: object) -> tuple[Tier, ...]:
         case list():
             entries = {f"all_reduce_spec[{number}]": entry for number, entry in enumerate(spec)}
         case _:
-            raise TypeError(f"all_reduce_spec must be a string, a tuple or a list of tuples, got {spec!r}")
+            raise ValueError(f"all_reduce_spec must be a string, a tuple or a list of tuples, got {spec!r}")
     tiers = {name: _parse_tier(entry, name) for name, entry in entries.items()}
     _check_limits(tiers)
     return tuple(tiers.values())
@@ -43,7 +42,7 @@ def parse_all_reduce_spec(spec: object) -> tuple[Tier, ...]:
 
 def _parse_tier(entry: object, name: str) -> Tier:
     if not isinstance(entry, tuple):
-        raise TypeError(f"{name} must be a tuple (algorithm, shards, limit), got {entry!r}")
+        raise ValueError(f"{name} must be a tuple (algorithm, shards, limit), got {entry!r}")
     if not 1 <= len(entry) <= 3:
         raise ValueError(f"{name} = {entry!r} must have one to three entries: algorithm, shards, limit")
     values: list[Any] = [*entry, *(1, UNLIMITED)[len(entry) - 1 :]]
@@ -68,7 +67,7 @@ def _check_int(value: Any, what: str, entry: object, name: str) -> int:
             return operator.index(value)
         except TypeError:
             pass
-    raise TypeError(f"{name} = {entry!r}: {what} must be an int, got {value!r}")
+    raise ValueError(f"{name} = {entry!r}: {what} must be an int, got {value!r}")
 
 
 def _check_limits(tiers: dict[str, Tier]) -> None:

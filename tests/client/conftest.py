@@ -336,7 +336,7 @@ class Nowhere:
     def _register_group(self, group: Group) -> None:
         pass
 
-    def _join_group(self, wish: JoinRequest) -> JoinedRank:
+    def _join_group(self, wish: JoinRequest, enter: Callable[[JoinedRank], Group]) -> Group:
         raise AssertionError("nobody joins here")
 
     def join(self, name: str, size: int, *, rank: int, device: str, options: Any, timeout: float | None) -> Group:

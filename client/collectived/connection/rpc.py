@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 # grpc reads this while it is imported. Without it, a child that is forked beside an open session crashes now and then
 # when it connects for itself (2 of 75 times with grpcio 1.85; with it, none).
@@ -93,6 +93,10 @@ class JoinedGroup:
     rank: int
     socket_path: str
     token: bytes
+
+
+_GIVE_UP_SECONDS = 0.09  # in which a worker hears that a place is given up; Ctrl-C is to be over within 0.1
+_T = TypeVar("_T")
 
 
 class WorkerClient:
@@ -213,8 +217,15 @@ class WorkerClient:
             self._session_stream.cancel()
             self._session_stream = None
 
-    def join(self, session: bytes, wish: JoinRequest, say: Callable[[str], None]) -> JoinedGroup:
-        """Waits until the group is complete; `say` hears every 10 s who is here and who is not.
+    def join(
+        self, session: bytes, wish: JoinRequest, say: Callable[[str], None], enter: Callable[[JoinedGroup], _T]
+    ) -> _T:
+        """Waits until the group is complete; what `enter` makes of the place in it.
+
+        Where that fails the place is given up at once, for the others would wait for this rank.
+
+        Args:
+            say: hears every 10 s who is here and who is not.
 
         Raises:
             DeadlineExceededError: it was not complete in time.
@@ -233,7 +244,15 @@ class WorkerClient:
             idle=wish.idle,
         )
         with self._track_rpc(lambda: self._stub.Join(request, metadata=self._metadata), self.map_error) as exchange:
-            return self._await_join(exchange, wish, say)
+            try:
+                return enter(self._await_join(exchange, wish, say))
+            except BaseException:
+                exchange.cancel()
+                told: worker_pb2.JoinEvent | None = exchange.latest
+                if told is not None and told.HasField("joined"):
+                    with contextlib.suppress(CollectiveError):  # the session's end is the end of the place, too
+                        self.leave(session, told.joined.group.key, told.joined.rank, _GIVE_UP_SECONDS)
+                raise
 
     def _await_join(self, exchange: RpcThread, wish: JoinRequest, say: Callable[[str], None]) -> JoinedGroup:
         deadline = wish.deadline

@@ -84,6 +84,7 @@ class RpcThread:
     ) -> None:
         self._responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._call: Any = None
+        self.latest: Any = None  # the answer that came last, whether anybody has taken it or not
         self._cancelled = self._finished = False
         try:
             _run_in_thread(lambda: self._run(start, ours, answer))
@@ -107,6 +108,7 @@ class RpcThread:
                     self._responses.put(answer(self._call))
             if answer is None:
                 for event in self._call:
+                    self.latest = event
                     self._responses.put(event)
         except Exception as error:
             last = ours(error)

@@ -167,7 +167,7 @@ class LocalJob:
 
 
 @contextmanager
-def local(workers: int = 1) -> Iterator[LocalJob]:
+def local(workers: int = 1, *, timeout: float = _START_TIMEOUT) -> Iterator[LocalJob]:
     """Starts a coordinator and workers on this host, and ends them with the block.
 
     They are real daemons that belong to nobody else: on Unix sockets in a folder of their own, with loopback links
@@ -175,10 +175,11 @@ def local(workers: int = 1) -> Iterator[LocalJob]:
 
     Args:
         workers: how many; each is as if on a host of its own.
+        timeout: seconds in which each daemon must serve.
 
     Raises:
         ValueError: `workers` is no whole number from 1 to 64.
-        UnavailableError: a daemon did not serve within 30 s; the text has its last words.
+        UnavailableError: a daemon did not serve in time; the text has its last words.
     """
     count = check_integer(workers, "workers", 1, 64, "a whole number from 1 to 64")
     secret = secrets.token_hex(32)
@@ -186,14 +187,28 @@ def local(workers: int = 1) -> Iterator[LocalJob]:
         folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))  # short: a socket's path has 107 bytes at most
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         coordinator = Daemon(["coordinator", "--job", _JOB, "--listen", f"unix:{folder}/c.sock"], secret)
-        stack.callback(coordinator.close)
-        address = str(coordinator.wait_ready(_START_TIMEOUT)["address"])
+        stack.push(_closing(coordinator))
+        address = str(coordinator.wait_ready(timeout)["address"])
         options = ["--job", _JOB, "--coordinator", address, "--folder", str(folder), "--link-listen", "127.0.0.1:0"]
         daemons = []
         for task in range(count):
             daemons.append(Daemon(["worker", "--task", str(task), "--host-name", f"host{task}", *options], secret))
-            stack.callback(daemons[-1].close)
-        yield LocalJob([str(daemon.wait_ready(_START_TIMEOUT)["address"]) for daemon in daemons], coordinator, daemons)
+            stack.push(_closing(daemons[-1]))
+        yield LocalJob([str(daemon.wait_ready(timeout)["address"]) for daemon in daemons], coordinator, daemons)
+
+
+def _closing(daemon: Daemon) -> Callable[..., None]:
+    """What ends a daemon with a block, and raises that it had to be killed only where nothing else is raised."""
+
+    def close(_: object, error: BaseException | None, __: object) -> None:
+        try:
+            daemon.close()
+        except subprocess.TimeoutExpired as late:
+            if error is None:
+                raise
+            error.add_note(f"a daemon had to be killed: {late}")
+
+    return close
 
 
 @contextmanager

@@ -217,8 +217,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Leave(
         self, request: worker_pb2.LeaveRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.LeaveReply:
-        rank = self._sessions.find(request.session).find_remote_rank(request.key, request.rank)
-        unseen = await rank.remote.leave()
+        held = self._sessions.find(request.session).find_held_rank(request.key, request.rank)
+        if held.remote_rank is None:  # others leave by their doorbell; this one could not, or not yet, use it
+            held.group_loop.disconnect(held.rank, "it gave up its place while it entered the group")
+            return worker_pb2.LeaveReply()
+        unseen = await held.remote_rank.remote.leave()
         return worker_pb2.LeaveReply(unseen=verdict_to_proto(unseen) if unseen is not None else None)
 
     async def Status(

@@ -94,7 +94,7 @@ def test_status_shows_the_table_that_was_used(cluster: tuple[Any, int]) -> None:
     assert here.run(size, body, name="shuffle-3")[0] == [("shuffle", 3)]
 
 
-@pytest.mark.parametrize("algorithm", ["nccl", "nccl/rechd", "psgpu"])
+@pytest.mark.parametrize("algorithm", ["nccl", "nccl/rechd", "nccl/pscpu"])
 def test_an_algorithm_for_gpus_is_refused_by_the_worker_and_the_device_is_named(
     cluster: tuple[Any, int], algorithm: str
 ) -> None:

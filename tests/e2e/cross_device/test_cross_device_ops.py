@@ -354,7 +354,7 @@ def test_tiers_choose_by_bytes_and_results_keep_the_order_of_the_input(here: cd.
                 assert got.primary.dtype == one.primary.dtype and np.allclose(got.primary, summed(one) / by)
 
 
-@pytest.mark.parametrize("algorithm", ["nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu", "psgpu"])
+@pytest.mark.parametrize("algorithm", ["nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu"])
 def test_algorithms_for_gpus_are_refused_on_cpus_and_the_device_is_named(here: cd.Session, algorithm: str) -> None:
     ops = cd.MultiWorkerAllReduce(WORKERS, 0, algorithm, session=here)
     given = value(2, 2)
@@ -362,6 +362,12 @@ def test_algorithms_for_gpus_are_refused_on_cpus_and_the_device_is_named(here: c
         with pytest.raises(cd.errors.UnimplementedError, match=r"device:CPU:0"):
             ops.reduce("sum", given, given)
     assert np.array_equal(cd.HierarchicalCopyAllReduce(session=here).reduce("sum", given, given).primary, summed(given))
+
+
+def test_psgpu_needs_no_gpu(here: cd.Session) -> None:
+    given = value(2, 2)
+    ops = cd.MultiWorkerAllReduce(WORKERS, 0, ("psgpu", 2, -1), session=here)
+    assert np.array_equal(ops.reduce("sum", given, given).primary, summed(given))
 
 
 def test_workers_that_were_not_listed_are_named(here: cd.Session) -> None:

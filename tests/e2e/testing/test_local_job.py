@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -120,3 +121,18 @@ def test_a_daemon_that_cannot_start_says_why() -> None:
     daemon = Daemon(["worker", *["--task", "0", "--coordinator", "unix:c", "--folder", "f"], "--no-such-option"], "")
     with pytest.raises(cd.errors.UnavailableError, match="--no-such-option"):
         daemon.wait_ready(20)
+
+
+def test_the_end_of_a_job_does_not_hide_what_the_block_raised() -> None:
+    with pytest.raises(KeyError, match="mine") as error, cd.testing.local(timeout=60) as job:
+        os.kill(job._daemons[0].process.pid, signal.SIGSTOP)  # it will not end in order
+        raise KeyError("mine")
+    assert "had to be killed" in error.value.__notes__[-1]
+
+
+def test_a_job_that_does_not_serve_in_time_is_an_error() -> None:
+    with (
+        pytest.raises(cd.errors.UnavailableError, match="did not serve within 0.001 s"),
+        cd.testing.local(timeout=0.001),
+    ):
+        pass

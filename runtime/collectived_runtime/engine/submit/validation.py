@@ -24,7 +24,7 @@ from collectived_runtime.device.arithmetic import unsupported_reason
 from collectived_runtime.plan.catalog import ACROSS_ALGORITHMS
 
 MAX_TIERS = 64
-GPU_ALGORITHMS = ("nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu", "psgpu")
+GPU_ALGORITHMS = ("nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu")
 
 
 def check(collective: Collective, group: GroupInfo, rank: int | None = None) -> None:

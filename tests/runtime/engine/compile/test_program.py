@@ -167,7 +167,7 @@ def test_small_neighbours_travel_together_and_everything_else_alone() -> None:
     assert len(alone.layout.packs) == 2
 
 
-@pytest.mark.parametrize("name", ["nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu", "psgpu"])
+@pytest.mark.parametrize("name", ["nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu"])
 def test_an_algorithm_for_gpus_on_cpu_devices_is_unimplemented_and_names_the_device(name: str) -> None:
     with pytest.raises(UnimplementedError, match=f"'{name}' needs GPUs.*/job:worker/replica:0/task:0/device:CPU:0"):
         check(floats(10, all_reduce_spec=(Tier(name),)), topology(1, 1).group)
