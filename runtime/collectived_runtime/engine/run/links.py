@@ -242,7 +242,9 @@ class Links:
 
     def _on_event(self, link: Link, events: int) -> None:
         self.ready.add(link)
-        if not self._links_in_use.get(link):  # else the task that waits for it will see
+        # Else the task that waits for it will see. One that waits to receive where a frame is parked sees nothing: the
+        # link is then watched for nothing, and poll tells of its end alone, for ever.
+        if not self._links_in_use.get(link) or not self._watched_events.get(link):
             self._poll_link(link, events)
 
     def _poll_link(self, link: Link, events: int) -> None:
