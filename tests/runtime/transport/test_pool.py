@@ -6,6 +6,7 @@ import os
 import queue
 import select
 import socket
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -360,3 +361,31 @@ def test_links_that_come_back_when_the_reception_has_closed_are_closed(plain: Pa
     plain.workers[0].release_link(mine, plain.farewell)
     assert mine.stream.fileno() == -1
     assert theirs.origin is not None
+
+
+@pytest.mark.parametrize("said_farewell", [True, False], ids=["kept", "handed back"])
+@pytest.mark.parametrize("how", ["closed", "reset"])
+def test_a_kept_connection_whose_other_end_dies_is_closed_and_wakes_nobody_again(
+    plain: Pair, how: str, said_farewell: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = plain.next()
+    plain.part(mine)
+    if said_farewell:
+        theirs.send([plain.farewell])
+        plain.rested()
+    settle(lambda: len(plain.workers[0]._pool.idle) == 1)
+    assert theirs.origin is not None
+    if how == "reset":
+        theirs.origin.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    theirs.close()
+    settle(lambda: not plain.workers[0]._pool.idle)
+    turns: list[float] = []
+    begin_turn = plain.workers[0]._start_due_dials
+
+    def counted() -> None:
+        turns.append(0.0)
+        begin_turn()
+
+    monkeypatch.setattr(plain.workers[0], "_start_due_dials", counted)
+    select.select([], [], [], 0.2)
+    assert len(turns) < 10 and not plain.workers[0]._handshakes
