@@ -18,7 +18,9 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 from tests.native.ranks import Failed, Work, as_bytes, finish, make_geometry
 from tests.native.test_schedule import BUILDERS
 
@@ -26,6 +28,7 @@ from collectived_native import core, segment
 from collectived_native.segment import Geometry
 
 COUNTS = (1, 100, 5000, 40_000)
+LETTER_BYTES = (8, 5000, 300_000, 1_000_000)
 DEEDS = ("kill", "kill", "kill", "stop", "abort")
 HANG_SECONDS = 20.0
 STOP_SECONDS = 0.02
@@ -59,9 +62,15 @@ def take_part(
     engine = segment.attach(descriptor, geometry, rank)
     chance = random.Random(seed)  # the same on all ranks
     plans: dict[int, core.Plan] = {}
-    done, wrong = 0, 0
+    done, wrong, in_letter = 0, 0, False
+    seats = geometry.seats
+    letters = [known[0][0].inputs[0].view("u1")[:0], *(np.full(size, 7, np.uint8) for size in LETTER_BYTES)]
     try:
         while True:
+            in_letter = chance.random() < 0.3
+            if in_letter:
+                wrong += pass_round(engine, rank, seats, letters[chance.randrange(len(letters))])
+                in_letter = False
             batch = [chance.randrange(len(known)) for _ in range(chance.choice((1, 1, 1, 4)))]
             flight = []
             for index in batch:
@@ -77,8 +86,17 @@ def take_part(
                 wrong += as_bytes(outputs) != wanted
                 done += 1
     except Failed as failure:
-        outcome = {"rank": rank, "done": done, "wrong": wrong, "verdict": failure.verdict}
+        outcome = {"letter": in_letter, "rank": rank, "done": done, "wrong": wrong, "verdict": failure.verdict}
     os.write(report, json.dumps(outcome).encode() + b"\n")
+
+
+def pass_round(engine: core.Engine, rank: int, seats: int, value: np.ndarray) -> bool:
+    """Sends to the next rank and receives from the one before; whether something else arrived."""
+    out = np.zeros_like(value)
+    receiving = engine.receive((rank - 1) % seats, 3, (out,), 0, b"drill", core.QUIET)
+    finish(engine, engine.send((rank + 1) % seats, 3, (value,), 0, b"drill", core.BLOCKING))
+    finish(engine, receiving)
+    return out.tobytes() != value.tobytes()
 
 
 def start(descriptor: int, geometry: Geometry, known: EXPECTED, seed: int, report: int) -> dict[int, int]:
@@ -117,6 +135,8 @@ class Witness:
             self.ended[rank] = os.waitstatus_to_exitcode(os.waitpid(self.processes[rank], 0)[1])
             if self.ended[rank] < 0:
                 self.watcher.lost(rank)
+            else:
+                self.watcher.left(rank)
 
     def end_all(self) -> None:
         for descriptor, rank in self.alive.items():
@@ -167,7 +187,7 @@ def play(geometry: Geometry, known: EXPECTED, chance: random.Random) -> Round:
         found.problem = f"only {[report['rank'] for report in reports]} reported; exits {witness.ended}"
     elif any(report["wrong"] for report in reports):
         found.problem = f"wrong results: {reports}"
-    elif not reason or any(tuple(map(as_tuple, report["verdict"])) != verdict for report in reports):
+    elif not reason or any(not same_verdict(report, verdict) for report in reports):
         found.problem = f"they disagree: {reports}, the segment says {verdict}"
     elif any(report["done"] > complete for report in reports):
         found.problem = f"more was taken than is complete: {reports}, {complete}"
@@ -176,8 +196,12 @@ def play(geometry: Geometry, known: EXPECTED, chance: random.Random) -> Round:
     return found
 
 
-def as_tuple(value: int | list[int]) -> int | tuple[int, ...]:
-    return tuple(value) if isinstance(value, list) else value
+def same_verdict(report: dict[str, Any], verdict: tuple[int, int, int, tuple[int, ...]]) -> bool:
+    """Reason and culprit are the same for all, and the instance for those whose collective failed."""
+    instance, reason, culprit, missing = report["verdict"]
+    if (reason, culprit, tuple(missing)) != verdict[1:]:
+        return False
+    return bool(report["letter"]) or instance == verdict[0]
 
 
 def drill(rounds: int, seats: tuple[int, ...], seed: int) -> list[Round]:

@@ -36,6 +36,7 @@ void engine_submit(struct engine *e, struct job *job) {
         else e->first = job;
         e->last = job;
     } else {
+        atomic_fetch_add(&e->posts, 1);
         struct job **end = &e->letters;
         while (*end) end = &(*end)->next;
         *end = job;
@@ -51,6 +52,7 @@ void engine_finish(struct engine *e, struct job *job, int state) {
         while (*link && *link != job) before = *link, link = &(*link)->next;
         if (*link) *link = job->next;
         if (job->kind == COLLECTIVE && e->last == job) e->last = before;
+        if (job->kind != COLLECTIVE) atomic_fetch_sub(&e->posts, 1);
         job->stage = DONE;
         atomic_fetch_sub(&e->unfinished, 1);
     }
@@ -141,8 +143,9 @@ static u64 look_at_queue(struct engine *e, u64 t) {
 static u64 look_around(struct engine *e, u64 t) {
     struct segment *s = e->segment;
     struct job *job = head_job(e);
-    u64 until = t + SLEEP_MOST, queued = look_at_queue(e, t);
+    u64 until = t + SLEEP_MOST, queued = look_at_queue(e, t), posted = letters_expire(e, t);
     if (queued < until) until = queued;
+    if (posted < until) until = posted;
     if (!job || job->stage == QUEUED || job->stage == DONE || atomic_load(&job->state) != PENDING) return until;
     u64 n = job->instance, deadline = earliest_deadline(s, n);
     int disputed;
@@ -195,7 +198,7 @@ static u64 next_duty(struct engine *e, struct job *job, struct waiting *how, int
     if (how->interrupted && (knocks || over || t - how->looked >= LOOK_EVERY) && !(job && is_decided(e, job))) {
         how->looked = t;
         if (how->interrupted(how->argument)) {
-            if (job && job->kind == COLLECTIVE) end_now(e->segment, INTERRUPTED, e->seat);
+            if (job) end_now(e->segment, INTERRUPTED, e->seat);
             how->raised = 1;
             return *result = INTERRUPTED, 0;
         }
@@ -275,9 +278,9 @@ static void start_thread(struct engine *e) { /* under the lock */
     pthread_attr_destroy(&attributes);
 }
 
-void engine_entrust(struct engine *e) {
-    struct job *job = head_job(e);
-    if (job && job->kind == COLLECTIVE && job->plan->bytes_moved <= INLINE_BYTES) engine_advance(e, INLINE_BYTES);
+void engine_entrust(struct engine *e, struct job *job) {
+    if ((job->kind == COLLECTIVE ? job->plan->bytes_moved : job->letter.bytes) <= INLINE_BYTES)
+        engine_advance(e, INLINE_BYTES);
     if (!atomic_load(&e->unfinished)) return;
     pthread_mutex_lock(&e->lock);
     start_thread(e);
@@ -343,4 +346,5 @@ void engine_close(struct engine *e) {
         sched_yield();
     }
     if (has_thread != NO_THREAD) pthread_join(e->thread, NULL);
+    letters_close(e);
 }

@@ -37,10 +37,15 @@ struct job {
     a64 steps_done;
     const void *blob;
     u64 blob_bytes;
-    struct { /* of letters */
-        int peer, slot;
+    struct { /* of sends and receives */
+        int peer, slot; /* peer: -1: whoever sends first; slot: -1: not matched, or not begun */
         u32 tag;
-        u64 number, bytes, moved;
+        u64 serial, bytes, moved;
+        int leaves;
+        const u64 *lengths;  /* of the leaves, in bytes */
+        u64 wait_until;      /* a send lets its receiver, who is there, match it until then */
+        int expects;         /* a receive that knows blob and length beforehand */
+        _Atomic int cancels; /* it is to end unless it is matched */
     } letter;
     int notify, described;
     void *owner;      /* the binding's */
@@ -68,6 +73,9 @@ struct engine {
     pthread_mutex_t lock;
     struct job *first, *last;         /* collectives that are not done */
     struct job *letters;              /* sends and receives that are not done */
+    a32 posts;                        /* how many */
+    struct mailbox *mailbox;          /* see letters.c; made when it is first used */
+    u64 mail_seen;
     struct job *finished, **finished_end; /* to be collected */
     u64 next_instance;
     a32 unfinished;
@@ -103,7 +111,7 @@ int engine_wait(struct engine *e, struct job *job, struct waiting *how);
 /* The same for a short while, without sleeping. */
 int engine_try(struct engine *e, struct job *job, u64 nanoseconds);
 /* Makes sure that somebody goes on with what is in the queue. */
-void engine_entrust(struct engine *e);
+void engine_entrust(struct engine *e, struct job *job);
 /* Goes on with a job that was stopped with DESCRIBE. */
 void engine_resume(struct engine *e, struct job *job);
 /* Waits until there is a finished job to collect, or the time is over. */

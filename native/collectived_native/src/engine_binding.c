@@ -13,22 +13,6 @@ enum {
     DRAIN = 1000 * MILLISECOND,
 };
 
-struct held { /* a job with all that it keeps alive */
-    struct job job;
-    PyObject *plan, *blob;
-    Py_buffer *views;
-    int taken, room; /* views that are to be released; for how many there is room */
-    struct held *more; /* whose views these are, once the job was described */
-};
-
-typedef struct job_object {
-    PyObject head;
-    Engine *engine;
-    struct held *held;
-    struct job_object *next;
-    int in_flight;
-} Job;
-
 PyTypeObject *job_type, *engine_type;
 
 Engine *usable_engine(PyObject *self) {
@@ -45,28 +29,45 @@ static void let_go(struct held *h) {
     h->plan = h->blob = NULL;
 }
 
-static void free_held(struct held *h) {
+void free_held(struct held *h) {
     if (!h) return;
     let_go(h);
     free(h->more);
     free(h);
 }
 
-static struct held *make_held(int room) {
-    struct held *h = calloc(1, sizeof *h + (size_t)room * (sizeof *h->views + sizeof(char *)));
+struct held *make_held(int room) {
+    struct held *h = calloc(1, sizeof *h + (size_t)room * (sizeof *h->views + sizeof *h->starts + sizeof *h->lengths));
     if (!h) return (struct held *)PyErr_NoMemory();
     h->views = (Py_buffer *)(h + 1);
+    h->starts = (char **)(h->views + room);
+    h->lengths = (u64 *)(h->starts + room);
     h->room = room;
     return h;
 }
 
-static int take_leaf(struct held *h, PyObject *leaf, u64 bytes, int writable, const char *which, int index) {
+int take_leaf(struct held *h, PyObject *leaf, u64 bytes, int writable, int index) {
     Py_buffer *view = &h->views[h->taken];
     if (PyObject_GetBuffer(leaf, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE)) return -1;
-    ((char **)(h->views + h->room))[h->taken++] = view->buf;
-    if ((u64)view->len == bytes) return 0;
-    PyErr_Format(PyExc_ValueError, "%s %d has %zd bytes, expected %llu", which, index, view->len, (unsigned long long)bytes);
+    h->starts[h->taken] = view->buf, h->lengths[h->taken++] = (u64)view->len;
+    if ((u64)view->len == bytes || bytes == ~(u64)0) return 0;
+    PyErr_Format(PyExc_ValueError, "%s %d has %zd bytes, expected %llu", writable ? "output" : "input", index, view->len,
+                 (unsigned long long)bytes);
     return -1;
+}
+
+int take_blob(struct held *h, PyObject *blob, Py_ssize_t most) {
+    char *bytes = NULL;
+    Py_ssize_t length = 0;
+    if (blob == Py_None) return 0;
+    if (PyBytes_AsStringAndSize(blob, &bytes, &length)) return -1;
+    if (length > most) {
+        PyErr_Format(PyExc_ValueError, "a blob of %zd bytes: at most %zd", length, most);
+        return -1;
+    }
+    Py_IncRef(blob);
+    h->blob = blob, h->job.blob = bytes, h->job.blob_bytes = (u64)length;
+    return 0;
 }
 
 /* Takes hold of all leaves of a plan; 0, or -1 with an error set. */
@@ -76,19 +77,17 @@ static int take_leaves(struct held *h, const struct plan *plan, PyObject *inputs
             PyErr_Format(PyExc_ValueError, "the plan has %d leaves in and %d out", plan->leaves_in, plan->leaves_out);
         return -1;
     }
-    char **pointers = (char **)(h->views + h->room);
     for (int out = 0, index = 0; out < 2; out++, index = 0)
         for (int i = 0; i < plan->phases; i++) {
             const struct phase *p = &plan->phase[i];
             const u64 *starts = out ? p->starts_out : p->starts_in;
             for (int leaf = 0; leaf < (out ? p->leaves_out : p->leaves_in); leaf++, index++)
                 if (take_leaf(h, PyTuple_GetItem(out ? outputs : inputs, index),
-                              (starts[leaf + 1] - starts[leaf]) * (out ? p->result_item : p->item), out, out ? "output" : "input",
-                              index))
+                              (starts[leaf + 1] - starts[leaf]) * (out ? p->result_item : p->item), out, index))
                     return -1;
         }
-    h->job.values.in = (const char **)pointers;
-    h->job.values.out = pointers + plan->leaves_in;
+    h->job.values.in = (const char **)h->starts;
+    h->job.values.out = h->starts + plan->leaves_in;
     return 0;
 }
 
@@ -97,13 +96,7 @@ static struct held *hold(Engine *e, PyObject *plan_object, PyObject *inputs, PyO
     Plan *plan = plan_of(e, plan_object);
     if (!plan) return NULL;
     u64 nanoseconds = PyLong_AsUnsignedLongLong(timeout);
-    char *bytes = NULL;
-    Py_ssize_t length = 0;
-    if (PyErr_Occurred() || (blob != Py_None && PyBytes_AsStringAndSize(blob, &bytes, &length))) return NULL;
-    if (length > MAX_BLOB || (length && !plan->plan->meets)) {
-        PyErr_Format(PyExc_ValueError, "a blob of %zd bytes: at most %d where the plan meets, else none", length, MAX_BLOB);
-        return NULL;
-    }
+    if (PyErr_Occurred()) return NULL;
     int room = plan->plan->leaves_in + plan->plan->leaves_out;
     struct held *h = e->spare && e->spare->room >= room ? e->spare : make_held(room < 4 ? 4 : room);
     if (!h) return NULL;
@@ -111,12 +104,8 @@ static struct held *hold(Engine *e, PyObject *plan_object, PyObject *inputs, PyO
     memset(&h->job, 0, sizeof h->job);
     Py_IncRef(plan_object);
     h->plan = plan_object, h->job.plan = plan->plan;
-    if (length) {
-        Py_IncRef(blob);
-        h->blob = blob, h->job.blob = bytes, h->job.blob_bytes = (u64)length;
-    }
     if (nanoseconds) h->job.deadline = engine_now(e->engine) + nanoseconds;
-    if (!take_leaves(h, plan->plan, inputs, outputs)) return h;
+    if (!take_blob(h, blob, plan->plan->meets ? MAX_BLOB : 0) && !take_leaves(h, plan->plan, inputs, outputs)) return h;
     free_held(h);
     return NULL;
 }
@@ -175,18 +164,12 @@ static int wait_for(Engine *e, struct job *job, u64 until, int knocks, int *rais
     return found;
 }
 
-/* run(plan, inputs, outputs, timeout_ns, blob) */
-static PyObject *engine_run(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Engine *e = usable_engine(self);
-    if (!e || has_arguments(count, 5, "(plan, inputs, outputs, timeout_ns, blob)")) return NULL;
-    if (e->in_flight) reap(e);
-    struct held *h = hold(e, args[0], args[1], args[2], args[3], args[4]);
-    if (!h) return NULL;
+PyObject *carry_out(Engine *e, struct held *h, u64 bytes) {
     int raised = 0, found = PENDING;
     engine_submit(e->engine, &h->job);
-    if (h->job.plan->bytes_moved < KEEP_GIL_BELOW) found = engine_try(e->engine, &h->job, TRY_NANOSECONDS);
+    if (bytes < KEEP_GIL_BELOW) found = engine_try(e->engine, &h->job, TRY_NANOSECONDS);
     if (found == PENDING) found = wait_for(e, &h->job, 0, 1, &raised);
-    if (found == COMPLETE && !raised) {
+    if (found == COMPLETE && !raised && !h->more) {
         let_go(h);
         if (e->spare) free(e->spare);
         e->spare = h;
@@ -195,21 +178,28 @@ static PyObject *engine_run(PyObject *self, PyObject *const *args, Py_ssize_t co
     if (!raised || !is_over(h)) {
         PyObject *job = wrap(e, h);
         if (!raised) return job;
-        Py_DecRef(job); /* the engine has one */
+        if (job) Py_DecRef(job); /* the engine has one */
         return NULL;
     }
     free_held(h);
     return NULL;
 }
 
-static PyObject *start(Engine *e, PyObject *const *args, int notify) {
-    reap(e);
-    struct held *h = hold(e, args[0], args[1], args[2], args[3], args[4]);
-    PyObject *job = h ? wrap(e, h) : NULL;
+PyObject *start(Engine *e, struct held *h, int notify) {
+    PyObject *job = wrap(e, h);
     if (!job) return NULL;
     h->job.notify = notify;
     engine_submit(e->engine, &h->job);
     return job;
+}
+
+/* run(plan, inputs, outputs, timeout_ns, blob) */
+static PyObject *engine_run(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Engine *e = usable_engine(self);
+    if (!e || has_arguments(count, 5, "(plan, inputs, outputs, timeout_ns, blob)")) return NULL;
+    if (e->in_flight) reap(e);
+    struct held *h = hold(e, args[0], args[1], args[2], args[3], args[4]);
+    return h ? carry_out(e, h, h->job.plan->bytes_moved) : NULL;
 }
 
 /* submit(plan, inputs, outputs, timeout_ns, blob, notify) */
@@ -217,8 +207,10 @@ static PyObject *engine_submit_job(PyObject *self, PyObject *const *args, Py_ssi
     Engine *e = usable_engine(self);
     if (!e || has_arguments(count, 6, "(plan, inputs, outputs, timeout_ns, blob, notify)")) return NULL;
     int notify = PyObject_IsTrue(args[5]);
-    PyObject *job = notify < 0 ? NULL : start(e, args, notify);
-    if (job) engine_entrust(e->engine);
+    reap(e);
+    struct held *h = notify < 0 ? NULL : hold(e, args[0], args[1], args[2], args[3], args[4]);
+    PyObject *job = h ? start(e, h, notify) : NULL;
+    if (job) engine_entrust(e->engine, &((Job *)job)->held->job);
     return job;
 }
 
@@ -226,10 +218,12 @@ static PyObject *engine_submit_job(PyObject *self, PyObject *const *args, Py_ssi
 static PyObject *engine_enqueue(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Engine *e = usable_engine(self);
     if (!e || has_arguments(count, 5, "(plan, inputs, outputs, timeout_ns, blob)")) return NULL;
-    return start(e, args, 0);
+    reap(e);
+    struct held *h = hold(e, args[0], args[1], args[2], args[3], args[4]);
+    return h ? start(e, h, 0) : NULL;
 }
 
-static Job *usable_job(PyObject *self) {
+Job *usable_job(PyObject *self) {
     Job *job = (Job *)self;
     return usable_engine((PyObject *)job->engine) ? job : NULL;
 }
@@ -264,7 +258,7 @@ static PyObject *job_phases_done(PyObject *self, PyObject *unused) {
     const struct job *job = &((Job *)self)->held->job;
     (void)unused;
     if (atomic_load(&job->state) == COMPLETE && job->stage == DONE) return PyLong_FromLong(-1);
-    return PyLong_FromLong(job->stage == STEPS ? phases_below(job->plan, load(&job->steps_done)) : 0);
+    return PyLong_FromLong(job->kind == COLLECTIVE && job->stage == STEPS ? phases_below(job->plan, load(&job->steps_done)) : 0);
 }
 
 /* blobs(): what all seats have said in the first tick, copied */
@@ -272,6 +266,7 @@ static PyObject *job_blobs(PyObject *self, PyObject *unused) {
     Job *job = usable_job(self);
     (void)unused;
     if (!job) return NULL;
+    if (job->held->job.kind != COLLECTIVE) return letter_blob(job);
     const struct segment *s = job->engine->segment;
     int seats = (int)s->geometry.seats;
     PyObject *found = PyTuple_New(seats);
@@ -284,30 +279,36 @@ static PyObject *job_blobs(PyObject *self, PyObject *unused) {
     return found;
 }
 
+void go_on(Job *job, struct held *described) {
+    struct held *h = job->held; /* it stays where the engine knows it, and borrows what the other holds */
+    PyObject *blob = h->blob;
+    h->blob = NULL;
+    let_go(h);
+    h->blob = blob, h->plan = described->plan;
+    h->job.values = described->job.values;
+    h->views = described->views, h->taken = described->taken, h->room = described->room;
+    h->starts = described->starts, h->lengths = described->lengths;
+    h->more = described;
+    engine_resume(job->engine->engine, &h->job);
+}
+
 /* describe(plan, inputs, outputs) */
 static PyObject *job_describe(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Job *job = usable_job(self);
     if (!job || has_arguments(count, 3, "(plan, inputs, outputs)")) return NULL;
-    struct held *h = job->held;
-    if (atomic_load(&h->job.state) != DESCRIBE) {
+    if (atomic_load(&job->held->job.state) != DESCRIBE) {
         PyErr_SetString(PyExc_RuntimeError, "the job does not wait for a description");
         return NULL;
     }
+    if (job->held->job.kind != COLLECTIVE) return letter_describe(job, args[2]);
     Plan *plan = plan_of(job->engine, args[0]);
-    if (!plan) return NULL;
-    struct held *described = make_held(plan->plan->leaves_in + plan->plan->leaves_out);
+    struct held *described = plan ? make_held(plan->plan->leaves_in + plan->plan->leaves_out) : NULL;
     if (!described) return NULL;
     if (take_leaves(described, plan->plan, args[1], args[2])) return free_held(described), NULL;
-    /* The job itself stays where the engine knows it; it borrows what the other holds. */
-    PyObject *blob = h->blob; /* compared with those of others no more, but its bytes may still be read */
-    h->blob = NULL;
-    let_go(h);
-    h->blob = blob;
     Py_IncRef(args[0]);
-    h->plan = args[0], h->job.plan = plan->plan, h->job.values = described->job.values;
-    h->views = described->views, h->taken = described->taken, h->room = described->room;
-    h->more = described;
-    engine_resume(job->engine->engine, &h->job);
+    described->plan = args[0];
+    job->held->job.plan = plan->plan;
+    go_on(job, described);
     return none();
 }
 
@@ -393,6 +394,7 @@ static PyObject *engine_leave(PyObject *self, PyObject *unused) {
     struct segment *s = e->segment;
     u64 n = e->engine->next_instance, complete;
     PyThreadState *state = PyEval_SaveThread();
+    atomic_fetch_or(&head_of(s)->gone[e->engine->seat / 64], (u64)1 << e->engine->seat % 64);
     lower_limit(s, n, LEFT, e->engine->seat);
     ring_all(s);
     complete = load(&head_of(s)->decided) >> 16;
@@ -455,6 +457,8 @@ static PyMethodDef engine_methods[] = {
     FAST_METHOD("run", engine_run, "Carry out a collective; None, or a job to be waited for."),
     FAST_METHOD("submit", engine_submit_job, "Start a collective; its job."),
     FAST_METHOD("enqueue", engine_enqueue, "The same, but only `advance` carries it on."),
+    FAST_METHOD("send", engine_send, "Send to a seat; None, or a job to be waited for."),
+    FAST_METHOD("receive", engine_receive, "Receive from a seat, or from any; None, or a job to be waited for."),
     {"collect", engine_collect, METH_O, "Notified jobs that are done, or need to be described."},
     {"advance", engine_advance_seat, METH_O, "Do what can be done without waiting; whether anything was."},
     {"verdict", engine_verdict, METH_NOARGS, "(instance, reason, culprit, missing)"},
@@ -471,6 +475,8 @@ static PyMethodDef job_methods[] = {
     {"instance", job_instance, METH_NOARGS, "Its number."},
     {"phases_done", job_phases_done, METH_NOARGS, "Phases that are delivered, -1: all."},
     {"blobs", job_blobs, METH_NOARGS, "What each seat has said in the first tick."},
+    {"source", job_source, METH_NOARGS, "Of a receive: who sent; -1: not known yet."},
+    {"cancel", job_cancel, METH_NOARGS, "Withdraw a receive that is not matched; wait for what comes of it."},
     FAST_METHOD("describe", job_describe, "Say what to do with what others have told."),
     {NULL, NULL, 0, NULL},
 };

@@ -33,6 +33,7 @@ enum {
     LETTERS = 64,        /* of one sender, on their way */
     LETTER_SLOT = 4096,  /* bytes that each of them has at hand; longer ones get more */
     LETTER_BLOB = 1024,
+    LETTER_RING = 256 << 10,
     CACHE_LINE = 64,
     PAGE = 4096,
 };
@@ -88,15 +89,15 @@ enum { /* flags of a record; bits 32-63: bytes of the blob */
     RECORD_BLOB_SHIFT = 32,
 };
 
-struct letter { /* one send; written by the sender alone, but for what the receiver says in its `receipts` */
+struct letter { /* one send; written by the sender alone. What the receiver says of it lies in its `receipts` */
     _Alignas(CACHE_LINE) a64 serial; /* odd while the letter is valid; counts up */
     a64 address;                     /* receiver << 32 | tag */
     a64 number;                      /* among the letters for this receiver and tag */
     a64 bytes;
     a64 blob_bytes;
-    a64 filled; /* bytes that can be read */
-    a64 place;  /* of the first block, within the seat's mail; ~0: in the letter's own slot */
-    a64 tail;   /* of the rest of a letter nobody asked for; ~0: the first block is a ring */
+    a64 filled;  /* bytes that can be read */
+    a64 place;   /* within the seat's mail; ~0: in the letter's own slot, after the blob */
+    a64 is_ring; /* what exceeds LETTER_RING bytes is written over what has been taken */
 };
 
 struct receipt { /* what a receiver says of one letter: whose serial it has matched, and how far it has read */
@@ -108,6 +109,8 @@ struct seat { /* the start of a seat's own range */
     _Alignas(CACHE_LINE) a64 progress; /* instance << TICK_BITS | ticks published in it */
     a64 ticks;                         /* published since the segment was made */
     struct record record[2];
+    _Alignas(CACHE_LINE) a64 live; /* letters that are valid: a bit each */
+    a64 posted;                    /* receives that are not matched */
     _Alignas(CACHE_LINE) a32 cpu; /* 1 + where it waited last */
     a64 slept, hops;
     a64 missing[SEAT_WORDS]; /* who had not come when this seat let an instance expire */
@@ -130,6 +133,7 @@ struct head {
     _Alignas(CACHE_LINE) a64 limit;   /* from this instance on none can complete: as `decided`; ~0: no limit */
     a64 waiting;                      /* how many wait to join the group */
     a64 missing[SEAT_WORDS];          /* who had not come when the worker let an instance expire */
+    a64 gone[SEAT_WORDS];             /* seats that send and receive no more */
     _Alignas(CACHE_LINE) a64 sleepers[SEAT_WORDS]; /* seats that sleep until `decided` changes */
     struct counter blocks[MAX_SEATS / BLOCK_SEATS], top;
     struct meeting_place places[];

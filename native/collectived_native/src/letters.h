@@ -7,6 +7,10 @@
 /* Does what can be done for sends and receives; whether anything was. */
 int letters_advance(struct engine *e);
 /* Whether something has come since. */
-int letters_came(struct engine *e);
+int letters_came(const struct engine *e);
+/* Ends what has waited too long; when the next deadline is, ~0: there is none. */
+u64 letters_expire(struct engine *e, u64 t);
+/* Forgets what the engine remembers of letters. */
+void letters_close(struct engine *e);
 
 #endif

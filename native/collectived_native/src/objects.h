@@ -24,6 +24,24 @@ typedef struct {
     u64 serial; /* of the segment */
 } Plan;
 
+struct held { /* a job with all that it keeps alive */
+    struct job job;
+    PyObject *plan, *blob;
+    Py_buffer *views;
+    int taken, room;   /* views that are to be released; for how many there is room */
+    char **starts;     /* of them */
+    u64 *lengths;
+    struct held *more; /* whose views these are, once the job was described */
+};
+
+typedef struct job_object {
+    PyObject head;
+    Engine *engine;
+    struct held *held;
+    struct job_object *next;
+    int in_flight;
+} Job;
+
 static inline PyObject *none(void) {
     Py_IncRef(Py_None);
     return Py_None;
@@ -51,6 +69,26 @@ Engine *usable_engine(PyObject *self);
 PyObject *engine_plan(PyObject *self, PyObject *const *args, Py_ssize_t count);
 /* NULL with an error set where the object is no plan of this engine's. */
 Plan *plan_of(const Engine *e, PyObject *object);
+/* For so many leaves; NULL with an error set. */
+struct held *make_held(int room);
+void free_held(struct held *h);
+/* Takes hold of a leaf; 0, or -1 with an error set. `bytes` ~0: any length. */
+int take_leaf(struct held *h, PyObject *leaf, u64 bytes, int writable, int index);
+/* A reference to the blob of a job, or None; 0, or -1 with an error set. */
+int take_blob(struct held *h, PyObject *blob, Py_ssize_t most);
+/* Submits a job that waits for its end: None, or a job that goes on, or has ended otherwise than well. */
+PyObject *carry_out(Engine *e, struct held *h, u64 bytes);
+/* Submits a job and returns. */
+PyObject *start(Engine *e, struct held *h, int notify);
+/* Goes on with a job that was stopped, with the leaves that `described` holds. */
+void go_on(Job *job, struct held *described);
+Job *usable_job(PyObject *self);
+PyObject *engine_send(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *engine_receive(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *job_cancel(PyObject *self, PyObject *unused);
+PyObject *job_source(PyObject *self, PyObject *unused);
+PyObject *letter_blob(Job *job);
+PyObject *letter_describe(Job *job, PyObject *outputs);
 /* An OSError of errno, or a ValueError where the geometry is out of range. */
 PyObject *raise_segment_error(void);
 

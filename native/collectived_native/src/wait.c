@@ -64,6 +64,7 @@ int look(const struct engine *e) {
     const struct segment *s = e->segment;
     u64 n = e->wait.instance;
     int found = outcome(atomic_load(&head_of(s)->decided), n);
+    if (atomic_load(&e->posts) && atomic_load(&place_of(s, e->seat)->mail) != e->mail_seen) return 1;
     if (e->wait.seat >= 0) /* a step may begin though the instance is decided, never though it has failed */
         return found > 0 || atomic_load(&seat_of(s, e->wait.seat)->progress) >= e->wait.want;
     return found != PENDING || (e->wait.everybody && all_published(s, e->wait.want));

@@ -48,7 +48,7 @@ static u64 limit_to(struct segment *s, u64 n, int reason, int culprit) {
     lower_limit(s, n, reason, culprit);
     ring_all(s); /* it may have died between a change and waking those who sleep on it, too */
     complete = load(&head_of(s)->decided) >> 16;
-    if (complete >= n) end_generation(s, complete, reason, culprit);
+    if (complete >= n) apply_limit(s, complete);
     return n;
 }
 
@@ -60,6 +60,7 @@ static PyObject *gone(PyObject *self, PyObject *number, int reason) {
     PyThreadState *state = PyEval_SaveThread();
     u64 complete = load(&head_of(s)->decided) >> 16;
     if (all_there(s, complete)) decide(s, complete);
+    atomic_fetch_or(&head_of(s)->gone[seat / 64], (u64)1 << seat % 64);
     u64 n = limit_to(s, first_lost(s, seat), reason, seat);
     PyEval_RestoreThread(state);
     w->dead[seat / 64] |= (u64)1 << seat % 64;

@@ -122,9 +122,12 @@ int decide(struct segment *s, u64 n) {
 }
 
 void lower_limit(struct segment *s, u64 n, int reason, int culprit) {
-    u64 limit = n << 16 | (u64)culprit << 4 | (u64)reason, was = atomic_load(&head_of(s)->limit);
-    for (int i = 0; i < TRIES && limit >> 16 < was >> 16; i++)
+    u64 was = atomic_load(&head_of(s)->limit);
+    for (int i = 0; i < TRIES && n < was >> 16; i++) {
+        int doomed = was != ~(u64)0 && reason == LEFT; /* those who leave because of it are not to blame */
+        u64 limit = n << 16 | (doomed ? was & 0xffff : (u64)culprit << 4 | (u64)reason);
         if (atomic_compare_exchange_weak(&head_of(s)->limit, &was, limit)) break;
+    }
 }
 
 int apply_limit(struct segment *s, u64 n) {

@@ -1,0 +1,123 @@
+/* letter_binding.c: sends and receives as Python calls. */
+#include <string.h>
+
+#include "letters.h"
+#include "objects.h"
+
+enum { BLOCKING, QUIET, NOTIFYING }; /* how a caller learns of the end */
+
+struct request {
+    long peer, tag, mode;
+    u64 deadline;
+};
+
+/* 0, or -1 with an error set. */
+static int read_request(const Engine *e, struct request *r, PyObject *peer, PyObject *tag, PyObject *timeout, PyObject *mode, int least) {
+    r->peer = PyLong_AsLong(peer), r->tag = PyLong_AsLong(tag), r->mode = PyLong_AsLong(mode);
+    u64 nanoseconds = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(timeout);
+    if (PyErr_Occurred()) return -1;
+    if (r->peer < least || r->peer >= (long)e->segment->geometry.seats || r->tag < 0 || r->tag > 0xffffffff || r->mode < BLOCKING ||
+        r->mode > NOTIFYING) {
+        PyErr_Format(PyExc_ValueError, "no such seat, tag or mode: %ld, %ld, %ld", r->peer, r->tag, r->mode);
+        return -1;
+    }
+    r->deadline = nanoseconds ? engine_now(e->engine) + nanoseconds : 0;
+    return 0;
+}
+
+/* Takes hold of all leaves; their bytes, or -1 with an error set. */
+static Py_ssize_t take_all(struct held *h, PyObject *leaves, int writable) {
+    Py_ssize_t bytes = 0;
+    for (int i = 0; i < h->room; i++) {
+        if (take_leaf(h, PyTuple_GetItem(leaves, i), ~(u64)0, writable, i)) return -1;
+        bytes += h->views[i].len;
+    }
+    h->job.values.in = (const char **)h->starts, h->job.values.out = h->starts;
+    h->job.letter.lengths = h->lengths, h->job.letter.leaves = h->taken;
+    return bytes;
+}
+
+static struct held *hold_letter(enum kind kind, PyObject *leaves, const struct request *r, PyObject *blob) {
+    Py_ssize_t count = leaves == Py_None ? 0 : PyTuple_Size(leaves), bytes;
+    struct held *h = count < 0 ? NULL : make_held((int)count);
+    if (!h) return NULL;
+    h->job.kind = kind;
+    if (take_blob(h, blob, LETTER_BLOB) || (bytes = take_all(h, leaves, kind == RECEIVE)) < 0) return free_held(h), NULL;
+    h->job.letter.peer = (int)r->peer, h->job.letter.tag = (u32)r->tag, h->job.letter.slot = -1;
+    h->job.letter.bytes = (u64)bytes, h->job.letter.expects = leaves != Py_None;
+    h->job.deadline = r->deadline;
+    return h;
+}
+
+static PyObject *submit(Engine *e, struct held *h, long mode, u64 bytes) {
+    if (mode == BLOCKING && h->job.letter.peer >= 0) return carry_out(e, h, bytes); /* else the job says who sent */
+    PyObject *job = start(e, h, mode == NOTIFYING);
+    if (job) engine_entrust(e->engine, &h->job);
+    return job;
+}
+
+/* send(to, tag, inputs, timeout_ns, blob, mode) */
+PyObject *engine_send(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Engine *e = usable_engine(self);
+    struct request r;
+    if (!e || has_arguments(count, 6, "(to, tag, inputs, timeout_ns, blob, mode)") || read_request(e, &r, args[0], args[1], args[3], args[5], 0))
+        return NULL;
+    struct held *h = hold_letter(SEND, args[2], &r, args[4]);
+    return h ? submit(e, h, r.mode, h->job.letter.bytes) : NULL;
+}
+
+/* receive(source, tag, outputs, timeout_ns, blob, mode): outputs None: not known before */
+PyObject *engine_receive(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Engine *e = usable_engine(self);
+    struct request r;
+    if (!e || has_arguments(count, 6, "(source, tag, outputs, timeout_ns, blob, mode)") || read_request(e, &r, args[0], args[1], args[3], args[5], -1))
+        return NULL;
+    struct held *h = hold_letter(RECEIVE, args[2], &r, args[4]);
+    if (!h) return NULL;
+    atomic_fetch_add(&seat_of(e->segment, e->engine->seat)->posted, 1);
+    return submit(e, h, r.mode, h->job.letter.bytes);
+}
+
+PyObject *job_source(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromLong(((Job *)self)->held->job.letter.peer);
+}
+
+PyObject *job_cancel(PyObject *self, PyObject *unused) {
+    Job *job = usable_job(self);
+    (void)unused;
+    if (!job) return NULL;
+    struct engine *e = job->engine->engine;
+    if (job->held->job.kind == RECEIVE) {
+        atomic_store(&job->held->job.letter.cancels, 1);
+        atomic_fetch_add(&place_of(e->segment, e->seat)->mail, 1); /* whoever drives looks at it */
+        if (!engine_advance(e, 1)) ring(e->segment, e->seat);
+    }
+    return none();
+}
+
+/* What the sender has told of a letter that is matched, copied. */
+PyObject *letter_blob(Job *job) {
+    const struct job *j = &job->held->job;
+    const struct segment *s = job->engine->segment;
+    if (j->kind != RECEIVE || j->letter.slot < 0 || atomic_load(&j->state) != DESCRIBE) {
+        PyErr_SetString(PyExc_RuntimeError, "the job does not wait for a description");
+        return NULL;
+    }
+    u64 length = load(&letters_of(s, j->letter.peer)[j->letter.slot].blob_bytes);
+    PyObject *blob = PyBytes_FromStringAndSize(slot_of(s, j->letter.peer, j->letter.slot), (Py_ssize_t)(length <= LETTER_BLOB ? length : 0));
+    return pack(&blob, 1);
+}
+
+PyObject *letter_describe(Job *job, PyObject *outputs) {
+    Py_ssize_t count = PyTuple_Size(outputs), bytes;
+    struct held *described = count < 0 ? NULL : make_held((int)count);
+    if (!described) return NULL;
+    bytes = take_all(described, outputs, 1);
+    if (bytes >= 0 && (u64)bytes != job->held->job.letter.bytes)
+        PyErr_Format(PyExc_ValueError, "the outputs have %zd bytes, the letter %llu", bytes, (unsigned long long)job->held->job.letter.bytes);
+    if (bytes < 0 || PyErr_Occurred()) return free_held(described), NULL;
+    job->held->job.letter.lengths = described->lengths, job->held->job.letter.leaves = described->taken;
+    go_on(job, described);
+    return none();
+}
