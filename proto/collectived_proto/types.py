@@ -375,7 +375,7 @@ class Member:
 
     def __str__(self) -> str:
         where = f"{self.label}, " if self.label else ""
-        return f"rank {self.rank} ({where}host {self.host}, pid {self.pid}, {self.device})"
+        return f"rank {self.rank} ({where}host {self.host}, pid {self.pid})"
 
 
 def unscoped_name(name: str) -> str:

@@ -19,6 +19,7 @@ from collectived_proto.report.phrases import sanitize_text
 from collectived_proto.types import Verdict, unscoped_name
 from collectived_runtime.limits.log_rate import LogRateFilter
 
+_LINE_BREAK = re.compile(r"\s*\n\s*")
 _CONTROL_CHARACTERS = re.compile(
     "[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
 )  # a terminal
@@ -62,15 +63,6 @@ def verdict_fields(verdict: Verdict) -> dict[str, Any]:
     )
 
 
-def format_verdict(verdict: Verdict, text: str = "") -> str:
-    """The same for people: what was decided, in words of its own or those given, then what it is about."""
-    about = [f"key {verdict.key}", f"generation {verdict.generation}"]
-    if verdict.instance >= 0:
-        about.append(f"instance {verdict.instance}")
-    about += [verdict.op] if verdict.op else []
-    return f"{text or verdict.message} [{', '.join([*about, _code_name(verdict)])}]"
-
-
 def _code_name(verdict: Verdict) -> str:
     try:
         return Code(verdict.code).name
@@ -83,13 +75,13 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class TextLines(logging.Formatter):
-    """`2026-11-22 13:09:17,332 WARNING collectived.group_loop: …`; a line break in a message is written as `\\n`."""
+    """`2026-11-22 13:09:17,332 WARNING collectived.group_loop: …`; a line break in a message is written as `; `."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return sanitize_text(super().formatMessage(record)).replace("\n", "\\n")
+        return _LINE_BREAK.sub("; ", sanitize_text(super().formatMessage(record)))
 
     def format(self, record: logging.LogRecord) -> str:
         return sanitize_text(super().format(record))  # a traceback too, whose lines stay

@@ -15,7 +15,6 @@ from collectived_proto.types import Member, Verdict
 from collectived_runtime.logs import (
     JsonLines,
     TextLines,
-    format_verdict,
     is_worth_logging,
     log_fields,
     verdict_fields,
@@ -56,9 +55,6 @@ def record() -> Callable[..., logging.LogRecord]:
 
 def test_a_failure_has_the_identifiers_of_status_and_trace() -> None:
     assert verdict_fields(VERDICT)["facts"] == FACTS
-    about = "[key 7, generation 100, instance 5, all_reduce(sum), DEADLINE_EXCEEDED]"
-    assert format_verdict(VERDICT) == f"rank 1 was missing {about}"
-    assert format_verdict(VERDICT, "group 'train' failed") == f"group 'train' failed {about}"
 
 
 def test_json_is_one_object_a_line(record: Callable[..., logging.LogRecord]) -> None:
@@ -92,7 +88,7 @@ def test_a_caller_that_went_before_its_answer_came_is_no_news(error: type[Except
 
 def test_text_is_one_line(record: Callable[..., logging.LogRecord]) -> None:
     line = TextLines().format(record("two\nlines", **log_fields(event="x")))
-    assert line.endswith(" WARNING collectived.test: two\\nlines")
+    assert line.endswith(" WARNING collectived.test: two; lines")
 
 
 def test_names_do_not_steer_the_terminal_that_shows_a_log(record: Callable[..., logging.LogRecord]) -> None:

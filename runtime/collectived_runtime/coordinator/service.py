@@ -51,7 +51,7 @@ from collectived_runtime.coordinator.status import (
 )
 from collectived_runtime.coordinator.trace_collector import TraceCollector, TracedWorker
 from collectived_runtime.heap import HeapTrimmer
-from collectived_runtime.logs import format_verdict, verdict_fields
+from collectived_runtime.logs import verdict_fields
 
 INSPECTION_SECONDS = 0.3
 TRIM_DELAY_SECONDS = 15.0  # after a worker's stream has ended: what is known of a worker that is lost is gone by then
@@ -291,7 +291,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     if verdict is None:
                         _log.log(_LEVELS[level], "%s", text)
                     else:
-                        _log.log(_LEVELS[level], "%s", format_verdict(verdict, text), extra=verdict_fields(verdict))
+                        _log.log(_LEVELS[level], "%s", text, extra=verdict_fields(verdict))
                 case SaveTable(name, table):
                     self._store_table(name, table)
                 case Disconnect(task, incarnation, code, why):

@@ -19,7 +19,7 @@ SAME = ("group", "key", "generation", "instance", "op", "code")
 
 
 def test_a_failure_is_logged_once_by_each_daemon(make_cluster: Callable[..., Cluster]) -> None:
-    json_lines = ("--log-format", "json")
+    json_lines = ("--log-format", "json", "--log-level", "info")
     cluster = make_cluster(2, options=json_lines, worker_options=json_lines)
 
     def body(group: cd.Group) -> None:

@@ -14,15 +14,15 @@ def reports(count: int) -> list[tuple[str, list[Member], str]]:
 
 
 def test_a_failure_of_nccl_is_quoted_with_its_place_and_nobody_is_called_lost() -> None:
-    place = "on worker 0, of rank 0 (host host0, pid 70, GPU:0), NCCL: no 0"
+    place = "on worker 0, of rank 0 (host host0, pid 70), NCCL: no 0"
     assert (
         nccl_failure_text(WHAT, reports(1), ()) == f"{WHAT} failed: {place}; no member of the group is known to be lost"
     )
 
 
 def test_who_is_known_to_be_lost_is_named_beside_it() -> None:
-    assert nccl_failure_text(WHAT, reports(1), MEMBERS[1:2]).endswith("; rank 1 (host host1, pid 71, GPU:1) is lost")
-    assert nccl_failure_text(WHAT, reports(1), MEMBERS[1:3]).endswith("rank 2 (host host2, pid 72, GPU:2) are lost")
+    assert nccl_failure_text(WHAT, reports(1), MEMBERS[1:2]).endswith("; rank 1 (host host1, pid 71) is lost")
+    assert nccl_failure_text(WHAT, reports(1), MEMBERS[1:3]).endswith("rank 2 (host host2, pid 72) are lost")
 
 
 def test_of_many_workers_on_which_nccl_failed_the_first_few_are_quoted() -> None:

@@ -429,7 +429,7 @@ def _record(book: Registry, generation: GroupRun, verdict: Verdict, now: float) 
     generation.failed = True
     book.failures.appendleft(Failure(now, verdict))
     book.counts.verdicts[verdict.code] = book.counts.verdicts.get(verdict.code, 0) + 1
-    yield Log("warning", f"group {group!r} failed with {Code(verdict.code).name}: {verdict.message}", verdict)
+    yield Log("info", f"group {group!r} failed with {Code(verdict.code).name}: {verdict.message}", verdict)
     book.retire_if_over(generation)
 
 

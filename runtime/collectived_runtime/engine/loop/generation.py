@@ -37,7 +37,7 @@ from collectived_runtime.engine.run import host_task
 from collectived_runtime.engine.run.links import Links, PeerDeparted, PeerNetwork
 from collectived_runtime.engine.submit.tracker import Arrival, Instance, InstanceTracker
 from collectived_runtime.limits.rejections import MessageSource
-from collectived_runtime.logs import format_verdict, verdict_fields
+from collectived_runtime.logs import verdict_fields
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken, LinkProtocolError
 
@@ -439,11 +439,11 @@ class Generation:
         self._log_verdict(verdict, bool(failing))
 
     def _log_verdict(self, verdict: Verdict, failing: bool) -> None:
-        """A failure is logged once, whatever follows from it; that somebody has left in order is none by itself."""
+        """Clients hear of it by their exceptions. It is logged once; that somebody has left is no failure."""
         news = not self._failure_logged and (failing or not verdict.orderly)
         self._failure_logged |= news
-        level = logging.WARNING if news else logging.DEBUG
-        log.log(level, "group %s: %s", self._name, format_verdict(verdict), extra=verdict_fields(verdict))
+        level = logging.INFO if news else logging.DEBUG
+        log.log(level, "group %s: %s", self._name, verdict.message, extra=verdict_fields(verdict))
 
     def _stop_execution(self) -> None:
         running = self.execution
