@@ -196,9 +196,9 @@ class GrpcChannel(RankChannel):
         return True
 
     def _end(self, call: Call, verdict: Verdict | None) -> None:
-        del self._calls[call.instance]
         self.rank_state.on_call_ended(call, verdict)
         call.end(verdict)
+        del self._calls[call.instance]  # not before: what failed until here still has to end
         self._leader_follower.wake(call)
         self.callbacks.on_call_ended(call)
 

@@ -160,7 +160,6 @@ class InFlightCalls:
 
     def end(self, call: Call, verdict: Verdict | None, retire: bool = False) -> None:
         """Ends a call; with `retire`, the worker may still be reading its inputs."""
-        del self.calls[call.instance]
         if retire:
             self._retired[call.generation, call.instance] = call
         call.waiting = self._waiting
@@ -168,6 +167,7 @@ class InFlightCalls:
             self.results.release_event(call.launched.event)
         self._rank_state.on_call_ended(call, verdict)
         call.end(verdict, retire)
+        del self.calls[call.instance]  # not before: what failed until here still has to end
         self._leader_follower.wake(call)
         self._callbacks.on_call_ended(call)
         if self.pending_pings and not self.calls:  # who awaits that nothing is in flight any more need not wait longer
