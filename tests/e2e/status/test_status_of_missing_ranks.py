@@ -151,7 +151,7 @@ def test_without_the_coordinator_workers_tell_together_who_is_missing(job: Job) 
     assert [group.state for group in reply.groups] == ["partial"] and not reply.coordinator.address
     warning, missing = collect_findings(reply)
     assert (warning.kind, missing.ranks) == (FindingKind.INCOMPLETE, (LATE,))
-    assert f"rank {LATE} (host host1, pid {job.late.pid}, " in missing.sentence
+    assert f"rank {LATE} (host host1, pid {job.late.pid})" in missing.sentence
     assert "which last called all_reduce(sum) #2 at" in missing.sentence
 
 
