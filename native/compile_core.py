@@ -52,28 +52,33 @@ def find_compiler() -> list[str]:
     return next(([found] for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), [])
 
 
-def choose_compiler(architecture: str) -> list[str]:
-    """Return the command that compiles for that architecture.
+def choose_compiler(architecture: str = "") -> list[str]:
+    """Return the command that compiles for this machine, or, for a release, for the architecture that is named.
 
     Raises:
-        CompilerMissingError: no compiler is installed, or none for another architecture than this machine's.
+        CompilerMissingError: there is none.
     """
-    if (found := find_compiler()) and architecture == platform.machine():
+    if not architecture and (found := find_compiler()):
         return found
     if importlib.util.find_spec("ziglang"):
-        libc = f"gnu.{GLIBC}" if platform.libc_ver()[0] == "glibc" else "musl"
+        libc = f"gnu.{GLIBC}" if architecture or platform.libc_ver()[0] == "glibc" else "musl"
         # A zig of a release adds checks of undefined behaviour that need its own runtime.
         return [
             *(sys.executable, "-m", "ziglang", "cc"),
-            *("-target", f"{architecture}-linux-{libc}", "-mcpu=baseline", "-fno-sanitize=undefined"),
+            *("-target", f"{architecture or platform.machine()}-linux-{libc}", "-mcpu=baseline"),
+            "-fno-sanitize=undefined",
         ]
-    raise CompilerMissingError(
-        f"no C compiler for {architecture} found (looked for $CC, cc, gcc, clang): install one, or: pip install '{ZIG}'"
-    )
+    which = f"for {architecture}" if architecture else "($CC, cc, gcc or clang)"
+    raise CompilerMissingError(f"the native core needs a C compiler {which}: install one, or: pip install '{ZIG}'")
 
 
-def compile_core(target: Path, *, architecture: str = platform.machine(), flags: tuple[str, ...] = ()) -> None:
+def compile_core(target: Path, *, architecture: str = "", flags: tuple[str, ...] = ()) -> None:
     """Compile the core to `target`, which appears whole or not at all.
+
+    Args:
+        target: the file to make.
+        architecture: for which one, by Zig and against an old C library, as for a release; '' for this machine.
+        flags: instead of those that strip the file and make it the same every time.
 
     Raises:
         CompilerMissingError: there is no compiler.
@@ -100,10 +105,14 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, default=PACKAGE / MODULE, metavar="FILE", help="where it goes (%(default)s)"
     )
+    parser.add_argument("--zig", action="store_true", help="say which wheel brings a compiler where there is none")
     options = parser.parse_args()
+    if options.zig:
+        print(ZIG)
+        return
     flags: tuple[str, ...] = ()
     if options.sanitize:
-        flags = (f"-fsanitize={options.sanitize}", "-fno-omit-frame-pointer", "-g", "-O1")
+        flags = (f"-fsanitize={options.sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     compile_core(options.output, flags=(*flags, *(STRICT if options.strict else ())))
 

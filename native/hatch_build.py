@@ -26,7 +26,7 @@ class NativeHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is ther
     """What hatchling asks while it builds a wheel.
 
     `COLLECTIVED_NATIVE` names a core that was built elsewhere, to be taken as it is; `COLLECTIVED_NATIVE_ARCHITECTURE`
-    another architecture to build for (by Zig).
+    the architecture of a release, for which Zig compiles.
     """
 
     PLUGIN_NAME = "custom"
@@ -35,8 +35,7 @@ class NativeHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is ther
         """Return what must be installed before the core is built."""
         if sys.platform != "linux" or os.environ.get("COLLECTIVED_NATIVE"):
             return []
-        has_compiler = _COMPILING["find_compiler"]() and self._architecture == platform.machine()
-        return [] if has_compiler else [_COMPILING["ZIG"]]
+        return [] if _COMPILING["find_compiler"]() and not self._architecture else [_COMPILING["ZIG"]]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build the core and say which wheel this becomes."""
@@ -56,7 +55,7 @@ class NativeHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is ther
         else:
             _COMPILING["compile_core"](target, architecture=self._architecture)
         build_data["pure_python"] = False
-        build_data["tag"] = f"cp311-abi3-linux_{self._architecture}"
+        build_data["tag"] = f"cp311-abi3-linux_{self._architecture or platform.machine()}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was built aside."""
@@ -65,4 +64,4 @@ class NativeHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is ther
 
     @property
     def _architecture(self) -> str:
-        return os.environ.get("COLLECTIVED_NATIVE_ARCHITECTURE") or platform.machine()
+        return os.environ.get("COLLECTIVED_NATIVE_ARCHITECTURE", "")
