@@ -216,3 +216,19 @@ def test_a_mean_of_integers_has_the_type_of_its_rule() -> None:
     assert result_type(DType.INT8, ReduceOp.MEAN) == np.float32
     assert core.arithmetic_sizes(DType.INT8, REDUCE_OPS[ReduceOp.MEAN])[2] == 4
     assert core.arithmetic_sizes(DType.INT64, REDUCE_OPS[ReduceOp.MEAN])[2] == 8
+
+
+@pytest.mark.parametrize("seats", [9, 64, 128])
+def test_many_ranks_find_the_last_to_come(seats: int) -> None:
+    def body(engine: core.Engine, rank: int) -> list[int]:
+        wrong = []
+        for count in (3, 500, 3, 3):
+            values = [make_value(DType.INT32, count, r) for r in range(seats)]
+            found = carry_out(engine, all_reduce(DType.INT32, values[rank]))
+            if as_bytes(found) != [sum(values[1:], values[0]).tobytes()]:
+                wrong.append(count)
+        for _ in range(5):
+            carry_out(engine, Work(core.BARRIER, (), (), ()))
+        return wrong
+
+    assert as_threads(seats, body, geometry=TINY) == [[]] * seats
