@@ -84,6 +84,7 @@ def compile_core(target: Path, *, architecture: str = "", flags: tuple[str, ...]
         CompilerMissingError: there is no compiler.
         subprocess.CalledProcessError: the compiler failed; what it said is on stderr.
     """
+    target = target.absolute()
     sources = runpy.run_path(str(PACKAGE / "sources.py"))
     names = [path.name for path in sources["list_sources"]() if path.suffix == ".c"]
     # Stripped, without an identity of the build, from relative names: the same sources give the same file.

@@ -286,3 +286,23 @@ def test_a_dead_rank_that_forged_its_progress_is_blamed_for_the_open_instance() 
     assert watcher.verdict() == (geometry.start, core.LOST, 1, ())
     watcher.close()
     os.close(descriptor)
+
+
+def test_an_instance_that_completes_between_two_looks_of_a_rank_is_complete_for_it_too() -> None:
+    """The rank finds that another has not come, and then that the instance is decided: it has come in between."""
+    geometry = replace(make_geometry(2, TINY), start=0x1234567)
+    descriptor = segment.create(geometry)
+    engine = segment.attach(descriptor, geometry, 0, waiting=Waiting(0, 0, False))
+    work = all_reduce(DType.FLOAT32, np.ones(5000, np.float32))
+    with mmap.mmap(descriptor, core.segment_bytes(geometry.encode())) as memory:
+        decided = memory.find((geometry.start << 16).to_bytes(8, "little"))
+        progress = memory.rfind((geometry.start << 20).to_bytes(8, "little"))  # of rank 1, which this test plays
+        memory[progress : progress + 8] = (geometry.start << 20 | 0xFFFFF).to_bytes(
+            8, "little"
+        )  # all ticks but the last
+        job = engine.run(work.plan(engine), work.inputs, work.make_outputs(), 0, None)
+        assert job is not None and job.wait(0) == core.PENDING
+        memory[decided : decided + 8] = (geometry.start + 1 << 16).to_bytes(8, "little")
+        finish(engine, job)
+    engine.detach()
+    os.close(descriptor)

@@ -147,7 +147,8 @@ static int step(struct engine *e, struct job *job) {
             int other = e->seat + i < plan->seats ? e->seat + i : e->seat + i - plan->seats;
             if (atomic_load(&seat_of(s, other)->progress) >= want) continue;
             int found = outcome(load(&head_of(s)->decided), n);
-            if (found != PENDING) return finish(e, job, found == COMPLETE ? NONSENSE : found);
+            if (found == COMPLETE) continue; /* it has come between the two looks: nobody completes without it */
+            if (found != PENDING) return finish(e, job, found);
             e->wait.seat = other, e->wait.want = want, e->wait.instance = n;
             return 0;
         }
