@@ -23,6 +23,7 @@ TYPES = {
     FieldDescriptor.TYPE_INT64: "int64",
     FieldDescriptor.TYPE_UINT64: "int64",
     FieldDescriptor.TYPE_SINT64: "int64",
+    FieldDescriptor.TYPE_ENUM: "string",
 }
 
 
