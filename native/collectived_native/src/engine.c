@@ -15,11 +15,18 @@
 
 /* ---- One instance ---- */
 
+enum { DIRECT_BYTES = 1 << 20 }; /* of the result, between two looks at the world */
+static const u64 ELSEWHERE = ~(u64)0;
+
+static u64 digest_slots(const struct plan *plan) {
+    return ((plan->slots.at * 31 + plan->slots.bytes) * 31 + plan->slots.count) * 0x9e3779b97f4a7c15u;
+}
+
 static void announce(struct engine *e, const struct job *job, int whole) {
     const struct plan *plan = job->plan;
     struct record *record = &seat_of(e->segment, e->seat)->record[job->instance & 1];
     u64 flags = (plan->open ? RECORD_OPEN : 0) | (plan->meets ? RECORD_MEETS : 0) | (whole ? RECORD_WHOLE : 0) |
-                job->blob_bytes << RECORD_BLOB_SHIFT;
+                (job->source != ELSEWHERE ? RECORD_COMMON : 0) | job->blob_bytes << RECORD_BLOB_SHIFT;
 #define SAY(field, value) atomic_store_explicit(&record->field, value, memory_order_release)
     SAY(instance, ~(u64)0);
     SAY(digest[0], plan->digest[0] ^ e->segment->geometry_digest);
@@ -29,6 +36,9 @@ static void announce(struct engine *e, const struct job *job, int whole) {
     SAY(deadline, job->deadline);
     SAY(description, plan->description);
     SAY(began, job->began);
+    SAY(source, job->source);
+    SAY(held, job->held);
+    SAY(slots, digest_slots(plan));
     SAY(instance, job->instance);
 #undef SAY
 }
@@ -76,6 +86,102 @@ static int begin_steps(struct engine *e, struct job *job, u64 base) {
     return 1;
 }
 
+/* Whether all have published that much of instance `n`; else it waits for one of them. */
+static int all_are_at(struct engine *e, u64 n, u64 want) {
+    int seats = (int)e->segment->geometry.seats;
+    for (int i = 1; i < seats; i++) { /* beginning with the neighbour, so that not all look at the same line */
+        int other = e->seat + i < seats ? e->seat + i : e->seat + i - seats;
+        if (atomic_load(&seat_of(e->segment, other)->progress) >= want) continue;
+        e->wait.seat = other, e->wait.want = want, e->wait.instance = n;
+        return 0;
+    }
+    return 1;
+}
+
+/* ---- Values in common memory ---- */
+
+/* How many ranks' values lie there, by what all have said in the first tick. */
+static int count_common(const struct segment *s, u64 n) {
+    int count = 0;
+    for (int i = 0; i < (int)s->geometry.seats; i++)
+        count += (load(&seat_of(s, i)->record[n & 1].flags) & RECORD_COMMON) != 0;
+    return count;
+}
+
+/* The first slot that nobody looks into; -1: there is none, or not all know the same slots. All ranks find the same. */
+static int choose_slot(const struct segment *s, const struct plan *plan, u64 n) {
+    u64 held = 0, digest = digest_slots(plan);
+    for (int i = 0; i < plan->seats; i++) {
+        const struct record *record = &seat_of(s, i)->record[n & 1];
+        held |= load(&record->held);
+        if (load(&record->slots) != digest) return -1;
+    }
+    for (int slot = 0; slot < (int)plan->slots.count; slot++)
+        if (!(held >> slot & 1)) return slot;
+    return -1;
+}
+
+static int find_sources(const struct engine *e, const struct job *job, const char *sources[MAX_SEATS]) {
+    const struct phase *p = &job->plan->phase[0];
+    for (int i = 0; i < job->plan->seats; i++) {
+        u64 at = load(&seat_of(e->segment, i)->record[job->instance & 1].source), bytes = value_bytes(job->plan, p, i);
+        sources[i] = e->common.base + at;
+        if (bytes && (at > e->common.bytes || bytes > e->common.bytes - at)) return i;
+    }
+    return -1;
+}
+
+/* All have said where their values lie: they move straight from there, or by ticks. */
+static int begin_moving(struct engine *e, struct job *job) {
+    struct segment *s = e->segment;
+    const struct plan *plan = job->plan;
+    int reduces = plan->operation == ALL_REDUCE, slot = reduces ? choose_slot(s, plan, job->instance) : -1;
+    if (count_common(s, job->instance) < plan->seats || (reduces && slot < 0)) return begin_steps(e, job, 1);
+    job->slot = slot;
+    direct_range(plan, &job->at, &job->end);
+    job->stage = DIRECT;
+    return 1;
+}
+
+static int common_values(struct engine *e, struct job *job) {
+    struct segment *s = e->segment;
+    u64 n = job->instance, want = n << TICK_BITS | 1;
+    int found = outcome(load(&head_of(s)->decided), n);
+    if (found != PENDING) return finish(e, job, found == COMPLETE ? NONSENSE : found);
+    if (!all_are_at(e, n, want)) return 0;
+    int disputed = find_dispute(s, n);
+    if (disputed >= 0) return finish(e, job, end_generation(s, n, MISMATCH, disputed));
+    return begin_moving(e, job);
+}
+
+static int direct(struct engine *e, struct job *job) {
+    struct segment *s = e->segment;
+    const struct plan *plan = job->plan;
+    u64 n = job->instance, m = DIRECT_BYTES / plan->phase[0].result_item;
+    const char *sources[MAX_SEATS];
+    int found = outcome(load(&head_of(s)->decided), n);
+    if (found > 0) return finish(e, job, found);
+    if (job->at < job->end) {
+        int wrong = find_sources(e, job, sources);
+        if (wrong >= 0) return finish(e, job, end_generation(s, n, NONSENSE, wrong));
+        if (m > job->end - job->at) m = job->end - job->at;
+        char *slot = job->slot < 0 ? NULL : e->common.writable + plan->slots.at + (u64)job->slot * plan->slots.bytes;
+        take_direct(plan, &job->values, sources, slot, job->at, m);
+        job->at += m;
+        if (job->at < job->end) return 1;
+    }
+    if (load(&seat_of(s, e->seat)->progress) < full(n)) { /* nobody's value is read any more by this seat */
+        if (plan->streams) finish_streaming();
+        publish(e, full(n));
+        if (may_be_last(e) && all_there(s, n)) decide(s, n);
+        return 1;
+    }
+    if (found == PENDING) return wait_decided(e, job, 0, 0);
+    return finish(e, job, COMPLETE);
+}
+
+/* ---- Values that may be whole in the first tick ---- */
+
 static int begin(struct engine *e, struct job *job) {
     struct segment *s = e->segment;
     const struct plan *plan = job->plan;
@@ -89,7 +195,13 @@ static int begin(struct engine *e, struct job *job) {
     if (plan->meets && job->blob_bytes) memcpy(part, job->blob, job->blob_bytes);
     if (whole) put_whole(plan, &job->values, part + values_at(plan));
     announce(e, job, whole);
-    if (!plan->meets && !whole) return begin_steps(e, job, 0);
+    if (!plan->meets && !whole) {
+        int first_is_last = plan->steps + (u64)plan->depth == 2; /* then step 0 waits until it is known how values move */
+        if (job->source == ELSEWHERE && !first_is_last) return begin_steps(e, job, 0);
+        job->stage = COMMON_VALUES;
+        publish(e, n << TICK_BITS | 1);
+        return 1;
+    }
     job->stage = plan->meets ? MEETING : WHOLE;
     publish(e, plan->meets ? n << TICK_BITS | 1 : full(n));
     if (may_be_last(e) && all_there(s, n)) decide(s, n);
@@ -133,8 +245,10 @@ static int meeting(struct engine *e, struct job *job) {
         engine_finish(e, job, DESCRIBE);
         return 0;
     }
-    return found == COMPLETE ? take(e, job) : begin_steps(e, job, 1);
+    return found == COMPLETE ? take(e, job) : begin_moving(e, job);
 }
+
+/* ---- By ticks ---- */
 
 static int step(struct engine *e, struct job *job) {
     struct segment *s = e->segment;
@@ -143,19 +257,13 @@ static int step(struct engine *e, struct job *job) {
     u64 tick = job->first_tick + k;
     if (k + job->base) {
         u64 want = k == last ? full(n) : n << TICK_BITS | (job->base + k);
-        for (int i = 1; i < plan->seats; i++) { /* beginning with the neighbour, so that not all look at the same line */
-            int other = e->seat + i < plan->seats ? e->seat + i : e->seat + i - plan->seats;
-            if (atomic_load(&seat_of(s, other)->progress) >= want) continue;
-            int found = outcome(load(&head_of(s)->decided), n);
-            if (found == COMPLETE) continue; /* it has come between the two looks: nobody completes without it */
-            if (found != PENDING) return finish(e, job, found);
-            e->wait.seat = other, e->wait.want = want, e->wait.instance = n;
-            return 0;
-        }
+        int found = outcome(load(&head_of(s)->decided), n); /* looked at first: where it is complete, all have come */
+        if (!all_are_at(e, n, want)) return found == PENDING ? 0 : finish(e, job, found == COMPLETE ? NONSENSE : found);
         int disputed = k + job->base == 1 ? find_dispute(s, n) : -1;
-        int found = disputed >= 0 ? end_generation(s, n, MISMATCH, disputed)
-                    : k == last   ? decide(s, n)
-                                  : outcome(load(&head_of(s)->decided), n);
+        if (k == 1 && !job->base && disputed < 0 && count_common(s, n)) return begin_steps(e, job, 1); /* they have put nothing */
+        found = disputed >= 0 ? end_generation(s, n, MISMATCH, disputed)
+                : k == last   ? decide(s, n)
+                              : found;
         if (found > 0) return finish(e, job, found);
     }
     if (k < plan->steps) put_step(s, plan, &job->values, k, tick);
@@ -176,6 +284,8 @@ int engine_step(struct engine *e, struct job *job) {
     case MEETING: return meeting(e, job);
     case WHOLE: return whole(e, job);
     case STEPS: return step(e, job);
+    case COMMON_VALUES: return common_values(e, job);
+    case DIRECT: return direct(e, job);
     default: return 0;
     }
 }

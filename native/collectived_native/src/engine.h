@@ -21,7 +21,7 @@ enum {
     GRACE = 150 * MILLISECOND,      /* after a deadline the worker decides; a rank by itself after so long */
 };
 
-enum stage { QUEUED, MEETING, WHOLE, STEPS, DONE };
+enum stage { QUEUED, MEETING, WHOLE, STEPS, COMMON_VALUES, DIRECT, DONE };
 enum kind { COLLECTIVE, SEND, RECEIVE };
 
 struct job {
@@ -35,6 +35,9 @@ struct job {
     u64 base;         /* ticks before it */
     u64 tick;         /* the next, counted from step 0 */
     a64 steps_done;
+    u64 source, held; /* of a value in common memory, ~0: elsewhere; result slots that are in use */
+    int slot;         /* where its result lies in common memory; -1: in the outputs */
+    u64 at, end;      /* elements that are to be made there */
     const void *blob;
     u64 blob_bytes;
     struct { /* of sends and receives */
@@ -69,6 +72,7 @@ struct engine {
     u64 epoch;
     i64 clock_offset;
     int knock, doorbell;
+    struct common common;
     /* The queue. `lock` is held for a few instructions only. */
     pthread_mutex_t lock;
     struct job *first, *last;         /* collectives that are not done */

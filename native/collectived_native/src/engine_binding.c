@@ -105,7 +105,9 @@ static struct held *hold(Engine *e, PyObject *plan_object, PyObject *inputs, PyO
     Py_IncRef(plan_object);
     h->plan = plan_object, h->job.plan = plan->plan;
     if (nanoseconds) h->job.deadline = engine_now(e->engine) + nanoseconds;
-    if (!take_blob(h, blob, plan->plan->meets ? MAX_BLOB : 0) && !take_leaves(h, plan->plan, inputs, outputs)) return h;
+    if (!take_blob(h, blob, plan->plan->meets ? MAX_BLOB : 0) && !take_leaves(h, plan->plan, inputs, outputs)) {
+        if (!find_common(e, h)) return h;
+    }
     free_held(h);
     return NULL;
 }
@@ -169,7 +171,7 @@ PyObject *carry_out(Engine *e, struct held *h, u64 bytes) {
     engine_submit(e->engine, &h->job);
     if (bytes < KEEP_GIL_BELOW) found = engine_try(e->engine, &h->job, TRY_NANOSECONDS);
     if (found == PENDING) found = wait_for(e, &h->job, 0, 1, &raised);
-    if (found == COMPLETE && !raised && !h->more) {
+    if (found == COMPLETE && !raised && !h->more && h->job.slot < 0) {
         let_go(h);
         if (e->spare) free(e->spare);
         e->spare = h;
@@ -417,6 +419,7 @@ static PyObject *engine_detach(PyObject *self, PyObject *unused) {
     }
     struct segment *segment = e->segment;
     e->segment = NULL;
+    release_common(e);
     segment_unmap(segment);
     return none();
 }
@@ -457,6 +460,8 @@ static PyMethodDef engine_methods[] = {
     FAST_METHOD("run", engine_run, "Carry out a collective; None, or a job to be waited for."),
     FAST_METHOD("submit", engine_submit_job, "Start a collective; its job."),
     FAST_METHOD("enqueue", engine_enqueue, "The same, but only `advance` carries it on."),
+    FAST_METHOD("use_common", engine_use_common, "Memory that all ranks map, in which values and results may lie."),
+    FAST_METHOD("add_own", engine_add_own, "Another mapping of a part of it."),
     FAST_METHOD("send", engine_send, "Send to a seat; None, or a job to be waited for."),
     FAST_METHOD("receive", engine_receive, "Receive from a seat, or from any; None, or a job to be waited for."),
     {"collect", engine_collect, METH_O, "Notified jobs that are done, or need to be described."},
@@ -473,6 +478,7 @@ static PyMethodDef job_methods[] = {
     {"wait", job_wait, METH_O, "Wait so many nanoseconds (-1: for ever); the state."},
     {"state", job_state, METH_NOARGS, "The state, without waiting."},
     {"instance", job_instance, METH_NOARGS, "Its number."},
+    {"slot", job_slot, METH_NOARGS, "Where the result lies in common memory; -1: in the outputs."},
     {"phases_done", job_phases_done, METH_NOARGS, "Phases that are delivered, -1: all."},
     {"blobs", job_blobs, METH_NOARGS, "What each seat has said in the first tick."},
     {"source", job_source, METH_NOARGS, "Of a receive: who sent; -1: not known yet."},

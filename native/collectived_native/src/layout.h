@@ -81,11 +81,16 @@ struct record { /* what a seat says of its instance; two of them, in turn */
     a64 deadline;    /* nanoseconds of the worker's clock; 0: none */
     a64 description; /* the worker's number for it */
     a64 began;       /* when it was submitted, by the worker's clock */
+    /* Where the value lies in memory that all map; see `struct common`. */
+    a64 source; /* ~0: elsewhere */
+    a64 held;   /* result slots that this rank still looks into: a bit each */
+    a64 slots;  /* digest of where they lie */
 };
 enum { /* flags of a record; bits 32-63: bytes of the blob */
     RECORD_OPEN = 1,    /* takes what comes */
     RECORD_MEETS = 2,   /* the first tick carries a blob, and may be the last */
     RECORD_WHOLE = 4,   /* all of this seat's value lies in the first tick */
+    RECORD_COMMON = 8,  /* it lies in memory that all map, or there is none */
     RECORD_BLOB_SHIFT = 32,
 };
 
@@ -137,6 +142,14 @@ struct head {
     _Alignas(CACHE_LINE) a64 sleepers[SEAT_WORDS]; /* seats that sleep until `decided` changes */
     struct counter blocks[MAX_SEATS / BLOCK_SEATS], top;
     struct meeting_place places[];
+};
+
+/* Memory of the worker's beside the segment, which all ranks of the group map: values that lie there can be read by all,
+ * and results be written there once for all. Offsets count from its start. */
+struct common {
+    const char *base;
+    char *writable; /* the same memory; NULL: no results are written there */
+    u64 bytes;
 };
 
 /* A process's mapping of a segment; several engines of a process share one. */

@@ -43,6 +43,7 @@ static struct held *hold_letter(enum kind kind, PyObject *leaves, const struct r
     if (!h) return NULL;
     h->job.kind = kind;
     if (take_blob(h, blob, LETTER_BLOB) || (bytes = take_all(h, leaves, kind == RECEIVE)) < 0) return free_held(h), NULL;
+    h->job.source = ~(u64)0, h->job.slot = -1;
     h->job.letter.peer = (int)r->peer, h->job.letter.tag = (u32)r->tag, h->job.letter.slot = -1;
     h->job.letter.bytes = (u64)bytes, h->job.letter.expects = leaves != Py_None;
     h->job.deadline = r->deadline;

@@ -199,6 +199,7 @@ struct plan *plan_make(const struct segment *s, int seat, int operation, int red
     if (!*why && plan->steps + 4 >= (u64)1 << TICK_BITS) *why = "the value needs too many ticks: use larger shares, or cut it";
     if (*why) return free(plan), errno = EINVAL, NULL;
     place_whole(plan, at, s->geometry.small);
+    plan->shareable = phases == 1 && plan->leaves_in <= 1 && plan->leaves_out <= 1 && operation != REDUCE;
     return plan;
 }
 
@@ -306,6 +307,38 @@ void take_whole(const struct segment *s, const struct plan *plan, const struct v
             if (n) copy_out(plan, p, v, at, n, parts[from] + p->whole_at[from] + offset_in(plan, p, from, plan->me) * p->item);
             at += n;
         }
+    }
+}
+
+/* ---- Values in memory that all map: straight from there ---- */
+
+u64 value_bytes(const struct plan *plan, const struct phase *p, int seat) {
+    return value_of(plan, p, seat) * p->item;
+}
+
+void direct_range(const struct plan *plan, u64 *begin, u64 *end) {
+    const struct phase *p = &plan->phase[0];
+    *begin = 0, *end = p->starts_out[p->leaves_out]; /* a root may have no result of its own */
+    if (plan->operation != ALL_REDUCE) return;
+    u64 share = (p->count / (u64)plan->seats / PAGE + 1) * PAGE; /* whole pages, so that no two ranks write into one */
+    *begin = least(p->count, share * (u64)plan->me);
+    *end = plan->me + 1 == plan->seats ? p->count : least(p->count, *begin + share);
+}
+
+void take_direct(const struct plan *plan, const struct values *v, const char *const *sources, char *slot, u64 at, u64 m) {
+    const struct phase *p = &plan->phase[0];
+    const void *from[MAX_SEATS];
+    char *out = (slot ? slot : v->out[0]) + at * p->result_item;
+    if (OPERATION[plan->operation].folds) {
+        u64 skip = OPERATION[plan->operation].way == PIECES ? offset_in(plan, p, plan->me, plan->me) : 0;
+        for (int i = 0; i < plan->seats; i++) from[i] = sources[i] + (skip + at) * p->item;
+        fold_inputs(p->dtype, plan->reduce_op, out, from, plan->seats, m, 1, plan->seats, plan->streams);
+        return;
+    }
+    for (int sender = 0; m && sender < plan->seats; sender++) {
+        u64 flows = flow(plan, p, sender, plan->me), n = at < flows ? least(m, flows - at) : 0;
+        if (n) copy(plan, out, sources[sender] + (offset_in(plan, p, sender, plan->me) + at) * p->item, n * p->item);
+        out += n * p->item, m -= n, at = at > flows ? at - flows : 0;
     }
 }
 

@@ -33,6 +33,8 @@ struct plan { /* of one seat */
     u64 steps, digest[2], terms, description, bytes_moved;
     u64 whole_bytes;               /* of this seat's value in the first tick */
     int streams;                   /* results pass the caches */
+    int shareable;                 /* a value in common memory can be read straight from there */
+    struct { u64 at, bytes, count, held; } slots; /* for results in common memory */
     struct phase phase[];          /* then the numbers to which they point */
 };
 
@@ -66,6 +68,13 @@ void fold_step(const struct segment *s, const struct plan *plan, const struct va
 void keep_step(const struct segment *s, const struct plan *plan, const struct values *values, u64 step, u64 tick);
 /* Delivers what others have put (depth 1) or folded (depth 2) of a step. */
 void take_step(const struct segment *s, const struct plan *plan, const struct values *values, u64 step, u64 tick);
+
+/* Bytes of a seat's value. */
+u64 value_bytes(const struct plan *plan, const struct phase *p, int seat);
+/* The elements of the result that this seat makes where all values lie in common memory. */
+void direct_range(const struct plan *plan, u64 *begin, u64 *end);
+/* Makes some of them; `slot`: where the whole result goes, NULL: to the outputs. */
+void take_direct(const struct plan *plan, const struct values *values, const char *const *sources, char *slot, u64 at, u64 m);
 
 /* Phases whose last step is below `steps`. */
 int phases_below(const struct plan *plan, u64 steps);

@@ -13,7 +13,7 @@
 enum { MAGIC = 0x6c6c6f63, SMALLEST_SHARE = 1024, LARGEST_SHARE = 16 << 20 };
 
 _Static_assert(sizeof(struct seat) <= PAGE, "a seat's words fit into its first page");
-_Static_assert(sizeof(struct record) == CACHE_LINE, "a record is one cache line");
+_Static_assert(sizeof(struct record) == 2 * CACHE_LINE, "what is always read of a record is one cache line");
 _Static_assert(sizeof(struct letter) == CACHE_LINE, "a letter is one cache line");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "words shared by processes need no lock");
 
