@@ -42,6 +42,11 @@ class Collectives(ABC):
       `IndexedSlices`. A result has its structure, dtypes and kinds of arrays.
     - Results are arrays of their own, row-major, which nobody else looks into; but where NumPy arrays lie in memory
       from `session.empty`, their results are read-only views that the ranks of this host share.
+    - `out` is a nest of the result's structure, whose arrays take the result in any byte order, and which is returned.
+      It may be the value itself; it has no `IndexedSlices`. Where a rank gets no result it is not looked at. With
+      `async_op` it is filled once the `Work` is done. An error whose `out_intact` is True, and every plain `TypeError`
+      and `ValueError`, leaves it as it was. What others send is known only when it has come: where it does not fit,
+      that is a `ValueError` of this rank alone, the result is lost, and the group goes on.
     - A blocking call returns when nobody reads its inputs any more. With `async_op=True` it returns a `Work` at once.
     - `options` go over the group's. `experimental_hints` is their deprecated name.
     - A value travels in at most 4096 packs; where arrays are cut or joined, each array is a pack of its own.
@@ -73,8 +78,7 @@ class Collectives(ABC):
                 with `"mean"` divided by the number of ranks.
             options: for this call, over the group's; its timeout is in seconds.
             async_op: return a `Work` at once.
-            out: a nest of the same structure whose arrays take the result, in any byte order; may be `value` itself.
-                With `async_op` it is filled once the `Work` is done.
+            out: a nest of the same structure whose arrays take the result; may be `value` itself.
             experimental_hints: deprecated name of `options`.
 
         Returns:
@@ -95,11 +99,12 @@ class Collectives(ABC):
         options: CommunicationOptions | None = None,
         *,
         async_op: bool = False,
+        out: Any = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
-        """As `all_reduce`, but only `root` gets the result; the others get None."""
+        """As `all_reduce`, but only `root` gets the result; the others get None, whatever `out` they give."""
         operation = Reduce(ReduceOp.of(reduce_op), self._check_rank(root, "root"))
-        return self._start(operation, value, options, experimental_hints, async_op)
+        return self._start(operation, value, options, experimental_hints, async_op, out)
 
     def broadcast(
         self,
@@ -108,6 +113,7 @@ class Collectives(ABC):
         options: CommunicationOptions | None = None,
         *,
         async_op: bool = False,
+        out: Any = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Gives every rank the value of `root`.
@@ -128,7 +134,7 @@ class Collectives(ABC):
         """
         root = self._check_rank(root, "root")
         given = ANY_VALUE if value is None and root != self.rank else value
-        return self._start(Broadcast(root), given, options, experimental_hints, async_op)
+        return self._start(Broadcast(root), given, options, experimental_hints, async_op, out)
 
     def all_gather(
         self,
@@ -137,6 +143,7 @@ class Collectives(ABC):
         options: CommunicationOptions | None = None,
         *,
         async_op: bool = False,
+        out: Any = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Joins the arrays of all ranks along `axis`, in order of rank; every rank gets all.
@@ -152,7 +159,7 @@ class Collectives(ABC):
         Raises:
             ValueError: an array is 0-d, or has no such axis, or there are too many.
         """
-        return self._start(AllGather(check_axis(axis)), value, options, experimental_hints, async_op)
+        return self._start(AllGather(check_axis(axis)), value, options, experimental_hints, async_op, out)
 
     def gather(
         self,
@@ -162,11 +169,12 @@ class Collectives(ABC):
         options: CommunicationOptions | None = None,
         *,
         async_op: bool = False,
+        out: Any = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
-        """As `all_gather`, but only `root` gets the result; the others get None."""
+        """As `all_gather`, but only `root` gets the result; the others get None, whatever `out` they give."""
         operation = Gather(self._check_rank(root, "root"), check_axis(axis))
-        return self._start(operation, value, options, experimental_hints, async_op)
+        return self._start(operation, value, options, experimental_hints, async_op, out)
 
     def scatter(
         self,
@@ -177,6 +185,7 @@ class Collectives(ABC):
         options: CommunicationOptions | None = None,
         *,
         async_op: bool = False,
+        out: Any = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Cuts the arrays of `root` along `axis` and gives each rank its piece, the first one to rank 0.
@@ -198,9 +207,9 @@ class Collectives(ABC):
         root = self._check_rank(root, "root")
         if self.rank != root:
             operation = Scatter(root, check_axis(axis))
-            return self._start(operation, ANY_VALUE, options, experimental_hints, async_op)
+            return self._start(operation, ANY_VALUE, options, experimental_hints, async_op, out)
         operation = Scatter(root, check_axis(axis), check_sizes(sizes, self.size))
-        return self._start(operation, value, options, experimental_hints, async_op)
+        return self._start(operation, value, options, experimental_hints, async_op, out)
 
     def reduce_scatter(
         self,
@@ -211,6 +220,7 @@ class Collectives(ABC):
         options: CommunicationOptions | None = None,
         *,
         async_op: bool = False,
+        out: Any = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Combines the values of all ranks as `all_reduce` does, and gives each rank its piece along `axis`.
@@ -229,7 +239,7 @@ class Collectives(ABC):
             ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
         """
         operation = ReduceScatter(ReduceOp.of(reduce_op), check_axis(axis), check_sizes(sizes, self.size))
-        return self._start(operation, value, options, experimental_hints, async_op)
+        return self._start(operation, value, options, experimental_hints, async_op, out)
 
     def all_to_all(
         self,
@@ -239,6 +249,7 @@ class Collectives(ABC):
         options: CommunicationOptions | None = None,
         *,
         async_op: bool = False,
+        out: Any = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Cuts the arrays of every rank along `axis`, sends piece r to rank r, and joins what comes by sender.
@@ -257,7 +268,7 @@ class Collectives(ABC):
             ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
         """
         operation = AllToAll(check_axis(axis), check_sizes(sizes, self.size))
-        return self._start(operation, value, options, experimental_hints, async_op)
+        return self._start(operation, value, options, experimental_hints, async_op, out)
 
     def send(
         self,
@@ -290,23 +301,22 @@ class Collectives(ABC):
         tag: int = 0,
         options: CommunicationOptions | None = None,
         *,
-        out: Any = None,
         async_op: bool = False,
+        out: Any = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Receives what `source` sends to this rank under `tag`; see `send`.
 
         Args:
-            out: a nest whose arrays take the value; its structure, shapes and dtypes must be those of what comes, in
-                any byte order. With `async_op` it is filled once the `Work` is done.
+            out: a nest whose arrays take the value; its structure, shapes and dtypes must be those of what comes.
 
         Returns:
             `out`, or the value: its arrays as NumPy arrays, its numbers as NumPy scalars, its containers as lists,
             tuples, namedtuples of that name and dicts. With `async_op`, a `Work` for it.
 
         Raises:
-            ValueError: on this rank alone, what came does not fit `out`, which is left as it is; or, without `out`, a
-                dict of the value has keys that are no literals of Python. The value is lost; the group goes on.
+            ValueError: on this rank alone, what came does not fit `out`; or, without `out`, a dict of the value has
+                keys that are no literals of Python. The value is lost; the group goes on.
         """
         operation = Recv(self._check_rank(source, "source"), self._check_tag(tag))
         return self._start(operation, ANY_VALUE, options, experimental_hints, async_op, out)

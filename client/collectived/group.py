@@ -313,7 +313,7 @@ class Group(Collectives):
             return work.result()
         call = calls[0]
         if call.verdict is not None:
-            raise route.make_error(call.verdict, line)
+            raise route.make_error(call.verdict, line, call.is_out_intact)
         route.rank_state.on_result_taken(call)
         return call.take_value()
 

@@ -218,7 +218,7 @@ class Work:
         if verdict is None:
             return None
         self._observed = True
-        return self._channel.make_error(verdict, self._call.prepared.site)
+        return self._channel.make_error(verdict, self._call.prepared.site, self._call.is_out_intact)
 
     def _raise_failure(self) -> None:
         failure = self._failure()

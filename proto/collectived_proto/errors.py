@@ -55,9 +55,11 @@ class CollectiveError(Exception):
         code: the canonical code.
         verdict: what was decided about the group, the same on every rank; None where this concerns this caller alone.
         site: file:line of the call that failed, where known.
+        out_intact: whether nothing was written into the `out` of that call; False: what it holds is undefined.
     """
 
     code: Code = Code.UNKNOWN
+    out_intact = True
 
     def __init__(self, message: str = "", *, verdict: Verdict | None = None, site: str = "") -> None:
         super().__init__(message)

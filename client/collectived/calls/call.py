@@ -92,19 +92,23 @@ class Call:
         return f"message {self.instance - messages.P2P_BASE}" if post else f"instance {self.instance}"
 
     def set_out(self, out: object) -> None:
-        """Has the result copied into the arrays of `out`, and returned as that.
+        """Has the result copied into the arrays of `out`, and returned as that, where this rank receives one.
 
         Raises:
-            TypeError, ValueError: they do not take it.
+            TypeError, ValueError: they do not take it, as far as is known before it comes.
         """
         prepared = self.prepared
+        if not prepared.receives:
+            return
         targets = flatten_out(out)
-        check_fits(
-            targets,
-            escape_surrogates(nest.structure(prepared.spec)),
-            [place[1:] for place in prepared.result_locations],
-        )
+        if not prepared.accepts_any:
+            check_fits(targets, escape_surrogates(nest.structure(prepared.spec)), prepared.list_result_types())
         self.out = targets
+
+    @property
+    def is_out_intact(self) -> bool:
+        """Whether nothing has been written into `out`."""
+        return self.out is None or not self._leaves
 
     def assign_instance(self, generation: int, instance: int) -> None:
         """It has its number and is about to be sent."""

@@ -188,10 +188,12 @@ class RankChannel(ABC):
         self.rank_state.interrupted_generation = self.rank_state.generation
         self.abort(f"interrupted on rank {self.rank_state.rank}")
 
-    def make_error(self, verdict: Verdict, site: str = "") -> CollectiveError:
+    def make_error(self, verdict: Verdict, site: str = "", out_intact: bool = True) -> CollectiveError:
         """What a verdict is raised as. From here on the group goes on in the successor generation, if it has one."""
         with self.mutex:
-            return self.rank_state.make_error(verdict, site)
+            error = self.rank_state.make_error(verdict, site)
+        error.out_intact = out_intact
+        return error
 
     def abort(self, reason: str) -> None:
         """Ends the generation for all ranks; returns when the worker reads the inputs of calls in flight no more."""

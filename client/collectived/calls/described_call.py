@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from collectived.arguments import escape_surrogates
 from collectived.calls.buffers import ArenaAddress, ResultBuffer
 from collectived.calls.call import Call
 from collectived.calls.described_result import DescribedResult
@@ -13,7 +14,7 @@ from collectived.errors import InternalError
 from collectived.gpu.array import DeviceArray
 from collectived.values import nest, structure
 from collectived.values.leaves import Array, ArrayKind
-from collectived.values.targets import Targets, check_fits, flatten_out
+from collectived.values.targets import Targets, check_fits
 
 # What comes to a rank that has no value of its own says no more of numbers than their type.
 _UNKNOWN_KIND = ArrayKind(lambda value: value, lambda value: value if value.ndim else value[()])
@@ -33,9 +34,6 @@ class DescribedCall(Call):
         super().__init__(prepared, arrays, located, spec)
         self._described_result: DescribedResult | None = None
 
-    def set_out(self, out: object) -> None:
-        self.out = flatten_out(out)  # whether it fits is seen when something comes
-
     def attach_result(self, slot: ResultBuffer) -> None:
         super().attach_result(slot)
         if self.prepared.result_spec is not None:
@@ -45,13 +43,13 @@ class DescribedCall(Call):
         prepared = self.prepared
         if not prepared.receives:
             return None
+        if self.out is not None:
+            self._check_out(self.out)
+            self.take_leaves()
+            return self.out.whole
         if not prepared.accepts_any:
             return nest.unflatten(self.spec, self.take_leaves())
         parcel = self._require_result()
-        if self.out is not None:
-            self._check_out(self.out, parcel)
-            self.take_leaves()
-            return self.out.whole
         try:
             spec = structure.parse(parcel.structure)
             if len(nest.paths(spec)) != len(parcel):
@@ -64,15 +62,15 @@ class DescribedCall(Call):
         if self.out is None or self._described_result is None:
             return
         with contextlib.suppress(ValueError):  # raised when the result is asked for
-            self._check_out(self.out, self._described_result)
+            self._check_out(self.out)
             super().copy_to_out()
 
     def get_pack_leaves(self, pack: int) -> list[tuple[str, Any]]:
+        if self.out is not None:
+            self._check_out(self.out)
         if not self.prepared.accepts_any:
             return super().get_pack_leaves(pack)
         parcel = self._require_result()
-        if self.out is not None:
-            self._check_out(self.out, parcel)
         return [(path, self._get_leaf(index)) for index, path in reversed(list(enumerate(parcel.paths)))]
 
     def take_leaves(self) -> list[Any]:
@@ -80,8 +78,11 @@ class DescribedCall(Call):
         self._described_result = None  # it holds the slot
         return leaves
 
-    def _check_out(self, out: Targets, parcel: DescribedResult) -> None:
-        check_fits(out, parcel.structure, [parcel.get_type(index) for index in range(len(parcel))])
+    def _check_out(self, out: Targets) -> None:
+        parcel = self._described_result
+        if parcel is not None:  # None: a value without leaves
+            own = "" if self.prepared.accepts_any else escape_surrogates(nest.structure(self.prepared.spec))
+            check_fits(out, own or parcel.structure, [parcel.get_type(index) for index in range(len(parcel))])
 
     def _require_result(self) -> DescribedResult:
         if self._described_result is None:

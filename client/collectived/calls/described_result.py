@@ -30,6 +30,12 @@ class ResultSpec(NamedTuple):
     is_concatenated: bool
     axis: int = 0
 
+    def list_types(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
+        """Dtype and shape of each leaf in the caller's order of axes; -1: a length that is not known yet."""
+        if not self.is_concatenated:
+            return list(self.leaves or ())
+        return [(dtype, axes.restore_shape((-1, *shape[1:]), self.axis)) for dtype, shape in self.leaves or ()]
+
 
 class _LeafLayout(NamedTuple):
     dtype: np.dtype[Any]

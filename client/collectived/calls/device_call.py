@@ -22,12 +22,14 @@ _NOT_COPIED = "its result is there, but cannot be copied to where it is wanted"
 
 
 @contextlib.contextmanager
-def _map_driver_errors(what: str) -> Iterator[None]:
+def _map_driver_errors(what: str, out_intact: bool = True) -> Iterator[None]:
     """Raise what could not be done where the driver refuses."""
     try:
         yield
     except CudaError as error:
-        raise UnavailableError(f"{what}: {error}") from error
+        failure = UnavailableError(f"{what}: {error}")
+        failure.out_intact = out_intact
+        raise failure from error
 
 
 class DeviceCall(Call):
@@ -188,7 +190,7 @@ class DeviceCall(Call):
         for index, stream in self._out_streams.items():
             current = self._current_stream(index)
             if current != stream:
-                with _map_driver_errors("the stream that is current now cannot wait for its result"):
+                with _map_driver_errors("the stream that is current now cannot wait for its result", out_intact=False):
                     self._device_area.wait_stream(current, stream)
 
     def _current_stream(self, index: int) -> int:
@@ -209,7 +211,7 @@ class DeviceCall(Call):
         return [self._get_leaf(index) for index in range(len(kinds))]
 
     def _get_leaf(self, index: int) -> Any:
-        with _map_driver_errors(_NOT_COPIED):
+        with _map_driver_errors(_NOT_COPIED, out_intact=self.out is None):
             return super()._get_leaf(index)
 
     def _result_array(self, index: int, stream: int) -> DeviceArray:

@@ -224,6 +224,12 @@ class PreparedCall:
             known[here] = views
         return views
 
+    def list_result_types(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
+        """Dtype and shape of each leaf of the result; -1: a length that is not known before the result has come."""
+        if self.result_spec is None:
+            return [(dtype, shape) for _, dtype, shape in self.result_locations]
+        return self.result_spec.list_types()
+
     def list_pack_leaves(self, pack: int) -> list[int]:
         """Numbers of the leaves that travel in a pack, last leaves first."""
         places = self.layout.places

@@ -41,7 +41,7 @@ def flatten_out(out: object) -> Targets:
 def check_fits(targets: Targets, structure: str, types: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> None:
     """
     Args:
-        structure, types: of the result, dtype and shape of each leaf.
+        structure, types: of the result, dtype and shape of each leaf; a length of -1 is not known yet, and fits all.
 
     Raises:
         ValueError: the targets are others; of any byte order.
@@ -50,6 +50,13 @@ def check_fits(targets: Targets, structure: str, types: Sequence[tuple[np.dtype[
     if given != structure:
         raise ValueError(f"out has the structure {given}, expected {structure}")
     for number, (view, (dtype, shape)) in enumerate(zip(targets.views, types, strict=True)):
-        if view.shape != shape or (view.dtype != dtype and view.dtype.newbyteorder("=") != dtype):
+        if not _has_shape(view, shape) or (view.dtype != dtype and view.dtype.newbyteorder("=") != dtype):
             where = f"out{nest.paths(targets.spec)[number]}"
-            raise ValueError(f"{where} is {view.dtype}{list(view.shape)}, the result is {dtype}{list(shape)}")
+            lengths = ", ".join("?" if length < 0 else str(length) for length in shape)
+            raise ValueError(f"{where} is {view.dtype}{list(view.shape)}, the result is {dtype}[{lengths}]")
+
+
+def _has_shape(view: Array, shape: tuple[int, ...]) -> bool:
+    return view.shape == shape or (
+        view.ndim == len(shape) and all(length in (-1, own) for length, own in zip(shape, view.shape, strict=True))
+    )

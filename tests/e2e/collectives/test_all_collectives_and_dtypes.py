@@ -251,6 +251,32 @@ def test_send_and_recv_round_the_ring(cluster: Any, size: int, workers: int) -> 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+def test_every_collective_writes_into_out(cluster: Any, workers: int) -> None:
+    def body(group: cd.Group) -> None:
+        mine = np.arange(8, dtype=np.float32).reshape(4, 2) + group.rank
+        calls: list[Callable[..., Any]] = [
+            lambda **terms: group.all_reduce("sum", mine, **terms),
+            lambda **terms: group.reduce("max", mine, 1, **terms),
+            lambda **terms: group.broadcast(mine, 1, **terms),
+            lambda **terms: group.broadcast(mine if group.rank else None, 1, **terms),
+            lambda **terms: group.all_gather(mine, 1, **terms),
+            lambda **terms: group.gather(mine[group.rank :], 1, **terms),
+            lambda **terms: group.scatter(mine, 1, 1, **terms),
+            lambda **terms: group.reduce_scatter("sum", mine, sizes=[1, 3], **terms),
+            lambda **terms: group.all_to_all(mine, -1, **terms),
+        ]
+        for number, call in enumerate(calls):
+            plain = call()
+            for async_op in (False, True):
+                out = None if plain is None else np.zeros_like(plain, order="F")
+                result = call(out=out, async_op=async_op)
+                assert (result.result() if async_op else result) is out, number
+                assert out is None or np.array_equal(out, plain), number
+
+    cluster.run(2, body)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("own", [False, True], ids=["ordinary arrays", "worker memory"])
 def test_two_ranks_that_both_send_64_mib_first_and_then_receive_complete(cluster: Any, workers: int, own: bool) -> None:
     count = 16 << 20
