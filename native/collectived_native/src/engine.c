@@ -257,8 +257,9 @@ static int step(struct engine *e, struct job *job) {
     u64 tick = job->first_tick + k;
     if (k + job->base) {
         u64 want = k == last ? full(n) : n << TICK_BITS | (job->base + k);
-        int found = outcome(load(&head_of(s)->decided), n); /* looked at first: where it is complete, all have come */
-        if (!all_are_at(e, n, want)) return found == PENDING ? 0 : finish(e, job, found == COMPLETE ? NONSENSE : found);
+        int found = outcome(load(&head_of(s)->decided), n);
+        if (found > 0) return finish(e, job, found);
+        if (found != COMPLETE && !all_are_at(e, n, want)) return 0; /* where it is complete, all have come */
         int disputed = k + job->base == 1 ? find_dispute(s, n) : -1;
         if (k == 1 && !job->base && disputed < 0 && count_common(s, n)) return begin_steps(e, job, 1); /* they have put nothing */
         found = disputed >= 0 ? end_generation(s, n, MISMATCH, disputed)
