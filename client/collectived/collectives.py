@@ -157,7 +157,8 @@ class Collectives(ABC):
             The structure of `value`; an array of shape [2, 3] becomes one of [2 * size, 3] if all ranks have such.
 
         Raises:
-            ValueError: an array is 0-d, or has no such axis, or there are too many.
+            InvalidArgumentError: an array is 0-d, on whichever rank: all of them are told.
+            ValueError: an array has no such axis, or there are too many.
         """
         return self._start(AllGather(check_axis(axis)), value, options, experimental_hints, async_op, out)
 

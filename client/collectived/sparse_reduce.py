@@ -64,7 +64,9 @@ def _check(reduce_op: ReduceOp, value: FlatValue, number: int) -> bool:
 def _select_leaves(value: FlatValue, numbers: Sequence[int]) -> FlatValue:
     arrays = [value.arrays[number] for number in numbers]
     return FlatValue(
-        select_leaves(value.spec, set(numbers)), arrays, tuple([value.leaf_types[number] for number in numbers])
+        select_leaves(value.spec, value.arrays, set(numbers)),
+        arrays,
+        tuple([value.leaf_types[number] for number in numbers]),
     )
 
 

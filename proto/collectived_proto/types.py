@@ -302,9 +302,9 @@ class Collective:
         return isinstance(operation, (AllGather, Gather)) or (isinstance(operation, AllToAll) and bool(operation.sizes))
 
     def normalize(self) -> Collective:
-        """The same without what may differ between ranks: lengths that do are -1."""
+        """The same without what may differ between ranks: lengths that do are -1. What is 0-d has none."""
         if self.lengths_differ:
-            leaves = tuple(replace(leaf, shape=(-1, *leaf.shape[1:])) for leaf in self.leaves)
+            leaves = tuple(replace(leaf, shape=(-1, *leaf.shape[1:])) if leaf.shape else leaf for leaf in self.leaves)
             operation = self.operation
             if isinstance(operation, AllToAll):
                 operation = AllToAll(operation.axis, (-1,))

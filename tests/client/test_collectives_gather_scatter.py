@@ -118,8 +118,8 @@ def test_all_to_all_joins_by_sender(make: Any, apart: bool) -> None:
 
 def test_numbers_and_0d_arrays_are_refused_with_their_path(make: Any) -> None:
     setting = make()
-    with pytest.raises(ValueError, match=r"all_gather\(axis=0\): \['a'\]\[1\] is 0-d") as caught:
-        setting.group.all_gather({"a": [np.ones(1), 3]})
+    with pytest.raises(ValueError, match=r"all_to_all\(axis=0\): \['a'\]\[1\] is 0-d") as caught:
+        setting.group.all_to_all({"a": [np.ones(1), 3]})
     assert not isinstance(caught.value, cd.errors.CollectiveError), "the others are told nothing"
     with pytest.raises(ValueError, match=r"sum, axis=2\): the value has the shape \[2\], and no axis 2"):
         setting.group.reduce_scatter("sum", np.ones(2), axis=2)

@@ -44,7 +44,7 @@ def move_axis_first(operation: AxisOperation, spec: Spec, arrays: Sequence[Array
     """The arrays with the operation's axis first, and the operation as ranks compare it.
 
     A negative axis is counted from the front where all arrays agree on what it means, but not of a scatter, for only
-    its root has arrays.
+    its root has arrays. What is 0-d and to be gathered stays as it is: the worker tells all ranks.
 
     Raises:
         ValueError: an array has no such axis, or not as many rows as `sizes` hands out. The others are not told: this
@@ -52,6 +52,8 @@ def move_axis_first(operation: AxisOperation, spec: Spec, arrays: Sequence[Array
     """
     axis, sizes = operation.axis, () if isinstance(operation, (AllGather, Gather)) else operation.sizes
     for number, array in enumerate(arrays):
+        if array.ndim == 0 and isinstance(operation, (AllGather, Gather)):
+            continue
         if not -array.ndim <= axis < array.ndim:
             raise _axis_error(operation, spec, number, array, _explain_missing_axis(array, axis))
         if sizes and sum(sizes) != array.shape[axis]:
@@ -62,7 +64,7 @@ def move_axis_first(operation: AxisOperation, spec: Spec, arrays: Sequence[Array
         operation = replace(operation, axis=axis)
     if axis == 0:
         return operation, list(arrays)
-    return operation, [np.moveaxis(array, axis, 0) for array in arrays]
+    return operation, [np.moveaxis(array, axis, 0) if array.ndim else array for array in arrays]
 
 
 def _explain_missing_axis(array: Array, axis: int) -> str:

@@ -55,14 +55,24 @@ def expand_slices(spec: Spec, leaves: Sequence[Any]) -> tuple[Spec, list[Any], t
     return walk(spec), found, tuple(ranges)
 
 
-def select_leaves(spec: Spec, wanted: set[int]) -> Spec:
-    """The spec with None for every leaf but those of these numbers, and for every `dense_shape`, which may differ."""
+def select_leaves(spec: Spec, leaves: Sequence[Any], wanted: set[int]) -> Spec:
+    """The spec with None for every leaf but those of these numbers.
+
+    The lengths in a `dense_shape` stand there as they are, so that ranks compare them.
+    """
     numbers = count()
 
-    def walk(spec: Spec) -> Spec:
-        if not isinstance(spec, Node):
-            return LEAF if spec == LEAF and next(numbers) in wanted else NONE
-        children = tuple([walk(child) for child in spec.children])
-        return spec._replace(children=(*children[:2], NONE) if spec.kind is SLICES else children)
+    def walk(spec: Spec, is_dense_shape: bool = False) -> Spec:
+        if isinstance(spec, Node):
+            last = len(spec.children) - 1 if spec.kind is SLICES else -1
+            return spec._replace(
+                children=tuple([walk(child, is_dense_shape or at == last) for at, child in enumerate(spec.children)])
+            )
+        if spec != LEAF:
+            return NONE
+        number = next(numbers)
+        if is_dense_shape:
+            return str(int(leaves[number]))
+        return LEAF if number in wanted else NONE
 
     return walk(spec)

@@ -105,10 +105,15 @@ def judge_expiry(
 
 
 def judge_mismatch(what: str, arrived: Mapping[int, RankPosition], details: str) -> Decision:
-    """Ranks submitted different collectives: who differs from the majority, as far as their contracts are known."""
+    """Ranks submitted different collectives: who differs from the majority, as far as their contracts are known.
+
+    Args:
+        details: what is wrong with a collective, though all may have submitted the same; '' where nothing is.
+    """
     us, others = split_majority(arrived) if arrived else ([], [])
     if not others:
-        return Decision(Cause.MISMATCH, f"{what}: {details or 'the ranks differ in what they submitted'}")
+        side = f"\n  {_describe_side(us, _representative(us, arrived))}" if details and us else ""
+        return Decision(Cause.MISMATCH, f"{what}: {details or 'the ranks differ in what they submitted'}{side}")
     differing = tuple(sorted(rank for side in others for rank in side))
     text = _mismatch_text(what, arrived, us, others)
     return Decision(Cause.MISMATCH, text, (), differing, differing[0] if len(differing) == 1 else None)

@@ -51,7 +51,7 @@ def test_without_arrays_the_axis_is_as_given() -> None:
 @pytest.mark.parametrize(
     ("operation", "value", "says"),
     [
-        (AllGather(), {"step": np.array(3)}, r"all_gather\(axis=0\): \['step'\] is 0-d.*numpy.reshape\(value, 1\)"),
+        (AllToAll(), {"step": np.array(3)}, r"all_to_all\(axis=0\): \['step'\] is 0-d.*numpy.reshape\(value, 1\)"),
         (AllGather(1), [np.zeros((2, 2)), np.zeros(3)], r"\[1\] has the shape \[3\], and no axis 1"),
         (AllGather(-3), np.zeros((2, 2)), r"the value has the shape \[2, 2\], and no axis -3"),
         (
@@ -68,6 +68,11 @@ def test_what_cannot_be_cut_is_refused_with_its_path(operation: AxisOperation, v
     with pytest.raises(ValueError, match=says) as caught:
         moved(operation, value)
     assert type(caught.value) is ValueError, "the others are told nothing"
+
+
+def test_what_is_0d_and_gathered_stays_as_it_is_for_all_ranks_are_told() -> None:
+    operation, arrays = axes.move_axis_first(AllGather(1), nest.flatten([1, 2])[0], [np.array(3), np.zeros((2, 5))])
+    assert operation == AllGather(1) and [array.shape for array in arrays] == [(), (5, 2)]
 
 
 def test_sizes_are_rows_by_rank() -> None:

@@ -24,7 +24,6 @@ def cluster(request: pytest.FixtureRequest, workers: int) -> Any:
 def test_what_one_rank_alone_is_refused_is_no_word_for_the_group(cluster: Any, workers: int) -> None:
     def body(group: cd.Group) -> int:
         refused: list[Callable[[], Any]] = [
-            lambda: group.all_gather(3),
             lambda: group.all_gather(np.ones(2), axis=1),
             lambda: group.scatter(np.ones(3), root=group.rank, sizes=[1] * group.size),
             lambda: group.all_reduce("sum", np.ones(2), out=np.ones(3)),

@@ -43,7 +43,7 @@ from collectived_runtime.engine.compile.program import (
     find_peers,
 )
 from collectived_runtime.engine.submit.tracker import PreparedCollective
-from collectived_runtime.engine.submit.validation import check
+from collectived_runtime.engine.submit.validation import check, explain_missing_axis
 from collectived_runtime.plan import tree
 from collectived_runtime.plan.moves import Span
 from collectived_runtime.plan.packing import layout
@@ -68,7 +68,8 @@ def prepare(collective: Collective, rank: int, topology: GroupTopology) -> Prepa
             f"{tasks} packs, and {MAX_PACKS} can travel at once at most; {_explain_pack_count(collective)}"
         )
     terms = digest(collective.open_contract()) if can_be_open(collective.operation) else b""
-    return PreparedCollective(collective, digest(collective.contract()), packs, str(collective.operation), terms)
+    op, flaw = str(collective.operation), explain_missing_axis(collective)
+    return PreparedCollective(collective, digest(collective.contract()), packs, op, terms, flaw)
 
 
 def _explain_pack_count(collective: Collective) -> str:

@@ -139,7 +139,7 @@ class Generation:
             self._ranks.doorbells.throttle(local_rank)
             return
         if not agrees:
-            self.reporter.report_fault(ReportKind.MISMATCH, submission.instance)
+            self.reporter.report_fault(ReportKind.MISMATCH, submission.instance, text=prepared.flaw)
         if writing is not None:
             written = partial(tracker.mark_ready, local_rank.rank, submission.instance)
             self._ranks.input_events.start_wait(

@@ -62,6 +62,7 @@ class PreparedCollective:
     layout: Layout
     op: str  # the operation as people read it
     terms: bytes = b""  # digest of what an open collective has to agree on too, where the operation may be open
+    flaw: str = ""  # why it fails on all ranks, whatever the others submit
     leaf_bytes: tuple[int, ...] = field(init=False, compare=False)
     staging_slices: tuple[slice, ...] = field(init=False, compare=False)  # of each pack, its bytes in a staging slot
     single_leaf: tuple[int | None, ...] = field(init=False, compare=False)  # of each pack that has but one, its number
@@ -207,7 +208,7 @@ class InstanceTracker:
     def record_arrival(self, rank: int, number: int, arrival: Arrival, remaining: float, timeout: float = 0.0) -> bool:
         """A rank submits an instance; `remaining` of its `timeout` in seconds, 0 for none.
 
-        Returns False when it is the first whose contract differs from that of the ranks before it.
+        Returns False when it is the first whose contract differs from that of the ranks before it, or has a flaw.
 
         Raises:
             OutOfOrder: it skips a number, or has left.
@@ -239,7 +240,7 @@ class InstanceTracker:
         instance.arrivals[rank] = arrival
         instance.pending_writes += not arrival.ready
         self.instances[number] = instance  # now that it has an arrival, for others read along
-        if known is not None and not known.matches(prepared) and not instance.disputed:
+        if (prepared.flaw or (known is not None and not known.matches(prepared))) and not instance.disputed:
             instance.disputed = True
             return False
         return True

@@ -12,6 +12,7 @@ from collectived_proto.types import (
     Collective,
     Gather,
     GroupInfo,
+    Leaf,
     Operation,
     Recv,
     Reduce,
@@ -76,19 +77,33 @@ def _check_rank(name: str, rank: int, group: GroupInfo) -> None:
 
 
 def _check_rows(collective: Collective, operation: AxisOperation, group: GroupInfo) -> None:
-    sizes = () if isinstance(operation, (AllGather, Gather)) else operation.sizes
+    if isinstance(operation, (AllGather, Gather)):
+        return  # what has no axis fails on all ranks: see `explain_missing_axis`
+    sizes = operation.sizes
     if sizes and len(sizes) != group.size:
         raise InvalidArgumentError(f"sizes has {len(sizes)} entries, expected one per rank: {group.size}")
     for leaf in collective.leaves:
         if not leaf.shape:
-            raise InvalidArgumentError(
-                f"{leaf.path or 'value'} is 0-d: {operation} needs an axis along which it cuts or joins; "
-                "give it one, for example with reshape(1)"
-            )
+            raise InvalidArgumentError(_missing_axis_text(operation, leaf))
         if sizes and sum(sizes) != leaf.shape[0]:
             raise InvalidArgumentError(
                 f"{leaf.path or 'value'} has {leaf.shape[0]} rows, but sizes {list(sizes)} add up to {sum(sizes)}"
             )
+
+
+def explain_missing_axis(collective: Collective) -> str:
+    """Why a gather of this value fails on all ranks, whatever the others give: an array is 0-d. '' where none is."""
+    operation = collective.operation
+    if not isinstance(operation, (AllGather, Gather)):
+        return ""
+    return next((_missing_axis_text(operation, leaf) for leaf in collective.leaves if not leaf.shape), "")
+
+
+def _missing_axis_text(operation: Operation, leaf: Leaf) -> str:
+    return (
+        f"{leaf.path or 'the value'} is 0-d: {operation} needs an axis along which it cuts or joins; give it an axis, "
+        "for example with numpy.reshape(value, 1)"
+    )
 
 
 def _may_omit_value(operation: Operation, rank: int | None) -> bool:

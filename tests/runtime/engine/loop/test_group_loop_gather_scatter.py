@@ -206,7 +206,7 @@ def test_rows_of_another_width_are_a_mismatch(world: Any, hosts: Any) -> None:
 @pytest.mark.parametrize(
     ("operation", "shape"),
     [
-        (AllGather(), ()),
+        (ReduceScatter(ReduceOp.SUM), ()),
         (ReduceScatter(ReduceOp.SUM, 0, (1, 1)), (3,)),
         (ReduceScatter(ReduceOp.SUM, 0, (1, 1, 1)), (3,)),
         (Gather(2), (3,)),
@@ -218,6 +218,14 @@ def test_what_no_rank_can_mean_is_refused_before_anything_is_kept(world: Any, op
     here = world(2)
     with pytest.raises(InvalidArgumentError):
         here.ranks[0].submit(np.zeros(shape, np.float32), operation=operation)
+
+
+@pytest.mark.parametrize("operation", [AllGather(), Gather(1)], ids=str)
+def test_a_gather_of_what_is_0d_is_a_mismatch_before_others_come(world: Any, operation: Any) -> None:
+    here = world(2)
+    here.ranks[0].submit(np.zeros((), np.float32), operation=operation)
+    report = here.report(ReportKind.MISMATCH)
+    assert report.instance == 0 and "the value is 0-d" in report.text
 
 
 @pytest.mark.parametrize("operation", [Broadcast(0), AllReduce(ReduceOp.SUM), AllGather()], ids=str)
