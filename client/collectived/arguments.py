@@ -2,8 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from typing import SupportsIndex
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, SupportsIndex, TypedDict
+
+from collectived_proto.options import CommunicationOptions, to_seconds
+from collectived_proto.types import ReduceOp
+
+Options = CommunicationOptions | None
+
+# As a default: signatures show none, and who leaves the argument out is told what to type.
+REQUIRED: Any = inspect.Parameter.empty
+
+
+class Terms(TypedDict, total=False):
+    """What every collective takes by keyword, beside `async_op`."""
+
+    timeout: float | timedelta | None
+    experimental_hints: Options
+
+
+class ResultTerms(Terms, total=False):
+    """The same of those that have a result."""
+
+    out: Any
 
 
 def check_integer(value: SupportsIndex, name: str, least: int, most: int, expected: str) -> int:
@@ -26,3 +50,26 @@ def check_integer(value: SupportsIndex, name: str, least: int, most: int, expect
 def escape_surrogates(text: str) -> str:
     r"""`text` as UTF-8 can carry it: what is left of undecodable bytes (`os.fsdecode`) is written as `\udcff`."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def check_reduce_op(reduce_op: ReduceOp | str, value: object, call: str) -> ReduceOp:
+    """
+    Raises:
+        TypeError, ValueError: it is none, or no value came with it; says what to type.
+    """
+    if value is REQUIRED:
+        raise TypeError(f'{call} takes a reduce op and a value, got one of the two: {call}("sum", tensor)')
+    return ReduceOp.of(reduce_op, call)
+
+
+def with_timeout(options: Options, timeout: float | timedelta | None) -> Options:
+    """The options with the timeout of a call.
+
+    Raises:
+        ValueError: both have one, or it is negative or NaN.
+    """
+    if timeout is None or not isinstance(options, CommunicationOptions | None):  # what else is refused by `_start`
+        return options
+    if options is not None and options.timeout_seconds is not None:
+        raise ValueError("timeout and options.timeout_seconds were both given: give one of them")
+    return replace(options or CommunicationOptions(), timeout_seconds=to_seconds(timeout, "timeout"))

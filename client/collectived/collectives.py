@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any, SupportsIndex
+from datetime import timedelta
+from typing import Any, Literal, SupportsIndex, TypeVar, Unpack, overload
 
-from collectived.arguments import check_integer
+from collectived.arguments import REQUIRED, Options, ResultTerms, Terms, check_reduce_op, with_timeout
 from collectived.calls.prepare import ANY_VALUE, CrossDeviceTerms
+from collectived.point_to_point import PointToPointCalls
 from collectived.values.axes import check_axis, check_sizes
+from collectived.work import Work
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import (
     AllGather,
@@ -17,22 +20,22 @@ from collectived_proto.types import (
     Barrier,
     Broadcast,
     Gather,
-    Operation,
     Packing,
-    Recv,
     Reduce,
     ReduceOp,
     ReduceScatter,
     Scatter,
-    Send,
     Tier,
 )
 
+T = TypeVar("T")
+Op = ReduceOp | str
+Sizes = Iterable[SupportsIndex] | None
+
 _BARRIER = Barrier()
-_MAX_TAG = (1 << 32) - 1
 
 
-class Collectives(ABC):
+class Collectives(PointToPointCalls):
     """What follows holds for all of them.
 
     - All ranks call the same collectives in the same order. Where the operation, its arguments, structure, shapes or
@@ -48,7 +51,7 @@ class Collectives(ABC):
       and `ValueError`, leaves it as it was. What others send is known only when it has come: where it does not fit,
       that is a `ValueError` of this rank alone, the result is lost, and the group goes on.
     - A blocking call returns when nobody reads its inputs any more. With `async_op=True` it returns a `Work` at once.
-    - `options` go over the group's. `experimental_hints` is their deprecated name.
+    - `options` go over the group's. `timeout` is their `timeout_seconds`; `experimental_hints` their deprecated name.
     - A value travels in at most 4096 packs; where arrays are cut or joined, each array is a pack of its own.
     - A plain `TypeError` or `ValueError` tells of wrong arguments of this rank alone: it has started nothing, and the
       others, which are told nothing, wait for it. Any `CollectiveError` tells of a collective that failed on all
@@ -56,17 +59,23 @@ class Collectives(ABC):
       inputs) is this rank's alone.
     """
 
-    rank: int
-    size: int
-
+    @overload
+    def all_reduce(
+        self, reduce_op: Op, value: T, options: Options = None, *, async_op: Literal[True], **terms: Unpack[ResultTerms]
+    ) -> Work[T]: ...
+    @overload
+    def all_reduce(
+        self, reduce_op: Op, value: T, options: Options = None, *, async_op: bool = False, **terms: Unpack[ResultTerms]
+    ) -> Any: ...
     def all_reduce(
         self,
         reduce_op: ReduceOp | str,
-        value: Any,
+        value: Any = REQUIRED,
         options: CommunicationOptions | None = None,
         *,
         async_op: bool = False,
         out: Any = None,
+        timeout: float | timedelta | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Combines the values of all ranks, element by element; every rank gets the same bits.
@@ -76,9 +85,10 @@ class Collectives(ABC):
             value: the same structure, shapes and dtypes on all ranks; no bool, and what has no order has no minimum.
                 Of `IndexedSlices` every rank gets the rows of all, in order of rank, as many as each has: their sum, or
                 with `"mean"` divided by the number of ranks.
-            options: for this call, over the group's; its timeout is in seconds.
+            options: for this call, over the group's.
             async_op: return a `Work` at once.
             out: a nest of the same structure whose arrays take the result; may be `value` itself.
+            timeout: seconds, the same as `options` with that `timeout_seconds`.
             experimental_hints: deprecated name of `options`.
 
         Returns:
@@ -89,23 +99,73 @@ class Collectives(ABC):
             TypeError, ValueError: an argument is wrong.
             CollectiveError: the collective failed; the class says what comes next.
         """
-        return self._start(self._all_reduce_operation(reduce_op), value, options, experimental_hints, async_op, out)
+        if value is REQUIRED:
+            check_reduce_op(reduce_op, value, "all_reduce")
+        return self._start(
+            self._all_reduce_operation(reduce_op),
+            value,
+            with_timeout(options, timeout),
+            experimental_hints,
+            async_op,
+            out,
+        )
 
+    @overload
+    def reduce(
+        self,
+        reduce_op: Op,
+        value: T,
+        root: int = 0,
+        options: Options = None,
+        *,
+        async_op: Literal[True],
+        **terms: Unpack[ResultTerms],
+    ) -> Work[T | None]: ...
+    @overload
+    def reduce(
+        self,
+        reduce_op: Op,
+        value: T,
+        root: int = 0,
+        options: Options = None,
+        *,
+        async_op: bool = False,
+        **terms: Unpack[ResultTerms],
+    ) -> Any: ...
     def reduce(
         self,
         reduce_op: ReduceOp | str,
-        value: Any,
+        value: Any = REQUIRED,
         root: int = 0,
         options: CommunicationOptions | None = None,
         *,
         async_op: bool = False,
         out: Any = None,
+        timeout: float | timedelta | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """As `all_reduce`, but only `root` gets the result; the others get None, whatever `out` they give."""
-        operation = Reduce(ReduceOp.of(reduce_op), self._check_rank(root, "root"))
-        return self._start(operation, value, options, experimental_hints, async_op, out)
+        operation = Reduce(check_reduce_op(reduce_op, value, "reduce"), self._check_rank(root, "root"))
+        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op, out)
 
+    @overload
+    def broadcast(
+        self,
+        value: None,
+        root: int = 0,
+        options: Options = None,
+        *,
+        async_op: Literal[True],
+        **terms: Unpack[ResultTerms],
+    ) -> Work[Any]: ...
+    @overload
+    def broadcast(
+        self, value: T, root: int = 0, options: Options = None, *, async_op: Literal[True], **terms: Unpack[ResultTerms]
+    ) -> Work[T]: ...
+    @overload
+    def broadcast(
+        self, value: T, root: int = 0, options: Options = None, *, async_op: bool = False, **terms: Unpack[ResultTerms]
+    ) -> Any: ...
     def broadcast(
         self,
         value: Any,
@@ -114,6 +174,7 @@ class Collectives(ABC):
         *,
         async_op: bool = False,
         out: Any = None,
+        timeout: float | timedelta | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Gives every rank the value of `root`.
@@ -134,8 +195,28 @@ class Collectives(ABC):
         """
         root = self._check_rank(root, "root")
         given = ANY_VALUE if value is None and root != self.rank else value
-        return self._start(Broadcast(root), given, options, experimental_hints, async_op, out)
+        return self._start(Broadcast(root), given, with_timeout(options, timeout), experimental_hints, async_op, out)
 
+    @overload
+    def all_gather(
+        self,
+        value: T,
+        axis: SupportsIndex = 0,
+        options: Options = None,
+        *,
+        async_op: Literal[True],
+        **terms: Unpack[ResultTerms],
+    ) -> Work[T]: ...
+    @overload
+    def all_gather(
+        self,
+        value: T,
+        axis: SupportsIndex = 0,
+        options: Options = None,
+        *,
+        async_op: bool = False,
+        **terms: Unpack[ResultTerms],
+    ) -> Any: ...
     def all_gather(
         self,
         value: Any,
@@ -144,6 +225,7 @@ class Collectives(ABC):
         *,
         async_op: bool = False,
         out: Any = None,
+        timeout: float | timedelta | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Joins the arrays of all ranks along `axis`, in order of rank; every rank gets all.
@@ -160,8 +242,32 @@ class Collectives(ABC):
             InvalidArgumentError: an array is 0-d, on whichever rank: all of them are told.
             ValueError: an array has no such axis, or there are too many.
         """
-        return self._start(AllGather(check_axis(axis)), value, options, experimental_hints, async_op, out)
+        return self._start(
+            AllGather(check_axis(axis)), value, with_timeout(options, timeout), experimental_hints, async_op, out
+        )
 
+    @overload
+    def gather(
+        self,
+        value: T,
+        root: int = 0,
+        axis: SupportsIndex = 0,
+        options: Options = None,
+        *,
+        async_op: Literal[True],
+        **terms: Unpack[ResultTerms],
+    ) -> Work[T | None]: ...
+    @overload
+    def gather(
+        self,
+        value: T,
+        root: int = 0,
+        axis: SupportsIndex = 0,
+        options: Options = None,
+        *,
+        async_op: bool = False,
+        **terms: Unpack[ResultTerms],
+    ) -> Any: ...
     def gather(
         self,
         value: Any,
@@ -171,12 +277,37 @@ class Collectives(ABC):
         *,
         async_op: bool = False,
         out: Any = None,
+        timeout: float | timedelta | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """As `all_gather`, but only `root` gets the result; the others get None, whatever `out` they give."""
         operation = Gather(self._check_rank(root, "root"), check_axis(axis))
-        return self._start(operation, value, options, experimental_hints, async_op, out)
+        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op, out)
 
+    @overload
+    def scatter(
+        self,
+        value: Any,
+        root: int = 0,
+        axis: SupportsIndex = 0,
+        sizes: Sizes = None,
+        options: Options = None,
+        *,
+        async_op: Literal[True],
+        **terms: Unpack[ResultTerms],
+    ) -> Work[Any]: ...
+    @overload
+    def scatter(
+        self,
+        value: Any,
+        root: int = 0,
+        axis: SupportsIndex = 0,
+        sizes: Sizes = None,
+        options: Options = None,
+        *,
+        async_op: bool = False,
+        **terms: Unpack[ResultTerms],
+    ) -> Any: ...
     def scatter(
         self,
         value: Any,
@@ -187,6 +318,7 @@ class Collectives(ABC):
         *,
         async_op: bool = False,
         out: Any = None,
+        timeout: float | timedelta | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Cuts the arrays of `root` along `axis` and gives each rank its piece, the first one to rank 0.
@@ -208,20 +340,45 @@ class Collectives(ABC):
         root = self._check_rank(root, "root")
         if self.rank != root:
             operation = Scatter(root, check_axis(axis))
-            return self._start(operation, ANY_VALUE, options, experimental_hints, async_op, out)
+            return self._start(operation, ANY_VALUE, with_timeout(options, timeout), experimental_hints, async_op, out)
         operation = Scatter(root, check_axis(axis), check_sizes(sizes, self.size))
-        return self._start(operation, value, options, experimental_hints, async_op, out)
+        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op, out)
 
+    @overload
+    def reduce_scatter(
+        self,
+        reduce_op: Op,
+        value: T,
+        axis: SupportsIndex = 0,
+        sizes: Sizes = None,
+        options: Options = None,
+        *,
+        async_op: Literal[True],
+        **terms: Unpack[ResultTerms],
+    ) -> Work[T]: ...
+    @overload
+    def reduce_scatter(
+        self,
+        reduce_op: Op,
+        value: T,
+        axis: SupportsIndex = 0,
+        sizes: Sizes = None,
+        options: Options = None,
+        *,
+        async_op: bool = False,
+        **terms: Unpack[ResultTerms],
+    ) -> Any: ...
     def reduce_scatter(
         self,
         reduce_op: ReduceOp | str,
-        value: Any,
+        value: Any = REQUIRED,
         axis: SupportsIndex = 0,
         sizes: Iterable[SupportsIndex] | None = None,
         options: CommunicationOptions | None = None,
         *,
         async_op: bool = False,
         out: Any = None,
+        timeout: float | timedelta | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Combines the values of all ranks as `all_reduce` does, and gives each rank its piece along `axis`.
@@ -239,9 +396,33 @@ class Collectives(ABC):
         Raises:
             ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
         """
-        operation = ReduceScatter(ReduceOp.of(reduce_op), check_axis(axis), check_sizes(sizes, self.size))
-        return self._start(operation, value, options, experimental_hints, async_op, out)
+        operation = ReduceScatter(
+            check_reduce_op(reduce_op, value, "reduce_scatter"), check_axis(axis), check_sizes(sizes, self.size)
+        )
+        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op, out)
 
+    @overload
+    def all_to_all(
+        self,
+        value: T,
+        axis: SupportsIndex = 0,
+        sizes: Sizes = None,
+        options: Options = None,
+        *,
+        async_op: Literal[True],
+        **terms: Unpack[ResultTerms],
+    ) -> Work[T]: ...
+    @overload
+    def all_to_all(
+        self,
+        value: T,
+        axis: SupportsIndex = 0,
+        sizes: Sizes = None,
+        options: Options = None,
+        *,
+        async_op: bool = False,
+        **terms: Unpack[ResultTerms],
+    ) -> Any: ...
     def all_to_all(
         self,
         value: Any,
@@ -251,6 +432,7 @@ class Collectives(ABC):
         *,
         async_op: bool = False,
         out: Any = None,
+        timeout: float | timedelta | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Cuts the arrays of every rank along `axis`, sends piece r to rank r, and joins what comes by sender.
@@ -269,68 +451,22 @@ class Collectives(ABC):
             ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
         """
         operation = AllToAll(check_axis(axis), check_sizes(sizes, self.size))
-        return self._start(operation, value, options, experimental_hints, async_op, out)
+        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op, out)
 
-    def send(
-        self,
-        value: Any,
-        to: int,
-        tag: int = 0,
-        options: CommunicationOptions | None = None,
-        *,
-        async_op: bool = False,
-        experimental_hints: CommunicationOptions | None = None,
-    ) -> Any:
-        """Sends a value to one rank, which calls `recv`; any dtype. Other ranks take no part.
-
-        What one rank sends another one under one tag arrives in order. Sends and recvs are numbered apart from the
-        group's other collectives; 65536 of them may be in flight.
-
-        Args:
-            to: a rank of this group; this rank itself, too, if it also receives: with `async_op` in one of the two.
-            tag: 0 to 2**32 - 1; a recv takes only what was sent under its tag.
-
-        Returns:
-            None, when nobody reads the value any more; with `async_op`, a `Work`.
-        """
-        operation = Send(self._check_rank(to, "to"), self._check_tag(tag))
-        return self._start(operation, value, options, experimental_hints, async_op)
-
-    def recv(
-        self,
-        source: int,
-        tag: int = 0,
-        options: CommunicationOptions | None = None,
-        *,
-        async_op: bool = False,
-        out: Any = None,
-        experimental_hints: CommunicationOptions | None = None,
-    ) -> Any:
-        """Receives what `source` sends to this rank under `tag`; see `send`.
-
-        Args:
-            out: a nest whose arrays take the value; its structure, shapes and dtypes must be those of what comes.
-
-        Returns:
-            `out`, or the value: its arrays as NumPy arrays, its numbers as NumPy scalars, its containers as lists,
-            tuples, namedtuples of that name and dicts. With `async_op`, a `Work` for it.
-
-        Raises:
-            ValueError: on this rank alone, what came does not fit `out`; or, without `out`, a dict of the value has
-                keys that are no literals of Python. The value is lost; the group goes on.
-        """
-        operation = Recv(self._check_rank(source, "source"), self._check_tag(tag))
-        return self._start(operation, ANY_VALUE, options, experimental_hints, async_op, out)
-
+    @overload
+    def barrier(self, options: Options = None, *, async_op: Literal[True], **terms: Unpack[Terms]) -> Work[None]: ...
+    @overload
+    def barrier(self, options: Options = None, *, async_op: bool = False, **terms: Unpack[Terms]) -> Any: ...
     def barrier(
         self,
         options: CommunicationOptions | None = None,
         *,
         async_op: bool = False,
+        timeout: float | timedelta | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Ends when all ranks have called it; None, or a `Work` with `async_op`."""
-        return self._start(_BARRIER, None, options, experimental_hints, async_op)
+        return self._start(_BARRIER, None, with_timeout(options, timeout), experimental_hints, async_op)
 
     def _all_reduce_packed(
         self,
@@ -347,24 +483,5 @@ class Collectives(ABC):
         return self._start(self._all_reduce_operation(reduce_op), value, options, None, async_op, special=special)
 
     @abstractmethod
-    def _start(
-        self,
-        operation: Operation,
-        value: Any,
-        options: CommunicationOptions | None,
-        hints: CommunicationOptions | None,
-        async_op: bool,
-        out: Any = None,
-        special: CrossDeviceTerms | None = None,
-    ) -> Any:
-        """Start a collective and, unless `async_op`, wait for its result; a value of `ANY_VALUE` takes what comes."""
-
-    @abstractmethod
     def _all_reduce_operation(self, reduce_op: ReduceOp | str) -> AllReduce:
         """The operation, remembered, for this one is to be quick."""
-
-    def _check_rank(self, rank: int, name: str) -> int:
-        return check_integer(rank, name, 0, self.size - 1, f"a rank of this group, 0 to {self.size - 1}")
-
-    def _check_tag(self, tag: int) -> int:
-        return check_integer(tag, "tag", 0, _MAX_TAG, f"a whole number from 0 to {_MAX_TAG}")

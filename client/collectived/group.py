@@ -317,7 +317,7 @@ class Group(Collectives):
         route.rank_state.on_result_taken(call)
         return call.take_value()
 
-    def _submit_value(self, terms: _CallTerms, value: Any, out: Any, calls: list[Call]) -> Work | None:
+    def _submit_value(self, terms: _CallTerms, value: Any, out: Any, calls: list[Call]) -> Work[Any] | None:
         """Takes a value apart and submits it; a work where it takes several calls. All of them are put into `calls`."""
         operation = terms.operation
         taken = value if value is ANY_VALUE else flatten_value(value)
@@ -376,7 +376,7 @@ class Group(Collectives):
 
     def _submit_sparse_reduce(
         self, operation: AllReduce | Reduce, taken: FlatValue, terms: _CallTerms, calls: list[Call]
-    ) -> Work:
+    ) -> Work[Any]:
         """A value with sparse leaves. Everything that can be refused is, before the first collective starts."""
         parts = sparse_reduce.split_sparse(operation, fetch_value_to_host(taken), self.size)
         found = [
@@ -420,7 +420,7 @@ class Group(Collectives):
             call.cutoff = deadline.at + DEADLINE_GRACE
         self._channel.submit(call, call.timeout, deadline, addresses)
 
-    def _raise_if_not_started(self, work: Work, first: Call) -> Work:
+    def _raise_if_not_started(self, work: Work[Any], first: Call) -> Work[Any]:
         """A work as the caller gets it, unless it could not start.
 
         Where the group goes on in a successor, an earlier work whose error is not collected yet may be in the caller's

@@ -87,7 +87,7 @@ def check_rebuildable(found: Sequence[PreparedCall], parts: Sequence[SubCollecti
     nest.check_rebuildable(whole.spec, leaves)
 
 
-class CompositeWork(Work):
+class CompositeWork(Work[Any]):
     """A reduction in several collectives; of this rank's own sparse leaves the result keeps `dense_shape`."""
 
     def __init__(
@@ -114,7 +114,7 @@ class CompositeWork(Work):
                 leaves[number] = length
         return nest.unflatten(self._whole.spec, leaves)
 
-    def _get_pack_leaves(self, call: Call, pack: int) -> list[tuple[str, Any]]:
+    def _get_pack_leaves(self, call: Call, pack: int) -> list[tuple[nest.KeyPath, Any]]:
         part = self._sub_collectives[id(call)]
         if not part.sparse_leaves:
             return call.get_pack_leaves(pack)
@@ -123,9 +123,9 @@ class CompositeWork(Work):
         found = dict(leaf for number in call.completed_packs for leaf in call.get_pack_leaves(number))
         if not found:  # somebody else's result
             return []
-        values, indices = (found[path] for path in call.prepared.paths)
-        path = call.prepared.paths[0].removesuffix(".values")
-        return [(path, IndexedSlices(values, indices, self._dense_shape(part.sparse_leaves) or None))]
+        paths = nest.key_paths(call.spec)
+        values, indices = (found[path] for path in paths)
+        return [(paths[0][:-1], IndexedSlices(values, indices, self._dense_shape(part.sparse_leaves) or None))]
 
     def _dense_shape(self, numbers: range) -> tuple[int, ...]:
         return tuple([int(self._whole.arrays[number]) for number in numbers[2:]])

@@ -9,9 +9,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from collectived.arguments import escape_surrogates
 from collectived.calls.call import ALL_PACKS, LAUNCHED, Call
 from collectived.calls.channel import RankChannel
 from collectived.calls.unobserved_errors import UnobservedErrors
@@ -20,8 +19,10 @@ from collectived_proto.errors import CollectiveError
 from collectived_proto.options import to_seconds
 from collectived_proto.types import Verdict
 
+T_co = TypeVar("T_co", covariant=True)
 
-class Work:
+
+class Work(Generic[T_co]):
     """A collective in flight. Thread-safe.
 
     Worker memory that went in must stay untouched until it is done; ordinary arrays were copied. `out` holds the result
@@ -41,7 +42,7 @@ class Work:
         self._has_value = False
         self._value: Any = None
 
-    def result(self, timeout: float | timedelta | None = None) -> Any:
+    def result(self, timeout: float | timedelta | None = None) -> T_co:
         """The whole result, in the structure of the value.
 
         Args:
@@ -54,7 +55,7 @@ class Work:
         """
         return self._result(timeout, monotonic())
 
-    def wait(self, timeout: float | timedelta | None = None) -> Any:
+    def wait(self, timeout: float | timedelta | None = None) -> T_co:
         """The whole result, for use on the caller's current stream; the same as `result` where it is not all on GPUs.
 
         On GPUs it returns once all of the collective has been launched there, and makes the caller's current stream
@@ -90,7 +91,7 @@ class Work:
         self._wait(timeout)
         return self._failure()
 
-    def add_done_callback(self, callback: Callable[[Work], object]) -> None:
+    def add_done_callback(self, callback: Callable[[Work[T_co]], object]) -> None:
         """Has `callback(work)` called when the collective has ended, or soon if it has already.
 
         It is called in a thread of the library's, one callback of a group after another; what it raises is logged.
@@ -103,8 +104,10 @@ class Work:
         self._channel.check_usable()
         self._schedule_callback(callback, 0)
 
-    def as_completed(self) -> Iterator[tuple[str, Any]]:
+    def as_completed(self) -> Iterator[tuple[nest.KeyPath, Any]]:
         """(path, result) of every leaf as its pack completes, all leaves of a pack together.
+
+        A path is a tuple of keys, indices and names of fields: `('layer1', 0)`; `()` where the value is the leaf.
 
         Packs are sent last leaves first, and usually complete so. But they travel side by side, so their order may
         differ between ranks and from one call to the next: start no collectives from within the loop, or ranks start
@@ -115,7 +118,7 @@ class Work:
             CollectiveError: the collective failed; what was yielded before is right.
             ValueError: as for `result`.
         """
-        given: set[str] = set()
+        given: set[nest.KeyPath] = set()
         for call in self._calls:
             for number in range(call.prepared.pack_count):
                 self._channel.check_usable()
@@ -127,11 +130,11 @@ class Work:
                 given.update(path for path, _ in leaves)
                 yield from leaves
         spec, results = nest.flatten(self.result())
-        for path, result in reversed(list(zip(map(escape_surrogates, nest.paths(spec)), results, strict=True))):
+        for path, result in reversed(list(zip(nest.key_paths(spec), results, strict=True))):
             if path not in given:  # somebody has collected the whole result before we came
                 yield path, result
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, T_co]:
         import asyncio  # late, for few need it
 
         if self.done():
@@ -139,7 +142,7 @@ class Work:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
-        def tell(_: Work) -> None:
+        def tell(_: Work[T_co]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
 
@@ -157,7 +160,7 @@ class Work:
     def _verdict(self) -> Verdict | None:
         return next((call.verdict for call in self._calls if call.verdict is not None), None)
 
-    def _result(self, timeout: float | timedelta | None, began: float) -> Any:
+    def _result(self, timeout: float | timedelta | None, began: float) -> T_co:
         self._wait(timeout, ALL_PACKS, began)
         self._raise_failure()
         with self._lock:
@@ -165,22 +168,23 @@ class Work:
             self._observed = True
             return value
 
-    def _get_value(self) -> Any:
+    def _get_value(self) -> T_co:
         """The value, made once. Under the lock."""
         if not self._has_value:
             self._value = self._build_value()
             self._has_value = True
             self._channel.rank_state.on_result_taken(self._calls[-1])
         self._call.sync_out_streams()
-        return self._value
+        value: T_co = self._value
+        return value
 
     def _build_value(self) -> Any:
         return self._call.take_value()
 
-    def _get_pack_leaves(self, call: Call, pack: int) -> list[tuple[str, Any]]:
+    def _get_pack_leaves(self, call: Call, pack: int) -> list[tuple[nest.KeyPath, Any]]:
         return call.get_pack_leaves(pack)
 
-    def _schedule_callback(self, callback: Callable[[Work], object], first: int) -> None:
+    def _schedule_callback(self, callback: Callable[[Work[T_co]], object], first: int) -> None:
         """Calls back once the calls from the first one on have ended; those before it have."""
         callbacks = self._channel.callbacks
         for number in range(first, len(self._calls)):
@@ -189,7 +193,7 @@ class Work:
                 return
         callbacks.add(self._calls[-1], partial(self._run_callback, callback))
 
-    def _run_callback(self, callback: Callable[[Work], object]) -> None:
+    def _run_callback(self, callback: Callable[[Work[T_co]], object]) -> None:
         self._copy_to_out()
         callback(self)
 
@@ -241,7 +245,7 @@ class Work:
         return f"<Work {call.prepared.op} {call.display_number}{more} from {call.prepared.site}: {state}>"
 
 
-def wait(works: Iterable[Work], timeout: float | timedelta | None = None) -> list[Any]:
+def wait(works: Iterable[Work[T_co]], timeout: float | timedelta | None = None) -> list[T_co]:
     """Waits for all of them; their results in order.
 
     Args:

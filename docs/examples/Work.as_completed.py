@@ -5,4 +5,4 @@ seen = []
 for path, gradient in work.as_completed():  # use one while the others travel
     assert gradient[0] == 2
     seen.append(path)
-print(sorted(seen))  # ["['first']", "['last']"]
+print(sorted(seen))  # [('first',), ('last',)]

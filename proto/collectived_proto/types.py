@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from collectived_proto.cause import Cause
+from collectived_proto.reduce_op import ReduceOp as ReduceOp  # one of the words, too
 
 RELEASE = "0.1.0"
 
@@ -56,45 +57,6 @@ class DType(enum.IntEnum):
 
 
 _ITEMSIZE = dict(zip(DType, (1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 8, 16), strict=True))
-
-
-class ReduceOp(enum.Enum):
-    """How the contributions of all ranks are combined, element by element."""
-
-    SUM = "sum"
-    MEAN = "mean"
-    MIN = "min"
-    MAX = "max"
-    PRODUCT = "product"
-    BAND = "band"
-    BOR = "bor"
-    BXOR = "bxor"
-
-    @classmethod
-    def of(cls, value: ReduceOp | str) -> ReduceOp:
-        """The operation of that name in any case; `prod`, `avg` and `average` are understood too.
-
-        Raises:
-            ValueError: the name is not one of the above.
-            TypeError: neither a `ReduceOp` nor a string.
-        """
-        if isinstance(value, ReduceOp):
-            return value
-        if not isinstance(value, str):
-            raise TypeError(
-                f"expected a reduce op such as 'sum' or ReduceOp.MEAN, got {type(value).__name__}; "
-                'the reduce op comes first: all_reduce("sum", tensor)'
-            )
-        name = value.lower()
-        try:
-            return cls(_SPELLINGS.get(name, name))
-        except ValueError:
-            raise ValueError(
-                f"unknown reduce op {value!r}: expected one of {', '.join(op.value for op in cls)}"
-            ) from None
-
-
-_SPELLINGS = {"prod": "product", "avg": "mean", "average": "mean"}
 
 
 class CommunicationImplementation(enum.Enum):

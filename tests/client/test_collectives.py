@@ -208,8 +208,8 @@ def test_of_many_signatures_the_latest_are_kept(make: Any, monkeypatch: pytest.M
     setting = make()
     far, group = setting.far, setting.group
 
-    def start(length: int) -> cd.Work:
-        work: cd.Work = group.all_reduce("sum", np.ones(length), async_op=True)
+    def start(length: int) -> cd.Work[Any]:
+        work: cd.Work[Any] = group.all_reduce("sum", np.ones(length), async_op=True)
         return work
 
     far.answer = lambda ring: []

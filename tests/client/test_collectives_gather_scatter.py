@@ -280,9 +280,9 @@ def test_work_of_gathers_yields_leaves_last_first(make: Any) -> None:
     work = setting.group.all_gather({"a": np.zeros(1), "b": np.ones(2)}, async_op=True)
     arriving = work.as_completed()
     path, leaf = next(arriving)
-    assert path == "['b']" and leaf.tolist() == [1, 1, 1, 1] and not work.done()
+    assert path == ("b",) and leaf.tolist() == [1, 1, 1, 1] and not work.done()
     far.doorbell.send(messages.Completion(0, 1, True, True, 1000, 0, 5000).encode())
-    assert [path for path, _ in arriving] == ["['a']"]
+    assert [path for path, _ in arriving] == [("a",)]
     assert work.result()["b"] is leaf
 
 
@@ -302,9 +302,9 @@ def test_what_comes_is_yielded_together_when_all_of_it_has_come(make: Any) -> No
     assert not work.done()
     far.doorbell.send(held[1])
     arrived = list(work.as_completed())
-    assert [path for path, _ in arrived] == ["['b'][0]", "['a']"]
+    assert [path for path, _ in arrived] == [("b", 0), ("a",)]
     assert work.result()["b"][0] is arrived[0][1]
-    assert [path for path, _ in work.as_completed()] == ["['b'][0]", "['a']"], "and again, as often as wanted"
+    assert [path for path, _ in work.as_completed()] == [("b", 0), ("a",)], "and again, as often as wanted"
 
 
 def test_a_collected_work_releases_its_slot_though_it_is_kept(make: Any) -> None:

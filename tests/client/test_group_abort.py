@@ -173,7 +173,7 @@ def test_a_callback_may_use_the_group(make: Any, use: str) -> None:
     first = group.all_reduce("sum", 1, async_op=True)
     used = threading.Event()
 
-    def callback(work: cd.Work) -> None:
+    def callback(work: cd.Work[Any]) -> None:
         group.abort("seen enough") if use == "abort" else group.barrier()
         used.set()
 

@@ -143,7 +143,7 @@ def test_their_work_is_one(make: Any) -> None:
     called: list[Any] = []
     ended = threading.Event()
 
-    def callback(work: cd.Work) -> None:
+    def callback(work: cd.Work[Any]) -> None:
         called.append(work.result()[0].tolist())
         ended.set()
 
@@ -168,10 +168,10 @@ def test_their_leaves_come_with_paths(make: Any) -> None:
     value = {"a": np.ones(1), "b": slices(), "c": 2, "d": slices(rows=1)}
     work = setting.group.all_reduce("sum", value, async_op=True)
     arrived = list(work.as_completed())
-    assert [path for path, _ in arrived] == ["['c']", "['a']", "['b']", "['d']"]
+    assert [path for path, _ in arrived] == [("c",), ("a",), ("b",), ("d",)]
     assert arrived[2][1].indices.tolist() == [1, 0, 1, 0] and arrived[2][1].dense_shape == (9, 3)
     assert work.result()["b"].values is arrived[2][1].values and work.result()["a"] is arrived[1][1]
-    assert [path for path, _ in work.as_completed()] == ["['d']", "['c']", "['b']", "['a']"], "once collected"
+    assert [path for path, _ in work.as_completed()] == [("d",), ("c",), ("b",), ("a",)], "once collected"
 
 
 def test_they_can_be_awaited_and_called_back(make: Any) -> None:

@@ -50,6 +50,7 @@ COMMON = {  # what docstrings of collectives leave to habit
     "value": "an array or number, or a nest of such; see [all collectives](Group.md#all-collectives).",
     "root": "a rank of the group, the same on all ranks.",
     "out": "a nest of the result's structure whose arrays take the result, and which is returned.",
+    "timeout": "seconds, the same as `options` with that `timeout_seconds`.",
     "axis": "along which arrays are cut or joined, the same on all ranks; negative ones count from the end.",
     "source": "the rank that sends, under `tag`; this rank itself, too, as `send` says.",
     "tag": "the tag of the `send`.",

@@ -112,12 +112,12 @@ def hook() -> Function:
 def function_page(name: str) -> tuple[list[str], list[str]]:
     function = hook() if name == HOOK else Function.of(resolved(name))
     owner, _, method = name.rpartition(".")
-    if method in vars(Collectives):
+    if method in dir(Collectives):
         function = completed(function)
     called = f"{owner.lower()}.{method}" if owner in ("Group", "Session", "Work") else f"cd.{name}"
     first, *more = function.doc.description
     head = [first, function.signature(called), *more, *function.sections()]
-    if method in vars(Collectives):
+    if method in dir(Collectives):
         head.append("Values, results, blocking and what else holds for [all collectives](Group.md#all-collectives).")
     if name != "get_replica_context":
         return head, []

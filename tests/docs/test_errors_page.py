@@ -110,7 +110,7 @@ with cd.connect() as session, session.join(timeout=20) as group:
             with cd.connect(worker.addresses[0]) as session, session.join("train", 2, rank=0, timeout=20) as group:
                 for _ in range(3):
                     group.all_reduce("sum", 1.0)
-                work: cd.Work = group.all_reduce("sum", 1.0, async_op=True)
+                work = group.all_reduce("sum", 1.0, async_op=True)
                 await_flight(worker)
                 victim.kill()
                 error = work.exception(20)

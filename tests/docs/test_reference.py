@@ -43,7 +43,7 @@ def functions() -> list[Function]:
         thing = resolved(name)
         if inspect.isfunction(thing):
             whole = Function.of(thing)
-            found.append(pages.completed(whole) if name.partition(".")[2] in vars(Collectives) else whole)
+            found.append(pages.completed(whole) if name.partition(".")[2] in dir(Collectives) else whole)
         elif isinstance(thing, type):
             made = pages.constructor(thing, Docstring.of(thing))
             separate = thing in (cd.Group, cd.Session, cd.Work)

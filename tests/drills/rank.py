@@ -79,7 +79,7 @@ class Rank:
         self.group: cd.Group | None = None
         self.doorbell = -1
         self.counted: dict[int, int] = defaultdict(int)  # generation -> instances submitted
-        self.works: dict[str, tuple[cd.Work, int, int]] = {}
+        self.works: dict[str, tuple[cd.Work[Any], int, int]] = {}
         self.stopping = threading.Event()
         self.calling = False  # the library: here SIGINT is felt
 

@@ -39,6 +39,11 @@ def test_what_users_import() -> None:
     ]
 
 
+def test_dir_shows_what_is_public_and_nothing_else() -> None:
+    assert dir(cd) == sorted([*cd.__all__, "__version__"])
+    assert all(getattr(cd, name) is not None for name in dir(cd))
+
+
 def test_the_errors() -> None:
     assert sorted(errors.__all__) == [
         "AbortedError",

@@ -14,23 +14,7 @@ from collectived_proto.deadline import Deadline
 from collectived_proto.devices import DeviceName
 from collectived_proto.numpy_types import from_numpy, to_numpy
 from collectived_proto.options import CollectiveHints, CommunicationOptions
-from collectived_proto.types import CommunicationImplementation, DType, ReduceOp, Tier, select_tier, unscoped_name
-
-
-@pytest.mark.parametrize("name", ["sum", "SUM", "Mean", "avg", "AVERAGE", "prod", "product", "bxor"])
-def test_reduce_ops_are_known_by_every_spelling(name: str) -> None:
-    expected = {"avg": "mean", "average": "mean", "prod": "product"}.get(name.lower(), name.lower())
-    assert ReduceOp.of(name) is ReduceOp(expected)
-
-
-def test_an_unknown_reduce_op_names_those_that_there_are() -> None:
-    with pytest.raises(ValueError, match="sum, mean, min, max"):
-        ReduceOp.of("median")
-
-
-def test_swapped_arguments_are_recognised() -> None:
-    with pytest.raises(TypeError, match=r'the reduce op comes first: all_reduce\("sum", tensor\)'):
-        ReduceOp.of(np.ones(3))  # type: ignore[arg-type]
+from collectived_proto.types import CommunicationImplementation, DType, Tier, select_tier, unscoped_name
 
 
 def test_options_merge_field_by_field() -> None:

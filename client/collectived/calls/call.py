@@ -215,12 +215,13 @@ class Call:
             )
         ]
 
-    def get_pack_leaves(self, pack: int) -> list[tuple[str, Any]]:
+    def get_pack_leaves(self, pack: int) -> list[tuple[nest.KeyPath, Any]]:
         """(path, result) of the leaves of a complete pack; nothing where this rank receives nothing."""
         prepared = self.prepared
         if not prepared.receives:
             return []
-        return [(prepared.paths[index], self._get_leaf(index)) for index in prepared.list_pack_leaves(pack)]
+        paths = nest.key_paths(self.spec)
+        return [(paths[index], self._get_leaf(index)) for index in prepared.list_pack_leaves(pack)]
 
     def _get_leaf(self, index: int) -> Any:
         leaves = self._leaves

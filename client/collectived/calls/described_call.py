@@ -49,14 +49,18 @@ class DescribedCall(Call):
             return self.out.whole
         if not prepared.accepts_any:
             return nest.unflatten(self.spec, self.take_leaves())
+        return nest.unflatten(self._parse_structure(), self.take_leaves())
+
+    def _parse_structure(self) -> nest.Spec:
+        """That of what has come."""
         parcel = self._require_result()
         try:
             spec = structure.parse(parcel.structure)
             if len(nest.paths(spec)) != len(parcel):
                 raise ValueError(f"the structure {parcel.structure} came with {len(parcel)} leaves")
         except ValueError as error:
-            raise ValueError(f"{prepared.op}: {error}; give a value like it as a template") from None
-        return nest.unflatten(spec, self.take_leaves())
+            raise ValueError(f"{self.prepared.op}: {error}; give a value like it as a template") from None
+        return spec
 
     def copy_to_out(self) -> None:
         if self.out is None or self._described_result is None:
@@ -65,13 +69,13 @@ class DescribedCall(Call):
             self._check_out(self.out)
             super().copy_to_out()
 
-    def get_pack_leaves(self, pack: int) -> list[tuple[str, Any]]:
+    def get_pack_leaves(self, pack: int) -> list[tuple[nest.KeyPath, Any]]:
         if self.out is not None:
             self._check_out(self.out)
         if not self.prepared.accepts_any:
             return super().get_pack_leaves(pack)
-        parcel = self._require_result()
-        return [(path, self._get_leaf(index)) for index, path in reversed(list(enumerate(parcel.paths)))]
+        paths = nest.key_paths(self._parse_structure() if self.out is None else self.out.spec)
+        return [(path, self._get_leaf(index)) for index, path in reversed(list(enumerate(paths)))]
 
     def take_leaves(self) -> list[Any]:
         leaves = super().take_leaves()

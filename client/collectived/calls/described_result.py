@@ -49,7 +49,7 @@ class DescribedResult:
 
     Attributes:
         extent: bytes from the header's start to the slot's end.
-        structure: of the value, and `paths` of its leaves, where it describes them itself; else "" and ().
+        structure: of the value, where it describes that itself; else "".
     """
 
     def __init__(self, form: ResultSpec, slot: ResultBuffer) -> None:
@@ -60,12 +60,10 @@ class DescribedResult:
         outline = parse_header(memoryview(slot.memory)[slot.offset :])
         self.extent = outline.extent
         self.structure = ""
-        self.paths: tuple[str, ...] = ()
         leaves = form.leaves
         if leaves is None:
             described = _parse_description(outline.description)
             self.structure = described.structure
-            self.paths = tuple(leaf.path for leaf in described.leaves)
             leaves = tuple((to_numpy(leaf.dtype), leaf.shape) for leaf in described.leaves)
         if len(leaves) != len(outline.leaves):
             raise ValueError(f"an outline of {len(outline.leaves)} leaves where there are {len(leaves)}")

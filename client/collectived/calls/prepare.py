@@ -159,7 +159,7 @@ class PreparedCall:
 
     __slots__ = (
         "is_cached", "reads_in_place", "needs_host_copy", "result_spec", "id", "kinds", "layout", "memory",
-        "is_native_order", "op", "accepts_any", "pack_count", "paths", "is_p2p", "receives", "result_locations",
+        "is_native_order", "op", "accepts_any", "pack_count", "is_p2p", "receives", "result_locations",
         "device_area", "site", "spec", "staging_locations",
     )  # fmt: skip
 
@@ -185,7 +185,6 @@ class PreparedCall:
         self.op = str(collective.operation)
         self.site = collective.site
         self.spec = value.spec
-        self.paths = tuple(leaf.path for leaf in collective.leaves)
         self.kinds = tuple(kind for kind, _, _ in value.leaf_types)
         leaves = len(value.leaf_types)
         self.is_native_order = bool(leaves) and all(dtype.isnative for _, dtype, _ in value.leaf_types)

@@ -68,7 +68,7 @@ class LocalRanks:
 
     def run_collective(
         self,
-        submit: Callable[[Group, CommunicationOptions], Work],
+        submit: Callable[[Group, CommunicationOptions], Work[Any]],
         options: CommunicationOptions,
         deadline: Deadline = NO_DEADLINE,
     ) -> list[Any]:
@@ -83,7 +83,7 @@ class LocalRanks:
         """
         with hold_lock(self._lock, deadline, "a collective"):
             left = with_remaining_timeout(options, deadline)
-            works: list[Work] = []
+            works: list[Work[Any]] = []
             try:
                 for group in self.groups:
                     works.append(submit(group, left))

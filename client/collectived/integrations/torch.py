@@ -66,7 +66,7 @@ def allreduce_hook(group: Group, options: CommunicationOptions | None = None) ->
     return hook
 
 
-def _settle(future: Future, gradients: Any, work: Work) -> None:
+def _settle(future: Future, gradients: Any, work: Work[Any]) -> None:
     try:
         work.result()
     except Exception as error:
@@ -89,7 +89,7 @@ def _fail(future: Future, gradients: Any, error: Exception) -> None:
     future.set_result(gradients)
 
 
-def _queue_after_backward(future: Future, work: Work | None) -> None:
+def _queue_after_backward(future: Future, work: Work[Any] | None) -> None:
     """Waits for `work` where Ctrl-C is heard, before the reducer would, and raises what is wrong, after it is through.
 
     Callbacks run at the end of a backward pass in the order in which they were queued; the reducer queues its own after

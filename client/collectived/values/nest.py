@@ -45,6 +45,7 @@ class Node(NamedTuple):
 
 
 Spec = Node | str
+KeyPath = tuple[Hashable, ...]  # keys of dicts, indices, names of fields, down to a leaf
 
 _leaf_types: set[type[Any]] = set()  # of what was met as a leaf: no containers, and not None
 
@@ -176,9 +177,21 @@ def paths(spec: Spec, prefix: str = "") -> tuple[str, ...]:
     return tuple(path for step, child in steps for path in paths(child, prefix + step))
 
 
+def key_paths(spec: Spec, prefix: KeyPath = ()) -> tuple[KeyPath, ...]:
+    """The same for programs: `('layer1', 0)`; `()` for a value that is itself the leaf."""
+    if not isinstance(spec, Node):
+        return (prefix,) if spec == LEAF else ()
+    steps = zip(_keys(spec), spec.children, strict=True)
+    return tuple(path for key, child in steps for path in key_paths(child, (*prefix, key)))
+
+
 def _steps(spec: Node) -> list[str]:
+    keys = _keys(spec)
+    return [f".{key}" for key in keys] if hasattr(spec.kind, "_fields") else [f"[{key!r}]" for key in keys]
+
+
+def _keys(spec: Node) -> Sequence[Hashable]:
     if issubclass(spec.kind, dict):
-        return [f"[{key!r}]" for key in spec.order]
-    if fields := getattr(spec.kind, "_fields", None):
-        return [f".{name}" for name in fields]
-    return [f"[{index}]" for index in range(len(spec.children))]
+        return spec.order
+    fields: tuple[str, ...] | None = getattr(spec.kind, "_fields", None)
+    return range(len(spec.children)) if fields is None else fields

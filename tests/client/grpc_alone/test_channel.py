@@ -242,7 +242,7 @@ def test_packs_are_told_as_they_come(worker: RemoteWorker, group: cd.Group) -> N
         if len(seen) < 3:
             assert not work.done()
             go[len(seen)].set()
-    assert seen == ["[2]=6.0", "[1]=4.0", "[0]=2.0"]
+    assert seen == ["(2,)=6.0", "(1,)=4.0", "(0,)=2.0"]
 
 
 def test_who_waits_to_join_is_known_as_of_the_collective_whose_result_was_taken(

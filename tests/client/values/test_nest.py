@@ -82,6 +82,14 @@ def test_paths_are_as_a_user_would_index() -> None:
     assert nest.paths(nest.flatten(5)[0]) == ("",)
 
 
+def test_key_paths_are_the_same_for_programs() -> None:
+    value = {"layer1": [1, 2], "point": Point(3, (4,))}
+    spec = nest.flatten(value)[0]
+    assert nest.key_paths(spec) == (("layer1", 0), ("layer1", 1), ("point", "x"), ("point", "y", 0))
+    assert nest.key_paths(nest.flatten(5)[0]) == ((),)
+    assert nest.key_paths(nest.flatten({2: None, 1: [{}, 7]})[0]) == ((1, 1),)
+
+
 def test_an_ordered_dict_stays_one() -> None:
     spec, leaves = nest.flatten(OrderedDict(b=1, a=2))
     assert nest.unflatten(spec, leaves) == OrderedDict(b=1, a=2)

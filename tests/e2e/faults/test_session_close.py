@@ -51,7 +51,7 @@ def forming(cluster: Any, name: str) -> bool:
     return (name, "forming") in [(unscoped_name(group.name), group.state) for group in cluster.status().groups]
 
 
-async def awaited(work: cd.Work) -> Any:
+async def awaited(work: cd.Work[Any]) -> Any:
     return await work
 
 

@@ -221,7 +221,7 @@ def test_arrays_on_another_gpu_than_the_ranks_pass_by_the_host(cluster: Cluster,
         near, far = (filled(session, np.full(10, 3.0), f"GPU:{number}") for number in range(2))
         far.stream = STREAM
         for async_op in (False, True):
-            both = group.all_reduce("sum", {"far": far, "near": near}, async_op=async_op)
+            both: Any = group.all_reduce("sum", {"far": far, "near": near}, async_op=async_op)
             both = both.wait() if async_op else both
             assert (both["far"].device, both["near"].device) == (1, 0), "as they were given"
             assert (np.asarray(both["far"]) == 6).all() and (np.asarray(both["near"]) == 6).all()
@@ -239,7 +239,7 @@ def test_arrays_on_another_gpu_than_the_ranks_pass_by_the_host(cluster: Cluster,
 def test_what_is_copied_from_the_host_is_read_when_it_is_there(cluster: Cluster, cuda: FakeClientCuda) -> None:
     def body(session: cd.Session, group: cd.Group) -> None:
         x = filled(session, np.full(10, 2.0))
-        value = {"gpu": x, "host": np.full(10, 3.0)}
+        value: dict[str, Any] = {"gpu": x, "host": np.full(10, 3.0)}
         group.all_reduce("sum", value)
         x.stream = STREAM
         cuda.held.add(LEGACY_STREAM)

@@ -206,7 +206,7 @@ def test_where_part_of_it_is_for_the_host_a_wait_lasts_until_it_is_there(
         group.all_reduce("sum", x, out=on_host)
         on_host[:] = 0
         with held(cluster):
-            works = [
+            works: list[cd.Work[Any]] = [
                 group.all_reduce("sum", value, async_op=True),
                 group.all_reduce("sum", x, out=on_host, async_op=True),
             ]
@@ -244,7 +244,7 @@ def test_done_callbacks_and_await_mean_the_end_on_the_device(cluster: Cluster, c
     def body(session: cd.Session, group: cd.Group) -> None:
         x = warm(session, group)
 
-        async def awaited(work: cd.Work) -> Any:
+        async def awaited(work: cd.Work[Any]) -> Any:
             return await work
 
         called = threading.Event()
@@ -257,7 +257,7 @@ def test_done_callbacks_and_await_mean_the_end_on_the_device(cluster: Cluster, c
                 work.exception(0.01)
         assert asyncio.run(awaited(work)) is y
         assert called.wait(20) and work.done()
-        assert [(path, leaf is y) for path, leaf in work.as_completed()] == [("", True)]
+        assert [(path, leaf is y) for path, leaf in work.as_completed()] == [((), True)]
 
     cluster.run(1, body, device="GPU:0")
 

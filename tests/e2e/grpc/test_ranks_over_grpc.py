@@ -152,7 +152,7 @@ def test_packs_complete_one_by_one(two_workers: Any, monkeypatch: pytest.MonkeyP
         return [(path, leaf[0]) for path, leaf in work.as_completed()]
 
     for seen in two_workers.run(4, body):
-        assert sorted(seen) == [(f"[{index}]", 4.0 * index) for index in range(6)]
+        assert sorted(seen) == [((index,), 4.0 * index) for index in range(6)]
 
 
 def test_what_is_more_than_may_be_in_flight_waits_and_calls_back(
@@ -164,7 +164,7 @@ def test_what_is_more_than_may_be_in_flight_waits_and_calls_back(
         called: list[float] = []
         all_called = threading.Event()
 
-        def callback(work: cd.Work) -> None:
+        def callback(work: cd.Work[Any]) -> None:
             called.append(work.result())
             if len(called) == 160:
                 all_called.set()

@@ -1,0 +1,136 @@
+"""Messages between two ranks of a group, as users send and receive them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from datetime import timedelta
+from typing import Any, Literal, Unpack, overload
+
+from collectived.arguments import Options, ResultTerms, Terms, check_integer, with_timeout
+from collectived.calls.prepare import ANY_VALUE, CrossDeviceTerms
+from collectived.work import Work
+from collectived_proto.options import CommunicationOptions
+from collectived_proto.types import Operation, Recv, Send
+
+_MAX_TAG = (1 << 32) - 1
+
+
+class PointToPointCalls(ABC):
+    """Numbered apart from the group's collectives; what holds for these holds here, too."""
+
+    rank: int
+    size: int
+
+    @overload
+    def send(
+        self,
+        value: Any,
+        to: int,
+        tag: int = 0,
+        options: Options = None,
+        *,
+        async_op: Literal[True],
+        **terms: Unpack[Terms],
+    ) -> Work[None]: ...
+    @overload
+    def send(
+        self,
+        value: Any,
+        to: int,
+        tag: int = 0,
+        options: Options = None,
+        *,
+        async_op: bool = False,
+        **terms: Unpack[Terms],
+    ) -> Any: ...
+    def send(
+        self,
+        value: Any,
+        to: int,
+        tag: int = 0,
+        options: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+        timeout: float | timedelta | None = None,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """Sends a value to one rank, which calls `recv`; any dtype. Other ranks take no part.
+
+        What one rank sends another one under one tag arrives in order. Sends and recvs are numbered apart from the
+        group's other collectives; 65536 of them may be in flight.
+
+        Args:
+            to: a rank of this group; this rank itself, too, if it also receives: with `async_op` in one of the two.
+            tag: 0 to 2**32 - 1; a recv takes only what was sent under its tag.
+
+        Returns:
+            None, when nobody reads the value any more; with `async_op`, a `Work`.
+        """
+        operation = Send(self._check_rank(to, "to"), self._check_tag(tag))
+        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op)
+
+    @overload
+    def recv(
+        self,
+        source: int,
+        tag: int = 0,
+        options: Options = None,
+        *,
+        async_op: Literal[True],
+        **terms: Unpack[ResultTerms],
+    ) -> Work[Any]: ...
+    @overload
+    def recv(
+        self,
+        source: int,
+        tag: int = 0,
+        options: Options = None,
+        *,
+        async_op: bool = False,
+        **terms: Unpack[ResultTerms],
+    ) -> Any: ...
+    def recv(
+        self,
+        source: int,
+        tag: int = 0,
+        options: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+        out: Any = None,
+        timeout: float | timedelta | None = None,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """Receives what `source` sends to this rank under `tag`; see `send`.
+
+        Args:
+            out: a nest whose arrays take the value; its structure, shapes and dtypes must be those of what comes.
+
+        Returns:
+            `out`, or the value: its arrays as NumPy arrays, its numbers as NumPy scalars, its containers as lists,
+            tuples, namedtuples of that name and dicts. With `async_op`, a `Work` for it.
+
+        Raises:
+            ValueError: on this rank alone, what came does not fit `out`; or, without `out`, a dict of the value has
+                keys that are no literals of Python. The value is lost; the group goes on.
+        """
+        operation = Recv(self._check_rank(source, "source"), self._check_tag(tag))
+        return self._start(operation, ANY_VALUE, with_timeout(options, timeout), experimental_hints, async_op, out)
+
+    @abstractmethod
+    def _start(
+        self,
+        operation: Operation,
+        value: Any,
+        options: CommunicationOptions | None,
+        hints: CommunicationOptions | None,
+        async_op: bool,
+        out: Any = None,
+        special: CrossDeviceTerms | None = None,
+    ) -> Any:
+        """Start a collective and, unless `async_op`, wait for its result; a value of `ANY_VALUE` takes what comes."""
+
+    def _check_rank(self, rank: int, name: str) -> int:
+        return check_integer(rank, name, 0, self.size - 1, f"a rank of this group, 0 to {self.size - 1}")
+
+    def _check_tag(self, tag: int) -> int:
+        return check_integer(tag, "tag", 0, _MAX_TAG, f"a whole number from 0 to {_MAX_TAG}")
