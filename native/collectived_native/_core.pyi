@@ -37,6 +37,7 @@ SCATTER: int
 REDUCE_SCATTER: int
 ALL_TO_ALL: int
 BARRIER: int
+REDUCE_PARTIAL: int  # to the worker, whose seat is the last: partials, for other hosts
 
 # What the first tick of a plan is for.
 MEETS_NOT: int  # for the value: all is known from the contract
@@ -70,6 +71,7 @@ def attach(
     knock: int,
     doorbell: int,
     clock_offset_ns: int,
+    is_operated: bool,
     /,
 ) -> Engine: ...
 def watch(descriptor: int, geometry: bytes, /) -> Watcher: ...

@@ -77,11 +77,13 @@ class Waiting:
         spin_ns: for which a rank looks at most before it sleeps.
         yields: how often it gives up its core before it sleeps.
         hops: whether it may move to another core where two ranks share one.
+        is_operated: whether the worker operates the seat, and calls `advance` when its eventfd (`knock`) says so.
     """
 
     spin_ns: int
     yields: int
     hops: bool
+    is_operated: bool = False
 
     @classmethod
     def choose(cls, seats: int, environment: Mapping[str, str] = os.environ) -> Waiting:
@@ -102,6 +104,9 @@ class Waiting:
         return cls(
             spin * 1000, 0 if spin else _YIELDS, environment.get("COLLECTIVED_HOP") != "0" and may_use_all_cores()
         )
+
+
+OPERATED = Waiting(0, 0, False, is_operated=True)
 
 
 def count_cores() -> int:
@@ -239,4 +244,5 @@ def attach(
         knock,
         doorbell,
         clock_offset_ns,
+        waiting.is_operated,
     )

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.native.ranks import TINY, all_reduce, as_threads, finish, fold, make_geometry, make_plan, make_value
+from tests.native.ranks import (
+    REDUCE_OPS,
+    TINY,
+    all_reduce,
+    as_threads,
+    finish,
+    fold,
+    make_geometry,
+    make_plan,
+    make_value,
+)
 from tests.waiting import settle
 
 from collectived_native import core, segment
@@ -204,4 +215,61 @@ def test_a_worker_operates_a_rank_without_ever_waiting() -> None:
     assert outs[0].tobytes() == outs[1].tobytes() == wanted(2, 5000).tobytes()
     for engine in engines:
         engine.detach()
+    os.close(descriptor)
+
+
+def test_a_worker_that_sleeps_on_its_eventfd_operates_a_rank() -> None:
+    """A host's share of a sum goes to the worker as partials, and the whole sum comes back from it."""
+    seats, count, op = 3, 3000, ReduceOp.MEAN
+    geometry = make_geometry(seats, TINY)
+    descriptor = segment.create(geometry)
+    knock = os.eventfd(0, os.EFD_NONBLOCK)
+    values = [make_value(DType.INT16, count, rank) for rank in range(seats - 1)]
+    partial = np.zeros(count, np.int64)
+    whole = make_value(DType.FLOAT32, count, 9)
+    found: list[bytes] = []
+
+    def reduce(engine: core.Engine, leaves_in: tuple[int, ...], leaves_out: tuple[int, ...]) -> core.Plan:
+        phase = (int(DType.INT16), (count,), leaves_in, leaves_out)
+        return make_plan(engine, core.REDUCE_PARTIAL, (phase,), reduce_op=REDUCE_OPS[op], root=seats - 1)
+
+    def bring(engine: core.Engine, leaves_in: tuple[int, ...], leaves_out: tuple[int, ...]) -> core.Plan:
+        phase = (int(DType.FLOAT32), (count,), leaves_in, leaves_out)
+        return make_plan(engine, core.BROADCAST, (phase,), root=seats - 1)
+
+    def take_part(rank: int) -> None:
+        engine = segment.attach(descriptor, geometry, rank, knock=knock)
+        finish(engine, engine.run(reduce(engine, (count,), ()), (values[rank],), (), 0, None))
+        out = np.zeros(count, np.float32)
+        finish(engine, engine.run(bring(engine, (), (count,)), (), (out,), 0, None))
+        found.append(out.tobytes())
+        engine.detach()
+
+    threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(seats - 1)]
+    for thread in threads:
+        thread.start()
+    worker = segment.attach(descriptor, geometry, seats - 1, knock=knock, waiting=segment.OPERATED)
+    poller = select.poll()
+    poller.register(knock, select.POLLIN)
+    for plan, inputs, outputs in (
+        (reduce(worker, (), (count,)), (), (partial,)),
+        (bring(worker, (count,), ()), (whole,), ()),
+    ):
+        job = worker.enqueue(plan, inputs, outputs, 0, None)
+        while True:
+            while worker.advance(4096):
+                pass
+            if job.state() != core.PENDING:
+                break
+            assert poller.poll(30_000), "nobody rang"  # no other wait, no timer
+            os.eventfd_read(knock)
+        finish(worker, job)
+    for thread in threads:
+        thread.join(30)
+    wanted = np.zeros(count, np.int64)
+    core.fold_inputs(DType.INT16, REDUCE_OPS[op], wanted.view(np.uint8), values, False, 1, False)
+    assert partial.tobytes() == wanted.tobytes()
+    assert found == [whole.tobytes()] * (seats - 1)
+    worker.detach()
+    os.close(knock)
     os.close(descriptor)

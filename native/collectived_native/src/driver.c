@@ -106,8 +106,8 @@ int engine_advance(struct engine *e, u64 budget) {
     int moved = 0;
     if (!lead(e)) return 0;
     for (u64 done = 0; done < budget; done += 4 * e->segment->geometry.share) {
-        if (!advance(e)) break;
-        moved = 1;
+        if (advance(e)) moved = 1;
+        else if (!e->is_operated || !(arm(e) || letters_came(e))) break; /* its operator sleeps until it is rung */
     }
     resign(e);
     return moved;
@@ -320,6 +320,24 @@ struct engine *engine_open(struct segment *segment, int seat) {
     e->ticks = load(&seat_of(segment, seat)->ticks);
     pthread_mutex_init(&e->lock, NULL);
     return e;
+}
+
+void engine_operate(struct engine *e, int is_operated) {
+    struct meeting_place *place = place_of(e->segment, e->seat);
+    if (e->is_operated == is_operated) return;
+    e->is_operated = is_operated;
+    atomic_store(&place->is_operated, (u32)is_operated);
+    atomic_fetch_add(&place->asleep, is_operated ? 1 : (u32)-1); /* always asleep, as far as others know */
+}
+
+void engine_leave(struct engine *e) {
+    struct segment *s = e->segment;
+    u64 n = e->next_instance;
+    atomic_fetch_or(&head_of(s)->gone[e->seat / 64], (u64)1 << e->seat % 64);
+    lower_limit(s, n, LEFT, e->seat);
+    ring_all(s);
+    u64 complete = load(&head_of(s)->decided) >> 16;
+    if (complete >= n) apply_limit(s, complete);
 }
 
 void engine_close(struct engine *e) {

@@ -71,7 +71,7 @@ struct engine {
     int seat;
     u64 epoch;
     i64 clock_offset;
-    int knock, doorbell;
+    int knock, doorbell, is_operated;
     struct common common;
     /* The queue. `lock` is held for a few instructions only. */
     pthread_mutex_t lock;
@@ -105,6 +105,10 @@ struct engine *engine_open(struct segment *segment, int seat);
 /* Ends the thread; jobs that are not done end with DETACHED. The segment stays mapped. */
 void engine_close(struct engine *e);
 u64 engine_now(const struct engine *e);
+/* Says whether the worker operates this seat, which then sleeps on its eventfd. */
+void engine_operate(struct engine *e, int is_operated);
+/* Takes part in nothing later. */
+void engine_leave(struct engine *e);
 
 /* Puts a collective into the queue; it gets its number. */
 void engine_submit(struct engine *e, struct job *job);

@@ -389,18 +389,12 @@ static PyObject *engine_abort(PyObject *self, PyObject *const *args, Py_ssize_t 
     return PyLong_FromUnsignedLongLong(decided >> 16);
 }
 
-static PyObject *engine_leave(PyObject *self, PyObject *unused) {
+static PyObject *engine_leave_group(PyObject *self, PyObject *unused) {
     Engine *e = usable_engine(self);
     (void)unused;
     if (!e) return NULL;
-    struct segment *s = e->segment;
-    u64 n = e->engine->next_instance, complete;
     PyThreadState *state = PyEval_SaveThread();
-    atomic_fetch_or(&head_of(s)->gone[e->engine->seat / 64], (u64)1 << e->engine->seat % 64);
-    lower_limit(s, n, LEFT, e->engine->seat);
-    ring_all(s);
-    complete = load(&head_of(s)->decided) >> 16;
-    if (complete >= n) apply_limit(s, complete);
+    engine_leave(e->engine);
     PyEval_RestoreThread(state);
     return none();
 }
@@ -412,6 +406,7 @@ static PyObject *engine_detach(PyObject *self, PyObject *unused) {
     if (segment_is_ours(e->epoch)) {
         PyThreadState *state = PyEval_SaveThread();
         engine_close(e->engine);
+        engine_operate(e->engine, 0);
         PyEval_RestoreThread(state);
         engine_collect_finished(e->engine);
         for (Job *job = e->in_flight; job; job = job->next) job->held->job.notify = 0;
@@ -432,16 +427,16 @@ static void engine_dealloc(PyObject *self) {
     free_object(self);
 }
 
-/* attach(descriptor, geometry, seat, spin_ns, yields, hops, knock, doorbell, clock_offset_ns) */
+/* attach(descriptor, geometry, seat, spin_ns, yields, hops, knock, doorbell, clock_offset_ns, is_operated) */
 static PyObject *attach(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     char *geometry;
     Py_ssize_t length;
     (void)module;
-    if (has_arguments(count, 9, "(descriptor, geometry, seat, spin_ns, yields, hops, knock, doorbell, clock_offset_ns)") ||
+    if (has_arguments(count, 10, "(descriptor, geometry, seat, spin_ns, yields, hops, knock, doorbell, clock_offset_ns, is_operated)") ||
         PyBytes_AsStringAndSize(args[1], &geometry, &length))
         return NULL;
-    long long n[9];
-    for (int i = 0; i < 9; i++) n[i] = i == 1 ? 0 : PyLong_AsLongLong(args[i]);
+    long long n[10];
+    for (int i = 0; i < 10; i++) n[i] = i == 1 ? 0 : PyLong_AsLongLong(args[i]);
     if (PyErr_Occurred()) return NULL;
     if (n[2] < 0 || n[2] >= MAX_SEATS) return PyErr_Format(PyExc_ValueError, "no such seat: %lld", n[2]);
     struct segment *segment = segment_map((int)n[0], geometry, (size_t)length, (int)n[2]);
@@ -451,6 +446,8 @@ static PyObject *attach(PyObject *module, PyObject *const *args, Py_ssize_t coun
     if (!e) return free(engine), segment_unmap(segment), NULL;
     engine->spin = engine->budget = (u64)n[3], engine->yields = (int)n[4], engine->hops = n[5] != 0;
     engine->knock = (int)n[6], engine->doorbell = (int)n[7], engine->clock_offset = n[8];
+    if (engine->knock >= 0) segment->knock = engine->knock;
+    engine_operate(engine, n[9] != 0);
     e->segment = segment, e->engine = engine, e->epoch = segment->epoch;
     return (PyObject *)e;
 }
@@ -470,7 +467,7 @@ static PyMethodDef engine_methods[] = {
     {"waiting", engine_waiting, METH_NOARGS, "How many processes waited to join when the last instance was decided."},
     {"next_instance", engine_next_instance, METH_NOARGS, "The number of the next collective."},
     FAST_METHOD("abort", engine_abort, "End the open instance; its number."),
-    {"leave", engine_leave, METH_NOARGS, "Take part in nothing later."},
+    {"leave", engine_leave_group, METH_NOARGS, "Take part in nothing later."},
     {"detach", engine_detach, METH_NOARGS, "End the thread and unmap the segment."},
     {NULL, NULL, 0, NULL},
 };

@@ -124,6 +124,7 @@ struct seat { /* the start of a seat's own range */
 struct meeting_place { /* of one seat, written by others */
     _Alignas(CACHE_LINE) a32 bell; /* the one futex on which this seat sleeps */
     a32 asleep;                    /* threads of this seat that sleep on it, or are about to */
+    a32 is_operated;               /* by the worker, which sleeps elsewhere: it is woken by its eventfd */
     a64 mail;                      /* counts letters and receipts for this seat */
     _Alignas(CACHE_LINE) a64 waiters[SEAT_WORDS]; /* seats that sleep until this one publishes */
 };
@@ -157,7 +158,7 @@ struct segment {
     struct geometry geometry;
     u64 geometry_digest;
     u64 device, inode, serial; /* the serial tells it from every other mapping that this process ever had */
-    int users;
+    int users, knock; /* knock: the worker's eventfd, -1: none */
     u64 epoch; /* of the process: see `segment_is_ours` */
     char *base;
     u64 bytes, front, seat_bytes, part, results, letters, receipts, slots, mail;

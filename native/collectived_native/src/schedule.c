@@ -23,10 +23,16 @@ static const struct { enum way way; int rooted, folds; } OPERATION[OPERATIONS] =
     [ALL_REDUCE] = {SHARES, 0, 1},     [REDUCE] = {SHARES, 1, 1}, [BROADCAST] = {COMMON, 1, 0},
     [ALL_GATHER] = {COMMON, 0, 0},     [GATHER] = {COMMON, 1, 0}, [SCATTER] = {PERSONAL, 1, 0},
     [REDUCE_SCATTER] = {PIECES, 0, 1}, [ALL_TO_ALL] = {PERSONAL, 0, 0}, [BARRIER] = {COMMON, 0, 0},
+    [REDUCE_PARTIAL] = {SHARES, 1, 1}, /* to a worker that has no value: not finished, for it goes on to other hosts */
 };
 
 static u64 least(u64 a, u64 b) {
     return a < b ? a : b;
+}
+
+/* Seats that fold: the first so many. */
+static int folders(const struct plan *plan) {
+    return plan->seats - (plan->operation == REDUCE_PARTIAL);
 }
 
 static u64 round_line(u64 bytes) {
@@ -40,6 +46,7 @@ static u64 flow(const struct plan *plan, const struct phase *p, int from, int to
     switch (plan->operation) {
     case ALL_REDUCE:
     case REDUCE: return p->count;
+    case REDUCE_PARTIAL: return from == plan->root ? 0 : p->count;
     case BROADCAST: return from == plan->root ? p->count : 0;
     case ALL_GATHER:
     case GATHER: return p->counts[from];
@@ -112,7 +119,7 @@ static u64 longest_flow(const struct plan *plan, const struct phase *p) {
 static void cut(const struct segment *s, const struct plan *plan, struct phase *p) {
     enum way way = OPERATION[plan->operation].way;
     u64 widest = p->item > p->result_item ? p->item : p->result_item;
-    u64 columns = way == SHARES ? (u64)plan->seats : 1;
+    u64 columns = way == SHARES ? (u64)folders(plan) : 1;
     u64 elements = longest_flow(plan, p), most = s->geometry.share;
     if (way == COMMON && s->geometry.seats > 1) most = 2 * s->geometry.share;
     u64 bytes = least(most, round_line(elements * widest / (OVERLAPPING_STEPS * columns) + 1));
@@ -125,7 +132,7 @@ static void cut(const struct segment *s, const struct plan *plan, struct phase *
 
 static const char *check_phase(const struct plan *plan, const struct phase *p, u64 counts_given) {
     u64 wanted = plan->operation == ALL_TO_ALL ? (u64)plan->seats * (u64)plan->seats
-                 : plan->operation == ALL_REDUCE || plan->operation == REDUCE || plan->operation == BROADCAST
+                 : OPERATION[plan->operation].way == SHARES || plan->operation == BROADCAST
                      ? 1
                      : (u64)plan->seats;
     if (!p->item) return "no such dtype";
@@ -163,6 +170,7 @@ struct plan *plan_make(const struct segment *s, int seat, int operation, int red
     *why = NULL;
     if (operation < ALL_REDUCE || operation >= OPERATIONS) *why = "no such operation";
     else if (OPERATION[operation].rooted && (root < 0 || root >= seats)) *why = "no such root";
+    else if (operation == REDUCE_PARTIAL && (root != seats - 1 || seats < 2)) *why = "the worker must have the last seat";
     else if (operation == BARRIER && phases) *why = "a barrier has no values";
     if (*why) return errno = EINVAL, NULL;
     size_t given = 0, tables = 0;
@@ -178,7 +186,9 @@ struct plan *plan_make(const struct segment *s, int seat, int operation, int red
     for (int i = 0; i < phases && !*why; i++) {
         struct phase *p = &plan->phase[i];
         p->dtype = terms[i].dtype, p->item = item_size(p->dtype);
-        p->result_item = OPERATION[operation].folds ? result_size(p->dtype, reduce_op) : p->item;
+        p->result_item = !OPERATION[operation].folds   ? p->item
+                         : operation == REDUCE_PARTIAL ? partial_size(p->dtype, reduce_op)
+                                                       : result_size(p->dtype, reduce_op);
         memcpy(at, numbers, terms[i].counts_given * sizeof *at);
         p->counts = at, p->count = terms[i].counts_given ? at[0] : 0;
         at += terms[i].counts_given, numbers += terms[i].counts_given;
@@ -199,7 +209,7 @@ struct plan *plan_make(const struct segment *s, int seat, int operation, int red
     if (!*why && plan->steps + 4 >= (u64)1 << TICK_BITS) *why = "the value needs too many ticks: use larger shares, or cut it";
     if (*why) return free(plan), errno = EINVAL, NULL;
     place_whole(plan, at, s->geometry.small);
-    plan->shareable = phases == 1 && plan->leaves_in <= 1 && plan->leaves_out <= 1 && operation != REDUCE;
+    plan->shareable = phases == 1 && plan->leaves_in <= 1 && plan->leaves_out <= 1 && operation != REDUCE && operation != REDUCE_PARTIAL;
     return plan;
 }
 
@@ -272,9 +282,9 @@ static void fold_out(const struct plan *plan, const struct phase *p, const struc
     for (int leaf = leaf_at(p->starts_out, p->leaves_out, at); done < m; leaf++) {
         u64 n = least(m - done, p->starts_out[leaf + 1] - at);
         if (!n) continue;
-        for (int i = 0; i < plan->seats; i++) from[i] = sources[i] + done * p->item;
+        for (int i = 0; i < folders(plan); i++) from[i] = sources[i] + done * p->item;
         fold_inputs(p->dtype, plan->reduce_op, v->out[p->first_out + leaf] + (at - p->starts_out[leaf]) * p->result_item,
-                    from, plan->seats, n, 1, plan->seats, plan->streams);
+                    from, folders(plan), n, plan->operation != REDUCE_PARTIAL, plan->seats, plan->streams);
         at += n, done += n;
     }
 }
@@ -357,7 +367,10 @@ struct span {
 /* What is in column `column` of a step, of `elements` that flow there. */
 static struct span span_of(const struct plan *plan, const struct phase *p, u64 step, int column, u64 elements) {
     u64 number = step - p->first_step;
-    if (OPERATION[plan->operation].way == SHARES) number = number * (u64)plan->seats + (u64)column;
+    if (OPERATION[plan->operation].way == SHARES) {
+        if (column >= folders(plan)) return (struct span){0, 0};
+        number = number * (u64)folders(plan) + (u64)column;
+    }
     u64 at = number * p->column;
     return (struct span){at, at >= elements ? 0 : least(p->column, elements - at)};
 }
@@ -399,8 +412,8 @@ void fold_step(const struct segment *s, const struct plan *plan, const struct va
     struct span span = span_of(plan, p, step, plan->me, flow(plan, p, plan->me, plan->me));
     if (!span.m) return;
     gather_sources(s, plan, p, v, span, tick - 1, sources);
-    fold_inputs(p->dtype, plan->reduce_op, result_of(s, plan->me, tick), (const void *const *)sources, plan->seats, span.m,
-                1, plan->seats, 0);
+    fold_inputs(p->dtype, plan->reduce_op, result_of(s, plan->me, tick), (const void *const *)sources, folders(plan), span.m,
+                plan->operation != REDUCE_PARTIAL, plan->seats, 0);
 }
 
 void keep_step(const struct segment *s, const struct plan *plan, const struct values *v, u64 step, u64 tick) {
@@ -423,7 +436,7 @@ void take_step(const struct segment *s, const struct plan *plan, const struct va
     }
     for (int i = 1; i < plan->seats; i++) { /* beginning with the neighbour, so that not all read the same memory */
         int from = (plan->me + i) % plan->seats;
-        struct span span = span_of(plan, p, step, way == SHARES ? from : plan->me, flow(plan, p, from, plan->me));
+        struct span span = span_of(plan, p, step, way == SHARES ? from : plan->me, way == SHARES ? p->count : flow(plan, p, from, plan->me));
         if (!span.m) continue;
         if (way == SHARES) copy_out(plan, p, v, span.at, span.m, result_of(s, from, tick));
         else

@@ -124,7 +124,7 @@ static struct segment *map_anew(int descriptor, const void *geometry, size_t byt
         errno = why;
         goto failed;
     }
-    s->device = about->st_dev, s->inode = about->st_ino, s->serial = ++last_serial;
+    s->device = about->st_dev, s->inode = about->st_ino, s->serial = ++last_serial, s->knock = -1;
     return s;
 failed:
     free(s);

@@ -16,6 +16,8 @@ void ring(struct segment *s, int seat) {
     struct meeting_place *place = place_of(s, seat);
     atomic_fetch_add(&place->bell, 1);
     syscall(SYS_futex, &place->bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    u64 one = 1;
+    if (atomic_load(&place->is_operated) && s->knock >= 0 && write(s->knock, &one, sizeof one) < 0) return; /* it is full: it rings */
 }
 
 void ring_all(struct segment *s) {
