@@ -19,6 +19,7 @@ needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler is i
 
 
 @needs_compiler
+@pytest.mark.timeout(300)  # seconds of a processor, twice
 def test_the_same_sources_give_the_same_file(tmp_path: Path) -> None:
     made = [tmp_path / name for name in ("first.so", "second.so")]
     for target in made:
