@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from collectived.arguments import escape_surrogates
 
@@ -23,6 +23,11 @@ def skip_frames_under(folder: str) -> None:
     """Frames of files under `folder` are not the caller's either: that library calls us on the caller's behalf."""
     global _own_prefixes
     _own_prefixes += (folder + os.sep,)
+
+
+def is_caller(frame: FrameType) -> bool:
+    """Whether a frame is one of the caller's, rather than of this package."""
+    return not frame.f_code.co_filename.startswith(_own_prefixes)
 
 
 def caller() -> str:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from time import monotonic
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -17,15 +16,12 @@ from collectived import call_site, sparse_reduce
 from collectived.arguments import check_integer
 from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import Call
-from collectived.calls.channel import RankChannel
-from collectived.calls.described_call import DescribedCall
-from collectived.calls.device_call import DeviceCall
+from collectived.calls.channel import NOT_REPEATED, RankChannel
 from collectived.calls.local_failure import classify_failure
 from collectived.calls.prepare import (
     ANY_VALUE,
     CrossDeviceTerms,
     FlatValue,
-    PreparedCall,
     PreparedCallCache,
     fetch_value_to_host,
     flatten_value,
@@ -292,6 +288,11 @@ class Group(Collectives):
     ) -> Any:
         if self._unusable_reason:
             raise FailedPreconditionError(self._unusable_reason)
+        is_plain = type(value) is np.ndarray and not (async_op or options or hints or special)
+        if is_plain:
+            result = self._channel.repeat(operation, value, out, sys._getframe(2))
+            if result is not NOT_REPEATED:
+                return self._finish(result) if isinstance(result, Call) else result
         line = call_site.caller()
         merged = self._options(options, hints)
         deadline = Deadline.after(merged.timeout_seconds) if merged.timeout_seconds else None
@@ -312,9 +313,19 @@ class Group(Collectives):
         if work is not None:
             return work.result()
         call = calls[0]
+        if is_plain and call.verdict is None:
+            route.remember(call, operation, value, sys._getframe(2), merged.timeout_seconds)
+        return self._take_result(call, line)
+
+    def _finish(self, call: Call) -> Any:
+        """Wait for a call that the channel has started by itself."""
+        self._channel.wait(call)
+        return self._take_result(call, call.prepared.site)
+
+    def _take_result(self, call: Call, site: str) -> Any:
         if call.verdict is not None:
-            raise route.make_error(call.verdict, line, call.is_out_intact)
-        route.rank_state.on_result_taken(call)
+            raise self._channel.make_error(call.verdict, site, call.is_out_intact)
+        self._channel.rank_state.on_result_taken(call)
         return call.take_value()
 
     def _submit_value(self, terms: _CallTerms, value: Any, out: Any, calls: list[Call]) -> Work[Any] | None:
@@ -335,7 +346,8 @@ class Group(Collectives):
         )
         arrays = fetch_value_to_host(taken).arrays if prepared.needs_host_copy else taken.arrays
         located = locate(prepared, arrays)
-        call = _call_class(prepared)(prepared, arrays, located, taken.spec)
+        call = self._channel.make_call(prepared, arrays, located, taken.spec)
+        call.copies_inputs = terms.async_op
         calls.append(call)
         if out is not None:
             call.set_out(out)
@@ -395,9 +407,11 @@ class Group(Collectives):
         places = []
         for prepared, part in zip(found, parts, strict=True):
             located = locate(prepared, part.value.arrays)
-            calls.append(_call_class(prepared)(prepared, part.value.arrays, located, part.value.spec))
-            if located is None or None in located:
-                _stage(calls[-1], terms.deadline)
+            call = self._channel.make_call(prepared, part.value.arrays, located, part.value.spec)
+            call.copies_inputs = True  # several are in flight at a time
+            calls.append(call)
+            if call.is_staged and (located is None or None in located):
+                call.stage(_remaining_timeout(terms.deadline))
             places.append(located)
         for call, located in zip(calls, places, strict=True):
             self._submit(call, located, terms)
@@ -408,11 +422,11 @@ class Group(Collectives):
         addresses: tuple[ArenaAddress, ...] = ()
         if call.has_input_event:
             call.reserve_output(_remaining_timeout(deadline))  # first: where there is no room, nothing has been copied
-        if call.arrays:
+        if call.arrays and call.is_staged:
             if call.prepared.reads_in_place and located is not None and None not in located:
                 addresses = tuple(located)  # type: ignore[arg-type]  # mypy does not see that None is out
             else:
-                _stage(call, deadline)
+                call.stage(_remaining_timeout(deadline))
         if call.staging is not None:
             addresses = call.staging.address
         if deadline is not None:
@@ -476,21 +490,6 @@ class Group(Collectives):
         )
         self._channel.invalidate_after_fork(self._unusable_reason)
         self._prepared_calls.clear()
-
-
-def _call_class(prepared: PreparedCall) -> type[Call]:
-    if prepared.device_area is not None:
-        return DeviceCall
-    return Call if prepared.result_spec is None else DescribedCall
-
-
-def _stage(call: Call, deadline: Deadline | None) -> None:
-    """Copies the arrays of a call to where the worker reads them."""
-    call.staging = call.prepared.memory.acquire_staging(call.prepared, _remaining_timeout(deadline))
-    began = monotonic()
-    call.staging.fill(call.arrays)
-    call.arrays = []
-    call.copy_seconds = monotonic() - began
 
 
 def _remaining_timeout(deadline: Deadline | None) -> float:

@@ -18,6 +18,7 @@ from collectived.shared import seqpacket
 from collectived.shared.device_memory import DeviceMemory
 from collectived.shared.doorbell import Doorbell
 from collectived.shared.memory import SessionSocket, SharedMemory
+from collectived_proto.types import GroupInfo
 
 if TYPE_CHECKING:
     from collectived.connection.rpc import JoinedGroup, OpenedSession, WorkerClient
@@ -104,9 +105,8 @@ class SharedMemoryTransport:
     def open_channel(self, joined: JoinedGroup) -> tuple[RankChannel, Describe]:
         info, rank = joined.group, joined.rank
         name = self._rpc.name
-        doorbell = Doorbell(
-            seqpacket.connect(joined.socket_path, joined.token, _CONNECT_TIMEOUT, name), info, rank, name
-        )
+        sock = seqpacket.connect(joined.socket_path, joined.token, _CONNECT_TIMEOUT, name)
+        doorbell = _open_in_segment(sock, info, rank, name) if joined.has_segment else Doorbell(sock, info, rank, name)
         return doorbell, lambda collective, deadline: self._rpc.prepare(
             self._session, info.key, rank, collective, deadline
         )
@@ -161,6 +161,14 @@ class GrpcTransport:
 
     def invalidate_after_fork(self) -> None:
         self.memory.clear()
+
+
+def _open_in_segment(sock: socket.socket, info: GroupInfo, rank: int, name: str) -> Doorbell:
+    from collectived.shared.segment_channel import SegmentChannel  # late, for it needs the native core, and so Linux
+
+    channel = SegmentChannel(sock, info, rank, name)
+    channel.await_segment(_CONNECT_TIMEOUT)
+    return channel
 
 
 def _find_local_gpu(uuid: str, index: int) -> tuple[Cuda, int]:

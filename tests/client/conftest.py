@@ -18,6 +18,7 @@ import grpc
 import numpy as np
 import pytest
 
+from collectived.calls.buffers import Description
 from collectived.calls.prepare import PreparedCallCache
 from collectived.connection.join_request import JoinRequest
 from collectived.group import Group, JoinedRank
@@ -108,7 +109,7 @@ class FarEnd:
 
     # What the client is told
 
-    def describe(self, collective: Collective, deadline: Deadline | None) -> tuple[int, Layout]:
+    def describe(self, collective: Collective, deadline: Deadline | None) -> Description:
         """Packs of at most PER_PACK leaves of one type, last leaves first."""
         packs: list[Pack] = []
         places: dict[int, LeafPlacement] = {}
@@ -132,7 +133,7 @@ class FarEnd:
         ordered = tuple(places[index] for index in range(len(collective.leaves)))
         layout = Layout(tuple(packs), ordered, staging, 0 if outlined else result)
         self.prepared[len(self.prepared) + 1] = collective, layout
-        return len(self.prepared), layout
+        return Description(len(self.prepared), layout, b"", b"")
 
     def verdict(self, code: Code, message: str, instance: int, **more: Any) -> Verdict:
         return Verdict("train", KEY, GENERATION, code, message, instance, instance, "all_reduce(sum)", **more)
@@ -471,7 +472,7 @@ class FarWorker(worker_pb2_grpc.WorkerServicer):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no more")
         assert self.seated.wait(10)
         assert self.far is not None
-        number, layout = self.far.describe(codec.collective_from_proto(request.collective), None)
+        number, layout, _, _ = self.far.describe(codec.collective_from_proto(request.collective), None)
         return worker_pb2.PrepareReply(id=number, layout=codec.layout_to_proto(layout))
 
 

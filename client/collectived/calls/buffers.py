@@ -5,7 +5,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,8 +18,23 @@ from collectived_proto.types import Collective, Layout
 LeafLocation = tuple[int, np.dtype[Any], tuple[int, ...]]  # byte offset in a slot, dtype, shape
 ArenaAddress = tuple[int, int]  # of bytes in worker memory: (arena, byte offset)
 
-# Describes a collective to the worker, which answers with its number and layout.
-Describe = Callable[[Collective, Deadline | None], tuple[int, Layout]]
+
+class Description(NamedTuple):
+    """A collective as the worker knows it.
+
+    Attributes:
+        id: the worker's number for it.
+        contract: digest of what all ranks must agree on.
+        terms: digest of what a rank that takes what comes must agree on; empty where none may.
+    """
+
+    id: int
+    layout: Layout
+    contract: bytes
+    terms: bytes
+
+
+Describe = Callable[[Collective, Deadline | None], Description]  # to the worker
 
 
 class Backing(np.ndarray[Any, np.dtype[np.uint8]]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,6 +41,8 @@ class Call:
         cutoff: when a wait for it gives up by itself; inf where there is no deadline.
         spec: of the caller's own value, whose containers the result is put into.
         result_buffer: where the result lies, from its first pack until it is collected.
+        is_staged: whether inputs that do not lie in worker memory are copied there before it is submitted.
+        copies_inputs: whether the caller may write its arrays before the call has ended.
         has_awaiter: whether a coroutine waits for it.
         error_sink: who is told of its error, where its `Work` was dropped while it was in flight.
         output: where on a GPU the worker is to write the result; None: in a result slot.
@@ -51,10 +54,12 @@ class Call:
     """
 
     output: ArenaAddress | None = None
+    is_staged = True
     has_input_event = False
     is_stream_ordered = False
     __slots__ = (
-        "_backing", "_leaves", "_input_addresses", "arrays", "has_awaiter", "callbacks", "complete", "copy_seconds",
+        "_backing", "_leaves", "_input_addresses", "arrays", "has_awaiter", "callbacks", "complete", "copies_inputs",
+        "copy_seconds",
         "cutoff", "generation", "instance", "launched", "out", "completed_packs", "prepared", "retired",
         "result_buffer", "spec", "staging", "timeout", "error_sink", "verdict", "waiting",
     )  # fmt: skip
@@ -79,7 +84,7 @@ class Call:
         self.waiting = 0  # how many waited to join the group when it ended
         self.result_buffer: Any = None  # a `buffers.ResultBuffer`
         self.callbacks: list[Callable[[], object]] | None = None
-        self.has_awaiter = False
+        self.has_awaiter = self.copies_inputs = False
         self.error_sink: UnobservedErrorSink | None = None
         self._input_addresses = located  # which leaves lay in worker memory, so that their results may too
         self._leaves: dict[int, Any] = {}
@@ -90,6 +95,14 @@ class Call:
         """Its number, for people."""
         post = self.instance >= messages.P2P_BASE
         return f"message {self.instance - messages.P2P_BASE}" if post else f"instance {self.instance}"
+
+    def stage(self, patience: float) -> None:
+        """Copy the inputs to where the worker reads them, once it has made room within so many seconds."""
+        self.staging = self.prepared.memory.acquire_staging(self.prepared, patience)
+        began = monotonic()
+        self.staging.fill(self.arrays)
+        self.arrays = []
+        self.copy_seconds = monotonic() - began
 
     def set_out(self, out: object) -> None:
         """Has the result copied into the arrays of `out`, and returned as that, where this rank receives one.
@@ -147,6 +160,11 @@ class Call:
             ValueError: what lies there is no result of this collective.
         """
         self.result_buffer = slot
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the ranks of this host are still at it."""
+        return False
 
     def is_ready(self, packs: int = ALL_PACKS) -> bool:
         """Whether that many packs are complete, or the call has ended."""

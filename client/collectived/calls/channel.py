@@ -23,22 +23,32 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from time import monotonic
+from types import FrameType
+from typing import Any
 
 from collectived.arguments import escape_surrogates
 from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import ALL_PACKS, Call
 from collectived.calls.callbacks import Callbacks
+from collectived.calls.described_call import DescribedCall
+from collectived.calls.device_call import DeviceCall
 from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL, LeaderFollower
+from collectived.calls.prepare import PreparedCall
 from collectived.calls.rank_state import RankState
 from collectived.calls.timeout import MAX_REASON_LENGTH
 from collectived.errors import DeadlineExceededError, FailedPreconditionError
+from collectived.values import nest
+from collectived.values.leaves import Array
 from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import CollectiveError
 from collectived_proto.ipc import messages
-from collectived_proto.types import GroupInfo, Verdict
+from collectived_proto.types import GroupInfo, Operation, Verdict
 
 CONNECT_AGAIN = "connect and join again"  # what to do where the worker is lost
+
+
+NOT_REPEATED = object()
 
 
 class RankChannel(ABC):
@@ -73,6 +83,18 @@ class RankChannel(ABC):
             if self.rank_state.verdict is not None:
                 raise self.make_error(self.rank_state.verdict, site)
 
+    def make_call(
+        self, prepared: PreparedCall, arrays: list[Array], located: list[ArenaAddress | None] | None, spec: nest.Spec
+    ) -> Call:
+        """Return a call of a collective, as this channel carries it.
+
+        Args:
+            located: where each leaf lies in worker memory; None where no leaf does.
+        """
+        if prepared.device_area is not None:
+            return DeviceCall(prepared, arrays, located, spec)
+        return (Call if prepared.result_spec is None else DescribedCall)(prepared, arrays, located, spec)
+
     def submit(
         self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
     ) -> None:
@@ -93,6 +115,18 @@ class RankChannel(ABC):
             if deadline is not None and not deadline.remaining():
                 raise DeadlineExceededError("as many calls as a rank may have were in flight until then")
             self._wait_for_room(call.prepared.is_p2p, math.inf if deadline is None else deadline.at)
+
+    def repeat(self, operation: Operation, value: Any, out: Any, frame: FrameType) -> Any:
+        """Run a blocking collective of one NumPy array as the same line of the caller's has done before.
+
+        Returns:
+            The result; a `Call` where it is still to be waited for; NOT_REPEATED where it has to go the long way.
+        """
+        return NOT_REPEATED
+
+    def remember(self, call: Call, operation: Operation, value: Any, frame: FrameType, timeout: float | None) -> None:
+        """A call of one array has ended well, by that frame of the caller's: it may come again."""
+        return None
 
     @abstractmethod
     def _try_submit(

@@ -16,6 +16,7 @@ from collectived.arguments import escape_surrogates
 from collectived.calls.buffers import (
     ArenaAddress,
     Describe,
+    Description,
     DeviceStagingArea,
     LeafLocation,
     ResultBuffer,
@@ -46,7 +47,6 @@ from collectived_proto.types import (
     Broadcast,
     Collective,
     Gather,
-    Layout,
     Leaf,
     Operation,
     Packing,
@@ -144,7 +144,9 @@ class PreparedCall:
     """A collective as the worker knows it, and where its leaves lie in staging and result slots.
 
     Attributes:
-        id: the worker's number for it.
+        id: the worker's number for it, which `description` has too.
+        collective: as this rank described it.
+        segment_program: how the ranks of this host carry it out by themselves; made by their channel.
         is_native_order: whether leaves may be read where they lie (their byte order is the wire's).
         reads_in_place: whether they should be, rather than copied side by side: not where they are many and small.
         receives: whether this rank gets a result.
@@ -160,13 +162,12 @@ class PreparedCall:
     __slots__ = (
         "is_cached", "reads_in_place", "needs_host_copy", "result_spec", "id", "kinds", "layout", "memory",
         "is_native_order", "op", "accepts_any", "pack_count", "is_p2p", "receives", "result_locations",
-        "device_area", "site", "spec", "staging_locations",
+        "collective", "description", "device_area", "segment_program", "site", "spec", "staging_locations",
     )  # fmt: skip
 
     def __init__(
         self,
-        id: int,
-        layout: Layout,
+        description: Description,
         collective: Collective,
         value: FlatValue,
         memory: StagingArea,
@@ -178,10 +179,13 @@ class PreparedCall:
         )
         self.device_area = room if carried else None
         self.needs_host_copy = self.device_area is None and any(kind.is_device for kind, _, _ in value.leaf_types)
-        self.id = id
+        self.id = description.id
         self.is_cached = True
-        self.layout = layout
+        self.description = description
+        self.collective = collective
+        self.layout = layout = description.layout
         self.memory = self.device_area or memory
+        self.segment_program: object = None
         self.op = str(collective.operation)
         self.site = collective.site
         self.spec = value.spec
@@ -284,9 +288,9 @@ class PreparedCallCache:
         prepared = self._known.get(key)
         if prepared is None:
             collective = _collective(operation, value, options, site, special)
-            number, layout = self._describe_to_worker(collective, deadline)
+            description = self._describe_to_worker(collective, deadline)
             try:
-                prepared = PreparedCall(number, layout, collective, value, self._memory, self._rank, self._device_area)
+                prepared = PreparedCall(description, collective, value, self._memory, self._rank, self._device_area)
             except (ValueError, IndexError) as error:
                 raise InternalError(f"the worker's layout does not fit {operation} from {site}: {error}") from error
             if whole and nest.has_custom_classes(value.spec) and not isinstance(operation, Send):
@@ -294,7 +298,7 @@ class PreparedCallCache:
             self._add(key, prepared)
         return prepared
 
-    def _describe_to_worker(self, collective: Collective, deadline: Deadline | None) -> tuple[int, Layout]:
+    def _describe_to_worker(self, collective: Collective, deadline: Deadline | None) -> Description:
         try:
             return self._describe(collective, deadline)
         except InvalidArgumentError as error:

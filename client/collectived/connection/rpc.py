@@ -23,6 +23,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from collectived.arguments import escape_surrogates
+from collectived.calls.buffers import Description
 from collectived.calls.timeout import Timeout
 from collectived.connection import environment
 from collectived.connection.address import SECRET_FILE, WorkerAddress
@@ -39,7 +40,7 @@ from collectived.errors import (
 from collectived_proto import codec
 from collectived_proto.deadline import Deadline
 from collectived_proto.error_status import from_rpc_error
-from collectived_proto.types import Collective, GroupInfo, Layout
+from collectived_proto.types import Collective, GroupInfo
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
 from collectived_proto.version import OUR_VERSIONS, negotiate_version
 
@@ -93,6 +94,7 @@ class JoinedGroup:
     rank: int
     socket_path: str
     token: bytes
+    has_segment: bool  # the ranks meet in shared memory
 
 
 _GIVE_UP_SECONDS = 0.09  # in which a worker hears that a place is given up; Ctrl-C is to be over within 0.1
@@ -277,12 +279,14 @@ class WorkerClient:
                 joined = event.joined
                 if joined.rank >= len(joined.group.members):
                     raise InternalError(f"{self.name} gave rank {joined.rank} of {len(joined.group.members)}")
-                return JoinedGroup(codec.group_from_proto(joined.group), joined.rank, joined.door, joined.token)
+                return JoinedGroup(
+                    codec.group_from_proto(joined.group), joined.rank, joined.door, joined.token, joined.segment
+                )
 
     def prepare(
         self, session: bytes, key: int, rank: int, collective: Collective, deadline: Deadline | None
-    ) -> tuple[int, Layout]:
-        """Describes a collective; its number and layout.
+    ) -> Description:
+        """Describe a collective to the worker.
 
         Raises:
             DeadlineExceededError: no answer by the collective's deadline.
@@ -308,7 +312,7 @@ class WorkerClient:
             )
         except queue.Empty:  # gRPC's own clock is the slower one
             raise late() from None
-        return reply.id, codec.layout_from_proto(reply.layout)
+        return Description(reply.id, codec.layout_from_proto(reply.layout), reply.contract, reply.terms)
 
     def submit(self, requests: Iterator[worker_pb2.SubmitRequest]) -> Any:
         """Begins a `Submit`; its replies. Only in threads of the library's."""

@@ -11,7 +11,7 @@ import threading
 from functools import partial
 from time import monotonic
 
-from collectived.calls.buffers import ArenaAddress
+from collectived.calls.buffers import ArenaAddress, Description
 from collectived.calls.call import Call
 from collectived.calls.channel import CONNECT_AGAIN, RankChannel
 from collectived.calls.leader_follower import LeaderFollower
@@ -29,7 +29,7 @@ from collectived_proto.deadline import Deadline
 from collectived_proto.error_status import has_status
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
-from collectived_proto.types import Collective, GroupInfo, Layout, Verdict
+from collectived_proto.types import Collective, GroupInfo, Verdict
 from collectived_proto.v1 import common_pb2, worker_pb2
 
 _LEAVE_TIMEOUT = 2.0  # seconds in which a worker says what it knows when we leave,
@@ -66,15 +66,15 @@ class GrpcChannel(RankChannel):
         self._collectives: dict[int, common_pb2.Collective] = {}  # by the worker's number
         self._blocks = BlockPool()
 
-    def describe(self, collective: Collective, deadline: Deadline | None) -> tuple[int, Layout]:
-        """A number and a layout for a collective; a `buffers.Describe`."""
+    def describe(self, collective: Collective, deadline: Deadline | None) -> Description:
+        """Describe a collective to the worker; a `buffers.Describe`."""
         key, rank = self.rank_state.group.key, self.rank_state.rank
-        number, layout = self._rpc.prepare(self._session, key, rank, collective, deadline)
+        description = self._rpc.prepare(self._session, key, rank, collective, deadline)
         with self.mutex:
             while len(self._collectives) >= 2 * MAX_SIGNATURES:
                 del self._collectives[next(iter(self._collectives))]
-            self._collectives[number] = codec.collective_to_proto(collective)
-        return number, layout
+            self._collectives[description.id] = codec.collective_to_proto(collective)
+        return description
 
     def _try_submit(
         self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]

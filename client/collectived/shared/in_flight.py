@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 
 from collectived.calls.call import ALL_PACKS, Call
 from collectived.calls.callbacks import Callbacks
@@ -14,6 +15,7 @@ from collectived_proto.ipc import messages
 from collectived_proto.types import Verdict
 
 _DONE = int(messages.MessageType.DONE)
+_SEGMENT_KINDS = (messages.MessageType.SEGMENT, messages.MessageType.KNOCKER, messages.MessageType.NO_SEGMENT)
 
 
 class PingReply:
@@ -40,6 +42,8 @@ class InFlightCalls:
     Attributes:
         calls: by instance.
         pending_pings: of the PINGs that have not been answered, in order.
+        never: what is never there, for threads that wait for any news.
+        on_segment: takes over the descriptor that came with a message about segments.
         inputs_released: heard where no memory is in use of which the worker has said that it will say so.
     """
 
@@ -54,6 +58,8 @@ class InFlightCalls:
         self._callbacks = callbacks
         self.inputs_released = PingReply(None)
         self.inputs_released.received = True
+        self.never = PingReply(None)
+        self.on_segment: Callable[[bytes, int], None] = _refuse_segment
         self._retired: dict[tuple[int, int], Call] = {}  # by generation and instance, until the worker says otherwise
         self._waiting = 0  # how many wait to join, as the worker said last
 
@@ -69,6 +75,9 @@ class InFlightCalls:
         kind = messages.parse_type(message)
         if kind is messages.MessageType.ARENA and descriptor >= 0:
             self.results.add_arena(message, descriptor)
+            return
+        if kind in _SEGMENT_KINDS and (descriptor >= 0 or kind is messages.MessageType.NO_SEGMENT):
+            self.on_segment(message, descriptor)
             return
         if descriptor >= 0:
             os.close(descriptor)
@@ -175,3 +184,8 @@ class InFlightCalls:
                 if echo.verdict is not None:
                     echo.received = True
                     self._leader_follower.wake(echo)
+
+
+def _refuse_segment(message: bytes, descriptor: int) -> None:
+    os.close(descriptor)
+    raise messages.MalformedMessage("a segment that was not announced")

@@ -56,7 +56,8 @@ void engine_finish(struct engine *e, struct job *job, int state) {
         job->stage = DONE;
         atomic_fetch_sub(&e->unfinished, 1);
     }
-    if (job->notify) {
+    if (job->notify && !job->listed) {
+        job->listed = 1;
         job->next_finished = NULL;
         *e->finished_end = job;
         e->finished_end = &job->next_finished;
@@ -70,6 +71,7 @@ void engine_finish(struct engine *e, struct job *job, int state) {
 struct job *engine_collect_finished(struct engine *e) {
     pthread_mutex_lock(&e->lock);
     struct job *job = e->finished;
+    for (struct job *one = job; one; one = one->next_finished) one->listed = 0;
     e->finished = NULL;
     e->finished_end = &e->finished;
     pthread_mutex_unlock(&e->lock);

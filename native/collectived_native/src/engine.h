@@ -54,6 +54,7 @@ struct job {
     void *owner;      /* the binding's */
     struct job *next; /* in the queue */
     struct job *next_finished;
+    int listed; /* among those to be collected: a job that is described may end before it was */
 };
 
 struct waiting { /* what the calling thread brings along */

@@ -42,6 +42,7 @@ _FREED = struct.Struct("<BxxxxxxxQQ")
 _WAITING = struct.Struct("<BxxxI")
 _ARENA = struct.Struct("<BxxxIQ")
 _EVENT = struct.Struct("<BxxxI64s")
+_SEGMENT = struct.Struct("<BxxxIQ")
 _OPEN = struct.Struct("<BxxxIQ64s")
 _OPENED = struct.Struct("<BxxxIQQ")
 _NOT_OPENED = struct.Struct("<BxxxxxxxQ")
@@ -68,6 +69,9 @@ class MessageType(enum.IntEnum):
     WAITING_JOINERS = 21  # how many wait to join the group, from the next completion on
     ARENA_RETIRED = 22  # no result will lie in this arena any more
     LAUNCHED = 24  # all of an instance is on the device, in front of an event of the worker
+    SEGMENT = 29  # where the ranks of this host meet in a generation; its memory rides along
+    KNOCKER = 30  # an eventfd rides along, by which ranks in a segment say that they wait
+    NO_SEGMENT = 31  # the ranks do not meet in shared memory: their worker carries out what they submit
     FREED = 28  # memory of an instance that failed, which was said to be in use, is not any more
     # both sockets, worker → client: a descriptor rides along
     ARENA = 19
@@ -309,6 +313,24 @@ def parse_event(data: bytes) -> tuple[int, bytes]:
     if not 0 < number <= MAX_OUTSTANDING:
         raise MalformedMessage(f"an event of number {number}")
     return number, handle
+
+
+class SegmentOffer(NamedTuple):
+    """Where the ranks of this host meet in a generation: this rank's seat, and the geometry for the native core."""
+
+    generation: int
+    seat: int
+    geometry: bytes
+
+    def encode(self) -> bytes:
+        return _SEGMENT.pack(MessageType.SEGMENT, self.seat, self.generation) + self.geometry
+
+
+def parse_segment(data: bytes) -> SegmentOffer:
+    if len(data) <= _SEGMENT.size:
+        raise MalformedMessage(f"a segment of {len(data)} bytes")
+    _, seat, generation = _SEGMENT.unpack_from(data)
+    return SegmentOffer(generation, seat, data[_SEGMENT.size :])
 
 
 class IpcOpen(NamedTuple):

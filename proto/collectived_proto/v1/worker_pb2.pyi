@@ -96,16 +96,18 @@ class JoinProgress(_message.Message):
     def __init__(self, present: _Optional[int] = ..., expected: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Joined(_message.Message):
-    __slots__ = ("group", "rank", "door", "token")
+    __slots__ = ("group", "rank", "door", "token", "segment")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     DOOR_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     group: _common_pb2.Group
     rank: int
     door: str
     token: bytes
-    def __init__(self, group: _Optional[_Union[_common_pb2.Group, _Mapping]] = ..., rank: _Optional[int] = ..., door: _Optional[str] = ..., token: _Optional[bytes] = ...) -> None: ...
+    segment: bool
+    def __init__(self, group: _Optional[_Union[_common_pb2.Group, _Mapping]] = ..., rank: _Optional[int] = ..., door: _Optional[str] = ..., token: _Optional[bytes] = ..., segment: bool = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
     __slots__ = ("session", "key", "rank", "collective")
@@ -120,12 +122,24 @@ class PrepareRequest(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., key: _Optional[int] = ..., rank: _Optional[int] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
-    __slots__ = ("id", "layout")
+    __slots__ = ("id", "layout", "contract", "terms")
     ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    CONTRACT_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
     id: int
     layout: _common_pb2.Layout
-    def __init__(self, id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ...) -> None: ...
+    contract: bytes
+    terms: bytes
+    def __init__(self, id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ..., contract: _Optional[bytes] = ..., terms: _Optional[bytes] = ...) -> None: ...
+
+class RootValue(_message.Message):
+    __slots__ = ("collective", "layout")
+    COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    collective: _common_pb2.Collective
+    layout: _common_pb2.Layout
+    def __init__(self, collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
     __slots__ = ("header", "data")

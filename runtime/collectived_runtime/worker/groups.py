@@ -335,6 +335,7 @@ class Groups:
                 self._add_remote_rank(join.session, group_loop, done.rank)
             else:
                 joined.door = self._connection_server.unix_path
+                joined.segment = group_loop.may_use_segment
                 joined.token = self._add_local_rank(join.session, group_loop, done.rank)
         except Exception as error:
             group_loop.mark_absent(done.rank, self._refuse_join(done.rank, join, group_loop.name, error))
@@ -391,6 +392,7 @@ class Groups:
         pidfd = os.dup(session.pidfd) if session.pidfd >= 0 else -1
         memory, done = session.arenas.resolve_memory, session.acquire_memory()
         local_rank = LocalRank(rank, member, memory, pidfd, done, holder=session.budget)
+        local_rank.uid = session.uid
         group_loop.add_local_rank(local_rank)
         session.add_held_rank(group_loop, rank)
         token = secrets.token_bytes(TOKEN_BYTES)

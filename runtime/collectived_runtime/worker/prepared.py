@@ -88,7 +88,9 @@ def prepare_collective(group_loop: GroupLoop, rank: int, message: common_pb2.Col
         CollectiveError: no rank of the group could mean this, or its devices cannot do it.
     """
     check_leaves(message)
-    return prepare(collective_from_proto(message), rank, group_loop.topology)
+    prepared = prepare(collective_from_proto(message), rank, group_loop.topology)
+    group_loop.note_hint(prepared.collective)
+    return prepared
 
 
 def check_leaves(message: common_pb2.Collective) -> None:

@@ -187,7 +187,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
         made, layout = await run_or_offload(len(request.collective.leaves), describe)
         number = register_prepared(holding.group_loop.local_ranks[request.rank], made, request.collective.ByteSize())
-        return worker_pb2.PrepareReply(id=number, layout=layout)
+        return worker_pb2.PrepareReply(id=number, layout=layout, contract=made.contract, terms=made.terms)
 
     @_translate_errors
     async def Submit(

@@ -22,7 +22,7 @@ WAITS = {
 
 def say_when_it_waits():
     main = threading.main_thread().ident
-    while sys._current_frames()[main].f_code.co_name not in ("_read_until", "wait_as_follower"):
+    while sys._current_frames()[main].f_code.co_name not in ("_read_until", "wait_as_follower", "submit", "_wait"):
         os.sched_yield()
     print("waiting", flush=True)
 

@@ -72,6 +72,7 @@ class LocalRank:
         self.member = member
         self.resolve_memory = memory
         self.pidfd = pidfd
+        self.uid: int | None = None  # of its user, as the kernel says; None: not known
         self.completion_sink = outlet
         self.doorbell: socket.socket | None = None
         self.prepared: dict[int, PreparedCollective] = {}  # filled by the service's thread, read by the group loop

@@ -107,12 +107,6 @@ def rows_per_rank(collective: Collective, group: GroupInfo) -> int:
     return group.size if isinstance(collective.operation, AllToAll) else len(collective.leaves)
 
 
-def extract_rows(collective: Collective) -> tuple[int, ...]:
-    """The rows of one rank, as `rows_per_rank` counts them."""
-    operation = collective.operation
-    return operation.sizes if isinstance(operation, AllToAll) else tuple(leaf.shape[0] for leaf in collective.leaves)
-
-
 def compile_announcement(topology: GroupTopology, root: int) -> PackTask:
     """The task by which the worker of `root` tells the others what is coming."""
     span = Span(0, 0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from collectived_proto.ipc.result_header import Pieces, merge_adjacent
+from collectived_proto.rows import split_evenly
 from collectived_proto.types import AllGather, AllToAll, AxisOperation, Gather, ReduceScatter, Scatter
 from collectived_runtime.plan import all_to_all, ring
 from collectived_runtime.plan.moves import Span
@@ -116,11 +117,6 @@ def partition_leaf(
         case AllToAll(_, sizes):
             size = len(workers.all_ranks)
             return _partition_all_to_all(workers, rows if sizes else [split_evenly(length, size)] * size, width)
-
-
-def split_evenly(length: int, size: int) -> tuple[int, ...]:
-    """Rows by rank; what remains goes to the first ranks."""
-    return tuple(length // size + (rank < length % size) for rank in range(size))
 
 
 def _partition_gather(workers: RanksByWorker, rows: Sequence[int], width: int, root: int | None) -> Partition:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.types import Report, ReportKind, Verdict, unscoped_name
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.failure import local_verdict
 from collectived_runtime.engine.run.links import LEFT_TEXT
-from collectived_runtime.engine.submit.tracker import InstanceTracker
+from collectived_runtime.engine.submit.tracker import Instance, InstanceTracker
 from collectived_runtime.logs import log_fields
 
 log = logging.getLogger("collectived.group_loop")
@@ -81,6 +82,44 @@ class FaultReporter:
         """Reports what needs a verdict."""
         report = self._tracker.make_report(kind, instance, rank=rank, worker=worker, text=text)
         self._raise_fault(self._record_departure(report))
+
+    def report_local_ranks_lost(self, text: str) -> None:
+        """No local rank goes beyond what it has finished."""
+        for rank, standing in self._tracker.progress.items():
+            if not standing.has_departed:
+                self.report_fault(ReportKind.LOST, standing.finished, rank=rank, text=text)
+
+    def report_exhausted(self, instance: Instance, error: Exception, held: Mapping[int, int]) -> None:
+        """There is no memory for the results of an instance; `held`: bytes of results, by the ranks that hold them."""
+        rank = max(held, key=lambda r: held[r]) if held else next(iter(instance.arrivals))
+        instance.disputed = True  # it does not start; the verdict is on its way
+        text = f"no memory for the results of {instance.collective.operation} #{instance.number}: {error}"
+        if held:
+            text += f"; rank {rank} holds {held[rank]} bytes of results: release them"
+        self.report_fault(ReportKind.EXHAUSTED, instance.number, rank=rank, text=text)
+
+    def report_nccl_failure(self, instance: Instance, error: Exception) -> None:
+        """NCCL has failed. It does not say who is at fault, not even where another rank is gone: nobody is accused."""
+        instance.disputed = True  # it does not start; the verdict is on its way
+        log.info("group %s: %s", unscoped_name(self._topology.group.name), error)
+        self.report_fault(ReportKind.NATIVE, instance.number, text=str(error))
+
+    def add_missing_ranks(self, verdict: Verdict) -> Verdict:
+        """Return another worker's verdict with the ranks of this one that it waited for."""
+        standings = self._tracker.progress.items()
+        absent = [rank for rank, standing in standings if standing.submitted < verdict.instance]
+        if verdict.code != Code.DEADLINE_EXCEEDED or verdict.missing or not absent:
+            return verdict
+        return local_verdict.with_missing(self._topology, self._worker, verdict, absent)
+
+    def report_expired(self, instance: int) -> None:
+        """An instance has not completed by its deadline; said once."""
+        waiting = self._tracker.instances.get(instance)
+        if waiting is None or not waiting.expired:
+            timeout = 0.0 if waiting is None else waiting.timeout
+            if waiting is not None:
+                waiting.expired = True
+            self._raise_fault(self._tracker.make_report(ReportKind.EXPIRED, instance, timeout=timeout))
 
     def report_late(self, instance: int, rank: int, op: str, timeout: float) -> None:
         """A local rank has not submitted an instance by its own deadline, and will not."""

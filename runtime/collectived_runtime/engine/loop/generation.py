@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.types import Broadcast, Recv, ReportKind, Scatter, Send, Verdict, unscoped_name
 from collectived_runtime.device.cuda.driver import CudaError
@@ -22,9 +21,9 @@ from collectived_runtime.engine.base.arenas import MemoryExhausted
 from collectived_runtime.engine.clients.completions import Completions, encode_verdict
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
-from collectived_runtime.engine.failure import local_verdict
 from collectived_runtime.engine.failure.peer_consensus import PeerConsensus
 from collectived_runtime.engine.failure.reporter import FaultReporter
+from collectived_runtime.engine.failure.segment_watch import SegmentWatch
 from collectived_runtime.engine.gpu.group_communicators import GroupCommunicators
 from collectived_runtime.engine.loop.context import GroupContext
 from collectived_runtime.engine.loop.execution import Delivery, Execution
@@ -60,6 +59,7 @@ class Generation:
         self.number = number
         self.execution: Execution | None = None
         self._remaining_phases: Iterator[Execution] = iter(())  # of the instance that runs
+        self.segment: SegmentWatch | None = None  # where the ranks carry out their collectives themselves
         self._topology = topology
         self._name = unscoped_name(topology.group.name)
         self._worker = worker
@@ -72,7 +72,9 @@ class Generation:
         )
         network = PeerNetwork(topology, number, resources.link_provider, context.poller, resources.rejections)
         self.links = Links(network, self.on_link_broken, self._on_early_frame)
-        self.peer_consensus = PeerConsensus(network, apply_verdict, self._add_missing_ranks)
+        self.peer_consensus = PeerConsensus(
+            network, apply_verdict, lambda verdict: self.reporter.add_missing_ranks(verdict)
+        )
         self.reporter = FaultReporter(
             topology, self.tracker, worker.name, worker.coordinator, self.peer_consensus.propose
         )
@@ -114,6 +116,9 @@ class Generation:
                     f"{prepared.op} with event {submission.event}, for a value in the memory of a GPU"
                 )
             self.point_to_point.submit(local_rank, submission, prepared)
+            return
+        if self.segment is not None:
+            self.segment.answer(local_rank, submission.instance, self.fail)
             return
         if submission.instance <= tracker.progress[local_rank.rank].received:
             for message in local_rank.get_outcomes(submission.instance):
@@ -170,6 +175,8 @@ class Generation:
     def leave(self, rank: int) -> None:
         standing = self.tracker.progress[rank]
         if not standing.has_departed:
+            if self.segment is not None:
+                self.segment.left(rank)
             standing.has_departed = True
             self.reporter.report_left(rank, standing.submitted)
             self.point_to_point.report_departed_peers()
@@ -178,6 +185,8 @@ class Generation:
         standing = self.tracker.progress[rank]
         if standing.has_departed:
             return
+        if self.segment is not None:
+            self.segment.abort(rank)
         standing.has_departed = True
         # Its caller may use its memory again as soon as this has been answered, and does not hear that a GPU is at it.
         self.tracker.is_aborted = True
@@ -195,6 +204,8 @@ class Generation:
         self.point_to_point.drop_receiver(rank)
         standing = self.tracker.progress[rank]
         if not standing.has_departed:
+            if self.segment is not None:
+                self.segment.lost(rank)
             standing.has_departed = True
             over = self.tracker.find_verdict(standing.submitted + 1) is not None
             level = logging.DEBUG if over else logging.INFO  # the verdict that follows is the warning
@@ -203,13 +214,9 @@ class Generation:
 
     def report_crash(self, error: Exception) -> None:
         """Report that a defect ends this group loop."""
-        self._report_local_ranks_lost(f"a defect of collectived ended its group loop: {type(error).__name__}: {error}")
-
-    def _report_local_ranks_lost(self, text: str) -> None:
-        """Report that no local rank goes beyond what it has finished."""
-        for rank, standing in self.tracker.progress.items():
-            if not standing.has_departed:
-                self.reporter.report_fault(ReportKind.LOST, standing.finished, rank=rank, text=text)
+        self.reporter.report_local_ranks_lost(
+            f"a defect of collectived ended its group loop: {type(error).__name__}: {error}"
+        )
 
     @property
     def is_finished(self) -> bool:
@@ -241,16 +248,16 @@ class Generation:
             return False
         except MemoryExhausted as error:
             self._stop_execution()
-            self._report_exhausted(running.instance, error)
+            self.reporter.report_exhausted(running.instance, error, self._ranks.results.held_bytes_by_rank())
             return False
         except NcclError as error:
             self._stop_execution()
-            self._report_nccl_failure(running.instance, error)
+            self.reporter.report_nccl_failure(running.instance, error)
             return False
         except CudaError as error:  # the worker is about to end: all of its ranks are lost to the group
             self._stop_execution()
             running.instance.disputed = True  # it does not start; the verdict is on its way
-            self._report_local_ranks_lost(f"a GPU of its worker failed: {error}")
+            self.reporter.report_local_ranks_lost(f"a GPU of its worker failed: {error}")
             return False
         for task in ended:
             self._on_task_done(running, task)
@@ -259,11 +266,15 @@ class Generation:
     def next_deadline(self) -> float:
         """When `on_timer` has something to do."""
         alarm, report = self._tools.timers.next_deadline, self.reporter.next_deadline()
+        if self.segment is not None:
+            alarm = min(alarm, self.segment.next_deadline())
         return min(alarm, report, self.point_to_point.next_deadline(), self.peer_consensus.next_deadline())
 
     def on_timer(self, now: float) -> None:
         self._tools.timers.discard_expired(now)
         self.point_to_point.on_timer(now)
+        if self.segment is not None:
+            self.segment.on_timer(now)
         before = self.tracker.stalls
         self.reporter.on_timer()
         self._records.counters.stalls += self.tracker.stalls - before
@@ -301,7 +312,8 @@ class Generation:
         try:
             delivery = self._ranks.prepare_delivery(instance, program)
         except (MemoryExhausted, OSError) as error:
-            self._report_exhausted(instance, error)
+            self._communicators.cancel_launches()
+            self.reporter.report_exhausted(instance, error, self._ranks.results.held_bytes_by_rank())
             return
         sources = [instance.arrivals[rank].inputs for rank in program.contributors]
         if program.is_inline and delivery.memory is not None and not delivery.is_on_device:
@@ -383,33 +395,11 @@ class Generation:
 
     # Faults and verdicts
 
-    def _report_exhausted(self, instance: Instance, error: Exception) -> None:
-        held = self._ranks.results.held_bytes_by_rank()
-        rank = max(held, key=lambda r: held[r]) if held else next(iter(instance.arrivals))
-        self._communicators.cancel_launches()
-        instance.disputed = True  # it does not start; the verdict is on its way
-        text = f"no memory for the results of {instance.collective.operation} #{instance.number}: {error}"
-        if held:
-            text += f"; rank {rank} holds {held[rank]} bytes of results: release them"
-        self.reporter.report_fault(ReportKind.EXHAUSTED, instance.number, rank=rank, text=text)
-
-    def _report_nccl_failure(self, instance: Instance, error: NcclError) -> None:
-        """NCCL does not say who is at fault, not even where it says that another rank is gone: nobody is accused."""
-        instance.disputed = True  # it does not start; the verdict is on its way
-        log.info("group %s: %s", self._name, error)
-        self.reporter.report_fault(ReportKind.NATIVE, instance.number, text=str(error))
-
-    def _add_missing_ranks(self, verdict: Verdict) -> Verdict:
-        """Another worker's verdict, with the ranks of this one that it waited for."""
-        standings = self.tracker.progress.items()
-        absent = [rank for rank, standing in standings if standing.submitted < verdict.instance]
-        if verdict.code != Code.DEADLINE_EXCEEDED or verdict.missing or not absent:
-            return verdict
-        return local_verdict.with_missing(self._topology, self._worker.name, verdict, absent)
-
     def apply_verdict(self, verdict: Verdict) -> None:
         """Fail what a verdict covers, now and later."""
         local_ranks = self._ranks.doorbells.local_ranks
+        if self.segment is not None:
+            self.segment.apply_verdict(verdict)
         failing = self.tracker.apply_verdict(verdict)
         if not verdict.orderly:
             self._records.counters.count_verdict(verdict.code)
@@ -487,6 +477,9 @@ class Generation:
 
     def close_links(self) -> None:
         """Says goodbye to the peers."""
+        if self.segment is not None:
+            self.segment.close()
+            self.segment = None
         self.point_to_point.close()
         self.peer_consensus.close()
         self._communicators.close()

@@ -20,13 +20,15 @@ from functools import partial
 
 from collectived_proto.ipc import messages
 from collectived_proto.ipc.spin import count_cores
-from collectived_proto.types import GroupInfo, RankPosition, Verdict, unscoped_name
+from collectived_proto.types import Collective, GroupInfo, RankPosition, Verdict, unscoped_name
 from collectived_runtime.engine.base.arenas import ResultArenas, Workspace
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.clients import segment as segments
 from collectived_runtime.engine.clients.deferred_release import DeferredReleases
 from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.local_rank import LocalRank
+from collectived_runtime.engine.failure.segment_watch import SegmentWatch
 from collectived_runtime.engine.gpu.input_events import InputEvents
 from collectived_runtime.engine.gpu.stream_order import StreamOrder
 from collectived_runtime.engine.loop.context import GroupContext, RankResources, WorkerContext
@@ -85,6 +87,9 @@ class GroupLoop:
         self._context = GroupContext(
             topology, worker, self._poller, self._ranks, self._records, self._tools, self._programs
         )
+        # Whether the ranks meet in a segment is decided once all of this worker are known.
+        self.may_use_segment = segments.are_usable(topology)
+        self._awaited_ranks = set(topology.own_ranks) if self.may_use_segment else set()
         self._past_verdicts: dict[int, Verdict] = {}  # how earlier generations of this group loop ended
         self._early_submissions: list[
             Callable[[], None]
@@ -142,6 +147,11 @@ class GroupLoop:
         """What users of this group should know, each once: `on CPU devices: …`."""
         return list(self._programs.notes)
 
+    def note_hint(self, collective: Collective) -> None:
+        """Tell users where NCCL is asked for and there are no GPUs."""
+        if not self.topology.has_gpus:
+            self._programs.note_hint(collective)
+
     @property
     def counters(self) -> Counters:
         return self._records.counters
@@ -162,16 +172,57 @@ class GroupLoop:
     def add_local_rank(self, local_rank: LocalRank) -> None:
         """Expect a local rank that is about to connect its doorbell."""
         self._doorbells.local_ranks[local_rank.rank] = local_rank
-        self._poller.call_soon_threadsafe(lambda: self._doorbells.add(local_rank, self._results.arenas))
+
+        def add() -> None:
+            self._doorbells.add(local_rank, self._results.arenas)
+            self._await_ranks(local_rank.rank)
+
+        self._poller.call_soon_threadsafe(add)
 
     def mark_absent(self, rank: int, why: str) -> None:
         """Take note that a local rank will never connect."""
-        self._poller.call_soon_threadsafe(lambda: self._on_client_lost(rank, why))
+
+        def note() -> None:
+            self._await_ranks(rank)
+            self._on_client_lost(rank, why)
+
+        self._poller.call_soon_threadsafe(note)
 
     def attach_doorbell(self, rank: int, doorbell: socket.socket) -> None:
-        self._poller.call_soon_threadsafe(
-            lambda: self._doorbells.attach(rank, doorbell, self._results.arenas), doorbell.close
-        )
+        def attach() -> None:
+            self._doorbells.attach(rank, doorbell, self._results.arenas)
+            if not self._awaited_ranks:
+                self._offer_segment(self.local_ranks[rank])
+
+        self._poller.call_soon_threadsafe(attach, doorbell.close)
+
+    def _await_ranks(self, rank: int) -> None:
+        """It is known what becomes of a rank; once that is known of all, they hear whether they meet in a segment."""
+        if rank not in self._awaited_ranks:
+            return
+        self._awaited_ranks.discard(rank)
+        if self._awaited_ranks:
+            return
+        if segments.can_share(self.local_ranks.values()):
+            self._open_segment()
+        for local_rank in self.local_ranks.values():
+            self._offer_segment(local_rank)
+
+    def _open_segment(self) -> None:
+        current = self._generation
+        try:
+            current.segment = SegmentWatch(self._poller, current.tracker, current.reporter, self._doorbells)
+        except OSError as error:
+            log.warning("group %s: its ranks cannot meet in shared memory: %s", self.name, error)
+
+    def _offer_segment(self, local_rank: LocalRank) -> None:
+        """Tell a rank where the ranks of its generation meet, or that they do not."""
+        if not self.may_use_segment or local_rank.doorbell is None:
+            return
+        if self._generation.segment is not None:
+            self._generation.segment.offer(local_rank)
+        else:
+            self._doorbells.send(local_rank, messages.encode_bare(messages.MessageType.NO_SEGMENT))
 
     def submit(self, rank: int, message: bytes) -> None:
         """Take a message of a rank without a doorbell, as it would come over one."""
@@ -222,9 +273,17 @@ class GroupLoop:
 
         def take() -> None:
             if generation == self._generation.number:
-                self._generation.waiting_joiners.schedule(from_instance, waiting)
+                self._set_waiting_joiners(from_instance, waiting)
 
         self._poller.call_soon_threadsafe(take)
+
+    def _set_waiting_joiners(self, from_instance: int, waiting: int) -> None:
+        segment = self._generation.segment
+        if segment is None or from_instance < 0:
+            self._generation.waiting_joiners.schedule(from_instance, waiting)
+        else:
+            self.tracker.release_promise()
+            segment.set_waiting(waiting)
 
     def stop(self) -> None:
         """End the group loop now; its peers are told that it is no fault."""
@@ -375,13 +434,17 @@ class GroupLoop:
         if verdict is None:
             return
         self._past_verdicts[before.number] = verdict
+        met = before.segment is not None
         before.close_links()
         moved = self.traffic()
         self._generation = Generation(self._context, verdict.successor, self._apply_verdict, verdict.next_instance)
         self._traffic_base = (self._generation, *moved)
         self.tracker.carry_progress(before.tracker)
+        if met:
+            self._open_segment()
         for local_rank in self.local_ranks.values():
             local_rank.clear_outcomes()
+            self._offer_segment(local_rank)
         early, self._early_submissions = self._early_submissions, []
         for submitted in early:
             submitted()

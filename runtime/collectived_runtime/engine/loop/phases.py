@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from collectived_proto.rows import extract_rows
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.compile import negotiation
 from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
@@ -100,7 +101,7 @@ class Phases:
 
     def exchange_lengths(self, instance: Instance) -> Iterator[Execution]:
         """Give the instance the rows of all ranks, which the workers of other ranks have to be asked for."""
-        own = {rank: negotiation.extract_rows(one.prepared.collective) for rank, one in instance.arrivals.items()}
+        own = {rank: extract_rows(one.prepared.collective) for rank, one in instance.arrivals.items()}
         if len(self._topology.peers) == 1:
             instance.rows = tuple(own[rank] for rank in sorted(own))
             return

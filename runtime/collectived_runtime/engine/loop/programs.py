@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from collectived_proto.types import CommunicationImplementation, unscoped_name
+from collectived_proto.types import Collective, CommunicationImplementation, unscoped_name
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.compile import negotiation
 from collectived_runtime.engine.compile.program import CompiledCollective, compile_program
@@ -39,12 +39,17 @@ class ProgramCache:
         if program is None:
             program = compile_program(instance.collective, self._topology, instance.rows, strangers)
             self._add(key, program)
-            if instance.collective.implementation is CommunicationImplementation.NCCL and not program.nccl_task_count:
-                where = f"on GPUs, but {self._topology.nccl_unavailable_reason or 'not for NCCL'}"
-                self._add_note(
-                    f"{where if self._topology.has_gpus else 'on CPU devices'}: the hint NCCL falls back to RING"
-                )
+            if not program.nccl_task_count:
+                self.note_hint(instance.collective)
         return program
+
+    def note_hint(self, collective: Collective) -> None:
+        """Tell users, once, where NCCL is asked for and does not carry a collective out."""
+        if collective.implementation is CommunicationImplementation.NCCL:
+            where = f"on GPUs, but {self._topology.nccl_unavailable_reason or 'not for NCCL'}"
+            self._add_note(
+                f"{where if self._topology.has_gpus else 'on CPU devices'}: the hint NCCL falls back to RING"
+            )
 
     def get_length_exchange(self, instance: Instance) -> CompiledCollective:
         """The program by which workers tell each other the rows of their ranks."""

@@ -1,0 +1,188 @@
+"""A call that the ranks of one host carry out by themselves, from and to arrays of the caller's process."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+
+from collectived.arguments import escape_surrogates
+from collectived.calls.call import Call
+from collectived.calls.prepare import PreparedCall
+from collectived.errors import InternalError
+from collectived.shared.segment_program import Variant
+from collectived.values import axes, nest, structure
+from collectived.values.leaves import Array, ArrayKind
+from collectived.values.targets import Targets, check_fits, flatten_out
+from collectived_native import core
+from collectived_proto.cause import Cause
+from collectived_proto.types import AxisOperation
+
+# What comes to a rank that has no value of its own says no more of numbers than their type.
+_UNKNOWN_KIND = ArrayKind(lambda value: value, lambda value: value if value.ndim else value[()])
+
+
+class SegmentCall(Call):
+    """
+    Attributes:
+        job: the native core's, while it runs and until its end has been seen.
+    """
+
+    is_staged = False
+    __slots__ = ("_inputs", "_results", "_variant", "job")
+
+    def __init__(self, prepared: PreparedCall, arrays: list[Array], spec: nest.Spec) -> None:
+        super().__init__(prepared, arrays, None, spec)
+        self.job: core.Job | None = None
+        self._variant: Variant | None = None
+        self._inputs: tuple[Array, ...] = ()
+        self._results: list[Array] = []
+
+    def set_out(self, out: object) -> None:
+        prepared = self.prepared
+        if prepared.result_spec is not None:  # whether it fits is seen when something comes
+            self.out = flatten_out(out)
+        else:
+            super().set_out(out)
+
+    @property
+    def is_out_intact(self) -> bool:
+        if self.out is None or self.verdict is None or self.verdict.cause is Cause.MISMATCH:
+            return True  # contracts are compared before anything is delivered
+        return not any(view is result for view, result in zip(self.out.views, self._results, strict=False))
+
+    def make_buffers(self, variant: Variant) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """Return inputs and outputs in the order of a variant's phases; outputs are made, or are those of `out`."""
+        self._variant = variant
+        self._results = self._make_results(variant)
+        outputs = tuple([self._results[leaf] for leaf in variant.schedule.outputs])
+        if not self._inputs:
+            self._inputs = tuple([self._make_input(leaf, outputs) for leaf in variant.schedule.inputs])
+            self.arrays = []
+        return self._inputs, outputs
+
+    def adopt_buffers(self, variant: Variant, inputs: tuple[Array, ...], results: list[Array]) -> None:
+        """Take the arrays with which this call has been started already."""
+        self._variant, self._inputs, self._results, self.arrays = variant, inputs, results, []
+
+    def _make_input(self, leaf: int, outputs: tuple[Array, ...]) -> Array:
+        array = self.arrays[leaf]
+        if not array.dtype.isnative:
+            return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        if self.copies_inputs and self.prepared.memory.locate(array) is None:
+            return np.array(array, order="C")
+        array = np.ascontiguousarray(array) if array.ndim else array
+        if self.out is not None and any(_overlap(array, output) for output in outputs):
+            return array.copy()
+        return array
+
+    def _make_results(self, variant: Variant) -> list[Array]:
+        """Arrays for the leaves of the result as they travel; those of `out` where it takes them as they are."""
+        targets = self.out
+        if targets is not None:
+            with contextlib.suppress(ValueError):  # raised when the result is asked for
+                self._check_out(targets, variant)
+                rows_first = not self._axis
+                return [
+                    view if rows_first and view.flags.c_contiguous and view.dtype == dtype else np.empty(shape, dtype)
+                    for view, (dtype, shape) in zip(targets.views, variant.schedule.results, strict=True)
+                ]
+        return [np.empty(shape, dtype) for dtype, shape in variant.schedule.results]
+
+    @property
+    def _axis(self) -> int:
+        operation = self.prepared.collective.operation
+        return operation.axis if isinstance(operation, AxisOperation) else 0
+
+    def _check_out(self, out: Targets, variant: Variant) -> None:
+        axis = self._axis
+        types = [
+            (dtype, axes.restore_shape(shape, axis) if axis else shape) for dtype, shape in variant.schedule.results
+        ]
+        check_fits(out, escape_surrogates(variant.collective.structure), types)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the other ranks, or what they have told, are still waited for."""
+        job = self.job
+        return job is not None and job.state() in (core.PENDING, core.DESCRIBE)
+
+    def count_packs(self) -> None:
+        """Say which packs are complete."""
+        job, packs = self.job, self.prepared.pack_count
+        done = packs if job is None or job.state() == core.COMPLETE else job.phases_done()
+        if not self.prepared.accepts_any or done == packs:
+            self.completed_packs.extend(range(len(self.completed_packs), min(done, packs)))
+
+    def take_value(self) -> Any:
+        if not self.prepared.receives:
+            return None
+        variant = self._require_variant()
+        if self.out is not None:
+            self._check_out(self.out, variant)
+            self.take_leaves()
+            return self.out.whole
+        if not self.prepared.accepts_any:
+            return nest.unflatten(self.spec, self.take_leaves())
+        spec = self._parse_structure(variant)
+        return nest.unflatten(spec, self.take_leaves())
+
+    def copy_to_out(self) -> None:
+        if self.out is not None and self._variant is not None and self.verdict is None:
+            with contextlib.suppress(ValueError):
+                self._check_out(self.out, self._variant)
+                self._build_leaves()
+
+    def take_leaves(self) -> list[Any]:
+        leaves = self._build_leaves() if self.prepared.receives else []
+        self._results = []
+        return leaves
+
+    def get_pack_leaves(self, pack: int) -> list[tuple[nest.KeyPath, Any]]:
+        if not self.prepared.receives:
+            return []
+        variant = self._require_variant()
+        if self.out is not None:
+            self._check_out(self.out, variant)
+        if not self.prepared.accepts_any:
+            paths = nest.key_paths(self.spec)
+            return [(paths[index], self._get_leaf(index)) for index in variant.schedule.packs[pack]]
+        paths = nest.key_paths(self._parse_structure(variant) if self.out is None else self.out.spec)
+        return [(path, self._get_leaf(index)) for index, path in reversed(list(enumerate(paths)))]
+
+    def _parse_structure(self, variant: Variant) -> nest.Spec:
+        """Return the spec of a value that was taken as it came."""
+        try:
+            spec = structure.parse(variant.collective.structure)
+            if len(nest.paths(spec)) != len(self._results):
+                raise ValueError(f"the structure {variant.collective.structure} came with {len(self._results)} leaves")
+        except ValueError as error:
+            raise ValueError(f"{self.prepared.op}: {error}; give a value like it as a template") from None
+        return spec
+
+    def _require_variant(self) -> Variant:
+        if self._variant is None:
+            raise InternalError(f"{self.prepared.op} has no result")  # the channel lets no such call end well
+        return self._variant
+
+    def _build_leaves(self) -> list[Any]:
+        return [self._get_leaf(index) for index in range(len(self._results))]
+
+    def _build_leaf(self, index: int) -> Any:
+        result = axes.restore_axis(self._results[index], self._axis)
+        if self.out is not None:
+            view = self.out.views[index]
+            if view is not self._results[index]:
+                view[...] = result
+            return self.out.leaves[index]
+        kind = _UNKNOWN_KIND if self.prepared.accepts_any else self.prepared.kinds[index]
+        return kind.restore(np.ascontiguousarray(result) if self._axis else result)
+
+
+def _overlap(one: Array, other: Array) -> bool:
+    """Whether two arrays share memory otherwise than span for span."""
+    first, second = one.__array_interface__["data"][0], other.__array_interface__["data"][0]
+    if first == second and one.nbytes == other.nbytes:
+        return False
+    return bool(first < second + other.nbytes and second < first + one.nbytes)

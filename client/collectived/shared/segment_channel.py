@@ -1,0 +1,449 @@
+"""A rank whose collectives the ranks of its host carry out by themselves, in a segment of shared memory.
+
+The segment alone says whether an instance is complete. The doorbell beside it carries what is rare: an abort, the words
+of a verdict, sends and receives. Where the segment says that nothing completes any more, this rank asks its worker for
+the verdict that all ranks are given.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import threading
+from collections.abc import Callable
+from time import monotonic
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collectived import call_site
+from collectived.calls.buffers import ArenaAddress
+from collectived.calls.call import ALL_PACKS, Call
+from collectived.calls.channel import NOT_REPEATED
+from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
+from collectived.calls.prepare import PreparedCall
+from collectived.errors import UnavailableError
+from collectived.shared import seqpacket
+from collectived.shared.doorbell import Doorbell
+from collectived.shared.segment_call import SegmentCall
+from collectived.shared.segment_program import SegmentProgram
+from collectived.values import nest
+from collectived.values.leaves import Array
+from collectived_native import core, segment
+from collectived_native.segment import Geometry
+from collectived_proto.cause import Cause
+from collectived_proto.deadline import Deadline
+from collectived_proto.ipc import messages
+from collectived_proto.types import GroupInfo, Operation, Verdict
+
+Buffers = tuple[Array, ...]
+
+_VERDICT_TIMEOUT = 2.0  # seconds in which a worker that lives says why nothing completes any more
+_DEADLINE_VERDICT_TIMEOUT = 0.09  # the same after a deadline, which the worker has noticed before
+_PACK_INTERVAL = 0.001  # seconds between two looks at the packs of a call that are complete
+_COLLECT_SECONDS = 1.0
+_MAX_REPEATS = 2048
+
+
+class Repeat(NamedTuple):
+    """A collective of one array that a line of the caller's has started before, ready to be run again.
+
+    Attributes:
+        code: keeps the caller's code alive, for its identity is part of the key.
+    """
+
+    code: CodeType
+    generation: int
+    program: SegmentProgram
+    prepared: PreparedCall
+    nanoseconds: int
+    result_dtype: np.dtype[Any] | None
+    result_shape: tuple[int, ...]
+
+    @property
+    def receives(self) -> bool:
+        return self.result_dtype is not None
+
+    def takes(self, value: Array, out: Array) -> bool:
+        """Whether the result can be written straight into `out`."""
+        if out.dtype != self.result_dtype or out.shape != self.result_shape:
+            return False
+        if not (out.flags.c_contiguous and out.flags.writeable):
+            return False
+        return out is value or (out.base is None and value.base is None)  # else they may overlap
+
+
+class SegmentChannel(Doorbell):
+    """One rank's place in the segment of its generation, with its doorbell."""
+
+    def __init__(self, sock: socket.socket, group: GroupInfo, rank: int, worker: str) -> None:
+        super().__init__(sock, group, rank, worker)
+        self._in_flight.on_segment = self._on_segment
+        self._size = group.size
+        self._engines: dict[int, core.Engine] = {}  # by generation: this one, and one that is to follow
+        self._seat = -1
+        self._knocker = -1
+        self._describing = threading.Lock()
+        self._has_describer = False  # under `mutex`
+        self._is_declined = False
+        self._repeats: dict[tuple[Any, ...], Repeat] = {}
+
+    def await_segment(self, timeout: float) -> core.Engine | None:
+        """Return this rank's engine in the current generation, None where its ranks do not meet in a segment.
+
+        The worker says so unasked.
+
+        Raises:
+            UnavailableError: it does not come in time, or the worker is lost.
+        """
+        end = monotonic() + timeout
+        while (engine := self._engines.get(self.rank_state.generation)) is None and not self._is_declined:
+            if self._is_lost or not self._read_once(end):
+                raise UnavailableError(
+                    f"{self._worker} has not said within {timeout:g} s where the ranks of group "
+                    f"{self.rank_state.group.name!r} meet; is it stopped?"
+                )
+        return engine
+
+    def make_call(
+        self, prepared: PreparedCall, arrays: list[Array], located: list[ArenaAddress | None] | None, spec: nest.Spec
+    ) -> Call:
+        if prepared.is_p2p or self._is_declined:
+            return super().make_call(prepared, arrays, located, spec)
+        return SegmentCall(prepared, arrays, spec)
+
+    def _try_submit(
+        self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
+    ) -> bool:
+        if not isinstance(call, SegmentCall):
+            return super()._try_submit(call, timeout, deadline, addresses)
+        if self.rank_state.verdict is not None:
+            call.end(self.rank_state.verdict)
+            return True
+        engine = self._engines.get(self.rank_state.generation) or self.await_segment(_VERDICT_TIMEOUT)
+        if engine is None:
+            raise UnavailableError(f"{self._worker} cannot let the ranks of this group go on in shared memory; rejoin")
+        program = call.prepared.segment_program
+        if not isinstance(program, SegmentProgram) or program.engine is not engine:
+            program = SegmentProgram(engine, call.prepared, self.rank_state.rank, self._size)
+            call.prepared.segment_program = program
+        inputs, outputs = call.make_buffers(program.first)
+        nanoseconds = 0 if deadline is None else max(1, int(deadline.remaining() * 1e9))
+        self._start(call, engine, program, inputs, outputs, nanoseconds)
+        return True
+
+    def _start(
+        self,
+        call: SegmentCall,
+        engine: core.Engine,
+        program: SegmentProgram,
+        inputs: Buffers,
+        outputs: Buffers,
+        nanoseconds: int,
+    ) -> None:
+        plan = program.first.plan
+        call.assign_instance(self.rank_state.generation, engine.next_instance())  # from here on it may have its number
+        if call.copies_inputs:
+            job = engine.submit(plan, inputs, outputs, nanoseconds, program.blob, program.may_describe)
+        else:
+            started = engine.run(plan, inputs, outputs, nanoseconds, program.blob)
+            if started is None:
+                self._on_complete(call, engine)
+                return
+            job = started
+        self._adopt(call, job, engine)
+        if call.copies_inputs and program.may_describe:
+            self._start_describer(engine)
+
+    def repeat(self, operation: Operation, value: Any, out: Any, frame: FrameType) -> Any:
+        again = self._repeats.get((operation, value.dtype, value.shape, id(frame.f_code), frame.f_lasti))
+        state = self.rank_state
+        if again is None or again.generation != state.generation or state.verdict is not None:
+            return NOT_REPEATED
+        if not value.flags.c_contiguous:
+            return NOT_REPEATED
+        if out is None:
+            result = np.empty(again.result_shape, again.result_dtype) if again.receives else None
+        elif type(out) is np.ndarray and again.takes(value, out):
+            result = out
+        else:
+            return NOT_REPEATED
+        outputs = () if result is None else (result,)
+        program, engine = again.program, again.program.engine
+        try:
+            job = engine.run(program.first.plan, (value,), outputs, again.nanoseconds, program.blob)
+            if job is None:
+                state.waiting = engine.waiting()
+                return result
+            return self._adopt_repeat(again, value, out, result, job)
+        except KeyboardInterrupt:
+            self.on_interrupt()
+            raise
+        except BaseException as error:  # the others must not be left with an instance that this rank does not know of
+            self.abort(call_site.describe_error(error, error.__traceback__))
+            raise
+
+    def _adopt_repeat(self, again: Repeat, value: Array, out: Any, result: Array | None, job: core.Job) -> SegmentCall:
+        """Make a call of a job that did not complete at once."""
+        call = SegmentCall(again.prepared, [value], nest.LEAF)
+        if out is not None:
+            call.set_out(out)
+        if again.nanoseconds:
+            call.timeout = again.nanoseconds / 1e9
+        call.adopt_buffers(again.program.first, (value,), [] if result is None else [result])
+        self._adopt(call, job, again.program.engine)
+        return call
+
+    def remember(self, call: Call, operation: Operation, value: Any, frame: FrameType, timeout: float | None) -> None:
+        program = call.prepared.segment_program
+        if not isinstance(program, SegmentProgram) or not call_site.is_caller(frame):
+            return
+        schedule = program.first.schedule
+        if len(self._repeats) >= _MAX_REPEATS:
+            self._repeats.clear()
+        self._repeats[operation, value.dtype, value.shape, id(frame.f_code), frame.f_lasti] = Repeat(
+            frame.f_code,
+            self.rank_state.generation,
+            program,
+            call.prepared,
+            int((timeout or 0.0) * 1e9),
+            *(schedule.results[0] if schedule.outputs else (None, ())),
+        )
+
+    def _adopt(self, call: SegmentCall, job: core.Job, engine: core.Engine) -> None:
+        """Look after a call that has not completed at once."""
+        call.job = job
+        with self.mutex:
+            call.assign_instance(self.rank_state.generation, job.instance())
+            self.rank_state.next_instance = engine.next_instance()
+            self._calls[call.instance] = call
+
+    def _handle(self, message: bytes, descriptor: int) -> Exception | None:
+        self._count_instances()
+        return super()._handle(message, descriptor)
+
+    def _count_instances(self) -> None:
+        """Say which instance is next: those that complete at once are not counted one by one."""
+        engine = self._engines.get(self.rank_state.generation)
+        if engine is not None:
+            self.rank_state.next_instance = engine.next_instance()
+
+    def _on_complete(self, call: SegmentCall, engine: core.Engine) -> None:
+        """A call has completed that nobody else knows of."""
+        self.rank_state.next_instance = engine.next_instance()
+        call.waiting = engine.waiting()
+        call.end()
+
+    # Waiting
+
+    def _wait(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> None:
+        if not isinstance(call, SegmentCall):
+            super()._wait(call, packs, until, look)
+            return
+        try:
+            while not call.is_ready(packs):
+                self.check_usable()
+                look(call)
+                job = call.job
+                if job is None or call.complete:  # another thread is ending it
+                    self._leader_follower.wait_as_follower(call, packs, until)
+                else:
+                    left = until - monotonic()
+                    if packs != ALL_PACKS:
+                        left = min(left, _PACK_INTERVAL)
+                    self._on_state(call, job, job.wait(-1 if left == math.inf else max(0, int(left * 1e9))))
+                    call.count_packs()
+                if until != math.inf and monotonic() >= until:
+                    return
+        except KeyboardInterrupt:
+            self.on_interrupt()
+            raise
+
+    def _on_state(self, call: SegmentCall, job: core.Job, state: int) -> None:
+        """React to what has become of a job."""
+        if state == core.COMPLETE:
+            with self.mutex:
+                self._end_call(call, None)
+            self.callbacks.dispatch()
+        elif state == core.DESCRIBE:
+            self._describe(call, job)
+        elif state > 0:
+            self._fail(call, job, state)
+        else:
+            super().poll()
+
+    def _end_call(self, call: SegmentCall, verdict: Verdict | None) -> None:
+        """Under the mutex."""
+        if call.complete:
+            return
+        call.count_packs()
+        self._in_flight.end(call, verdict)
+        engine = self._engines.get(call.generation)
+        if engine is not None:
+            call.waiting = engine.waiting()
+        call.job = None
+
+    def poll(self) -> None:
+        super().poll()
+        for call in list(self._calls.values()):
+            if isinstance(call, SegmentCall) and (job := call.job) is not None:
+                state = job.state()
+                if state in (core.COMPLETE, core.DESCRIBE):
+                    self._on_state(call, job, state)
+
+    def _describe(self, call: SegmentCall, job: core.Job) -> None:
+        """Go on with a call whose lengths or structure the other ranks have told."""
+        with self._describing:
+            if job.state() != core.DESCRIBE:  # another thread was quicker
+                return
+            program = call.prepared.segment_program
+            assert isinstance(program, SegmentProgram)
+            try:
+                variant = program.describe(job.blobs())
+                job.describe(variant.plan, *call.make_buffers(variant))
+            except BaseException as error:
+                self._engines[call.generation].abort(core.FAILED, self._seat)
+                if not isinstance(error, (MemoryError, ValueError)):
+                    raise
+                self.abort(f"rank {self.rank_state.rank} cannot take what comes: {error or 'out of memory'}")
+
+    def _start_describer(self, engine: core.Engine) -> None:
+        """Have a thread go on with asynchronous calls that need it, though nobody waits for them."""
+        with self.mutex:
+            if self._has_describer:
+                return
+            self._has_describer = True
+        threading.Thread(target=self._describe_all, args=(engine,), name="collectived-describer", daemon=True).start()
+
+    def _describe_all(self, engine: core.Engine) -> None:
+        while True:
+            jobs = engine.collect(int(_COLLECT_SECONDS * 1e9))
+            for job in jobs:
+                call = self._calls.get(job.instance())
+                if isinstance(call, SegmentCall) and call.job is job and job.state() == core.DESCRIBE:
+                    self._describe(call, job)
+            with self.mutex:
+                if not any(call.is_running for call in self._calls.values()):
+                    self._has_describer = False
+                    return
+
+    # The end of a generation
+
+    def _fail(self, call: SegmentCall, job: core.Job, reason: int) -> None:
+        """Nothing completes any more from this call's instance on: ask the worker for the verdict."""
+        if reason == core.WORKER:
+            super().poll()
+            with self.mutex:
+                self._mark_lost("it has closed the connection")
+            self.callbacks.dispatch()
+            return
+        asked = messages.Submit(call.generation, call.prepared.id, call.instance, 0.0, False, ())
+        sent = seqpacket.send(self._socket, asked.encode(), _DEADLINE_VERDICT_TIMEOUT)
+        limit = _DEADLINE_VERDICT_TIMEOUT if reason == core.DEADLINE else _VERDICT_TIMEOUT
+        end = monotonic() + (limit if sent else 0.0)
+        while not call.complete and not self._is_lost and self._read_once(end):
+            pass
+        with self.mutex:
+            if not call.complete:
+                known = self.rank_state.verdict
+                verdict = known if known is not None else self._make_own_verdict(call, reason)
+                self.rank_state.apply_verdict(verdict)
+                self._end_call(call, verdict)
+        self.callbacks.dispatch()
+
+    def _make_own_verdict(self, call: SegmentCall, reason: int) -> Verdict:
+        """Say what the segment says, for the worker does not."""
+        if reason == core.DEADLINE:
+            return self.rank_state.make_overdue_verdict(call, self._worker)
+        culprit = self._engines[call.generation].verdict()[2]
+        cause, what = _CAUSES.get(reason, (Cause.ABORTED, "rank {rank} has ended it"))
+        text = what.format(rank=culprit)
+        message = f"{call.prepared.op} #{call.instance} of group {self.rank_state.group.name!r}: {text}"
+        return self.rank_state.make_verdict(cause, message, call)
+
+    def _read_once(self, end: float) -> bool:
+        """Read the doorbell once, or let another thread do so; False once `end` of the monotonic clock is over."""
+        left = end - monotonic()
+        if left <= 0:
+            return False
+        if not self._leader_follower.try_lead():
+            self._leader_follower.wait_as_follower(self._in_flight.never, ALL_PACKS, end)
+            return True
+        try:
+            if self._poller.poll(min(left, SIGNAL_CHECK_INTERVAL) * 1000):
+                self._read()
+        finally:
+            self._leader_follower.resign()
+        return True
+
+    def _end_generation(self, verdict: Verdict, within: float) -> None:
+        self._count_instances()
+        engine = self._engines.get(self.rank_state.generation)
+        if engine is not None:
+            interrupted = self.rank_state.interrupted_generation == self.rank_state.generation
+            engine.abort(core.INTERRUPTED if interrupted else core.ABORTED, self._seat)
+        super()._end_generation(verdict, within)
+
+    def _give_up(self, call: Call, verdict: Verdict) -> None:
+        if isinstance(call, SegmentCall):
+            self._end_call(call, verdict)
+        else:
+            super()._give_up(call, verdict)
+
+    def _close(self) -> None:
+        for generation, engine in self._engines.items():
+            engine.leave()
+            if generation == self.rank_state.generation:
+                complete = engine.verdict()[0]
+                self.rank_state.last_finished = max(self.rank_state.last_finished, complete - 1)
+        super()._close()
+        self._detach()
+
+    def _detach(self) -> None:
+        while self._engines:
+            self._engines.popitem()[1].detach()
+        if self._knocker >= 0:
+            os.close(self._knocker)
+            self._knocker = -1
+
+    def invalidate_after_fork(self, why: str) -> None:
+        super().invalidate_after_fork(why)
+        self._engines.clear()  # which belong to the parent: the core lets nobody touch them here
+
+    # Segments
+
+    def _on_segment(self, message: bytes, descriptor: int) -> None:
+        """Take in where the ranks of a generation meet. Under the mutex."""
+        try:
+            kind = messages.parse_type(message)
+            if kind is messages.MessageType.NO_SEGMENT:
+                self._is_declined = True
+                return
+            if kind is messages.MessageType.KNOCKER:
+                if self._knocker >= 0:
+                    os.close(self._knocker)
+                self._knocker, descriptor = descriptor, -1
+                return
+            given = messages.parse_segment(message)
+            for generation in [known for known in self._engines if known < self.rank_state.generation]:
+                self._engines.pop(generation).detach()
+            self._seat = given.seat
+            geometry = Geometry.decode(given.geometry)
+            self._engines[given.generation] = segment.attach(
+                descriptor, geometry, given.seat, knock=self._knocker, doorbell=self._socket.fileno()
+            )
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+_CAUSES = {
+    core.LOST: (Cause.LOST_RANK, "rank {rank} is lost"),
+    core.LEFT: (Cause.LEFT, "rank {rank} has left"),
+    core.MISMATCH: (Cause.MISMATCH, "rank {rank} differs from another one"),
+    core.NONSENSE: (Cause.LOST_RANK, "rank {rank} has written nonsense into shared memory"),
+    core.ABORTED: (Cause.ABORTED, "rank {rank} has aborted"),
+    core.INTERRUPTED: (Cause.ABORTED, "interrupted on rank {rank}"),
+}

@@ -1,0 +1,141 @@
+"""A prepared collective as the native core runs it: its plan, and those that follow from what other ranks tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from collectived.calls.prepare import PreparedCall
+from collectived.errors import ResourceExhaustedError
+from collectived.shared import segment_plan
+from collectived.shared.segment_plan import NOTHING, Schedule
+from collectived_native import core
+from collectived_proto.rows import extract_rows
+from collectived_proto.types import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Collective,
+    Gather,
+    Operation,
+    Reduce,
+    ReduceOp,
+    ReduceScatter,
+    Reduction,
+    Scatter,
+)
+
+_OPERATIONS: dict[type[Operation], int] = {
+    AllReduce: core.ALL_REDUCE,
+    Reduce: core.REDUCE,
+    Broadcast: core.BROADCAST,
+    AllGather: core.ALL_GATHER,
+    Gather: core.GATHER,
+    Scatter: core.SCATTER,
+    ReduceScatter: core.REDUCE_SCATTER,
+    AllToAll: core.ALL_TO_ALL,
+    Barrier: core.BARRIER,
+}
+_REDUCE_OPS = {op: number for number, op in enumerate(ReduceOp, 1)}  # as on the wire
+_MAX_VARIANTS = 16
+_DIGEST_BYTES = 16
+
+
+class Variant(NamedTuple):
+    """One way in which a prepared collective runs: for some lengths, or for what its root sends."""
+
+    plan: core.Plan
+    schedule: Schedule
+    collective: Collective
+
+
+class SegmentProgram:
+    """A prepared collective in one engine.
+
+    Attributes:
+        first: the way that is tried first: all ranks have the lengths that this one has.
+        blob: what this rank tells the others.
+        may_describe: whether what the others tell may be other than what is tried first.
+    """
+
+    def __init__(self, engine: core.Engine, prepared: PreparedCall, rank: int, size: int) -> None:
+        """
+        Raises:
+            ResourceExhaustedError: what this rank has to tell the others is too much.
+        """
+        self.engine = engine
+        self._prepared = prepared
+        self._rank = rank
+        self._size = size
+        self._variants: dict[tuple[bytes, ...], Variant] = {}
+        collective, layout = prepared.collective, prepared.layout
+        self.blob = self._make_blob()
+        rows: Sequence[Sequence[int]] = ()
+        meets = core.MEETS_NOT
+        if collective.lengths_differ:
+            rows = [extract_rows(collective)] * size
+            same = not isinstance(collective.operation, AllToAll) or len(set(rows[0])) == 1
+            meets = core.MEETS_EQUAL if same else core.MEETS_ANY
+        elif isinstance(collective.operation, (Broadcast, Scatter)):
+            meets = core.MEETS_ANY if collective.open else core.MEETS_KNOWN
+        self._meets = meets
+        self.may_describe = meets in (core.MEETS_EQUAL, core.MEETS_ANY)
+        known = NOTHING if collective.open else segment_plan.schedule(collective, layout, rank, size, rows)
+        self.first = self._make_variant(collective, known)
+
+    def describe(self, blobs: tuple[bytes, ...]) -> Variant:
+        """Return the way that follows from what all ranks have told.
+
+        Raises:
+            ValueError: that is nothing that an honest rank tells.
+        """
+        known = self._variants.get(blobs)
+        if known is not None:
+            return known
+        collective, layout = self._prepared.collective, self._prepared.layout
+        rows: Sequence[Sequence[int]] = ()
+        if collective.open:
+            operation = collective.operation
+            assert isinstance(operation, (Broadcast, Scatter))
+            collective, layout = segment_plan.decode_root_value(blobs[operation.root])
+            if type(collective.operation) is not type(operation):
+                raise ValueError(f"{collective.operation} where {operation} was expected")
+        else:
+            count = len(extract_rows(collective))
+            rows = [segment_plan.decode_rows(blob, count) for blob in blobs]
+        if len(self._variants) >= _MAX_VARIANTS:
+            self._variants.clear()
+        schedule = segment_plan.schedule(collective, layout, self._rank, self._size, rows)
+        made = self._variants[blobs] = self._make_variant(collective, schedule)
+        return made
+
+    def _make_blob(self) -> bytes | None:
+        collective = self._prepared.collective
+        blob: bytes | None = None
+        if collective.lengths_differ:
+            blob = segment_plan.encode_rows(extract_rows(collective))
+        elif isinstance(collective.operation, (Broadcast, Scatter)) and collective.operation.root == self._rank:
+            blob = segment_plan.encode_root_value(collective, self._prepared.layout)
+        if blob is not None and len(blob) > segment_plan.MAX_BLOB_BYTES:
+            raise ResourceExhaustedError(
+                f"{collective.operation} of {len(collective.leaves)} arrays takes {len(blob)} bytes to describe to the "
+                f"other ranks, and there may be {segment_plan.MAX_BLOB_BYTES}: give fewer, larger arrays"
+            )
+        return blob
+
+    def _make_variant(self, collective: Collective, schedule: Schedule) -> Variant:
+        description, operation = self._prepared.description, collective.operation
+        plan = self.engine.plan(
+            _OPERATIONS[type(operation)],
+            _REDUCE_OPS[operation.reduce_op] if isinstance(operation, Reduction) else 0,
+            getattr(operation, "root", 0),
+            schedule.phases,
+            description.contract.ljust(_DIGEST_BYTES, b"\0"),
+            int.from_bytes(description.terms, "little"),
+            self._prepared.collective.open,
+            self._meets,
+            description.id,
+        )
+        return Variant(plan, schedule, collective)

@@ -1,0 +1,172 @@
+"""What a group loop does about a segment: it follows what the ranks do there, and reports why nothing completes.
+
+The loop is not on the path of a collective. It looks when a rank has waited for a while, when a rank has gone, and at
+deadlines. It tells the tracker what it sees, so that stalls, deadlines and verdicts are decided as in other groups. The
+segment's word comes first: an instance has failed once the segment says so, and what is reported says the same.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from collectived_native import core
+from collectived_proto.types import ReportKind, Verdict
+from collectived_runtime.engine.base.poller import Poller
+from collectived_runtime.engine.clients.doorbells import Doorbells
+from collectived_runtime.engine.clients.local_rank import LocalRank
+from collectived_runtime.engine.clients.segment import NS, GroupSegment
+from collectived_runtime.engine.failure.reporter import FaultReporter
+from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker
+
+_LOOK_SECONDS = 0.05  # between two looks at an instance that somebody waits for
+_LATER_LOOK_SECONDS = 0.2  # the same once it has been waited for long
+_EXPLAIN_SECONDS = 0.1  # in which a rank that ended the generation says why
+_ENDED_BY_A_RANK = (core.ABORTED, core.INTERRUPTED, core.FAILED)
+
+
+class SegmentWatch:
+    """Follows one generation's segment. In the group loop's thread."""
+
+    def __init__(self, poller: Poller, tracker: InstanceTracker, reporter: FaultReporter, doorbells: Doorbells) -> None:
+        """
+        Raises:
+            OSError: there is no memory, or no descriptor, for a segment.
+        """
+        ranks, start = tuple(tracker.progress), tracker.next_number
+        self._start = start
+        self._segment = GroupSegment(ranks, tracker.generation, start, poller, self.look)
+        self._tracker = tracker
+        self._reporter = reporter
+        self._doorbells = doorbells
+        self._look_at = math.inf
+        self._explain_by = math.inf  # when to say for a rank why it has ended the generation
+        self._reported = False  # why the generation is over
+
+    def offer(self, local_rank: LocalRank) -> None:
+        """Tell a rank where its generation meets."""
+        self._segment.offer(local_rank, self._doorbells)
+
+    def answer(self, local_rank: LocalRank, instance: int, fail: Callable[[LocalRank, int, Verdict], None]) -> None:
+        """A rank has seen in the segment that an instance has failed, and asks for the verdict."""
+        self.look()
+        progress = self._tracker.progress[local_rank.rank]
+        progress.received = max(progress.received, instance)
+        verdict = self._tracker.find_verdict(instance)
+        if verdict is not None:  # else it is on its way
+            fail(local_rank, instance, verdict)
+        self._doorbells.throttle(local_rank)
+
+    def look(self) -> None:
+        """Take in what the ranks have done, and report why the generation is over, if it is."""
+        now = time.monotonic()
+        instance, _, _, _, _ = self._segment.watcher.review()
+        complete, culprit, reason = self._segment.watcher.decided()
+        tracker = self._tracker
+        for number in [known for known in tracker.instances if known < complete]:
+            waited = tracker.instances[number]
+            tracker.finish(waited, now)
+            self._reporter.on_completed(number)
+            if waited.stalled:
+                self._reporter.report_resumed(number)
+        tracker.next_number = max(tracker.next_number, complete)
+        self._read_seats(complete)
+        open_instance = tracker.instances.get(complete)
+        if open_instance is None:
+            self._look_at = math.inf
+        else:
+            open_instance.started = True  # by the ranks themselves
+            young = now - open_instance.first_arrival.arrived_at < 1.0
+            self._look_at = now + (_LOOK_SECONDS if young else _LATER_LOOK_SECONDS)
+        if reason and not self._reported:
+            self._report_end(complete, culprit, reason, now)
+
+    def _read_seats(self, complete: int) -> None:
+        """Tell the tracker how far each rank is, and who has come to the open instance."""
+        tracker = self._tracker
+        for rank, progress in tracker.progress.items():
+            seat = self._segment.read_seat(rank)
+            if seat.instance > self._start:  # else what it did last was in an earlier generation
+                progress.finished = max(progress.finished, min(complete, seat.instance) - 1)
+                progress.submitted = max(progress.submitted, min(seat.instance, complete + 1) - 1)
+            has_come = seat.instance > complete or (seat.instance == complete and seat.ticks > 0)
+            prepared = self._doorbells.local_ranks[rank].prepared.get(seat.description)
+            if prepared is not None and seat.record_instance <= complete:
+                progress.op, progress.site = prepared.op, prepared.collective.site
+                progress.active_at = max(progress.active_at, seat.began / NS)
+            known = tracker.instances.get(complete)
+            if not has_come or seat.record_instance != complete or prepared is None:
+                progress.received = max(progress.received, progress.submitted)
+                continue
+            if known is None or rank not in known.arrivals:
+                began, deadline = seat.began / NS, seat.deadline / NS
+                timeout = deadline - began if deadline else 0.0
+                progress.received = complete - 1
+                tracker.record_arrival(rank, complete, Arrival(prepared, None, began), timeout, timeout)
+
+    def _report_end(self, instance: int, culprit: int, reason: int, now: float) -> None:
+        rank = self._segment.ranks[culprit] if culprit < len(self._segment.ranks) else -1
+        if reason == core.MISMATCH:
+            self._reported = True
+            self._reporter.report_fault(ReportKind.MISMATCH, instance)
+        elif reason == core.DEADLINE:
+            self._reported = True
+            self._reporter.report_expired(instance)
+        elif reason == core.NONSENSE and rank >= 0:
+            self._reported = True
+            self._doorbells.drop(self._doorbells.local_ranks[rank], "it has written nonsense into shared memory")
+        elif reason in _ENDED_BY_A_RANK and rank >= 0:  # it says why in a moment
+            self._explain_by = min(self._explain_by, now + _EXPLAIN_SECONDS)
+
+    def lost(self, rank: int) -> None:
+        """A rank's process is gone; what it has published wholly may still complete."""
+        first = self._segment.watcher.lost(self._segment.seats[rank])
+        self._settle(rank, first)
+
+    def left(self, rank: int) -> None:
+        """A rank has left in order."""
+        first = self._segment.watcher.left(self._segment.seats[rank])
+        self._settle(rank, first)
+
+    def _settle(self, rank: int, first: int) -> None:
+        self.look()
+        self._tracker.progress[rank].submitted = first - 1
+
+    def abort(self, rank: int) -> None:
+        """A rank ends the generation."""
+        self._segment.watcher.abort(core.ABORTED, self._segment.seats[rank])
+        self._reported = True
+        self.look()
+
+    def apply_verdict(self, verdict: Verdict) -> None:
+        """Nothing that a verdict covers completes any more."""
+        self._reported = self._reported or not verdict.orderly
+        self._explain_by = math.inf
+        reason = core.LEFT if verdict.orderly else core.STOPPED
+        self._segment.watcher.limit(verdict.from_instance, reason, core.WORKER_SEAT)
+        self.look()
+
+    def set_waiting(self, waiting: int) -> None:
+        """So many processes wait to join the group: all ranks see it with the same instance."""
+        self._segment.watcher.set_waiting(waiting)
+
+    def next_deadline(self) -> float:
+        return min(self._look_at, self._explain_by)
+
+    def on_timer(self, now: float) -> None:
+        """Look again, and end what has not come in time, before that is reported."""
+        if self._tracker.next_deadline() <= now or self.next_deadline() <= now:
+            self.look()
+        instance = self._tracker.instances.get(self._tracker.next_number)
+        if instance is not None and instance.deadline <= now and not instance.expired:
+            self._reported |= self._segment.watcher.expire(instance.number)
+            self.look()
+        if self._explain_by <= now:
+            self._explain_by, self._reported = math.inf, True
+            complete, culprit, _ = self._segment.watcher.decided()
+            text = "it could not go on, and did not say why"
+            self._reporter.report_fault(ReportKind.ABORT, complete, rank=self._segment.ranks[culprit], text=text)
+
+    def close(self) -> None:
+        self._segment.close()
