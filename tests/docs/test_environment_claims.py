@@ -19,7 +19,9 @@ from collectived_proto.config.settings import list_settings
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PAGES = [page for page in PAGES if page.name not in ("CHANGELOG.md", "CONTRIBUTING.md")]
-SOURCES = [path for part in ("proto", "client", "runtime", "launcher") for path in (ROOT / part).rglob("*.py")]
+SOURCES = [
+    path for part in ("proto", "client", "runtime", "launcher", "native") for path in (ROOT / part).rglob("*.py")
+]
 NAME = r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*"
 DENIALS = re.compile(r"\b(?:not|never)\b(?: yet)? (?:read|used|understood|looked at)\b|\bfor now\b|\bno longer read\b")
 

@@ -6,7 +6,7 @@
 
 #include "letters.h"
 
-enum { THREAD_STACK = 64 << 10, INLINE_BYTES = 64 << 10 };
+enum { THREAD_STACK = 256 << 10, INLINE_BYTES = 64 << 10 };
 static const u64 IDLE = 5000000000u; /* nanoseconds after which the thread ends */
 
 /* ---- The queue ---- */
