@@ -157,6 +157,22 @@ def test_a_post_out_of_turn_costs_its_rank_the_local_rank(world: Any) -> None:
     assert here.report(ReportKind.LOST).rank == 0
 
 
+def test_more_than_the_allowed_posts_outstanding_are_that_clients_fault(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "MAX_P2P_OUTSTANDING", 3)
+    here = world(2)
+    first, second = here.ranks
+    for tag in range(3):
+        first.post(Recv(1, tag))
+    second.post(Send(0, 1), numbers(1))
+    assert first.done().instance == messages.P2P_BASE + 1, "three may be outstanding"
+    first.post(Recv(1, 3))
+    first.post(Recv(1, 4))
+    report = here.report(ReportKind.LOST)
+    assert report.rank == 0 and "submitted send or recv 4 with 3 outstanding" in report.text
+
+
 def test_a_send_numbered_as_an_instance_is_malformed(world: Any) -> None:
     here = world(2)
     here.ranks[0].submit(numbers(2), operation=Send(1))

@@ -164,6 +164,17 @@ async def test_no_more_than_so_many_are_in_flight(setting: Setting) -> None:
 
 
 @story
+async def test_sends_and_recvs_have_a_limit_of_their_own(setting: Setting) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(messages, "MAX_P2P_OUTSTANDING", 3)
+        for _ in range(3):
+            await setting.submit(None, post=True)
+        with pytest.raises(ResourceExhaustedError, match="3 sends and recvs of group 'world' are in flight"):
+            await setting.submit(None, post=True)
+        await setting.submit(None)
+
+
+@story
 async def test_an_unknown_generation_is_refused(setting: Setting) -> None:
     with pytest.raises(FailedPreconditionError, match="generation 101 of group 'world' is not known"):
         await setting.submit(0, GENERATION + 1)
