@@ -9,9 +9,10 @@ a rank that has left may still be on their way; where a rank has left in order, 
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -131,18 +132,18 @@ class PointToPoint:
         self._broken = broken
         self._next: dict[int, int] = {}  # by rank, the number of its next post
         self._pending: dict[tuple[int, int], PendingOp] = {}  # by rank and number
+        self._outstanding: Counter[int] = Counter()  # how many of them each rank has
+        self._timers: list[tuple[float, int, int]] = []  # a heap: when a post is looked at next, its rank and number
+        self._next_reports: dict[tuple[int, int], float] = {}  # by rank and peer, when a stall is told again
         self._posted_receives: dict[letters.MessageAddress, deque[PendingOp]] = {}  # recvs whose letter has not come
         self._unexpected: dict[letters.MessageAddress, deque[ResultSlot]] = {}  # letters that nobody has asked for
         self._arriving: dict[Link, ResultSlot] = {}
         self._local_copies: deque[Iterator[Wait]] = deque()
         self._out: dict[int, SendStream] = {}  # by place
         self._in: list[ReceiveStream] = []
-        self._final_verdict: tuple[Verdict, float] | None = (
-            None  # the verdict on all of this, and when it is carried out
-        )
-        self._departure_verdicts: dict[
-            int, tuple[Verdict, float]
-        ] = {}  # the same for posts with a rank that has left in order
+        # The verdict on all of this, and when it is carried out; the same for posts with a rank that has left in order.
+        self._final_verdict: tuple[Verdict, float] | None = None
+        self._departure_verdicts: dict[int, tuple[Verdict, float]] = {}
         self._closed = False
         accept_links(context.network, CHANNEL, self._on_link)
 
@@ -177,7 +178,7 @@ class PointToPoint:
             for message in local_rank.get_outcomes(submission.instance):
                 self._context.doorbells.send(local_rank, message)
             return
-        mine = sum(rank == local_rank.rank for rank, _ in self._pending)
+        mine = self._outstanding[local_rank.rank]
         if submission.instance > expected or mine >= messages.MAX_P2P_OUTSTANDING:
             number = submission.instance - messages.P2P_BASE
             raise OutOfOrder(f"rank {local_rank.rank} submitted send or recv {number} with {mine} outstanding")
@@ -210,7 +211,7 @@ class PointToPoint:
                 self._context.results.release(slot.number, _WORKER)
         for key in [key for key, post in self._pending.items() if key[0] == rank]:
             if isinstance(self._pending[key].prepared.collective.operation, Recv):
-                self._cancel_receive(self._pending.pop(key))
+                self._cancel_receive(self._remove(*key))
 
     def report_departed_peers(self) -> None:
         """Somebody has left: what waits for them does so in vain."""
@@ -237,41 +238,70 @@ class PointToPoint:
         return bool(self._local_copies)
 
     def next_deadline(self) -> float:
-        """When `due` has something to do; inf where nothing is to come."""
+        """When `on_timer` has something to do; inf where nothing is to come."""
         if not self._pending:
             return math.inf
-        times = [math.inf]
-        for post in self._pending.values():
-            times.append(post.stall_at)
-            if not post.overdue:
-                times.append(post.deadline)
-            if (ending := self._find_verdict(post)) is not None:
-                times.append(ending[1])
+        while self._timers and self._timers[0][1:] not in self._pending:
+            heapq.heappop(self._timers)
+        times = [self._timers[0][0] if self._timers else math.inf]
+        if self._final_verdict or self._departure_verdicts:
+            times += [ending[1] for post in self._pending.values() if (ending := self._find_verdict(post)) is not None]
         return min(times)
 
     def on_timer(self, now: float) -> None:
-        for post in list(self._pending.values()):
-            ending = self._find_verdict(post)
-            if ending is not None and ending[1] <= now:
-                self._cancel_receive(self._pending.pop((post.rank, post.number)))
-                for way in self._out.values():  # its caller may use its memory again
-                    way.discard(post.rank, post.number)
-                if self._final_verdict is not None:
-                    self._local_copies.clear()
-                self._record(post, ending[0])
-                self._context.records.counters.count_failure(
-                    post.prepared.collective.operation, POINT_TO_POINT, ending[0].code
-                )
-                self._fail(self._context.doorbells.local_ranks[post.rank], post.number, ending[0])
-            elif post.deadline <= now and not post.overdue:
+        if self._final_verdict or self._departure_verdicts:
+            self._fail_by_verdicts(now)
+        while self._timers and self._timers[0][0] <= now:
+            post = self._pending.get(heapq.heappop(self._timers)[1:])
+            if post is None:
+                continue
+            if post.deadline <= now and not post.overdue:
                 post.overdue = True
                 self._reporter.report_overdue(post.rank, post.peer, post.timeout, post.description)
             elif post.stall_at <= now:
-                waited = now - post.submitted_at
-                self._context.records.counters.stalls += not post.stalled
-                post.stalled = True
-                post.stall_at = now + max(self._context.stall_after, waited)  # again after twice the time
-                self._reporter.report_unanswered(post.rank, post.peer, waited, post.description)
+                self._on_stalled(post, now)
+            self._set_timer(post)
+
+    def _set_timer(self, post: PendingOp) -> None:
+        if len(self._timers) > 2 * len(self._pending) + 64:  # most of them are over
+            self._timers = sorted(timer for timer in self._timers if timer[1:] in self._pending)
+        due = post.stall_at if post.overdue else min(post.stall_at, post.deadline)
+        heapq.heappush(self._timers, (due, post.rank, post.number))
+
+    def _on_stalled(self, post: PendingOp, now: float) -> None:
+        """A post has waited long. Of many that wait for one peer only one is told at a time."""
+        waited = now - post.submitted_at
+        self._context.records.counters.stalls += not post.stalled
+        post.stalled = True
+        post.stall_at = now + max(self._context.stall_after, waited)  # again after twice the time
+        if now >= self._next_reports.get((post.rank, post.peer), 0.0):
+            self._next_reports[post.rank, post.peer] = now + self._context.stall_after
+            self._reporter.report_unanswered(post.rank, post.peer, waited, post.description)
+
+    def _fail_by_verdicts(self, now: float) -> None:
+        for post in list(self._pending.values()):
+            ending = self._find_verdict(post)
+            if ending is None or ending[1] > now:
+                continue
+            self._cancel_receive(self._remove(post.rank, post.number))
+            for way in self._out.values():  # its caller may use its memory again
+                way.discard(post.rank, post.number)
+            if self._final_verdict is not None:
+                self._local_copies.clear()
+            self._record(post, ending[0])
+            self._context.records.counters.count_failure(
+                post.prepared.collective.operation, POINT_TO_POINT, ending[0].code
+            )
+            self._fail(self._context.doorbells.local_ranks[post.rank], post.number, ending[0])
+
+    def _add(self, post: PendingOp) -> None:
+        self._pending[post.rank, post.number] = post
+        self._outstanding[post.rank] += 1
+        self._set_timer(post)
+
+    def _remove(self, rank: int, number: int) -> PendingOp:
+        self._outstanding[rank] -= 1
+        return self._pending.pop((rank, number))
 
     def apply_verdict(self, verdict: Verdict) -> None:
         last_letters = 0.0 if verdict.code == Code.DEADLINE_EXCEEDED else LAST_MESSAGES_SECONDS  # they had their time
@@ -312,7 +342,7 @@ class PointToPoint:
         if ending is not None:
             self._fail(local_rank, post.number, ending[0])
             return
-        self._pending[post.rank, post.number] = post
+        self._add(post)
         collective = post.prepared.collective
         description = negotiation.encode_announcement(collective)
         leaves = [sources.leaf(index) for index in range(len(collective.leaves))]
@@ -350,7 +380,8 @@ class PointToPoint:
         self._match_message(address, slot)
 
     def _complete_send(self, post: PendingOp) -> None:
-        if self._pending.pop((post.rank, post.number), None) is not None:
+        if (post.rank, post.number) in self._pending:
+            self._remove(post.rank, post.number)
             self._record(post)
             self._count(post, sum(leaf.nbytes for leaf in post.prepared.collective.leaves))
             self._send_completion(post.rank, messages.Completion(post.number, 0, True, False))
@@ -431,7 +462,7 @@ class PointToPoint:
             self._unexpected.setdefault(address, deque()).append(slot)
 
     def _receive(self, post: PendingOp, address: letters.MessageAddress) -> None:
-        self._pending[post.rank, post.number] = post
+        self._add(post)
         box = self._unexpected.get(address)
         if box:
             self._complete_receive(post, box.popleft())
@@ -442,7 +473,7 @@ class PointToPoint:
         self._reporter.report_if_departed(post.rank, post.peer, post.description)
 
     def _complete_receive(self, post: PendingOp, slot: ResultSlot) -> None:
-        del self._pending[post.rank, post.number]
+        self._remove(post.rank, post.number)
         self._record(post, nbytes=slot.size)
         self._count(post, 0)  # its sender's worker has counted it
         slot.holders.add(post.rank)

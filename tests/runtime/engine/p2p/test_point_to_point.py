@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -241,6 +242,34 @@ def test_a_recv_that_waits_is_reported_before_its_deadline_and_again_later(world
     here.ranks[0].post(Recv(1))
     waited = [here.report(ReportKind.UNANSWERED).timeout_seconds for _ in range(3)]
     assert waited[0] >= 0.05 and waited[2] >= 2 * waited[1] - 0.01
+
+
+def test_of_many_recvs_that_wait_for_one_peer_one_is_reported_at_a_time(world: Any) -> None:
+    here = world(1, 1, stall_after=0.05)
+    first, second = here.ranks
+    began = time.monotonic()
+    for _ in range(300):
+        first.post(Recv(1))
+    told = [here.report(ReportKind.UNANSWERED) for _ in range(2)]
+    for _ in range(300):
+        second.post(Send(0), numbers(1))
+        second.done()
+        done = first.done()
+        first.doorbell.send(messages.encode_release((done.slot,)))
+    while not here.reports.empty():
+        told.append(here.reports.get())
+    assert len(told) <= (time.monotonic() - began) / 0.05 + 1
+
+
+def test_what_is_over_is_not_kept_until_it_would_have_stalled(world: Any) -> None:
+    here = world(2)
+    first, second = here.ranks
+    for _ in range(300):
+        first.post(Send(1), numbers(1))
+        first.done()
+        second.post(Recv(0))
+        second.doorbell.send(messages.encode_release((second.done().slot,)))
+    assert len(here.group_loops[0]._generation.point_to_point._timers) < 100
 
 
 @spread
