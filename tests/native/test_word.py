@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -154,6 +155,32 @@ def test_a_deadline_names_who_has_not_come(with_worker: bool) -> None:
 
     found = watched(3, body, watch)
     assert {(verdict[0], verdict[1], verdict[3]) for verdict in found} == {(0, core.DEADLINE, (1,))}
+
+
+def test_a_rank_that_never_sleeps_knocks_too() -> None:
+    """It takes long because it is busy all the time; the worker hears of it, and can end it at its deadline."""
+    knock = os.eventfd(0, os.EFD_NONBLOCK)
+    geometry = make_geometry(1, TINY)
+    descriptor = segment.create(geometry)
+    watcher = segment.watch(descriptor, geometry)
+    engine = segment.attach(descriptor, geometry, 0, knock=knock, waiting=Waiting(1_000_000_000, 0, False))
+
+    def work_as_worker() -> None:
+        if select.select([knock], [], [], 30)[0]:
+            watcher.expire(0)
+
+    worker = threading.Thread(target=work_as_worker)
+    worker.start()
+    value = np.ones(40_000_000, np.float32)  # in ticks of a few bytes
+    assert (
+        fail(engine, engine.run(all_reduce(DType.FLOAT32, value).plan(engine), (value,), (value,), 0, None))[1]
+        == core.DEADLINE
+    )
+    worker.join()
+    engine.detach()
+    watcher.close()
+    os.close(knock)
+    os.close(descriptor)
 
 
 def test_a_queued_job_ends_at_its_own_deadline() -> None:

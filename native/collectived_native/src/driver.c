@@ -227,6 +227,7 @@ int engine_wait(struct engine *e, struct job *job, struct waiting *how) {
         }
         int moved = 1;
         while (state_of(e, job) == PENDING && (moved = advance(e)) && engine_now(e) < until) {}
+        if (moved) look_around(e, engine_now(e)); /* a rank that never sleeps must not miss a deadline either */
         if (moved || state_of(e, job) != PENDING || spin(e)) resign(e);
         else sleep_leading(e, job, until);
     }
