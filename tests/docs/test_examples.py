@@ -10,6 +10,7 @@ from tests.docs.running import expected, printed
 from tests.e2e.conftest import Cluster
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: str(path.stem))
 def test_it_prints_what_it_says(path: Path, cluster: Cluster) -> None:
     source = path.read_text()

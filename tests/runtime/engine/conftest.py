@@ -8,7 +8,7 @@ import queue
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -161,6 +161,8 @@ class Rank:
             assert select.select([self.doorbell], [], [], timeout)[0], f"rank {self.rank} heard nothing for {timeout} s"
             data, descriptors, _, _ = socket.recv_fds(self.doorbell, messages.MAX_MESSAGE, 1)
             kind = messages.parse_type(data)
+            if kind is messages.MessageType.NO_SEGMENT:
+                continue
             if kind is messages.MessageType.ARENA:
                 self.world.arenas[messages.parse_arena(data)[0]] = descriptors[0]
             elif kind is messages.MessageType.WAITING_JOINERS:
@@ -193,14 +195,19 @@ class Rank:
         """Whether it says that memory is in use."""
         return messages.is_in_use(self._next(messages.MessageType.PONG))
 
+    def hear_launched(self) -> messages.Launched:
+        return messages.parse_launched(self._next(messages.MessageType.LAUNCHED))
+
     def hear_freed(self) -> tuple[int, int]:
         return messages.parse_freed(self._next(messages.MessageType.FREED))
 
     def _next(self, kind: messages.MessageType) -> bytes:
-        assert select.select([self.doorbell], [], [], 10.0)[0], f"rank {self.rank} did not hear {kind.name}"
-        data = self.doorbell.recv(messages.MAX_MESSAGE)
-        assert messages.parse_type(data) is kind
-        return data
+        while True:
+            assert select.select([self.doorbell], [], [], 10.0)[0], f"rank {self.rank} did not hear {kind.name}"
+            data = self.doorbell.recv(messages.MAX_MESSAGE)
+            if messages.parse_type(data) is not messages.MessageType.NO_SEGMENT:
+                assert messages.parse_type(data) is kind
+                return data
 
     def result(self, done: messages.Completion, dtype: Any = np.float32, count: int = 4) -> NDArray[Any]:
         group_loop = self.world.group_loop_of(self.rank)
@@ -233,7 +240,7 @@ class World:
 
     Where `gpus` says so each rank is on one; `natives` are what the workers have of NCCL. Links come from
     `connection_servers` where there are any. `connected` is what group loops are told of a coordinator, whose part is
-    played by the test.
+    played by the test. Ranks that come `late` are left to `add`.
     """
 
     def __init__(
@@ -250,6 +257,7 @@ class World:
         connection_servers: Sequence[ConnectionServer] = (),
         lost_after: float = 60.0,
         connected: bool = True,
+        late: Collection[int] = (),
     ) -> None:
         ranks = itertools.count()
         self.layout = [host if isinstance(host, tuple) else tuple(next(ranks) for _ in range(host)) for host in hosts]
@@ -293,10 +301,15 @@ class World:
             )
             group_loop = GroupLoop(GroupTopology.from_peers(self.group, peers, task, table or TABLE, idle), around)
             self.group_loops.append(group_loop)
-            self.ranks += [self._rank(group_loop, members[rank]) for rank in local]
+            self.ranks += [self._rank(group_loop, members[rank]) for rank in local if rank not in late]
         self.ranks.sort(key=lambda rank: rank.rank)
 
-    def _rank(self, group_loop: GroupLoop, member: Member) -> Rank:
+    def add(self, rank: int, uid: int | None = None) -> Rank:
+        """One that came late, in a process of this user."""
+        self.ranks.append(self._rank(self.group_loop_of(rank), self.group.members[rank], uid))
+        return self.ranks[-1]
+
+    def _rank(self, group_loop: GroupLoop, member: Member, uid: int | None = None) -> Rank:
         theirs, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         memory = np.zeros(SLOT, np.uint8)
 
@@ -306,6 +319,7 @@ class World:
             return memory[offset : offset + length]
 
         local_rank = LocalRank(member.rank, member, resolve, -1)
+        local_rank.uid = uid
         group_loop.add_local_rank(local_rank)
         group_loop.attach_doorbell(member.rank, theirs)
         return Rank(self, member.rank, mine, local_rank, memory)

@@ -52,12 +52,15 @@ class Doorbells:
             int, tuple[str, float]
         ] = {}  # ranks without a doorbell whose client is gone: why, until when
 
+    def expect(self, local_rank: LocalRank) -> None:
+        """Know a rank before it is watched: in the thread that joins ranks, while the group loop may look at others."""
+        self.local_ranks = {**self.local_ranks, local_rank.rank: local_rank}
+
     def add(self, local_rank: LocalRank, arenas: Iterable[Arena]) -> None:
-        """Watches the process of a rank that is about to connect its doorbell.
+        """Watches the process of a rank that is expected and about to connect its doorbell.
 
         One without a doorbell is told of the arenas in which its results may lie: others may have been served before.
         """
-        self.local_ranks[local_rank.rank] = local_rank
         if local_rank.completion_sink is not None:
             for arena in arenas:
                 local_rank.completion_sink.add_arena(arena)

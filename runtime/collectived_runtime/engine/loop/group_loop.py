@@ -171,7 +171,7 @@ class GroupLoop:
 
     def add_local_rank(self, local_rank: LocalRank) -> None:
         """Expect a local rank that is about to connect its doorbell."""
-        self._doorbells.local_ranks[local_rank.rank] = local_rank
+        self._doorbells.expect(local_rank)
 
         def add() -> None:
             self._doorbells.add(local_rank, self._results.arenas)
@@ -203,7 +203,7 @@ class GroupLoop:
         self._awaited_ranks.discard(rank)
         if self._awaited_ranks:
             return
-        if segments.can_share(self.local_ranks.values()):
+        if len(self.local_ranks) == len(self.topology.own_ranks) and segments.can_share(self.local_ranks.values()):
             self._open_segment()
         for local_rank in self.local_ranks.values():
             self._offer_segment(local_rank)

@@ -454,9 +454,10 @@ class PointToPoint:
     def _match_message(self, address: letters.MessageAddress, slot: ResultSlot) -> None:
         """A letter is there: for the first who asks."""
         asking = self._posted_receives.get(address)
+        receiver = self._context.doorbells.local_ranks.get(address[0])  # None: its join is not through yet
         if asking:
             self._complete_receive(asking.popleft(), slot)
-        elif self._context.doorbells.local_ranks[address[0]].closed:
+        elif receiver is not None and receiver.closed:
             self._context.results.release(slot.number, _WORKER)
         else:
             self._unexpected.setdefault(address, deque()).append(slot)

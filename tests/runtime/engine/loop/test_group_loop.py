@@ -243,6 +243,15 @@ def test_a_client_that_hangs_up_is_reported_with_its_last_instance(world: Any) -
     assert (report.rank, report.instance) == (1, -1)
 
 
+def test_who_waits_for_a_rank_that_never_came_is_told_on_a_worker_whose_ranks_could_share_memory(world: Any) -> None:
+    here = world(2, late=(0, 1))
+    here.add(0, uid=0).submit()
+    here.group_loops[0].mark_absent(1, "it withdrew while joining")
+    assert here.report(ReportKind.LOST).rank == 1
+    here.rule(here.verdict(Code.UNAVAILABLE))
+    assert here.ranks[0].failed()[1].code == Code.UNAVAILABLE
+
+
 def test_what_a_lost_client_had_fully_submitted_completes(world: Any) -> None:
     here = world(2)
     here.ranks[1].submit(np.full(4, 5, np.float32))

@@ -43,6 +43,16 @@ def test_a_letter_arrives_whoever_comes_first(world: Any, hosts: Any) -> None:
     assert done.instance == asked and first.outlined(done)[0].ravel().tolist() == [9, 10, 11]
 
 
+def test_a_letter_waits_for_a_rank_whose_join_is_not_through(world: Any) -> None:
+    here = world(1, 1, late=(1,))
+    here.ranks[0].post(Send(1), numbers(100))
+    here.ranks[0].done()
+    wait_for(lambda: here.group_loops[1].traffic()[1] >= 400)
+    receiver = here.add(1)
+    receiver.post(Recv(0))
+    assert len(receiver.outlined(receiver.done())[0]) == 100
+
+
 @spread
 def test_a_letter_tells_its_structure_types_and_shapes(world: Any, hosts: Any) -> None:
     here = world(*hosts)
