@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from types import FrameType, TracebackType
 
 from collectived.arguments import escape_surrogates
 
-_own_prefixes: tuple[str, ...] = (os.path.dirname(__file__) + os.sep,)
+_own_prefixes: tuple[str, ...] = (os.path.dirname(__file__) + os.sep, threading.__file__)
+_frameless = ""
 _short: dict[str, str] = {}
 
 
@@ -30,12 +32,18 @@ def is_caller(frame: FrameType) -> bool:
     return not frame.f_code.co_filename.startswith(_own_prefixes)
 
 
+def name_frameless(name: str) -> None:
+    """What `caller` says where no frame is the caller's: a library calls us in threads of its own."""
+    global _frameless
+    _frameless = name
+
+
 def caller() -> str:
-    """Where the code is that called into this package: `train.py:88`; '' where nobody did."""
+    """Where the code is that called into this package: `train.py:88`. Where nobody did, as `name_frameless` says."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename.startswith(_own_prefixes):
         if frame.f_back is None:
-            return ""
+            return _frameless
         frame = frame.f_back
     return f"{_name(frame.f_code.co_filename)}:{frame.f_lineno}"
 

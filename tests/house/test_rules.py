@@ -17,6 +17,7 @@ PACKAGES = [
     ROOT / "proto/collectived_proto",
     ROOT / "client/collectived",
     ROOT / "client/collectived_pytest",
+    ROOT / "client/collectived_torch",
     ROOT / "runtime/collectived_runtime",
     ROOT / "launcher/collectived_launcher",
     ROOT / "native/collectived_native",

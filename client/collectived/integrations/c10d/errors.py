@@ -1,0 +1,17 @@
+"""Errors of the service as programs written for c10d catch them."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from collectived_proto.errors import CollectiveError, DeadlineExceededError
+
+
+def translate(error: CollectiveError) -> Exception:
+    """A `DistBackendError`, which is a RuntimeError; raise it from `error`, which says more.
+
+    What was late says "Timed out", as Gloo does: programs look for it.
+    """
+    said = f"Timed out: {error}" if isinstance(error, DeadlineExceededError) else str(error)
+    translated: Exception = dist.DistBackendError(said)
+    return translated

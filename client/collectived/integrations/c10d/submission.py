@@ -1,0 +1,159 @@
+"""What every operation of a process group needs: the group of the service, options, and how a call becomes a Work."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from collectived.group import Group
+from collectived.integrations.c10d.errors import translate
+from collectived.integrations.c10d.meeting import agree_on_name
+from collectived.integrations.c10d.work import CompletedWork, Finish, PendingWork
+from collectived.session import Session, connect
+from collectived_proto.errors import CollectiveError
+from collectived_proto.options import CommunicationOptions
+
+Start = Callable[..., Any]  # takes `options` and `async_op`
+AnyWork = CompletedWork | PendingWork
+
+
+class SharedSession:
+    """The session of this process, for as long as a process group uses it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._users = 0
+        self._session: Session | None = None
+
+    def acquire(self) -> Session:
+        with self._lock:
+            if self._session is None or self._pid != os.getpid():
+                self._session, self._pid, self._users = connect(), os.getpid(), 0
+            self._users += 1
+            return self._session
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._session is not None:
+                session, self._session = self._session, None
+                session.close()
+
+
+_shared_session = SharedSession()
+
+
+class Submission:
+    """One rank's hold on the group of the service that carries a process group; it holds the session too.
+
+    Attributes:
+        timeout: of operations that give none.
+        sequence: how many operations were started.
+    """
+
+    def __init__(self, timeout: timedelta, join: Callable[[Session, CommunicationOptions], Group | None]) -> None:
+        """`join` gives the group; None: this rank is not in it.
+
+        Raises:
+            DistBackendError: no worker is there, or the group was not complete in time.
+        """
+        self.timeout = timeout
+        self.sequence = 0
+        self._merged: dict[timedelta, CommunicationOptions] = {}
+        self._group: Group | None = None
+        try:
+            session = _shared_session.acquire()
+            try:
+                self._group = join(session, self.merge_timeout(None))
+            finally:
+                if self._group is None:
+                    _shared_session.release()
+        except CollectiveError as error:
+            raise translate(error) from error
+
+    @classmethod
+    def join(cls, options: Any) -> Submission:
+        """As c10d's options for whoever creates a process group say."""
+        return cls(
+            options.timeout,
+            lambda session, defaults: session.join(
+                agree_on_name(options.store, options.group_id),
+                options.group_size,
+                rank=options.group_rank,
+                device=_own_device(session),
+                options=defaults,
+                timeout=options.timeout,
+            ),
+        )
+
+    def split(self, color: int | None, key: int, timeout: timedelta | None) -> Submission:
+        """That of a part of this group; all ranks call it. It is not open where `color` is None."""
+        return Submission(timeout or self.timeout, lambda _, __: self.group.split(color, key))
+
+    @property
+    def group(self) -> Group:
+        if self._group is None:
+            raise dist.DistBackendError("this process group was destroyed: call init_process_group or new_group again")
+        return self._group
+
+    @property
+    def is_open(self) -> bool:
+        return self._group is not None
+
+    def run(
+        self, starts: Sequence[Start], finish: Finish | None, result: Any, opts: Any = None, source: int = -1
+    ) -> AnyWork:
+        """Start collectives that together are one operation; wait for them where c10d's caller would at once.
+
+        Args:
+            finish: what is to be done with their results. result: what the operation's Work gives.
+            opts: c10d's; without any, nobody waits. source: the rank that a receive hears, for c10d.
+        """
+        self.sequence += 1
+        options = self.merge_timeout(getattr(opts, "timeout", None))
+        try:
+            if getattr(opts, "asyncOp", True):
+                return PendingWork([start(options=options, async_op=True) for start in starts], finish, result, source)
+            results = [start(options=options) for start in starts]
+        except CollectiveError as error:
+            raise translate(error) from error
+        if finish is not None:
+            finish(results)
+        return CompletedWork(result)
+
+    def merge_timeout(self, given: timedelta | None) -> CommunicationOptions:
+        """Options of one operation. c10d's options that were not set have a timeout of -1 ms."""
+        limit = given if given is not None and given > timedelta(0) else self.timeout
+        found = self._merged.get(limit)
+        if found is None:
+            found = self._merged[limit] = CommunicationOptions(timeout_seconds=limit.total_seconds() or None)
+        return found
+
+    def close(self, abort_reason: str = "") -> None:
+        """Leave the group; again is no harm. What went wrong was told to whoever called."""
+        group, self._group = self._group, None
+        if group is None:
+            return
+        try:
+            if abort_reason:
+                group.abort(abort_reason)
+            group.leave()
+        except CollectiveError:
+            pass
+        finally:
+            _shared_session.release()
+
+
+def _own_device(session: Session) -> torch.device | None:
+    """The GPU that this process has chosen, where its worker offers GPUs; None: what the worker chooses."""
+    offers = any("GPU" in device for device in session.devices)
+    if not offers or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    return torch.device("cuda", torch.cuda.current_device())

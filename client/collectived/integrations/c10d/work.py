@@ -1,0 +1,156 @@
+"""Work: what an operation of a process group returns."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from collectived.integrations.c10d.errors import translate
+from collectived.integrations.futures import Future, fail_future, make_future, queue_after_backward
+from collectived.work import Work
+from collectived_proto.errors import CollectiveError
+
+Finish = Callable[[list[Any]], object]  # what is to be done with the results, once
+_NO_LIMIT = timedelta(0)
+_settling = threading.local()  # `.depth` > 0: this thread calls what hangs on futures
+
+
+class CompletedWork(dist._Work):  # type: ignore[misc]  # torch is not there for the type checker
+    """An operation that has ended well before it was returned."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self._result = result
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    is_success = is_completed
+    synchronize = wait
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> Any:
+        return self._result
+
+    def get_future(self) -> Future:
+        future = make_future()
+        future.set_result(self._result)
+        return future
+
+
+class PendingWork(dist._Work):  # type: ignore[misc]
+    """An operation in flight: some works of the service, and what is to be done with their results.
+
+    Its tensors hold the result once a wait has returned, `is_completed` has said so, or the future has its value.
+    """
+
+    def __init__(self, works: Sequence[Work], finish: Finish | None, result: Any, source: int = -1) -> None:
+        super().__init__()
+        self._works = tuple(works)
+        self._finish = finish
+        self._result = result
+        self._source = source
+        self._lock = threading.Lock()
+        self._finished = False
+        self._error: BaseException | None = None
+        self._future: Future | None = None
+        self._claimed = False  # somebody gives the future its value
+        self._left = len(self._works)  # of those whose end the future waits for
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        limit = timeout.total_seconds()
+        try:
+            results = [work.wait(limit if limit > 0 else None) for work in self._works]
+        except CollectiveError as error:
+            self._error = translated = translate(error)
+            raise translated from error
+        except TimeoutError as error:
+            raise dist.DistBackendError(f"Timed out: {error}") from error
+        except ValueError as error:  # what came does not fit: of this rank alone
+            self._error = error
+            raise
+        with self._lock:
+            if not self._finished:
+                if self._finish is not None:
+                    self._finish(results)
+                self._finished = True
+        return True
+
+    def is_completed(self) -> bool:
+        if not all(work.done() for work in self._works):
+            return False
+        with contextlib.suppress(Exception):
+            self.wait()
+        return True
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return None if self.is_success() else self._error
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> Any:
+        self.wait()
+        return self._result
+
+    def _source_rank(self) -> int:
+        return self._source
+
+    source_rank = _source_rank
+
+    def get_future(self) -> Future:
+        """A future of the tensors. Asked for by what hangs on another future, it is complete at once.
+
+        For these run one after another in one thread, the one that would complete it.
+        """
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            future = self._future = make_future()
+        if getattr(_settling, "depth", 0):
+            self._settle()
+            return future
+        for work in self._works:
+            work.add_done_callback(self._on_work_ended)
+        queue_after_backward(future, self._settle)
+        return future
+
+    def _on_work_ended(self, _: Work) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait, and give the future its value unless another thread does."""
+        failure: Exception | None = None
+        try:
+            self.wait()
+        except Exception as error:
+            failure = error
+        with self._lock:
+            if self._claimed:
+                return
+            self._claimed = True
+        _settling.depth = getattr(_settling, "depth", 0) + 1
+        try:
+            if failure is None:
+                self._future.set_result(self._result)  # type: ignore[union-attr]
+            else:
+                fail_future(self._future, self._result, failure)
+        finally:
+            _settling.depth -= 1

@@ -1,0 +1,54 @@
+"""Futures of PyTorch that fail without ending the process, and are waited for at the end of a backward pass."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+from collectived import call_site
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{__name__} needs PyTorch: pip install 'collectived[torch]'", name="torch") from error
+
+Future = Any  # torch.futures.Future of a tensor, or of a list of such
+
+call_site.skip_frames_under(os.path.dirname(torch.__file__))
+call_site.name_frameless("DDP backward")  # of threads of autograd, and of callbacks of futures
+
+
+def make_future() -> Future:
+    return torch.futures.Future()
+
+
+def fail_future(future: Future, tensors: Any, error: Exception) -> None:
+    """Have `future` raise `error`, but not in the reducer of DDP.
+
+    The reducer takes the value without asking whether it is an error: of what `set_exception` leaves it makes "unable
+    to cast to Tensor", or ends the process. So it gets `tensors`.
+    """
+
+    def give(_: object) -> None:
+        raise error
+
+    future._set_unwrap_func(give)  # the half of `set_exception` that makes value() and wait() raise
+    future.set_result(tensors)
+
+
+def queue_after_backward(future: Future, wait: Callable[[], object]) -> None:
+    """Call `wait` where Ctrl-C is heard, before the reducer would wait, and raise what is wrong once it is through.
+
+    Callbacks run at the end of a backward pass in the order in which they were queued; the reducer queues its own after
+    the last bucket, hence the second step. Outside of a backward pass nothing is queued: whoever asked has the future.
+    """
+    engine = torch.autograd.Variable._execution_engine
+
+    def wait_then_raise() -> None:
+        wait()
+        engine.queue_callback(future.wait)
+
+    with contextlib.suppress(RuntimeError):  # no backward pass is running
+        engine.queue_callback(wait_then_raise)

@@ -1,0 +1,29 @@
+"""What `import torch` calls of ours, by the entry point `torch.backends`: it makes the backend `collectived` known.
+
+It imports nothing but PyTorch, for most programs that import torch never use us, and raises nothing, for that would
+break `import torch` for everybody. What is wrong is said by `init_process_group("collectived")`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+NAME = "collectived"
+DEVICES = ["cpu", "cuda"]
+
+
+def create_process_group(options: Any, backend_options: Any = None) -> Any:
+    """A process group, as `torch.distributed.Backend.register_backend` wants one made (`extended_api`)."""
+    from collectived.integrations import c10d
+
+    return c10d.create_process_group(options)
+
+
+def register() -> None:
+    """Make `collectived` known to torch.distributed; again is no harm."""
+    with contextlib.suppress(Exception):
+        import torch.distributed as dist
+
+        if dist.is_available() and not hasattr(dist.Backend, NAME.upper()):
+            dist.Backend.register_backend(NAME, create_process_group, extended_api=True, devices=DEVICES)
