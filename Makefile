@@ -45,8 +45,8 @@ test: $(READY) ## run all tests; a few that failed side by side are asked again 
 test-unit: $(READY) ## run the tests that start no daemons: a minute
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) tests/house tests/proto tests/client tests/runtime tests/launcher tests/fakes
 
-test-torch: $(TORCH_VENV)/installed $(NATIVE) ## run the tests that need PyTorch, in an environment of their own
-	$(TORCH_VENV)/bin/python -m pytest $(PYTEST_OPTIONS) tests/client/integrations/test_torch.py tests/client/values/test_indexed_slices.py tests/e2e/torch/test_tensors_and_ddp.py \
+test-torch: $(TORCH_VENV)/installed $(NATIVE) ## run the tests that need PyTorch, and all of PyTorch's own, in an environment of their own
+	COLLECTIVED_TEST_UPSTREAM=1 $(TORCH_VENV)/bin/python -m pytest $(PYTEST_OPTIONS) tests/client/integrations tests/client/values/test_indexed_slices.py tests/e2e/torch \
 	    tests/docs/test_examples.py tests/docs/test_snippets.py
 
 test-gpu: $(READY) ## run the tests about GPUs, on the GPU of this machine as far as it has one
@@ -161,12 +161,13 @@ $(VENV)/installed-examples: pyproject.toml $(LOCK) | $(BIN)/python
 	@touch $@
 
 # PyTorch's wheel for GPUs, which is what an index gives by default, brings gigabytes along, so it lives apart.
+# PyTorch's own tests need expecttest.
 $(TORCH_VENV)/installed: pyproject.toml $(LOCK)
 	@echo 'installing PyTorch into $(TORCH_VENV) (once, takes minutes) ...'
 	@$(PYTHON) -m venv $(TORCH_VENV)
 	@echo '*' > $(TORCH_VENV)/.gitignore
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(CONSTRAINTS) \
-	    --editable '.[dev,torch]'
+	    --editable '.[dev,torch]' expecttest
 	@touch $@
 
 # Bindings alone: the tests bring a libnccl of their own.

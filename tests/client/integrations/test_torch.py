@@ -190,13 +190,13 @@ def test_the_hooks_future_raises_the_collectives_error_to_whoever_waits_or_goes_
         with pytest.raises(cd.errors.AbortedError, match="rank 1 aborted"):
             future.wait()
         with pytest.raises(RuntimeError, match="rank 1 aborted"):
-            future.on_done(lambda done: done.value()).wait()
+            future.then(lambda done: done.value()).wait()
 
 
 @pytest.fixture
 def alone() -> Iterator[None]:
     """A process group of one rank, as DDP wants one."""
-    torch.distributed.init_process_group("gloo", store_table=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
 
@@ -223,7 +223,7 @@ def test_backward_raises_the_collectives_error_and_the_model_goes_on_where_the_g
 
 @pytest.mark.usefixtures("alone")
 def test_backward_raises_what_is_wrong_with_a_bucket(make: Any) -> None:
-    network = torch.nn.Embedding(5, 2, sparse_leaves=True)
+    network = torch.nn.Embedding(5, 2, sparse=True)
     ddp = torch.nn.parallel.DistributedDataParallel(network)
     ddp.register_comm_hook(None, allreduce_hook(make().group))
     with pytest.raises(TypeError, match=r"sparse_coo: send its .to_dense"):

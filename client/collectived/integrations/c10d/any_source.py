@@ -15,7 +15,7 @@ from collectived.integrations.c10d.errors import translate
 from collectived.work import Work
 from collectived_proto.errors import CollectiveError
 
-Post = Callable[[int, int], Work]  # starts a receive from a source, by its tag
+Post = Callable[[int, int], Work[Any]]  # starts a receive from a source, by its tag
 
 
 class PostedReceives:
@@ -27,10 +27,10 @@ class PostedReceives:
     def __init__(self, sources: list[int], post: Post) -> None:
         self._sources = sources
         self._post = post
-        self._posted: dict[tuple[int, int], deque[Work]] = {}
+        self._posted: dict[tuple[int, int], deque[Work[Any]]] = {}
         self._changed = threading.Condition()
 
-    def pop(self, source: int, tag: int) -> Work | None:
+    def pop(self, source: int, tag: int) -> Work[Any] | None:
         """The receive from that source that is to be served next, if one was posted."""
         with self._changed:
             posted = self._posted.get((source, tag))
@@ -45,7 +45,7 @@ class PostedReceives:
                     posted.append(self._post(source, tag))
                     posted[0].add_done_callback(self._on_ended)
 
-    def try_pop(self, tag: int) -> tuple[int, Work] | None:
+    def try_pop(self, tag: int) -> tuple[int, Work[Any]] | None:
         """A receive that has ended, and its source."""
         with self._changed:
             for source in self._sources:
@@ -54,7 +54,7 @@ class PostedReceives:
                     return source, posted.popleft()
         return None
 
-    def wait(self, tag: int, until: float) -> tuple[int, Work] | None:
+    def wait(self, tag: int, until: float) -> tuple[int, Work[Any]] | None:
         """The same, waiting until then by the monotonic clock."""
         while True:
             self.post_all(tag)
@@ -71,7 +71,7 @@ class PostedReceives:
         with self._changed:
             return any(not work.done() for posted in self._posted.values() for work in posted)
 
-    def _on_ended(self, _: Work) -> None:
+    def _on_ended(self, _: Work[Any]) -> None:
         with self._changed:
             self._changed.notify_all()
 
@@ -109,7 +109,7 @@ class AnySourceWork(dist._Work):  # type: ignore[misc]  # torch is not there for
 
     source_rank = _source_rank
 
-    def _take(self, found: tuple[int, Work] | None) -> bool:
+    def _take(self, found: tuple[int, Work[Any]] | None) -> bool:
         if found is None:
             return False
         source, work = found

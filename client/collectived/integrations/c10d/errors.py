@@ -10,8 +10,8 @@ from collectived_proto.errors import CollectiveError, DeadlineExceededError
 def translate(error: CollectiveError) -> Exception:
     """A `DistBackendError`, which is a RuntimeError; raise it from `error`, which says more.
 
-    What was late says "Timed out", as Gloo does: programs look for it.
+    What was late says " Timed out ", as Gloo does: programs look for it.
     """
-    said = f"Timed out: {error}" if isinstance(error, DeadlineExceededError) else str(error)
+    said = f"[collectived] Timed out waiting: {error}" if isinstance(error, DeadlineExceededError) else str(error)
     translated: Exception = dist.DistBackendError(said)
     return translated

@@ -36,7 +36,7 @@ class CompletedWork(dist._Work):  # type: ignore[misc]  # torch is not there for
     is_success = is_completed
     synchronize = wait
 
-    def exception(self) -> None:
+    def exception(self) -> BaseException | None:
         return None
 
     def result(self) -> Any:
@@ -54,7 +54,7 @@ class PendingWork(dist._Work):  # type: ignore[misc]
     Its tensors hold the result once a wait has returned, `is_completed` has said so, or the future has its value.
     """
 
-    def __init__(self, works: Sequence[Work], finish: Finish | None, result: Any, source: int = -1) -> None:
+    def __init__(self, works: Sequence[Work[Any]], finish: Finish | None, result: Any, source: int = -1) -> None:
         super().__init__()
         self._works = tuple(works)
         self._finish = finish
@@ -75,7 +75,7 @@ class PendingWork(dist._Work):  # type: ignore[misc]
             self._error = translated = translate(error)
             raise translated from error
         except TimeoutError as error:
-            raise dist.DistBackendError(f"Timed out: {error}") from error
+            raise dist.DistBackendError(f"[collectived] Timed out waiting: {error}") from error
         except ValueError as error:  # what came does not fit: of this rank alone
             self._error = error
             raise
@@ -128,7 +128,7 @@ class PendingWork(dist._Work):  # type: ignore[misc]
         queue_after_backward(future, self._settle)
         return future
 
-    def _on_work_ended(self, _: Work) -> None:
+    def _on_work_ended(self, _: Work[Any]) -> None:
         with self._lock:
             self._left -= 1
             if self._left:

@@ -1,0 +1,73 @@
+"""Works of c10d over works of the service, with a scripted worker."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectived as cd
+from collectived_proto.errors import Code
+
+torch: Any = pytest.importorskip("torch", reason="torch is not installed: make test-torch")
+
+from collectived.integrations.c10d.work import CompletedWork, PendingWork  # noqa: E402  # imports torch
+
+
+def start(setting: Any, finish: Any = None) -> Any:
+    work = setting.group.all_reduce("sum", np.ones(2), async_op=True)
+    return PendingWork([work], finish, [torch.zeros(2)])
+
+
+def test_the_result_is_put_in_place_once_by_whatever_asks_first(make: Any) -> None:
+    for ask in (PendingWork.wait, PendingWork.result, PendingWork.synchronize, lambda work: work.get_future().wait()):
+        given: list[Any] = []
+        work = start(make(), given.extend)
+        ask(work)
+        assert work.wait() and work.is_completed() and work.is_success() and work.exception() is None
+        assert [part.tolist() for part in given] == [[2, 2]]
+
+
+def test_an_error_is_that_of_torch_with_ours_as_its_cause(make: Any) -> None:
+    setting = make()
+    verdict = setting.far.verdict(Code.ABORTED, "rank 1 aborted", 0)
+    setting.far.answer = lambda ring: [setting.far.failed(ring.instance, verdict)]
+    work = start(setting)
+    with pytest.raises(torch.distributed.DistBackendError, match="rank 1 aborted") as caught:
+        work.wait()
+    assert isinstance(caught.value.__cause__, cd.errors.AbortedError)
+    assert work.is_completed() and not work.is_success() and isinstance(work.exception(), RuntimeError)
+
+
+def test_a_wait_that_ends_by_its_own_timeout_ends_nothing_else(make: Any) -> None:
+    setting = make()
+    setting.far.answer = lambda ring: []
+    work = start(setting)
+    with pytest.raises(torch.distributed.DistBackendError, match=" Timed out waiting: "):
+        work.wait(timedelta(milliseconds=10))
+    assert not work.is_completed()
+
+
+def test_a_failed_future_gives_tensors_to_those_who_do_not_ask_and_raises_to_those_who_wait(make: Any) -> None:
+    setting = make()
+    verdict = setting.far.verdict(Code.ABORTED, "rank 1 aborted", 0)
+    setting.far.answer = lambda ring: [setting.far.failed(ring.instance, verdict)]
+    future = start(setting).get_future()
+    with pytest.raises(torch.distributed.DistBackendError, match="rank 1 aborted"):
+        future.wait()
+    with pytest.raises(RuntimeError, match="rank 1 aborted"):
+        future.then(lambda done: done.value()).wait()
+
+
+def test_a_callback_of_a_future_may_wait_for_another_one(make: Any) -> None:
+    setting = make()
+    chained = start(setting).get_future().then(lambda _: start(setting).get_future().wait()[0].tolist())
+    assert chained.wait() == [0, 0]
+
+
+def test_a_completed_work_says_so() -> None:
+    work = CompletedWork(["done"])
+    assert work.wait() and work.is_completed() and work.is_success() and work.exception() is None
+    assert work.result() == work.get_future().wait() == ["done"]
