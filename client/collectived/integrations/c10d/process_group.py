@@ -14,7 +14,7 @@ from collectived.integrations.c10d.any_source import AnySourceWork, PostedReceiv
 from collectived.integrations.c10d.identity import ProcessGroupIdentity
 from collectived.integrations.c10d.reductions import Reduction, divide, plan_reduction, scale
 from collectived.integrations.c10d.submission import AnyWork, Submission
-from collectived.integrations.c10d.tensors import Target, Tensor, as_tensor, copy_into, flatten, join, to_leaf
+from collectived.integrations.c10d.tensors import Tensor, TensorTarget, as_tensor, copy_into, flatten, join, to_leaf
 from collectived.integrations.c10d.work import Finish, PendingWork
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import ReduceOp
@@ -73,7 +73,7 @@ class ProcessGroupCollectived(ProcessGroupIdentity):
         if tensors[0].layout is torch.sparse_coo:
             return self._all_reduce_sparse(tensors, opts)
         reduction = self._plan(tensors, opts)
-        targets = [Target.of(tensor, reduction.as_bytes) for tensor in tensors]
+        targets = [TensorTarget.of(tensor, reduction.as_bytes) for tensor in tensors]
         values = [target.leaf for target in targets]
         if reduction.factor is not None:
             values = [to_leaf(scale(flatten(tensor), reduction)) for tensor in tensors]
@@ -104,7 +104,7 @@ class ProcessGroupCollectived(ProcessGroupIdentity):
     def broadcast(self, tensors: Sequence[Tensor], opts: Any = None) -> AnyWork:
         opts = _options(opts, c10d.BroadcastOptions)
         (tensor,) = tensors
-        target = Target.of(tensor)
+        target = TensorTarget.of(tensor)
         start = partial(self._group.broadcast, target.leaf, opts.rootRank, out=target.leaf)
         return self._submission.run([start], _settle(target), tensors, opts)
 
@@ -112,7 +112,7 @@ class ProcessGroupCollectived(ProcessGroupIdentity):
         opts = _options(opts, c10d.ReduceOptions)
         (tensor,) = tensors
         reduction = self._plan(tensors, opts)
-        target = Target.of(tensor, reduction.as_bytes)
+        target = TensorTarget.of(tensor, reduction.as_bytes)
         value = target.leaf if reduction.factor is None else to_leaf(scale(flatten(tensor), reduction))
 
         def finish(_: object) -> None:
@@ -146,20 +146,20 @@ class ProcessGroupCollectived(ProcessGroupIdentity):
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any, result: Any
     ) -> AnyWork:
         values = [to_leaf(flatten(tensor)) for tensor in inputs]
-        targets = [Target.joined(row) for row in outputs]
+        targets = [TensorTarget.joined(row) for row in outputs]
         start = partial(self._group.all_gather, values, out=[target.leaf for target in targets])
         return self._submission.run([start], _settle(*targets), result, _options(opts, c10d.AllgatherOptions))
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> AnyWork:
         opts = _options(opts, c10d.GatherOptions)
         value = to_leaf(flatten(inputs[0]))
-        target = Target.joined(outputs[0]) if self._rank == opts.rootRank else None
+        target = TensorTarget.joined(outputs[0]) if self._rank == opts.rootRank else None
         start = partial(self._group.gather, value, opts.rootRank, out=target and target.leaf)
         return self._submission.run([start], _settle(target) if target else None, outputs, opts)
 
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> AnyWork:
         opts = _options(opts, c10d.ScatterOptions)
-        target = Target.of(outputs[0])
+        target = TensorTarget.of(outputs[0])
         value, sizes = None, None
         if self._rank == opts.rootRank:
             flat, sizes = join(inputs[0])
@@ -189,7 +189,7 @@ class ProcessGroupCollectived(ProcessGroupIdentity):
         """One collective for all inputs that are cut alike."""
         opts = _options(opts, c10d.ReduceScatterOptions)
         reduction = self._plan(outputs, opts)
-        targets = [Target.of(output, reduction.as_bytes) for output in outputs]
+        targets = [TensorTarget.of(output, reduction.as_bytes) for output in outputs]
         alike: dict[tuple[int, ...], list[tuple[Any, Any]]] = {}
         for (flat, sizes), target in zip(inputs, targets, strict=True):
             value = to_leaf(scale(flatten(flat, reduction.as_bytes), reduction))
@@ -228,7 +228,7 @@ class ProcessGroupCollectived(ProcessGroupIdentity):
             raise ValueError(
                 f"Tensor's dim 0 does not divide equally across group size: {rows} rows, {self._size} ranks"
             )
-        flat, target = flatten(source), Target.of(output)
+        flat, target = flatten(source), TensorTarget.of(output)
         row = flat.numel() // rows if rows else 0
         sizes = [count * row for count in input_sizes or [rows // self._size] * self._size]
         start = partial(self._group.all_to_all, to_leaf(flat), sizes=sizes, out=target.leaf)
@@ -238,7 +238,7 @@ class ProcessGroupCollectived(ProcessGroupIdentity):
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> AnyWork:
         flat, sizes = join(inputs)
-        target = Target.joined(outputs)
+        target = TensorTarget.joined(outputs)
         start = partial(self._group.all_to_all, to_leaf(flat), sizes=sizes, out=target.leaf)
         return self._submission.run([start], _settle(target), outputs, _options(opts, c10d.AllToAllOptions))
 
@@ -260,7 +260,7 @@ class ProcessGroupCollectived(ProcessGroupIdentity):
         posted = self._posted.pop(source, tag)
         if posted is not None:
             return PendingWork([posted], lambda results: copy_into(tensor, as_tensor(results[0])), tensors, source)
-        target = Target.of(tensor)
+        target = TensorTarget.of(tensor)
         start = partial(self._group.recv, source, tag, out=target.leaf)
         return self._submission.run([start], _settle(target), tensors, source=source)
 
@@ -303,7 +303,7 @@ def _one_or_all(leaves: list[Any]) -> Any:
     return leaves[0] if len(leaves) == 1 else leaves
 
 
-def _settle(*targets: Target) -> Finish | None:
+def _settle(*targets: TensorTarget) -> Finish | None:
     """What is left to do once results are there; None where all lie in their tensors."""
     copied = [target for target in targets if not target.is_in_place]
 

@@ -52,7 +52,7 @@ def as_tensor(leaf: Leaf) -> Tensor:
     return leaf if isinstance(leaf, torch.Tensor) else to_torch(leaf)
 
 
-class Target:
+class TensorTarget:
     """Where a result goes. The service writes into `leaf`; `settle` brings it to the tensors if it does not lie there.
 
     Attributes:
@@ -68,13 +68,13 @@ class Target:
         self.leaf = to_leaf(flat)
 
     @classmethod
-    def of(cls, tensor: Tensor, as_bytes: bool = False) -> Target:
+    def of(cls, tensor: Tensor, as_bytes: bool = False) -> TensorTarget:
         """One tensor, in place where it is row-major."""
         flat = flatten(tensor, as_bytes)
         return cls(flat, () if flat.data_ptr() == tensor.data_ptr() else (tensor,))
 
     @classmethod
-    def joined(cls, tensors: Sequence[Tensor]) -> Target:
+    def joined(cls, tensors: Sequence[Tensor]) -> TensorTarget:
         """Several tensors, which get their parts of one result in order."""
         if len(tensors) == 1:
             return cls.of(tensors[0])

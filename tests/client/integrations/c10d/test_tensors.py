@@ -8,13 +8,13 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed: make test-torch")
 
-from collectived.integrations.c10d.tensors import Target, copy_into, flatten, join, to_leaf  # noqa: E402  # torch
+from collectived.integrations.c10d.tensors import TensorTarget, copy_into, flatten, join, to_leaf  # noqa: E402  # torch
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "bool", "complex64", "uint16", "float8_e4m3fn"])
 def test_a_row_major_tensor_is_written_where_it_lies(kind: str) -> None:
     tensor = torch.zeros(2, 3).to(getattr(torch, kind)).requires_grad_(kind == "float32")
-    target = Target.of(tensor)
+    target = TensorTarget.of(tensor)
     assert target.is_in_place and target.leaf.ndim == 1
     target.leaf[...] = 1
     assert bool((tensor.detach().view(torch.uint8) != 0).any())
@@ -23,7 +23,7 @@ def test_a_row_major_tensor_is_written_where_it_lies(kind: str) -> None:
 
 def test_any_other_tensor_gets_its_result_by_a_copy() -> None:
     tensor = torch.arange(6.0).reshape(2, 3).t()
-    target = Target.of(tensor)
+    target = TensorTarget.of(tensor)
     assert not target.is_in_place and target.leaf.tolist() == [0, 3, 1, 4, 2, 5]
     target.leaf += 10
     target.settle()
@@ -33,7 +33,7 @@ def test_any_other_tensor_gets_its_result_by_a_copy() -> None:
 def test_what_is_pending_on_a_tensor_is_carried_out() -> None:
     tensor = torch.tensor([1 + 2j]).conj()
     assert to_leaf(flatten(tensor)).tolist() == [1 - 2j]
-    target = Target.of(tensor)
+    target = TensorTarget.of(tensor)
     target.leaf[...] = 3 + 4j
     target.settle()
     assert tensor.tolist() == [3 + 4j]
@@ -41,7 +41,7 @@ def test_what_is_pending_on_a_tensor_is_carried_out() -> None:
 
 def test_several_tensors_get_their_parts_of_one_result() -> None:
     tensors = [torch.empty(1), torch.empty(0), torch.empty(2, 2).t()]
-    target = Target.joined(tensors)
+    target = TensorTarget.joined(tensors)
     target.leaf[...] = range(5)
     target.settle()
     assert [tensor.tolist() for tensor in tensors] == [[0], [], [[1, 2], [3, 4]]]
