@@ -13,7 +13,9 @@ import sys
 from tests.drills import report
 from tests.drills.cells import ALL
 from tests.drills.play import Result, Stage
+from tests.drills.soak import soak
 
+WHOLE_SOAK_MINUTES = 30
 _ORDER = ("faults", "mismatches", "endurance")
 
 
@@ -33,9 +35,14 @@ def main() -> int:
             if results[-1].failure:
                 print(results[-1].failure, file=sys.stderr, flush=True)
     print(report.summary(results))
-    if len(chosen) == len(ALL):
-        report.write(results)
-    return 1 if any(result.failure for result in results) else 0
+    whole = len(chosen) == len(ALL)
+    minutes = options.soak if options.soak is not None else WHOLE_SOAK_MINUTES * whole
+    soaked = soak(minutes * 60, options.seed, options.burn) if minutes else None
+    if soaked is not None:
+        print("\n".join([*soaked.violations, str(soaked)]))
+    if whole:
+        report.write(results, soaked)
+    return 1 if any(result.failure for result in results) or (soaked is not None and soaked.violations) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,6 +50,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", metavar="PATTERN", help="cells whose names match this regular expression")
     parser.add_argument("--seed", type=int, default=1, help="of everything that is chosen at random")
     parser.add_argument("--list", action="store_true", help="print the names of the cells, and play none")
+    parser.add_argument(
+        "--soak",
+        type=float,
+        metavar="MINUTES",
+        help=f"how long groups compute amid random faults; 0: not at all; after all cells {WHOLE_SOAK_MINUTES}",
+    )
+    parser.add_argument("--burn", action="store_true", help="soak beside niced processes that use every core")
     parser.add_argument("--short", action="store_true", help="the short form, which is part of the tests")
     return parser
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -92,7 +93,7 @@ class Stage:
                 hung = isinstance(error, Hang)
                 failure = "; ".join([failure] * bool(failure) + [f"{error or type(error).__name__}", _where(error)])
             logs = [line for daemon in cluster.daemons for line in daemon.log[said.get(daemon.pid, 0) :]]
-            defects = [line.strip() for line in logs if any(word in line for word in _DEFECTS)]
+            defects = find_defects(logs)
             if defects:
                 failure = "; ".join([failure] * bool(failure) + [f"a daemon said {defects[0]!r}"])
             if failure:
@@ -122,6 +123,11 @@ class Stage:
             daemon.go_on()
         with contextlib.suppress(Exception):
             cluster.close()
+
+
+def find_defects(log: Iterable[str]) -> list[str]:
+    """Lines of a daemon's log that tell of a defect."""
+    return [line.strip() for line in log if any(word in line for word in _DEFECTS)]
 
 
 def _where(error: Exception) -> str:

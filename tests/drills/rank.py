@@ -24,9 +24,11 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from tests.drills.soak_steps import Soak
 
 import collectived as cd
 from collectived.shared import seqpacket
@@ -165,6 +167,16 @@ class Rank:
         names = {"group": self.here, "np": np, "cd": cd, "options": _options(timeout)}
         generation, instance = self._submitted(timeout, None, waits=waits)
         self._outcome(generation, instance, lambda: eval(code, names))
+
+    def soak(self, seed: str, last: int, timeout: float, act: str = "", at: int = -1) -> Any:
+        """Does what `soak_steps` says for each instance before `last`, until the generation is over; what came of it.
+
+        As instance `at` it does `act` instead: differ, abort, fail, leave.
+        """
+        soak = Soak(self.here, seed, _options(timeout), at if act == "differ" else -1)
+        if soak.play(at if act and act != "differ" else last) and act and act != "differ":
+            getattr(self, act)(*[f"{act} of a soak"] * (act != "leave"))
+        return asdict(soak.report)
 
     def until_others_wait(self, fill: float) -> Any:
         """Sums until others wait to come in; how often."""

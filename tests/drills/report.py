@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.drills.play import Result
+from tests.drills.soak import SoakResult
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 _MARKED = re.compile(r"(<!-- drills -->\n).*(<!-- end of drills -->)", re.DOTALL)
@@ -36,10 +37,11 @@ def summary(results: Sequence[Result]) -> str:
     )
 
 
-def write(results: Sequence[Result]) -> None:
-    """Puts the tables into the page, between its marks."""
+def write(results: Sequence[Result], soaked: SoakResult | None = None) -> None:
+    """Puts the tables into the page, between its marks, and what became of a soak."""
     page = PAGE.read_text()
-    fresh, found = _MARKED.subn(lambda marks: f"{marks[1]}\n{tables(results)}\n{marks[2]}", page)
+    told = tables(results) + (f"\n### Soak\n\n{soaked}\n" if soaked is not None else "")
+    fresh, found = _MARKED.subn(lambda marks: f"{marks[1]}\n{told}\n{marks[2]}", page)
     assert found == 1, f"{PAGE} has no place for the tables"
     PAGE.write_text(fresh)
 

@@ -1,0 +1,244 @@
+"""A soak: groups that compute for minutes while clients, workers and the coordinator fail at random moments.
+
+Every result is compared with NumPy, and every failed generation must have one verdict: the same code, cause and
+culprits on all ranks that hear it. The choices are made from a seed; the moments are the machine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.drills.cluster import Cluster
+from tests.drills.limits import Limit
+from tests.drills.play import find_defects
+from tests.drills.processes import Answer, RankProcess
+
+WORKERS = 3
+ROUND_SECONDS = 90.0  # after which a round is given up: a hang
+CALM_TIMEOUT, STOP_TIMEOUT = 30.0, 2.0  # seconds of each call, and where a client is stopped
+MOST_RANKS, GENERATIONS, INSTANCES = 5, 4, 120  # of a group; in a round; of a generation, at most
+REMOTE = 0.2  # of the clients come over TCP
+EXPECTED: dict[str, tuple[str, ...]] = {  # what the ranks that hear of a fault are told: one of these causes
+    "nothing": (),
+    "restart of the coordinator": (),
+    "kill": ("LOST_RANK",),
+    "kill without the coordinator": ("LOST_RANK",),
+    "stop": ("DEADLINE",),
+    "differ": ("MISMATCH",),
+    "abort": ("ABORTED",),
+    "fail": ("ABORTED",),
+    "leave": ("LEFT",),
+    "kill of a worker": ("LOST_WORKER", "LOST_LINK"),  # whatever is noticed first
+}
+OWN_ACTS = ("differ", "abort", "fail", "leave")  # what a rank does itself
+
+
+@dataclass
+class SoakResult:
+    """What became of a soak: generations by fault, results that were right, and what was not as promised."""
+
+    faults: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)  # generations that somebody heard to have failed
+    right: int = 0
+    violations: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        shown = ", ".join(
+            f"{fault}: {count} ({self.failed[fault]} failed)" for fault, count in self.faults.most_common()
+        )
+        return (
+            f"Soak of {self.seconds / 60:.1f} minutes: {self.faults.total()} generations, {self.right} results as "
+            f"NumPy's, {len(self.violations)} not as promised. Faults: {shown}."
+        )
+
+
+def soak(seconds: float, seed: int, burn: bool = False) -> SoakResult:
+    """Play rounds for so long, on clusters of three workers; `burn`: beside processes that use every core, niced."""
+    result, begin = SoakResult(), time.monotonic()
+    with contextlib.ExitStack() as ending:
+        if burn:
+            ending.enter_context(burners())
+        cluster, number = None, 0
+        while time.monotonic() - begin < seconds:
+            cluster = cluster or Cluster(WORKERS)
+            number += 1
+            one = Round(cluster, f"{seed}/{number}", result)
+            try:
+                one.play(begin + seconds)
+            except Exception as error:
+                result.violations.append(f"round {one.seed}, {one.fault}: {type(error).__name__}: {error}")
+            defects = find_defects(line for daemon in cluster.daemons for line in daemon.log)
+            result.violations += [f"round {one.seed}: a daemon said {line!r}" for line in defects]
+            for daemon in cluster.daemons:
+                daemon.log.clear()
+            if one.is_over:
+                cluster.keep_spares()
+                continue
+            one.abandon()
+            with contextlib.suppress(Exception):
+                cluster.close()
+            cluster = None
+        if cluster is not None:
+            cluster.close()
+    result.seconds = time.monotonic() - begin
+    return result
+
+
+@contextlib.contextmanager
+def burners() -> Iterator[None]:
+    """A niced process per core that does nothing but compute."""
+    command = ["nice", "-n", "19", sys.executable, "-c", "while True: pass"]
+    running = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+class Round:
+    """One group from its first generation to its last. `is_over`: it ended in order, and the cluster can be used on."""
+
+    def __init__(self, cluster: Cluster, seed: str, result: SoakResult) -> None:
+        self.seed = seed
+        self.fault = "the first join"
+        self.is_over = False
+        self._cluster = cluster
+        self._random = random.Random(seed)
+        self._result = result
+        self._limit = Limit(ROUND_SECONDS)
+        self._cast: list[RankProcess] = []
+        size = self._random.randrange(2, MOST_RANKS + 1)
+        workers = self._random.sample(range(WORKERS), self._random.randrange(1, WORKERS + 1))
+        self._placement = sorted(self._random.choice(workers) for _ in range(size))
+        self._ranks = [self._hire(task) for task in self._placement]
+        self._joined: set[RankProcess] = set()
+
+    def play(self, until: float) -> None:
+        """Play generations, each with a fault; at least one, and none that begins after `until`."""
+        for number in range(self._random.randrange(1, GENERATIONS + 1)):
+            if number and time.monotonic() > until:
+                break
+            self._join()
+            self.fault = self._random.choice(list(EXPECTED))
+            self._result.faults[self.fault] += 1
+            self._play_generation(f"{self.seed}/{number}")
+        self.fault = "the end"
+        for process in dict.fromkeys(self._cast):
+            if process.alive and not process.spoilt:
+                process.ask("close").get(self._limit)
+            self._cluster.dismiss(process)
+        self.is_over = True
+
+    def abandon(self) -> None:
+        """End the processes of a round that has failed."""
+        for process in dict.fromkeys(self._cast):
+            process.kill()
+            process.close()
+
+    def _hire(self, task: int) -> RankProcess:
+        process = self._cluster.hire(task)
+        self._cast.append(process)
+        return process
+
+    def _join(self) -> None:
+        """Who was in the group rejoins; who is new connects, some over TCP, and joins."""
+        self._limit.until(self._cluster.all_connected, "workers that all have their coordinator")
+        answers = []
+        for rank, process in enumerate(self._ranks):
+            if process in self._joined:
+                answers.append(process.ask("rejoin", timeout=30.0))
+                continue
+            remote = self._random.random() < REMOTE
+            ways = self._cluster.far_addresses if remote else self._cluster.addresses
+            process.ask("connect", worker=ways[process.worker], timeout=30.0)
+            name = f"soak-{self.seed}".replace("/", "-")
+            answers.append(process.ask("join", name=name, size=len(self._ranks), rank=rank, timeout=30.0))
+        found = [answer.value(self._limit) for answer in answers]
+        self._joined = set(self._ranks)
+        assert [one["rank"] for one in found] == list(range(len(found))), f"the ranks that joined are {found}"
+        assert len({one["generation"] for one in found}) == 1, f"ranks of one group are in generations {found}"
+
+    def _play_generation(self, seed: str) -> None:
+        victim, last = self._random.randrange(len(self._ranks)), self._random.randrange(1, INSTANCES)
+        timeout = STOP_TIMEOUT if self.fault == "stop" else CALM_TIMEOUT
+        answers = []
+        for rank, process in enumerate(self._ranks):
+            acts = rank == victim and self.fault in OWN_ACTS
+            act, at = (self.fault, self._random.randrange(last)) if acts else ("", -1)
+            answers.append(process.ask("soak", seed=seed, last=last, timeout=timeout, act=act, at=at))
+        time.sleep(self._random.random() * 0.5)  # the moment of the fault is any
+        silent = self._strike(victim)
+        told = {rank: self._collect(answers[rank]) for rank in range(len(answers)) if rank not in silent}
+        for rank in silent:
+            self._replace(rank)
+        self._judge(seed, victim, told)
+
+    def _strike(self, victim: int) -> set[int]:
+        """Does what this generation suffers; ranks that are gone, or whose worker is."""
+        process, cluster = self._ranks[victim], self._cluster
+        match self.fault:
+            case "kill":
+                process.kill()
+                return {victim}
+            case "kill without the coordinator":
+                cluster.coordinator.kill()
+                process.kill()
+                time.sleep(1.0)  # workers decide alone within that time
+                cluster.restart_coordinator(self._limit)
+                return {victim}
+            case "restart of the coordinator":
+                cluster.coordinator.kill()
+                cluster.restart_coordinator(self._limit)
+            case "stop":
+                process.stop()
+                time.sleep(2 * STOP_TIMEOUT)
+                process.go_on()
+            case "kill of a worker":
+                task = self._placement[victim]
+                cluster.workers[task].kill()
+                cluster.restart_worker(task, self._limit)
+                return {rank for rank, placed in enumerate(self._placement) if placed == task}
+        return set()
+
+    def _collect(self, answer: Answer) -> dict[str, Any]:
+        told: dict[str, Any] = answer.value(self._limit)
+        self._result.right += told["right"]
+        self._result.violations += [f"round {self.seed}, {self.fault}: wrong result of {one}" for one in told["wrong"]]
+        return told
+
+    def _replace(self, rank: int) -> None:
+        self._ranks[rank].gone()
+        self._ranks[rank].kill()
+        self._ranks[rank] = self._hire(self._placement[rank])
+
+    def _judge(self, seed: str, victim: int, told: dict[int, dict[str, Any]]) -> None:
+        verdicts: dict[tuple[Any, ...], set[int]] = {}
+        texts = {}
+        for rank, one in told.items():
+            for failure in one["failures"]:
+                verdict = (failure["code"], failure["cause"], *map(tuple, (failure["missing"], failure["differing"])))
+                verdicts.setdefault(verdict, set()).add(rank)
+                texts[verdict] = failure["text"]
+        self._result.failed[self.fault] += bool(verdicts)
+        shown = "; ".join(f"ranks {sorted(ranks)}: {verdict} {texts[verdict]}" for verdict, ranks in verdicts.items())
+        where = f"round {seed}, {self.fault} of rank {victim}, workers {self._placement}"
+        if len(verdicts) > 1:
+            self._result.violations.append(f"{where}: different verdicts: {shown}")
+        elif any(verdict[1] not in EXPECTED[self.fault] for verdict in verdicts):
+            self._result.violations.append(f"{where}: expected {EXPECTED[self.fault]}, got {shown}")
+        elif self.fault not in ("stop", "differ") and any(victim not in verdict[2] for verdict in verdicts):
+            self._result.violations.append(f"{where}: rank {victim} is not named: {shown}")
+        if not verdicts and self.fault in ("differ", "abort", "fail"):
+            self._result.violations.append(f"{where}: nobody heard of it")
