@@ -55,8 +55,7 @@ class Collectives(PointToPointCalls):
     - A value travels in at most 4096 packs; where arrays are cut or joined, each array is a pack of its own.
     - A plain `TypeError` or `ValueError` tells of wrong arguments of this rank alone: it has started nothing, and the
       others, which are told nothing, wait for it. Any `CollectiveError` tells of a collective that failed on all
-      ranks, and its class what comes next; but `ResourceExhaustedError` without a verdict (the worker has no memory for
-      inputs) is this rank's alone.
+      ranks, and its class what comes next.
     """
 
     @overload

@@ -36,7 +36,6 @@ from collectived.errors import (
     CancelledError,
     FailedPreconditionError,
     PermissionDeniedError,
-    ResourceExhaustedError,
     UnauthenticatedError,
     UnimplementedError,
 )
@@ -56,7 +55,6 @@ _REFUSALS = (  # say that nothing was submitted, so that this rank is where it w
     CancelledError,
     FailedPreconditionError,
     PermissionDeniedError,
-    ResourceExhaustedError,
     UnauthenticatedError,
     UnimplementedError,
 )

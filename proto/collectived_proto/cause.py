@@ -23,3 +23,8 @@ class Cause(enum.IntEnum):
     CANCELLED = 12
     REFUSED = 13
     DEFECT = 14
+
+
+# What one rank may end a generation with for all, beside an abort: a failure of its own process, or of its way to its
+# worker.
+RANK_FAILURES = (Cause.DEADLINE, Cause.EXHAUSTED, Cause.REFUSED, Cause.DEFECT)

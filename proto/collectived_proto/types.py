@@ -460,3 +460,4 @@ class Report:
     ranks: tuple[RankPosition, ...] = ()
     peer: int = 0
     last: tuple[Submission, ...] = ()  # of a rank that has gone: what others may find only now that they differ in
+    cause: Cause = Cause.UNSPECIFIED  # of an abort that a failure of the rank is behind

@@ -40,7 +40,7 @@ class Step:
         whole = np.random.default_rng([*self.seed, rank]).integers(-8, 9, (rows, 3))
         return np.asarray(whole, self.dtype)
 
-    def run(self, group: cd.Group, options: cd.CommunicationOptions) -> cd.Work:
+    def run(self, group: cd.Group, options: cd.CommunicationOptions) -> cd.Work[Any]:
         """Start it on this rank."""
         arguments: list[Any] = [] if self.call == "barrier" else [self.values(group.rank)]
         if self.call == "broadcast" and group.rank != self.root and self.seed[1] % 2:
@@ -48,7 +48,7 @@ class Step:
         if self.call in _REDUCING:
             arguments.insert(0, self.op)
         rooted = {"root": self.root} if self.call in _ROOTED else {}
-        work: cd.Work = getattr(group, self.call)(*arguments, **rooted, options=options, async_op=True)
+        work: cd.Work[Any] = getattr(group, self.call)(*arguments, **rooted, options=options, async_op=True)
         return work
 
     def is_right(self, rank: int, result: Any) -> bool:
@@ -125,7 +125,7 @@ class Soak:
 
     def _play_window(self, numbers: range) -> None:
         self._next = numbers.stop
-        works: list[tuple[Step, cd.Work]] = []
+        works: list[tuple[Step, cd.Work[Any]]] = []
         try:
             for number in numbers:
                 step = make_step(self._seed, number, self._group.size)

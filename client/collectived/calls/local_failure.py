@@ -13,6 +13,7 @@ from collectived_proto.errors import (
     CollectiveError,
     DeadlineExceededError,
     InternalError,
+    ResourceExhaustedError,
     error_class,
 )
 
@@ -24,6 +25,8 @@ def classify_failure(error: Exception) -> tuple[Cause, str]:
     """The cause of a verdict that follows from an error which nobody decided, and what it says to people."""
     if isinstance(error, DeadlineExceededError):
         return Cause.DEADLINE, str(error)
+    if isinstance(error, ResourceExhaustedError):
+        return Cause.EXHAUSTED, str(error)
     if isinstance(error, CollectiveError):
         return Cause.DEFECT if isinstance(error, InternalError) else Cause.REFUSED, str(error)
     if isinstance(error, OSError) and error.errno == errno.EMFILE:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from collectived.calls.call import Call
-from collectived_proto.cause import Cause
+from collectived_proto.cause import RANK_FAILURES, Cause
 from collectived_proto.errors import (
     CODE_BY_CAUSE,
     Code,
@@ -20,6 +20,8 @@ from collectived_proto.errors import (
 )
 from collectived_proto.ipc import messages
 from collectived_proto.types import GroupInfo, Member, Verdict
+
+_OWN_CAUSES = (Cause.ABORTED, *RANK_FAILURES)  # name this rank, as the others hear it
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +226,9 @@ class RankState:
             from_instance=self.next_instance if instance < 0 else instance,
             instance=instance,
             op=call.prepared.op if call else "",
-            missing=(self.group.members[self.rank],) if cause is Cause.ABORTED else (),
+            missing=(self.group.members[self.rank],) if cause in _OWN_CAUSES and code is None else (),
             decided_by=self._own_name,
             members=self.group.members,
             cause=cause,
-            origin=self.rank if cause in (Cause.ABORTED, Cause.REFUSED) else None,
+            origin=self.rank if cause in _OWN_CAUSES else None,
         )

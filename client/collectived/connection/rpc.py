@@ -38,6 +38,7 @@ from collectived.errors import (
     UnavailableError,
 )
 from collectived_proto import codec
+from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
 from collectived_proto.error_status import from_rpc_error
 from collectived_proto.types import Collective, GroupInfo
@@ -318,9 +319,9 @@ class WorkerClient:
         """Begins a `Submit`; its replies. Only in threads of the library's."""
         return self._stub.Submit(requests, metadata=self._metadata)
 
-    def abort(self, session: bytes, key: int, rank: int, reason: str) -> RpcThread:
+    def abort(self, session: bytes, key: int, rank: int, reason: str, cause: Cause = Cause.UNSPECIFIED) -> RpcThread:
         """Ends a generation for all ranks; its answer comes when nothing of it runs on the worker any more."""
-        request = worker_pb2.AbortRequest(session=session, key=key, rank=rank, reason=reason)
+        request = worker_pb2.AbortRequest(session=session, key=key, rank=rank, reason=reason, cause=cause.name)
         return RpcThread(
             lambda: self._stub.Abort.future(request, timeout=_RPC_TIMEOUT, metadata=self._metadata),
             self.map_error,

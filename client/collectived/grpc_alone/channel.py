@@ -18,8 +18,9 @@ from collectived.calls.leader_follower import LeaderFollower
 from collectived.calls.local_failure import classify_failure
 from collectived.calls.prepare import MAX_SIGNATURES
 from collectived.calls.rank_state import LocalVerdict
-from collectived.calls.timeout import DEADLINE_GRACE
+from collectived.calls.timeout import DEADLINE_GRACE, MAX_REASON_LENGTH
 from collectived.connection.rpc import WorkerClient
+from collectived.connection.rpc_thread import RpcThread
 from collectived.errors import CollectiveError
 from collectived.grpc_alone.heap import BlockPool, HeapStaging
 from collectived.grpc_alone.submission import FixedLayoutResult, IncomingResult, Submission, VariableLayoutResult
@@ -35,9 +36,6 @@ from collectived_proto.v1 import common_pb2, worker_pb2
 _LEAVE_TIMEOUT = 2.0  # seconds in which a worker says what it knows when we leave,
 _LEAVE_OVER_TIMEOUT = 0.2  # and where that can be nothing new, for the generation is over
 _NEGLIGIBLE = 0.02  # seconds between the caller's call and the worker's clock of it that are not counted
-# With these a worker says that it has not taken a submission, and that its number is free again. That an argument is
-# wrong it says earlier, when the collective is described; InvalidArgumentError tells of what all ranks are told alike.
-_REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED)
 
 
 class _FollowersOnly(LeaderFollower):
@@ -65,6 +63,7 @@ class GrpcChannel(RankChannel):
         self._leader_follower = _FollowersOnly(self.mutex)
         self._collectives: dict[int, common_pb2.Collective] = {}  # by the worker's number
         self._blocks = BlockPool()
+        self._unanswered_abort: RpcThread | None = None
 
     def describe(self, collective: Collective, deadline: Deadline | None) -> Description:
         """Describe a collective to the worker; a `buffers.Describe`."""
@@ -162,11 +161,11 @@ class GrpcChannel(RankChannel):
             self.rank_state.apply_verdict(verdict)
             if not call.complete:
                 self._end(call, verdict)
-        elif call.complete or (ours.code in _REFUSALS and self._handle_refusal(call, ours)):
-            pass
-        elif ours.code in (*_REFUSALS, Code.DEADLINE_EXCEEDED):
+        elif call.complete or (ours.code is Code.UNIMPLEMENTED and self._handle_refusal(call, ours)):
+            pass  # its number is free again: no rank can do this, so that none is a step ahead
+        elif ours.code in (Code.UNIMPLEMENTED, Code.RESOURCE_EXHAUSTED, Code.DEADLINE_EXCEEDED):
             # Nobody else knows of this call, and what is numbered after it has no turn.
-            return self.rank_state.make_verdict(Cause.REFUSED, f"{call.prepared.op}: {ours}", call, code=ours.code)
+            return self.rank_state.make_verdict(classify_failure(ours)[0], f"{call.prepared.op}: {ours}", call)
         elif ours.code is Code.INVALID_ARGUMENT:
             text = f"{call.prepared.op}: {self._worker} refuses what it had prepared itself: {ours}"
             return self.rank_state.make_verdict(Cause.DEFECT, text, call)
@@ -232,12 +231,22 @@ class GrpcChannel(RankChannel):
             self._give_up_all(verdict)
         self.callbacks.dispatch()
         if told:
-            aborted = self._rpc.abort(self._session, standing.group.key, standing.rank, verdict.message)
-            with contextlib.suppress(queue.Empty, CollectiveError):
+            reason, cause = verdict.message[:MAX_REASON_LENGTH], verdict.cause
+            aborted = self._rpc.abort(self._session, standing.group.key, standing.rank, reason, cause)
+            self._await_abort(aborted, within)
+
+    def _await_abort(self, aborted: RpcThread, within: float) -> None:
+        """Waits for the answer of an abort; where none comes in time `leave`, which must not overtake it, does."""
+        try:
+            with contextlib.suppress(CollectiveError):
                 aborted.next(within)
+        except queue.Empty:
+            self._unanswered_abort = aborted
 
     def _hear_last_verdict(self) -> None:
         standing = self.rank_state
+        if self._unanswered_abort is not None:
+            self._await_abort(self._unanswered_abort, _LEAVE_TIMEOUT)
         within = _LEAVE_OVER_TIMEOUT if standing.is_over and standing.cancel_verdict is None else _LEAVE_TIMEOUT
         with contextlib.suppress(CollectiveError):  # it is gone, and the group is left all the same
             unseen = self._rpc.leave(self._session, standing.group.key, standing.rank, within)

@@ -19,6 +19,7 @@ from collectived.calls.call import ALL_PACKS, Call
 from collectived.calls.channel import CONNECT_AGAIN, RankChannel
 from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
 from collectived.calls.local_failure import classify_failure, descriptor_lost
+from collectived.calls.timeout import MAX_REASON_LENGTH
 from collectived.errors import UnavailableError
 from collectived.gpu.driver import CudaError, get_cuda
 from collectived.shared import seqpacket
@@ -241,7 +242,7 @@ class Doorbell(RankChannel):
             if not over:
                 self.rank_state.apply_verdict(verdict)
             if self.rank_state.claim_abort():
-                self._send_control(messages.MessageType.ABORT, verdict.message)
+                self._send_now(messages.encode_end(verdict.cause, verdict.message[:MAX_REASON_LENGTH]))
             echo = self._send_ping(verdict) if self._calls else None
         try:
             if echo is not None:
@@ -253,7 +254,10 @@ class Doorbell(RankChannel):
 
     def _send_control(self, kind: messages.MessageType, text: str = "") -> bool:
         """Send a message without an instance if there is room for it."""
-        return not self._is_lost and seqpacket.send(self._socket, messages.encode_bare(kind, text), 0.0)
+        return self._send_now(messages.encode_bare(kind, text))
+
+    def _send_now(self, message: bytes) -> bool:
+        return not self._is_lost and seqpacket.send(self._socket, message, 0.0)
 
     def _send_ping(self, verdict: Verdict | None = None) -> PingReply | None:
         """Sends a PING; its answer, or None where there is no room for it. Under the mutex."""

@@ -17,6 +17,7 @@ import enum
 import struct
 from typing import NamedTuple
 
+from collectived_proto.cause import RANK_FAILURES, Cause
 from collectived_proto.version import FIRST_VERSIONS, OUR_VERSIONS, VersionRange, sanitize_versions
 
 TOKEN_BYTES = 16
@@ -61,6 +62,7 @@ class MessageType(enum.IntEnum):
     LEAVE = 3  # no further instances from this rank
     ABORT = 4  # end the generation for all; text follows
     PING = 5  # are you there?
+    FAIL = 7  # the same because of a failure of this rank: its cause (a Cause, one byte) and text follow
     EVENT = 6  # an event of a GPU, by a number and CUDA's handle of it
     # worker → client, doorbell
     DONE = 16  # one pack of an instance is complete
@@ -199,6 +201,23 @@ def encode_bare(kind: MessageType, text: str = "") -> bytes:
 
 def parse_text(data: bytes) -> str:
     return data[1:].decode(errors="replace")
+
+
+def encode_end(cause: Cause, reason: str) -> bytes:
+    """Encode what ends the generation for all: ABORT, or FAIL where a failure of this rank is the cause."""
+    if cause is Cause.ABORTED:
+        return encode_bare(MessageType.ABORT, reason)
+    return bytes((MessageType.FAIL, cause)) + _encode_text(reason)
+
+
+def parse_end(data: bytes) -> tuple[Cause, str]:
+    """Parse ABORT or FAIL. A cause that is no failure of one rank counts as an abort."""
+    if parse_type(data) is MessageType.ABORT:
+        return Cause.ABORTED, parse_text(data)
+    if len(data) < 2:
+        raise MalformedMessage("a FAIL without its cause")
+    cause = Cause(data[1]) if data[1] in RANK_FAILURES else Cause.ABORTED
+    return cause, data[2:].decode(errors="replace")
 
 
 class Completion(NamedTuple):

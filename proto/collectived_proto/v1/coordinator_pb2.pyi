@@ -281,7 +281,7 @@ class JoinRefused(_message.Message):
     def __init__(self, request: _Optional[str] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("key", "generation", "kind", "instance", "rank", "worker", "text", "timeout_seconds", "ranks", "peer", "last")
+    __slots__ = ("key", "generation", "kind", "instance", "rank", "worker", "text", "timeout_seconds", "ranks", "peer", "last", "cause")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Report.Kind]
@@ -323,6 +323,7 @@ class Report(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     key: int
     generation: int
     kind: Report.Kind
@@ -334,7 +335,8 @@ class Report(_message.Message):
     ranks: _containers.RepeatedCompositeFieldContainer[RankPosition]
     peer: int
     last: _containers.RepeatedCompositeFieldContainer[Submission]
-    def __init__(self, key: _Optional[int] = ..., generation: _Optional[int] = ..., kind: _Optional[_Union[Report.Kind, str]] = ..., instance: _Optional[int] = ..., rank: _Optional[int] = ..., worker: _Optional[int] = ..., text: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankPosition, _Mapping]]] = ..., peer: _Optional[int] = ..., last: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ...) -> None: ...
+    cause: _common_pb2.Verdict.Cause
+    def __init__(self, key: _Optional[int] = ..., generation: _Optional[int] = ..., kind: _Optional[_Union[Report.Kind, str]] = ..., instance: _Optional[int] = ..., rank: _Optional[int] = ..., worker: _Optional[int] = ..., text: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankPosition, _Mapping]]] = ..., peer: _Optional[int] = ..., last: _Optional[_Iterable[_Union[Submission, _Mapping]]] = ..., cause: _Optional[_Union[_common_pb2.Verdict.Cause, str]] = ...) -> None: ...
 
 class Submission(_message.Message):
     __slots__ = ("instance", "op", "site", "contract", "collective")

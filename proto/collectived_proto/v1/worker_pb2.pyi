@@ -192,16 +192,18 @@ class SubmitResult(_message.Message):
     def __init__(self, indices: _Optional[_Iterable[int]] = ..., leaves: _Optional[_Iterable[_Union[_common_pb2.Leaf, _Mapping]]] = ..., structure: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
-    __slots__ = ("session", "key", "rank", "reason")
+    __slots__ = ("session", "key", "rank", "reason", "cause")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     key: int
     rank: int
     reason: str
-    def __init__(self, session: _Optional[bytes] = ..., key: _Optional[int] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    cause: _common_pb2.Verdict.Cause
+    def __init__(self, session: _Optional[bytes] = ..., key: _Optional[int] = ..., rank: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[_Union[_common_pb2.Verdict.Cause, str]] = ...) -> None: ...
 
 class AbortReply(_message.Message):
     __slots__ = ()

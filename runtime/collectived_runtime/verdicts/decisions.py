@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from collectived_proto.cause import Cause
+from collectived_proto.cause import RANK_FAILURES, Cause
 from collectived_proto.report.phrases import (
     MAX_NAMED,
     expired_text,
@@ -49,7 +49,11 @@ def judge_lost_workers(
     return Decision(cause, text, tuple(member.rank for member in members))
 
 
-def judge_abort(member: Member, reason: str) -> Decision:
+def judge_abort(member: Member, reason: str, cause: Cause = Cause.ABORTED) -> Decision:
+    """A rank ends the generation for all: because it wants to, or because of a failure of its own (`cause`)."""
+    if cause in RANK_FAILURES:
+        text = f"{member} cannot go on: {reason or 'no details given'}"
+        return Decision(cause, text, (member.rank,), origin=member.rank)
     text = f"{member} aborted the group: {reason or 'no reason given'}"
     return Decision(Cause.ABORTED, text, (member.rank,), origin=member.rank)
 

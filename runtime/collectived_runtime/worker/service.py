@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from collectived_proto.cause import RANK_FAILURES, Cause
 from collectived_proto.codec import layout_to_proto, verdict_to_proto, versions_from_proto, versions_to_proto
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import CollectiveError
@@ -210,7 +211,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.AbortRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.AbortReply:
         rank = self._sessions.find(request.session).find_remote_rank(request.key, request.rank)
-        await rank.remote.abort(request.reason)
+        cause = Cause(request.cause) if int(request.cause) in map(int, RANK_FAILURES) else Cause.ABORTED
+        await rank.remote.abort(request.reason, cause)
         return worker_pb2.AbortReply()
 
     @_translate_errors

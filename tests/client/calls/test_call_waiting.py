@@ -37,7 +37,8 @@ def test_a_worker_that_does_not_answer_is_given_up_a_quarter_second_after_the_de
         setting.group.barrier(cd.CommunicationOptions(timeout_seconds=0.1))
     assert 0.1 + DEADLINE_GRACE <= time.monotonic() - began < 1.5 + delays.room
     assert isinstance(e.value, TimeoutError) and e.value.rejoin and e.value.decided_by == "rank 1"
-    setting.far.until(lambda: any(kind is messages.MessageType.ABORT for kind, _ in setting.far.texts))
+    setting.far.until(lambda: any(kind is messages.MessageType.FAIL for kind, _ in setting.far.texts))
+    assert [member.rank for member in e.value.missing] == [1], "as the others are told"
     with pytest.raises(cd.errors.DeadlineExceededError):
         setting.group.barrier()
 
@@ -275,7 +276,7 @@ def test_a_call_that_finds_no_room_by_its_deadline_ends_the_generation(make: Any
     with pytest.raises(cd.errors.DeadlineExceededError):
         setting.group.barrier()
     setting.far.until(lambda: len(setting.far.texts) > 0)
-    assert setting.far.texts[0][0] is messages.MessageType.ABORT, "the others do not wait for it"
+    assert setting.far.texts[0][0] is messages.MessageType.FAIL, "the others do not wait for it"
     assert len(setting.far.rings) == 64
 
 

@@ -110,7 +110,7 @@ def _handle_rank_report(book: Registry, generation: GroupRun, report: Report, no
         case ReportKind.LEFT:
             yield from _mark_rank_left(book, generation, rank, last, now)
         case ReportKind.ABORT:
-            decision = decisions.judge_abort(generation.member(rank, now), report.text)
+            decision = decisions.judge_abort(generation.member(rank, now), report.text, report.cause)
             yield from deliver(book, generation, verdicts.make_verdict(generation, decision, 0, now), now)
             successor = book.get_successor(generation)
             if successor:

@@ -106,7 +106,7 @@ def _decide(
                 members[rank], report.text, history_text(told[rank]) if rank in told else ""
             )
         case ReportKind.ABORT:
-            return decisions.judge_abort(members[rank], report.text)
+            return decisions.judge_abort(members[rank], report.text, report.cause)
         case ReportKind.LINK:
             there = [members[rank] for one in topology.peers if one.task == report.worker for rank in one.ranks]
             why = f"the link of {name} to worker {report.worker} broke: {report.text}"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from collectived_proto.cause import Cause
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.types import Report, ReportKind, Verdict, unscoped_name
@@ -120,6 +121,11 @@ class FaultReporter:
             if waiting is not None:
                 waiting.expired = True
             self._raise_fault(self._tracker.make_report(ReportKind.EXPIRED, instance, timeout=timeout))
+
+    def report_abort(self, instance: int, rank: int, reason: str, cause: Cause) -> None:
+        """A local rank ends the generation for all; see `decisions.judge_abort`."""
+        report = self._tracker.make_report(ReportKind.ABORT, instance, rank=rank, text=reason)
+        self._raise_fault(self._record_departure(replace(report, cause=cause)))
 
     def report_late(self, instance: int, rank: int, op: str, timeout: float) -> None:
         """A local rank has not submitted an instance by its own deadline, and will not."""

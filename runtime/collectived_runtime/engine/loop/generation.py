@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from collectived_proto.cause import Cause
 from collectived_proto.ipc import messages
 from collectived_proto.types import Broadcast, Recv, ReportKind, Scatter, Send, Verdict, unscoped_name
 from collectived_runtime.device.cuda.driver import CudaError
@@ -181,7 +182,7 @@ class Generation:
             self.reporter.report_left(rank, standing.submitted)
             self.point_to_point.report_departed_peers()
 
-    def abort(self, rank: int, reason: str) -> None:
+    def abort(self, rank: int, cause: Cause, reason: str) -> None:
         standing = self.tracker.progress[rank]
         if standing.has_departed:
             return
@@ -197,7 +198,7 @@ class Generation:
             self._completions.track_aborted(current)
         self._communicators.cancel_launches()
         self.point_to_point.discard(rank)
-        self.reporter.report_fault(ReportKind.ABORT, self.tracker.next_number, rank=rank, text=reason)
+        self.reporter.report_abort(self.tracker.next_number, rank, reason, cause)
 
     def mark_lost(self, rank: int, why: str) -> None:
         """Report that a rank's client is gone."""

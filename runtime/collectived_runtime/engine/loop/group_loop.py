@@ -362,8 +362,8 @@ class GroupLoop:
                 self._doorbells.throttle(local_rank)
             case messages.MessageType.LEAVE:
                 self._generation.leave(local_rank.rank)
-            case messages.MessageType.ABORT:
-                self._generation.abort(local_rank.rank, messages.parse_text(data))
+            case messages.MessageType.ABORT | messages.MessageType.FAIL:
+                self._generation.abort(local_rank.rank, *messages.parse_end(data))
             case messages.MessageType.EVENT:
                 self._input_events.register(local_rank.rank, *messages.parse_event(data))
             case messages.MessageType.PING:

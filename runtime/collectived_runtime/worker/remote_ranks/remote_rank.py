@@ -11,6 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from collectived_proto.cause import Cause
 from collectived_proto.codec import verdict_from_proto
 from collectived_proto.errors import (
     AbortedError,
@@ -191,11 +192,11 @@ class RemoteRankSession:
 
     # Other words
 
-    async def abort(self, reason: str) -> None:
+    async def abort(self, reason: str, cause: Cause = Cause.ABORTED) -> None:
         """End the generation for all; return when nothing of it runs here any more."""
         self.check_open()
         store_latest(self._abort_reasons, self.sequencer.current_generation, reason)
-        self._submit(messages.encode_bare(messages.MessageType.ABORT, reason))
+        self._submit(messages.encode_end(cause, reason))
         await self._ping()
 
     async def leave(self) -> Verdict | None:
