@@ -1,4 +1,7 @@
-"""A rank without descriptors for one call is told of its limit, and no sum is of different steps."""
+"""A rank without descriptors for one call is told of its limit, and no sum is of different steps.
+
+On two workers: ranks of one worker need no descriptors from call to call.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +48,13 @@ print(json.dumps([totals, told]))
     [(False, 1), (True, 0)],
     ids=["memory for its value comes with a descriptor", "memory of the first result comes with one"],
 )
-def test_a_rank_without_descriptors_for_one_call_shifts_no_sum(one_worker: Any, own: bool, starved: int) -> None:
+def test_a_rank_without_descriptors_for_one_call_shifts_no_sum(two_workers: Any, own: bool, starved: int) -> None:
     program = f"OWN, STARVED = {own}, {starved}\n{STEPS}"
-    clients = [one_worker.client(rank, 3, f"starved {own}", program) for rank in range(3)]
+    clients = [two_workers.client(rank, 3, f"starved {own}", program) for rank in range(3)]
     found = []
     for client in clients:
         out, err = client.communicate(timeout=60)
-        assert client.returncode == 0, (out, err, one_worker.log)
+        assert client.returncode == 0, (out, err, two_workers.log)
         found.append(json.loads(out))
     for totals, _ in found:
         assert all(total in (6 * 10.0**step, -1) for step, total in enumerate(totals[:3])) and totals[3] == 3, found
