@@ -106,12 +106,14 @@ static int advance(struct engine *e) {
 
 int engine_advance(struct engine *e, u64 budget) {
     int moved = 0;
-    if (!lead(e)) return 0;
+    atomic_fetch_add(&e->inside, 1);
+    if (atomic_load(&e->closing) || !lead(e)) return atomic_fetch_sub(&e->inside, 1), 0;
     for (u64 done = 0; done < budget; done += 4 * e->segment->geometry.share) {
         if (advance(e)) moved = 1;
         else if (!e->is_operated || !(arm(e) || letters_came(e))) break; /* its operator sleeps until it is rung */
     }
     resign(e);
+    atomic_fetch_sub(&e->inside, 1);
     return moved;
 }
 
@@ -284,11 +286,14 @@ static void start_thread(struct engine *e) { /* under the lock */
 void engine_entrust(struct engine *e, struct job *job) {
     if ((job->kind == COLLECTIVE ? job->plan->bytes_moved : job->letter.bytes) <= INLINE_BYTES)
         engine_advance(e, INLINE_BYTES);
-    if (!atomic_load(&e->unfinished)) return;
+    if (!atomic_load(&e->unfinished) || atomic_load(&job->state) > PENDING) return;
     pthread_mutex_lock(&e->lock);
     start_thread(e);
+    int is_next = e->first == job || job->kind != COLLECTIVE;
     pthread_mutex_unlock(&e->lock);
     tell(e);
+    /* A thread that sleeps on the bell waits for something else. */
+    if (is_next && atomic_load(&place_of(e->segment, e->seat)->asleep)) ring(e->segment, e->seat);
 }
 
 void engine_await_finished(struct engine *e, struct waiting *how) {
