@@ -155,7 +155,7 @@ def a_process_has_no_descriptor_left(worker: Cluster) -> errors.CollectiveError:
         resource.setrlimit(resource.RLIMIT_NOFILE, (LOWEST_DESCRIPTORS, limits[1]))
         try:
             with pytest.raises(errors.ResourceExhaustedError) as caught:
-                group.all_reduce("sum", np.ones(1 << 20))  # has no memory of the worker yet
+                group.send(np.ones(1 << 20), 0)  # has no memory of the worker yet
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     return caught.value

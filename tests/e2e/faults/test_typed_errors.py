@@ -388,8 +388,9 @@ def test_a_job_that_simply_ends_raises_no_alarm_a_hundred_times(make_cluster: An
 
 @pytest.mark.timeout(200)
 def test_threads_and_descriptors_of_a_worker_do_not_grow_with_collectives_or_timeouts(
-    two_workers: Any, transport: str
+    make_cluster: Any, transport: str
 ) -> None:
+    two_workers = make_cluster(2)  # of which no earlier test has left what is still to be closed
     pids = [worker.process.pid for worker in two_workers.workers]
 
     def counts() -> list[tuple[int, int]]:
