@@ -190,6 +190,21 @@ class SeatState(NamedTuple):
     cpu: int
 
 
+class Total(NamedTuple):
+    """What a seat has completed of one description; written by its process, so not to be trusted.
+
+    Attributes:
+        description: the number given to its plans; -1: all others of that operation. operation: as in its plans.
+        bytes: of values, the root's where it alone has one. nanoseconds: from submission to completion.
+    """
+
+    description: int
+    operation: int
+    calls: int
+    bytes: int
+    nanoseconds: int
+
+
 class Review(NamedTuple):
     """The open instance, as the worker finds it.
 

@@ -102,6 +102,9 @@ struct engine {
     a32 closing;
 };
 
+/* Where a seat counts what it completes of a description. */
+struct total *find_total(const struct engine *e, u64 description, int operation);
+
 struct engine *engine_open(struct segment *segment, int seat);
 /* Ends the thread; jobs that are not done end with DETACHED. The segment stays mapped. */
 void engine_close(struct engine *e);

@@ -34,6 +34,7 @@ enum {
     LETTER_SLOT = 4096,  /* bytes that each of them has at hand; longer ones get more */
     LETTER_BLOB = 1024,
     LETTER_RING = 256 << 10,
+    TOTALS = 256,        /* of one seat */
     CACHE_LINE = 64,
     PAGE = 4096,
 };
@@ -110,6 +111,16 @@ struct receipt { /* what a receiver says of one letter: whose serial it has matc
     a64 taken;
 };
 
+/* What a seat has completed of one description; it alone writes. The last ones, one for each operation, are for all
+ * descriptions that found no place of their own. */
+struct total {
+    _Alignas(CACHE_LINE) a64 description; /* 1 + the number given to its plans; 0: not in use */
+    a64 operation;
+    a64 calls;       /* written last */
+    a64 bytes;       /* of values, the root's where it alone has one */
+    a64 nanoseconds; /* from submission to completion */
+};
+
 struct seat { /* the start of a seat's own range */
     _Alignas(CACHE_LINE) a64 progress; /* instance << TICK_BITS | ticks published in it */
     a64 ticks;                         /* published since the segment was made */
@@ -161,7 +172,7 @@ struct segment {
     int users, knock; /* knock: the worker's eventfd, -1: none */
     u64 epoch; /* of the process: see `segment_is_ours` */
     char *base;
-    u64 bytes, front, seat_bytes, part, results, letters, receipts, slots, mail;
+    u64 bytes, front, seat_bytes, part, results, letters, receipts, totals, slots, mail;
     struct segment *next;
 };
 
@@ -194,6 +205,10 @@ static inline struct letter *letters_of(const struct segment *s, int seat) {
 /* What `seat` says of the letters of `sender`. */
 static inline struct receipt *receipts_of(const struct segment *s, int seat, int sender) {
     return (struct receipt *)((char *)seat_of(s, seat) + s->receipts) + (u64)sender * LETTERS;
+}
+
+static inline struct total *totals_of(const struct segment *s, int seat) {
+    return (struct total *)((char *)seat_of(s, seat) + s->totals);
 }
 
 static inline char *slot_of(const struct segment *s, int seat, int letter) {

@@ -83,6 +83,7 @@ PyObject *engine_plan(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     if (!plan) return NULL;
     memcpy(plan->digest, digest, 16);
     plan->terms = terms, plan->open = is_open, plan->meets = (int)numbers[3], plan->description = description;
+    plan->total = find_total(e->engine, description, (int)numbers[0]);
     Plan *made = (Plan *)PyType_GenericAlloc(plan_type, 0);
     if (!made) return free(plan), NULL;
     made->plan = plan, made->serial = e->segment->serial;

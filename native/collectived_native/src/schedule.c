@@ -203,6 +203,8 @@ struct plan *plan_make(const struct segment *s, int seat, int operation, int red
         if (*why) break;
         cut(s, plan, p);
         p->first_step = plan->steps, plan->steps += p->steps;
+        int whose = operation == BROADCAST || operation == SCATTER ? root : seat;
+        plan->bytes += value_of(plan, p, whose) * p->item;
         plan->bytes_moved += value_of(plan, p, seat) * p->item + result_of_seat(plan, p) * p->result_item;
         plan->streams |= result_of_seat(plan, p) * p->result_item >= s->geometry.streamed;
     }

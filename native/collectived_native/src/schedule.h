@@ -31,6 +31,8 @@ struct plan { /* of one seat */
     int whole;                     /* all values fit into one tick */
     int meets, open;
     u64 steps, digest[2], terms, description, bytes_moved;
+    u64 bytes;                     /* of the value: this seat's, or the root's where it alone has one */
+    struct total *total;           /* where completed instances are counted */
     u64 whole_bytes;               /* of this seat's value in the first tick */
     int streams;                   /* results pass the caches */
     int shareable;                 /* a value in common memory can be read straight from there */

@@ -142,6 +142,27 @@ static PyObject *watcher_seat(PyObject *self, PyObject *number) {
     return tuple_of(numbers, sizeof numbers / sizeof *numbers);
 }
 
+/* What a seat has completed, by description: (description, operation, calls, bytes, nanoseconds); see segment.Total.
+ * Places are taken in order. In the last ones the description is -1: they hold all of an operation that found no place. */
+static PyObject *watcher_totals(PyObject *self, PyObject *number) {
+    Watcher *w = usable(self);
+    int index = w ? parse_seat(w, number) : -1;
+    if (index < 0) return NULL;
+    const struct total *totals = totals_of(w->segment, index);
+    PyObject *found[TOTALS];
+    Py_ssize_t count = 0;
+    for (int i = 0, own = TOTALS - OPERATIONS; i < TOTALS; i++) {
+        u64 description = load(&totals[i].description), calls = load(&totals[i].calls);
+        if (!description && i < own) i = own - 1;
+        if (!description || !calls) continue;
+        PyObject *parts[] = {i < own ? PyLong_FromUnsignedLongLong(description - 1) : PyLong_FromLong(-1),
+                             PyLong_FromUnsignedLongLong(load(&totals[i].operation)), PyLong_FromUnsignedLongLong(calls),
+                             PyLong_FromUnsignedLongLong(load(&totals[i].bytes)), PyLong_FromUnsignedLongLong(load(&totals[i].nanoseconds))};
+        found[count++] = pack(parts, 5);
+    }
+    return pack(found, count);
+}
+
 /* (instance, published, missing, disputed or -1, nanoseconds until the earliest deadline or -1) */
 static PyObject *watcher_review(PyObject *self, PyObject *unused) {
     Watcher *w = usable(self);
@@ -198,6 +219,7 @@ static PyMethodDef methods[] = {
     {"decided", watcher_decided, METH_NOARGS, "(complete, waiting or culprit, reason)"},
     {"verdict", watcher_verdict, METH_NOARGS, "(instance, reason, culprit, missing)"},
     {"seat", watcher_seat, METH_O, "What a seat has published."},
+    {"totals", watcher_totals, METH_O, "What a seat has completed, by description."},
     {"review", watcher_review, METH_NOARGS, "Help to decide; who has come, who has not, who differs, and the time left."},
     {"set_waiting", watcher_set_waiting, METH_O, "How many processes wait to join the group."},
     {"close", watcher_close, METH_NOARGS, "Unmap the segment."},
