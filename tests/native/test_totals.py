@@ -79,9 +79,7 @@ def test_descriptions_without_a_place_are_counted_together_by_operation() -> Non
     def body(engine: core.Engine, rank: int) -> None:
         work = all_reduce(DType.FLOAT32, np.ones(2, np.float32), ReduceOp.SUM)
         for number in range(PLACES + beyond):
-            finish(
-                engine, engine.run(work.plan(engine, description=number), work.inputs, work.make_outputs(), 0, None)
-            )
+            finish(engine, engine.run(work.plan(engine, description=number), work.inputs, work.make_outputs(), 0, None))
         finish(engine, engine.run(make_plan(engine, core.BARRIER, description=PLACES + 900), (), (), 0, None))
         finish(engine, engine.run(work.plan(engine, description=0), work.inputs, work.make_outputs(), 0, None))
 

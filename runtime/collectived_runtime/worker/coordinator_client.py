@@ -82,6 +82,7 @@ class CoordinatorClient:
     heard: called with each message of the coordinator.
     rejoin: called after each Welcome, to say again what may have been lost.
     ledgers: of the generations that run here; heartbeats tell where their ranks stand.
+    look: called before each heartbeat, so that what it tells is current.
     away: called when the coordinator cannot be reached any more, until `rejoin`.
 
     Attributes:
@@ -98,6 +99,7 @@ class CoordinatorClient:
         rejoin: Callable[[], None],
         ledgers: Callable[[], Iterable[InstanceTracker]] = tuple,
         away: Callable[[], None] = lambda: None,
+        look: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.address = endpoint.address
         self._tls = endpoint.tls
@@ -111,6 +113,7 @@ class CoordinatorClient:
         self._on_welcomed = rejoin
         self._list_trackers = ledgers
         self._on_away = away
+        self._look = look
         self.link_secret = ""
         self.welcome_count = 0
         self.heartbeat_count = 0
@@ -322,6 +325,8 @@ class CoordinatorClient:
                     self._wakeup.wait(), max(0.0, beaten + self.heartbeat_seconds - time.monotonic())
                 )
             except TimeoutError:
+                if self._look is not None:
+                    await self._look()
                 if stream != self._stream_count:
                     return
                 beaten = time.monotonic()

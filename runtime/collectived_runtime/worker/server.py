@@ -67,6 +67,7 @@ from collectived_runtime.worker.devices import GetNccl, default_memory_limit, ex
 from collectived_runtime.worker.draining import DrainState
 from collectived_runtime.worker.groups import Groups, WorkerPlace
 from collectived_runtime.worker.observe import otel
+from collectived_runtime.worker.observe.looks import look
 from collectived_runtime.worker.observe.status import (
     WorkerCounts,
     WorkerIdentity,
@@ -241,6 +242,7 @@ class _Worker:
             self._on_welcomed,
             lambda: [group_loop.tracker for group_loop in self.groups.group_loops],
             self._on_away,
+            lambda: look(self.groups.group_loops),
         )
 
     def _create_drain_state(self) -> DrainState:
@@ -465,6 +467,7 @@ class _Worker:
 
     async def _send_trace(self, asked: pb.AskTrace, heard: float) -> None:
         """Part by part, so that what is urgent is never behind all of them."""
+        await look(self.groups.group_loops)
         for part in worker_trace(self.identity, self.groups.group_loops, self.groups.recorder, asked.request):
             told = pb.TracePart(trace=asked.trace, part=part, asked_at=asked.at, heard_at=heard)
             told.answered_at = time.monotonic()
@@ -490,6 +493,7 @@ class _Worker:
                     return
         now = trace_pb2.TraceTime(unix=time.time(), monotonic=time.monotonic())
         yield trace_pb2.TraceReply(time=now, answered_by=self.name)
+        await look(self.groups.group_loops)
         for part in worker_trace(self.identity, self.groups.group_loops, self.groups.recorder, request):
             part.clock.how = "same clock"
             yield trace_pb2.TraceReply(worker=part)

@@ -7,7 +7,7 @@ import select
 from collections.abc import Callable, Iterable, Sequence
 
 from collectived_native import core, segment
-from collectived_native.segment import Geometry, SeatState
+from collectived_native.segment import Geometry, SeatState, Total
 from collectived_proto.ipc import messages
 from collectived_proto.ipc.spin import count_cores
 from collectived_runtime.engine.base.poller import Poller
@@ -70,6 +70,10 @@ class GroupSegment:
     def read_seat(self, rank: int) -> SeatState:
         """Return what a rank has published; its process wrote it, so it is not to be trusted."""
         return SeatState(*self.watcher.seat(self.seats[rank]))
+
+    def read_totals(self, rank: int) -> list[Total]:
+        """Return what a rank has completed, by description; its process wrote it, so it is not to be trusted."""
+        return [Total(*total) for total in self.watcher.totals(self.seats[rank])]
 
     def _on_knocker(self, _: int) -> None:
         try:

@@ -3,6 +3,8 @@
 The loop is not on the path of a collective. It looks when a rank has waited for a while, when a rank has gone, and at
 deadlines. It tells the tracker what it sees, so that stalls, deadlines and verdicts are decided as in other groups. The
 segment's word comes first: an instance has failed once the segment says so, and what is reported says the same.
+
+It counts what has been done by what the first rank has counted, so that each instance counts once for its group.
 """
 
 from __future__ import annotations
@@ -12,24 +14,38 @@ import time
 from collections.abc import Callable
 
 from collectived_native import core
+from collectived_native.segment import Total
+from collectived_proto.report.bandwidth import BUS_FACTORS
 from collectived_proto.types import ReportKind, Verdict
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.clients.segment import NS, GroupSegment
 from collectived_runtime.engine.failure.reporter import FaultReporter
+from collectived_runtime.engine.record.counters import OPERATIONS
+from collectived_runtime.engine.record.group_records import GroupRecords
+from collectived_runtime.engine.record.rates import OperationLoad
+from collectived_runtime.engine.record.segment_totals import SegmentTotals
 from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker
 
 _LOOK_SECONDS = 0.05  # between two looks at an instance that somebody waits for
 _LATER_LOOK_SECONDS = 0.2  # the same once it has been waited for long
 _EXPLAIN_SECONDS = 0.1  # in which a rank that ended the generation says why
 _ENDED_BY_A_RANK = (core.ABORTED, core.INTERRUPTED, core.FAILED)
+_OPERATIONS = {getattr(core, name.upper()): name for name in BUS_FACTORS}
 
 
 class SegmentWatch:
     """Follows one generation's segment. In the group loop's thread."""
 
-    def __init__(self, poller: Poller, tracker: InstanceTracker, reporter: FaultReporter, doorbells: Doorbells) -> None:
+    def __init__(
+        self,
+        poller: Poller,
+        tracker: InstanceTracker,
+        reporter: FaultReporter,
+        doorbells: Doorbells,
+        records: GroupRecords,
+    ) -> None:
         """
         Raises:
             OSError: there is no memory, or no descriptor, for a segment.
@@ -40,6 +56,8 @@ class SegmentWatch:
         self._tracker = tracker
         self._reporter = reporter
         self._doorbells = doorbells
+        self._records = records
+        self._totals = SegmentTotals(start)
         self._look_at = math.inf
         self._explain_by = math.inf  # when to say for a rank why it has ended the generation
         self._reported = False  # why the generation is over
@@ -61,8 +79,10 @@ class SegmentWatch:
     def look(self) -> None:
         """Take in what the ranks have done, and report why the generation is over, if it is."""
         now = time.monotonic()
-        instance, _, _, _, _ = self._segment.watcher.review()
+        self._segment.watcher.review()
+        totals = self._segment.read_totals(self._segment.ranks[0])
         complete, culprit, reason = self._segment.watcher.decided()
+        self._count(totals, complete, now)
         tracker = self._tracker
         for number in [known for known in tracker.instances if known < complete]:
             waited = tracker.instances[number]
@@ -71,7 +91,7 @@ class SegmentWatch:
             if waited.stalled:
                 self._reporter.report_resumed(number)
         tracker.next_number = max(tracker.next_number, complete)
-        self._read_seats(complete)
+        self._read_seats(complete, now)
         open_instance = tracker.instances.get(complete)
         if open_instance is None:
             self._look_at = math.inf
@@ -82,7 +102,32 @@ class SegmentWatch:
         if reason and not self._reported:
             self._report_end(complete, culprit, reason, now)
 
-    def _read_seats(self, complete: int) -> None:
+    def _count(self, totals: list[Total], complete: int, now: float) -> None:
+        """Count what has completed since the last look, in the words of the first rank."""
+        for gained in self._totals.take(totals, complete):
+            self._record(gained, now)
+        if self._tracker.progress[self._segment.ranks[0]].has_departed:
+            self._settle_totals(complete, now)
+
+    def _settle_totals(self, complete: int, now: float) -> None:
+        """Count what the first rank did not live to count: the last instance, which it has described all the same."""
+        missing = self._totals.settle(complete)
+        if missing:
+            self._record(Total(self._segment.read_seat(self._segment.ranks[0]).description, 0, missing, 0, 0), now)
+
+    def _record(self, gained: Total, now: float) -> None:
+        known = self._doorbells.local_ranks[self._segment.ranks[0]].prepared.get(gained.description)
+        op, nbytes = _OPERATIONS.get(gained.operation, "barrier"), gained.bytes
+        if known is not None:
+            op = OPERATIONS[type(known.collective.operation)]
+            if not known.collective.open:  # else what came says how much it was
+                nbytes = gained.calls * sum(known.leaf_bytes)
+        factor = BUS_FACTORS.get(op, BUS_FACTORS["barrier"]).compute(len(self._segment.ranks))
+        self._records.record_many(
+            gained.calls, OperationLoad(op, nbytes, nbytes * factor), gained.nanoseconds / NS, now
+        )
+
+    def _read_seats(self, complete: int, now: float) -> None:
         """Tell the tracker how far each rank is, and who has come to the open instance."""
         tracker = self._tracker
         for rank, progress in tracker.progress.items():
@@ -94,9 +139,9 @@ class SegmentWatch:
             prepared = self._doorbells.local_ranks[rank].prepared.get(seat.description)
             if prepared is not None and seat.record_instance <= complete:
                 progress.op, progress.site = prepared.op, prepared.collective.site
-                progress.active_at = max(progress.active_at, seat.began / NS)
+                progress.active_at = max(progress.active_at, min(now, seat.began / NS))
             known = tracker.instances.get(complete)
-            if not has_come or seat.record_instance != complete or prepared is None:
+            if progress.has_departed or not has_come or seat.record_instance != complete or prepared is None:
                 progress.received = max(progress.received, progress.submitted)
                 continue
             if known is None or rank not in known.arrivals:
@@ -169,4 +214,9 @@ class SegmentWatch:
             self._reporter.report_fault(ReportKind.ABORT, complete, rank=self._segment.ranks[culprit], text=text)
 
     def close(self) -> None:
+        """Count what is complete by now, and let go of the memory."""
+        now, totals = time.monotonic(), self._segment.read_totals(self._segment.ranks[0])
+        complete, _, _ = self._segment.watcher.decided()
+        self._count(totals, complete, now)
+        self._settle_totals(complete, now)
         self._segment.close()

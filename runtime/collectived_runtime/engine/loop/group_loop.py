@@ -211,7 +211,9 @@ class GroupLoop:
     def _open_segment(self) -> None:
         current = self._generation
         try:
-            current.segment = SegmentWatch(self._poller, current.tracker, current.reporter, self._doorbells)
+            current.segment = SegmentWatch(
+                self._poller, current.tracker, current.reporter, self._doorbells, self._records
+            )
         except OSError as error:
             log.warning("group %s: its ranks cannot meet in shared memory: %s", self.name, error)
 
@@ -251,6 +253,20 @@ class GroupLoop:
         self._poller.call_soon_threadsafe(
             lambda: answer(self._generation.number, self.tracker.positions(instance, time.monotonic()))
         )
+
+    def request_look(self, looked: Callable[[], None]) -> bool:
+        """Have the group loop take in what ranks have done by themselves in a segment, and call `looked`; False where
+        they do not meet in one."""
+        if self._generation.segment is None:
+            return False
+
+        def look() -> None:
+            if self._generation.segment is not None:
+                self._generation.segment.look()
+            looked()
+
+        self._poller.call_soon_threadsafe(look, looked)
+        return True
 
     def resend_reports(self) -> None:
         """Report once more who has gone: the coordinator is back, and may not have heard."""

@@ -37,6 +37,7 @@ OPERATIONS: dict[type, str] = {
     Recv: "recv",
 }
 """What operations are counted as."""
+SEGMENT = "segment"  # the algorithm of what ranks of one worker carry out themselves
 POINT_TO_POINT = "point_to_point"  # the algorithm of a send or recv
 NOT_STARTED = "none"  # the algorithm of what failed before it could start
 
@@ -58,6 +59,11 @@ class Histogram:
 
     def add(self, seconds: float) -> None:
         self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.seconds += seconds
+
+    def add_many(self, count: int, seconds: float) -> None:
+        """Add so many durations of which the sum alone is known: each counts as their mean."""
+        self.counts[bisect_left(BOUNDS, seconds / count)] += count
         self.seconds += seconds
 
     def merge(self, other: Histogram) -> None:
@@ -106,12 +112,21 @@ class Counters:
 
     def count_completed(self, operation: Operation, algorithm: str, nbytes: int, seconds: float) -> None:
         """Count an operation that completed so many seconds after it was first submitted."""
-        key = OPERATIONS[type(operation)], algorithm
-        known = self.totals.get(key)
-        if known is None:
-            known = self.totals[key] = OperationTotals()
+        known = self._find_totals(OPERATIONS[type(operation)], algorithm)
         known.nbytes += nbytes
         known.durations.add(seconds)
+
+    def count_many(self, operation: str, algorithm: str, count: int, nbytes: int, seconds: float) -> None:
+        """Count so many operations of one kind, of which the sums of bytes and seconds are known."""
+        known = self._find_totals(operation, algorithm)
+        known.nbytes += nbytes
+        known.durations.add_many(count, seconds)
+
+    def _find_totals(self, operation: str, algorithm: str) -> OperationTotals:
+        known = self.totals.get((operation, algorithm))
+        if known is None:
+            known = self.totals[operation, algorithm] = OperationTotals()
+        return known
 
     def observe_wait(self, operation: Operation, seconds: float) -> None:
         """Count how long the first local rank has waited for the last one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from collectived_proto.types import Verdict
-from collectived_runtime.engine.record.counters import Counters
+from collectived_runtime.engine.record.counters import SEGMENT, Counters
 from collectived_runtime.engine.record.flight_recorder import GroupRecorder, ProgramSummary
 from collectived_runtime.engine.record.rates import OperationLoad, RateWindow
 from collectived_runtime.engine.submit.tracker import Instance
@@ -30,6 +30,13 @@ class GroupRecords:
         counters.observe_wait(operation, instance.last_arrival.arrived_at - first)
         self.rates.add(load, first, instance.started_at, now)
         self.recorder.record_completed(generation, instance, summary, now)
+
+    def record_many(self, count: int, sums: OperationLoad, seconds: float, now: float) -> None:
+        """So many collectives of one operation have completed in a segment; what all carried, and took, in seconds."""
+        self.counters.done += count
+        self.counters.result_bytes += sums.nbytes
+        self.counters.count_many(sums.op, SEGMENT, count, sums.nbytes, seconds)
+        self.rates.add_many(count, sums, seconds, now)
 
     def record_failed(
         self, generation: int, instance: Instance, verdict: Verdict, summary: ProgramSummary, algorithm: str

@@ -73,18 +73,30 @@ class RateWindow:
 
     def add(self, load: OperationLoad, first: float, started: float, ended: float) -> None:
         """Count a collective: when its first rank had come, when all had and it was started, and when it ended."""
-        number = int(ended / SLICE_SECONDS)
-        slices = self._slices.get(load.op)
-        if slices is None:
-            slices = self._slices[load.op] = [_Slice() for _ in range(SLICES)]
-        current = slices[number % SLICES]
-        if current.number != number:
-            current.restart(number)
+        current = self._find_slice(load.op, ended)
         current.done += 1
         current.nbytes += load.nbytes
         current.bus_bytes += load.bus_bytes
         current.waiting += started - first
         current.busy += ended - started
+
+    def add_many(self, count: int, sums: OperationLoad, busy: float, now: float) -> None:
+        """Count so many collectives of one operation that have ended by now: what all carried, and took, in seconds."""
+        current = self._find_slice(sums.op, now)
+        current.done += count
+        current.nbytes += sums.nbytes
+        current.bus_bytes += sums.bus_bytes
+        current.busy += busy
+
+    def _find_slice(self, op: str, now: float) -> _Slice:
+        number = int(now / SLICE_SECONDS)
+        slices = self._slices.get(op)
+        if slices is None:
+            slices = self._slices[op] = [_Slice() for _ in range(SLICES)]
+        current = slices[number % SLICES]
+        if current.number != number:
+            current.restart(number)
+        return current
 
     def rates(self, now: float, pending: tuple[str, float] | None = None) -> list[pb.Rate]:
         """One per operation of which any has ended in the last minute, or that ranks wait for now.

@@ -25,6 +25,7 @@ from collectived_runtime.metrics.page import (
     read_process,
 )
 from collectived_runtime.worker.coordinator_client import CoordinatorClient
+from collectived_runtime.worker.observe.looks import PAUSE_SECONDS, LookRequest
 from collectived_runtime.worker.observe.totals import LoopTotals, WorkerTotals
 from collectived_runtime.worker.sessions import Sessions
 
@@ -71,6 +72,10 @@ class WorkerMetrics:
         self._coordinator_client = coordinator_client
 
     def read(self) -> Iterator[Reading | None]:
+        request = LookRequest(self._totals.group_loops)
+        while not request.is_over:
+            time.sleep(PAUSE_SECONDS)  # so that the threads of group loops come to it
+            yield PAUSE
         total = WorkerTotals()
         for so_far in self._totals.iterate_totals(time.monotonic()):
             total = so_far

@@ -10,7 +10,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from collectived_runtime.engine.loop.execution import Execution
 from collectived_runtime.engine.loop.group_loop import GroupLoop
 from collectived_runtime.engine.submit.tracker import Instance, InstanceTracker
 from collectived_runtime.limits.rejections import RejectionCounters
+from collectived_runtime.worker.observe.looks import look
 
 SLICE_SECONDS = 0.0005  # of Python at a stretch, as far as one group loop does not take longer
 
@@ -57,11 +58,12 @@ class WorkerCounts:
 
 
 async def worker_status(
-    identity: WorkerIdentity, group_loops: Iterable[GroupLoop], standing: WorkerCounts
+    identity: WorkerIdentity, group_loops: Collection[GroupLoop], standing: WorkerCounts
 ) -> pb.WorkerStatus:
     """In slices, so that neither group loops nor other calls wait for a worker of many groups to tell of all of
     them.
     """
+    await look(group_loops)
     status = pb.WorkerStatus(
         task=identity.task,
         host=identity.host,

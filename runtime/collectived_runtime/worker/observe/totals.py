@@ -59,6 +59,11 @@ class LoopTotals:
         self._ended_totals.merge(group_loop.counters)
         self._ended_groups.setdefault(label, GroupTotal()).add(group_loop.counters, self._update_traffic(group_loop))
 
+    @property
+    def group_loops(self) -> list[GroupLoop]:
+        """Those that run."""
+        return list(self._labels)
+
     def iterate_totals(self, now: float) -> Iterator[WorkerTotals]:
         """What all group loops together have done, as of now: each item is the same sum with one group loop more, the
         last one is whole. Between two of them others may go first; what begins or ends meanwhile changes nothing."""
