@@ -66,7 +66,8 @@ WORKER_METRICS = _index_by_name(
         "collectived_collective_duration_seconds",
         "histogram",
         ("worker", "operation", "algorithm"),
-        "From the submission by the first rank of this worker until the result was there; of those that ended well.",
+        "From the submission by the first rank of this worker until the result was there; of those that ended well. "
+        "Algorithm segment: of the lowest rank; between two looks of the worker each counts as their mean.",
     ),
     Metric(
         "collectived_collective_wait_seconds",

@@ -1,0 +1,231 @@
+"""What a worker tells of collectives that its ranks carry out themselves: each counted once, exactly, for good."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from collectived_native import core, segment
+from collectived_native.segment import Geometry
+from collectived_proto.devices import DeviceName
+from collectived_proto.ipc import messages
+from collectived_proto.numpy_types import from_numpy
+from collectived_proto.types import (
+    AllReduce,
+    Barrier,
+    Collective,
+    GroupInfo,
+    Leaf,
+    Member,
+    Operation,
+    Peer,
+    ReduceOp,
+    Report,
+    Tier,
+)
+from collectived_runtime.engine.base.poller import Poller
+from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.clients.doorbells import Doorbells
+from collectived_runtime.engine.clients.local_rank import LocalRank
+from collectived_runtime.engine.compile.negotiation import prepare
+from collectived_runtime.engine.failure.reporter import CoordinatorAccess, FaultReporter
+from collectived_runtime.engine.failure.segment_watch import SegmentWatch
+from collectived_runtime.engine.record.counters import SEGMENT, Counters
+from collectived_runtime.engine.record.flight_recorder import FlightRecorder, GroupLabel, GroupRecorder
+from collectived_runtime.engine.record.group_records import GroupRecords
+from collectived_runtime.engine.record.rates import RateWindow
+from collectived_runtime.engine.submit.tracker import InstanceTracker
+from collectived_runtime.limits.rejections import RejectionCounters
+
+SUMS, BARRIERS = 5, 6  # numbers of descriptions; those of rank 1 are larger by 10
+COUNT = 1000
+
+
+class Host:
+    """A worker's side of a group of two ranks, and the ranks' ends of their doorbells."""
+
+    def __init__(self) -> None:
+        members = tuple(Member(rank, str(DeviceName(0, "CPU", 0)), 0, "here", 1000 + rank) for rank in range(2))
+        group = GroupInfo("world", 7, 100, members)
+        peer = Peer(0, "i", "here", "127.0.0.1:1", (0, 1), 0)
+        self.topology = GroupTopology.from_peers(group, (peer,), 0, (Tier("ring"),), False)
+        self.poller = Poller()
+        self.doorbells = Doorbells(self.poller, lambda _, __: None, lambda _, __: None, RejectionCounters())
+        self.counters, self.rates = Counters(), RateWindow(time.monotonic())
+        label = GroupLabel("world", 7, 2, (0, 1), (0,))
+        self.records = GroupRecords(self.counters, self.rates, GroupRecorder(FlightRecorder(), label))
+        self.reports: list[Report] = []
+        self.ends: list[socket.socket] = []
+        for member in members:
+            local_rank = LocalRank(member.rank, member, lambda *_: np.zeros(0, np.uint8), -1)
+            mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            local_rank.attach_doorbell(theirs)
+            self.ends.append(mine)
+            self.doorbells.local_ranks[member.rank] = local_rank
+            leaf = Leaf("", from_numpy(np.dtype(np.float32)), (COUNT,))
+            self.describe(local_rank, SUMS, AllReduce(ReduceOp.SUM), (leaf,))
+            self.describe(local_rank, BARRIERS, Barrier(), ())
+        self.watch, self.tracker = self.begin(100, 0)
+
+    def describe(self, local_rank: LocalRank, number: int, operation: Operation, leaves: tuple[Leaf, ...]) -> None:
+        collective = Collective(operation, "*" if leaves else "", leaves, site=f"train.py:{number}")
+        prepared = prepare(collective, local_rank.rank, self.topology)
+        local_rank.prepared[number + 10 * local_rank.rank] = prepared
+
+    def begin(self, generation: int, start: int) -> tuple[SegmentWatch, InstanceTracker]:
+        tracker = InstanceTracker(7, generation, (0, 1), 60.0, time.monotonic(), start)
+        coordinator = CoordinatorAccess(self.reports.append)
+        reporter = FaultReporter(self.topology, tracker, "worker 0", coordinator, lambda _: None)
+        return SegmentWatch(self.poller, tracker, reporter, self.doorbells, self.records), tracker
+
+    def attach(self, rank: int) -> core.Engine:
+        """Take the seat that this rank is offered."""
+        self.watch.offer(self.doorbells.local_ranks[rank])
+        _, knockers, _, _ = socket.recv_fds(self.ends[rank], messages.MAX_MESSAGE, 1)
+        data, memories, _, _ = socket.recv_fds(self.ends[rank], messages.MAX_MESSAGE, 1)
+        offer = messages.parse_segment(data)
+        engine = segment.attach(memories[0], Geometry.decode(offer.geometry), offer.seat)
+        for descriptor in (*knockers, *memories):
+            os.close(descriptor)
+        return engine
+
+    def close(self) -> None:
+        self.doorbells.close()
+        for end in self.ends:
+            end.close()
+        self.poller.close()
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host()
+    yield made
+    made.close()
+
+
+def plans(engine: core.Engine, rank: int) -> tuple[core.Plan, core.Plan]:
+    phase = (F32_NUMBER, (COUNT,), (COUNT,), (COUNT,))
+    sums = engine.plan(core.ALL_REDUCE, 1, 0, (phase,), bytes(16), 0, False, core.MEETS_NOT, SUMS + 10 * rank)
+    barriers = engine.plan(core.BARRIER, 0, 0, (), bytes(15) + b"b", 0, False, core.MEETS_NOT, BARRIERS + 10 * rank)
+    return sums, barriers
+
+
+def carry_out(engine: core.Engine, rank: int, *, sums: int = 0, barriers: int = 0) -> None:
+    of_sums, of_barriers = plans(engine, rank)
+    value, out = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32)
+    for plan, buffers in [(of_sums, ((value,), (out,)))] * sums + [(of_barriers, ((), ()))] * barriers:
+        job = engine.run(plan, *buffers, 0, None)
+        while job is not None and (state := job.wait(-1)) != core.COMPLETE:
+            assert state == core.KNOCK
+
+
+def together(engines: list[core.Engine], body: Callable[[core.Engine, int], None]) -> None:
+    threads = [threading.Thread(target=body, args=(engine, rank)) for rank, engine in enumerate(engines)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+        assert not thread.is_alive(), "a rank hangs"
+
+
+F32_NUMBER = int(from_numpy(np.dtype(np.float32)))
+
+
+def counted(host: Host) -> dict[str, tuple[int, int]]:
+    """By operation: how many, and how many bytes; all of them by the ranks themselves."""
+    assert {algorithm for _, algorithm in host.counters.totals} <= {SEGMENT}
+    assert sum(sum(total.durations.counts) for total in host.counters.totals.values()) == host.counters.done
+    return {op: (sum(total.durations.counts), total.nbytes) for (op, _), total in sorted(host.counters.totals.items())}
+
+
+def test_each_instance_counts_once_however_often_the_worker_looks(host: Host) -> None:
+    engines = [host.attach(rank) for rank in range(2)]
+    for turn in range(1, 4):
+        together(engines, lambda engine, rank: carry_out(engine, rank, sums=200, barriers=3))
+        for _ in range(3):
+            host.watch.look()
+            assert counted(host) == {"all_reduce": (200 * turn, 800_000 * turn), "barrier": (3 * turn, 0)}
+    assert host.counters.result_bytes == 2_400_000
+    rates = {rate.op: rate for rate in host.rates.rates(time.monotonic())}
+    assert (rates["all_reduce"].collectives, rates["all_reduce"].bytes) == (600, 2_400_000)
+    assert rates["all_reduce"].bus_bytes == 2_400_000  # twice, by half of the ranks
+    assert 0 < rates["all_reduce"].busy_seconds == host.counters.totals["all_reduce", SEGMENT].durations.seconds
+    for engine in engines:
+        engine.detach()
+    host.watch.close()
+    assert host.counters.done == 609
+
+
+def test_looks_amid_the_work_lose_and_repeat_nothing(host: Host) -> None:
+    engines = [host.attach(rank) for rank in range(2)]
+    running = threading.Thread(
+        target=together, args=(engines, lambda engine, rank: carry_out(engine, rank, sums=3000, barriers=500))
+    )
+    running.start()
+    seen = [0]
+    while running.is_alive():
+        host.watch.look()
+        seen.append(host.counters.done)
+    running.join()
+    host.watch.look()
+    assert seen == sorted(seen)
+    assert counted(host) == {"all_reduce": (3000, 12_000_000), "barrier": (500, 0)}
+    for engine in engines:
+        engine.detach()
+    host.watch.close()
+
+
+def test_where_ranks_stand_is_known_once_the_worker_has_looked(host: Host) -> None:
+    engines = [host.attach(rank) for rank in range(2)]
+    before = time.monotonic()
+    together(engines, lambda engine, rank: carry_out(engine, rank, sums=5, barriers=1))
+    host.watch.look()
+    for standing in host.tracker.progress.values():
+        assert (standing.finished, standing.submitted, standing.op, standing.site) == (5, 5, "barrier()", "train.py:6")
+        assert before <= standing.active_at <= time.monotonic()
+    for engine in engines:
+        engine.detach()
+    host.watch.close()
+
+
+def test_generations_add_up(host: Host) -> None:
+    start = 0
+    for generation in (100, 101, 102):
+        engines = [host.attach(rank) for rank in range(2)]
+        together(engines, lambda engine, rank: carry_out(engine, rank, sums=7))
+        for engine in engines:
+            engine.detach()
+        host.watch.close()  # what nobody had looked at counts all the same
+        start += 7
+        assert counted(host) == {"all_reduce": (start, 4000 * start)}
+        host.watch, host.tracker = host.begin(generation + 1, start)
+        assert host.tracker.next_number == start
+    host.watch.close()
+    assert host.counters.done == 21
+
+
+def test_an_instance_that_the_first_rank_did_not_live_to_count_counts(host: Host) -> None:
+    engines = [host.attach(rank) for rank in range(2)]
+    together(engines, lambda engine, rank: carry_out(engine, rank, sums=4))
+    value, out = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32)
+    last = engines[0].enqueue(plans(engines[0], 0)[0], (value,), (out,), 0, None)
+    engines[0].advance(1)  # it has published its value, and never goes on
+    carry_out(engines[1], 1, sums=1)
+    assert last.state() == core.PENDING
+    host.watch.look()
+    assert host.counters.done == 4
+    host.watch.lost(0)
+    host.tracker.progress[0].has_departed = True
+    for _ in range(2):
+        host.watch.look()
+        assert counted(host) == {"all_reduce": (5, 20_000)}
+    engines[1].detach()
+    host.watch.close()
+    assert host.counters.done == 5
+    engines[0].detach()
