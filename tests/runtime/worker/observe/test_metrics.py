@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -51,6 +52,9 @@ class FakeGroupLoop:
         self.tracker = SimpleNamespace(list_open=list, progress={0: SimpleNamespace(has_departed=False)})
         self.pending_ops: list[Any] = []
         self.stall_after = 1.0
+
+    def request_look(self, looked: Callable[[], None]) -> bool:
+        return False  # its ranks do not meet in a segment
 
     def traffic(self) -> tuple[int, int]:
         return 1, 1
