@@ -15,11 +15,11 @@ from collectived_native import core, segment
 from collectived_native.segment import Geometry
 from collectived_proto.devices import DeviceName
 from collectived_proto.ipc import messages
-from collectived_proto.numpy_types import from_numpy
 from collectived_proto.types import (
     AllReduce,
     Barrier,
     Collective,
+    DType,
     GroupInfo,
     Leaf,
     Member,
@@ -68,7 +68,7 @@ class Host:
             local_rank.attach_doorbell(theirs)
             self.ends.append(mine)
             self.doorbells.local_ranks[member.rank] = local_rank
-            leaf = Leaf("", from_numpy(np.dtype(np.float32)), (COUNT,))
+            leaf = Leaf("", DType.FLOAT32, (COUNT,))
             self.describe(local_rank, SUMS, AllReduce(ReduceOp.SUM), (leaf,))
             self.describe(local_rank, BARRIERS, Barrier(), ())
         self.watch, self.tracker = self.begin(100, 0)
@@ -110,7 +110,7 @@ def host() -> Iterator[Host]:
 
 
 def plans(engine: core.Engine, rank: int) -> tuple[core.Plan, core.Plan]:
-    phase = (F32_NUMBER, (COUNT,), (COUNT,), (COUNT,))
+    phase = (int(DType.FLOAT32), (COUNT,), (COUNT,), (COUNT,))
     sums = engine.plan(core.ALL_REDUCE, 1, 0, (phase,), bytes(16), 0, False, core.MEETS_NOT, SUMS + 10 * rank)
     barriers = engine.plan(core.BARRIER, 0, 0, (), bytes(15) + b"b", 0, False, core.MEETS_NOT, BARRIERS + 10 * rank)
     return sums, barriers
@@ -119,8 +119,9 @@ def plans(engine: core.Engine, rank: int) -> tuple[core.Plan, core.Plan]:
 def carry_out(engine: core.Engine, rank: int, *, sums: int = 0, barriers: int = 0) -> None:
     of_sums, of_barriers = plans(engine, rank)
     value, out = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32)
-    for plan, buffers in [(of_sums, ((value,), (out,)))] * sums + [(of_barriers, ((), ()))] * barriers:
-        job = engine.run(plan, *buffers, 0, None)
+    arrays: tuple[core.Buffers, core.Buffers] = (value,), (out,)
+    for plan, (inputs, outputs) in [(of_sums, arrays)] * sums + [(of_barriers, ((), ()))] * barriers:
+        job = engine.run(plan, inputs, outputs, 0, None)
         while job is not None and (state := job.wait(-1)) != core.COMPLETE:
             assert state == core.KNOCK
 
@@ -132,9 +133,6 @@ def together(engines: list[core.Engine], body: Callable[[core.Engine, int], None
     for thread in threads:
         thread.join(40)
         assert not thread.is_alive(), "a rank hangs"
-
-
-F32_NUMBER = int(from_numpy(np.dtype(np.float32)))
 
 
 def counted(host: Host) -> dict[str, tuple[int, int]]:
