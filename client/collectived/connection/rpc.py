@@ -245,6 +245,7 @@ class WorkerClient:
             timeout_seconds=wish.deadline.to_wire(),
             last_instance=wish.last_instance,
             idle=wish.idle,
+            segment=_has_native_core(),
         )
         with self._track_rpc(lambda: self._stub.Join(request, metadata=self._metadata), self.map_error) as exchange:
             try:
@@ -405,3 +406,12 @@ class WorkerClient:
         closing = RpcThread(self._channel.close, self.map_error, lambda closed: closed)
         with contextlib.suppress(queue.Empty):
             closing.next(_RPC_TIMEOUT)
+
+
+def _has_native_core() -> bool:
+    """Whether this process can carry out collectives itself."""
+    try:
+        import collectived_native  # noqa: F401
+    except ImportError:
+        return False
+    return True

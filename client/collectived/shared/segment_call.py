@@ -62,9 +62,10 @@ class SegmentCall(Call):
             self.arrays = []
         return self._inputs, outputs
 
-    def adopt_buffers(self, variant: Variant, inputs: tuple[Array, ...], results: list[Array]) -> None:
+    def adopt_buffers(self, variant: Variant, results: list[Array]) -> None:
         """Take the arrays with which this call has been started already."""
-        self._variant, self._inputs, self._results, self.arrays = variant, inputs, results, []
+        self._variant, self._results = variant, results
+        self._inputs, self.arrays = tuple(self.arrays if variant.schedule.inputs else ()), []
 
     def _make_input(self, leaf: int, outputs: tuple[Array, ...]) -> Array:
         array = self.arrays[leaf]

@@ -173,7 +173,8 @@ class SegmentChannel(Doorbell):
         outputs = () if result is None else (result,)
         program, engine = again.program, again.program.engine
         try:
-            job = engine.run(program.first.plan, (value,), outputs, again.nanoseconds, program.blob)
+            inputs = (value,) if program.first.schedule.inputs else ()
+            job = engine.run(program.first.plan, inputs, outputs, again.nanoseconds, program.blob)
             if job is None:
                 state.waiting = engine.waiting()
                 return result
@@ -192,7 +193,7 @@ class SegmentChannel(Doorbell):
             call.set_out(out)
         if again.nanoseconds:
             call.timeout = again.nanoseconds / 1e9
-        call.adopt_buffers(again.program.first, (value,), [] if result is None else [result])
+        call.adopt_buffers(again.program.first, [] if result is None else [result])
         self._adopt(call, job, again.program.engine)
         return call
 

@@ -54,7 +54,7 @@ class SessionOpened(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., worker: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., door: _Optional[str] = ..., token: _Optional[bytes] = ..., gpus: _Optional[_Iterable[str]] = ..., openings: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("session", "name", "min_size", "max_size", "settle_seconds", "rank", "device", "timeout_seconds", "last_instance", "idle")
+    __slots__ = ("session", "name", "min_size", "max_size", "settle_seconds", "rank", "device", "timeout_seconds", "last_instance", "idle", "segment")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MIN_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class JoinRequest(_message.Message):
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LAST_INSTANCE_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     name: str
     min_size: int
@@ -75,7 +76,8 @@ class JoinRequest(_message.Message):
     timeout_seconds: float
     last_instance: int
     idle: bool
-    def __init__(self, session: _Optional[bytes] = ..., name: _Optional[str] = ..., min_size: _Optional[int] = ..., max_size: _Optional[int] = ..., settle_seconds: _Optional[float] = ..., rank: _Optional[int] = ..., device: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., last_instance: _Optional[int] = ..., idle: bool = ...) -> None: ...
+    segment: bool
+    def __init__(self, session: _Optional[bytes] = ..., name: _Optional[str] = ..., min_size: _Optional[int] = ..., max_size: _Optional[int] = ..., settle_seconds: _Optional[float] = ..., rank: _Optional[int] = ..., device: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., last_instance: _Optional[int] = ..., idle: bool = ..., segment: bool = ...) -> None: ...
 
 class JoinEvent(_message.Message):
     __slots__ = ("progress", "joined")

@@ -69,6 +69,7 @@ JoinAnswer = worker_pb2.JoinEvent | pb.JoinRefused
 class _PendingJoin:
     request: pb.JoinAsk
     session: Session
+    takes_segment: bool  # its client can carry out collectives itself
     answers: asyncio.Queue[JoinAnswer] = field(default_factory=asyncio.Queue)
 
 
@@ -143,7 +144,7 @@ class Groups:
             self._check_quotas(ask.name)
             self._joins_by_name[ask.name] += 1
             try:
-                async with contextlib.aclosing(self._await_join(session, ask)) as events:
+                async with contextlib.aclosing(self._await_join(session, ask, request.segment)) as events:
                     async for event in events:
                         yield event
             finally:
@@ -164,8 +165,10 @@ class Groups:
             what, advice = "this worker has nearly no descriptors left", "close sessions that are not needed"
             raise ResourceExhaustedError(format_limit_error(what, most.descriptors, "the limit of open files", advice))
 
-    async def _await_join(self, session: Session, ask: pb.JoinAsk) -> AsyncGenerator[worker_pb2.JoinEvent]:
-        join = _PendingJoin(ask, session)
+    async def _await_join(
+        self, session: Session, ask: pb.JoinAsk, takes_segment: bool
+    ) -> AsyncGenerator[worker_pb2.JoinEvent]:
+        join = _PendingJoin(ask, session, takes_segment)
         outcome = "withdrawn"
         self._pending_joins[join.request.request] = join
         self._send(pb.WorkerMessage(join=join.request))
@@ -335,8 +338,8 @@ class Groups:
                 self._add_remote_rank(join.session, group_loop, done.rank)
             else:
                 joined.door = self._connection_server.unix_path
-                joined.segment = group_loop.may_use_segment
-                joined.token = self._add_local_rank(join.session, group_loop, done.rank)
+                joined.segment = group_loop.may_use_segment and join.takes_segment
+                joined.token = self._add_local_rank(join, group_loop, done.rank)
         except Exception as error:
             group_loop.mark_absent(done.rank, self._refuse_join(done.rank, join, group_loop.name, error))
             return
@@ -386,13 +389,14 @@ class Groups:
             self._last_formed = (formed, formed_from_bytes(formed))
         return self._last_formed[1]
 
-    def _add_local_rank(self, session: Session, group_loop: GroupLoop, rank: int) -> bytes:
+    def _add_local_rank(self, join: _PendingJoin, group_loop: GroupLoop, rank: int) -> bytes:
         """Add a rank that is to connect its doorbell; the token that admits this."""
+        session = join.session
         member = group_loop.topology.group.members[rank]
         pidfd = os.dup(session.pidfd) if session.pidfd >= 0 else -1
         memory, done = session.arenas.resolve_memory, session.acquire_memory()
         local_rank = LocalRank(rank, member, memory, pidfd, done, holder=session.budget)
-        local_rank.uid = session.uid
+        local_rank.uid, local_rank.takes_segment = session.uid, join.takes_segment
         group_loop.add_local_rank(local_rank)
         session.add_held_rank(group_loop, rank)
         token = secrets.token_bytes(TOKEN_BYTES)

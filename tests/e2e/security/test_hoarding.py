@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -65,7 +66,11 @@ os._exit(0)
 
 def run(program: str, said: dict[str, Any], uid: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", program, said["address"], str(uid)]
-    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # Without a native core the worker carries out what this client submits, into its own arenas of results.
+    environment = {**os.environ, "COLLECTIVED_NATIVE": "/nowhere"}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_results_of_ended_groups_count_of_the_session_that_keeps_them(worker: Worker) -> None:

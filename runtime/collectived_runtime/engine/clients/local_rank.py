@@ -73,6 +73,7 @@ class LocalRank:
         self.resolve_memory = memory
         self.pidfd = pidfd
         self.uid: int | None = None  # of its user, as the kernel says; None: not known
+        self.takes_segment = False  # whether its client can carry out collectives itself
         self.completion_sink = outlet
         self.doorbell: socket.socket | None = None
         self.prepared: dict[int, PreparedCollective] = {}  # filled by the service's thread, read by the group loop

@@ -28,7 +28,9 @@ def can_share(local_ranks: Iterable[LocalRank]) -> bool:
     """Whether these ranks can write one memory: all have shared memory with this worker, and are of one user."""
     ranks = list(local_ranks)
     uids = {local_rank.uid for local_rank in ranks}
-    return len(uids) == 1 and None not in uids and all(one.completion_sink is None for one in ranks)
+    return (
+        len(uids) == 1 and None not in uids and all(one.takes_segment and one.completion_sink is None for one in ranks)
+    )
 
 
 class GroupSegment:

@@ -219,7 +219,7 @@ class GroupLoop:
 
     def _offer_segment(self, local_rank: LocalRank) -> None:
         """Tell a rank where the ranks of its generation meet, or that they do not."""
-        if not self.may_use_segment or local_rank.doorbell is None:
+        if not (self.may_use_segment and local_rank.takes_segment) or local_rank.doorbell is None:
             return
         if self._generation.segment is not None:
             self._generation.segment.offer(local_rank)
