@@ -36,6 +36,7 @@ from collectived_native.segment import Geometry
 from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
 from collectived_proto.ipc import messages
+from collectived_proto.rows import lacks_axis
 from collectived_proto.types import GroupInfo, Operation, Verdict
 
 Buffers = tuple[Array, ...]
@@ -125,6 +126,9 @@ class SegmentChannel(Doorbell):
         engine = self._engines.get(self.rank_state.generation) or self.await_segment(_VERDICT_TIMEOUT)
         if engine is None:
             raise UnavailableError(f"{self._worker} cannot let the ranks of this group go on in shared memory; rejoin")
+        if lacks_axis(call.prepared.collective):
+            self._dispute(call, engine)
+            return True
         program = call.prepared.segment_program
         if not isinstance(program, SegmentProgram) or program.engine is not engine:
             program = SegmentProgram(engine, call.prepared, self.rank_state.rank, self._size)
@@ -133,6 +137,16 @@ class SegmentChannel(Doorbell):
         nanoseconds = 0 if deadline is None else max(1, int(deadline.remaining() * 1e9))
         self._start(call, engine, program, inputs, outputs, nanoseconds)
         return True
+
+    def _dispute(self, call: SegmentCall, engine: core.Engine) -> None:
+        """End a collective that fails on all ranks, whatever the others submit; the worker says why."""
+        for earlier in list(self._calls.values()):
+            self._wait_until_done(earlier)
+        with self.mutex:
+            call.assign_instance(self.rank_state.generation, engine.next_instance())
+            self._calls[call.instance] = call
+        engine.abort(core.MISMATCH, self._seat)
+        self._fail(call, core.MISMATCH)
 
     def _start(
         self,
@@ -271,7 +285,7 @@ class SegmentChannel(Doorbell):
         elif state == core.DESCRIBE:
             self._describe(call, job)
         elif state > 0:
-            self._fail(call, job, state)
+            self._fail(call, state)
         else:
             super().poll()
 
@@ -332,7 +346,7 @@ class SegmentChannel(Doorbell):
 
     # The end of a generation
 
-    def _fail(self, call: SegmentCall, job: core.Job, reason: int) -> None:
+    def _fail(self, call: SegmentCall, reason: int) -> None:
         """Nothing completes any more from this call's instance on: ask the worker for the verdict."""
         if reason == core.WORKER:
             super().poll()

@@ -26,7 +26,7 @@ from collectived_runtime.engine.record.counters import OPERATIONS
 from collectived_runtime.engine.record.group_records import GroupRecords
 from collectived_runtime.engine.record.rates import OperationLoad
 from collectived_runtime.engine.record.segment_totals import SegmentTotals
-from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker
+from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker, PreparedCollective
 
 _LOOK_SECONDS = 0.05  # between two looks at an instance that somebody waits for
 _LATER_LOOK_SECONDS = 0.2  # the same once it has been waited for long
@@ -66,15 +66,47 @@ class SegmentWatch:
         """Tell a rank where its generation meets."""
         self._segment.offer(local_rank, self._doorbells)
 
-    def answer(self, local_rank: LocalRank, instance: int, fail: Callable[[LocalRank, int, Verdict], None]) -> None:
+    def answer(
+        self,
+        local_rank: LocalRank,
+        prepared: PreparedCollective,
+        instance: int,
+        fail: Callable[[LocalRank, int, Verdict], None],
+    ) -> None:
         """A rank has seen in the segment that an instance has failed, and asks for the verdict."""
         self.look()
+        verdict = self._tracker.find_verdict(instance)
+        if verdict is not None:
+            fail(local_rank, instance, verdict)
+        else:  # it is on its way
+            self._take_description(local_rank.rank, prepared, instance)
         progress = self._tracker.progress[local_rank.rank]
         progress.received = max(progress.received, instance)
-        verdict = self._tracker.find_verdict(instance)
-        if verdict is not None:  # else it is on its way
-            fail(local_rank, instance, verdict)
         self._doorbells.throttle(local_rank)
+
+    def _take_description(self, rank: int, prepared: PreparedCollective, instance: int) -> None:
+        """A rank that was too late to publish what it submits says it all the same: others may differ from it."""
+        tracker = self._tracker
+        known, progress = tracker.instances.get(instance), tracker.progress[rank]
+        is_new = known is None or rank not in known.arrivals
+        if instance == tracker.next_number and is_new and not progress.has_departed:
+            progress.received = instance - 1
+            tracker.record_arrival(rank, instance, Arrival(prepared, None, time.monotonic()), 0.0)
+            tracker.instances[instance].started = True
+        if self._reported:
+            return
+        if prepared.flaw:
+            self._report_mismatch(instance, prepared.flaw)
+        elif self._segment.watcher.decided()[2] == core.MISMATCH and self._have_all_come(instance):
+            self._report_mismatch(instance)
+
+    def _have_all_come(self, instance: int) -> bool:
+        known = self._tracker.instances.get(instance)
+        return known is not None and len(known.arrivals) == len(self._tracker.progress)
+
+    def _report_mismatch(self, instance: int, text: str = "") -> None:
+        self._explain_by, self._reported = math.inf, True
+        self._reporter.report_fault(ReportKind.MISMATCH, instance, text=text)
 
     def look(self) -> None:
         """Take in what the ranks have done, and report why the generation is over, if it is."""
@@ -152,16 +184,15 @@ class SegmentWatch:
 
     def _report_end(self, instance: int, culprit: int, reason: int, now: float) -> None:
         rank = self._segment.ranks[culprit] if culprit < len(self._segment.ranks) else -1
-        if reason == core.MISMATCH:
-            self._reported = True
-            self._reporter.report_fault(ReportKind.MISMATCH, instance)
+        if reason == core.MISMATCH and self._have_all_come(instance):
+            self._report_mismatch(instance)
         elif reason == core.DEADLINE:
             self._reported = True
             self._reporter.report_expired(instance)
         elif reason == core.NONSENSE and rank >= 0:
             self._reported = True
             self._doorbells.drop(self._doorbells.local_ranks[rank], "it has written nonsense into shared memory")
-        elif reason in _ENDED_BY_A_RANK and rank >= 0:  # it says why in a moment
+        elif reason == core.MISMATCH or (reason in _ENDED_BY_A_RANK and rank >= 0):  # ranks say more in a moment
             self._explain_by = min(self._explain_by, now + _EXPLAIN_SECONDS)
 
     def lost(self, rank: int) -> None:
@@ -208,10 +239,18 @@ class SegmentWatch:
             self._reported |= self._segment.watcher.expire(instance.number)
             self.look()
         if self._explain_by <= now:
-            self._explain_by, self._reported = math.inf, True
-            complete, culprit, _ = self._segment.watcher.decided()
-            text = "it could not go on, and did not say why"
-            self._reporter.report_fault(ReportKind.ABORT, complete, rank=self._segment.ranks[culprit], text=text)
+            self._explain()
+
+    def _explain(self) -> None:
+        """Report the end of the generation for ranks that have not said more about it."""
+        self._explain_by = math.inf
+        complete, culprit, reason = self._segment.watcher.decided()
+        if reason == core.MISMATCH:
+            self._report_mismatch(complete)
+            return
+        self._reported = True
+        text = "it could not go on, and did not say why"
+        self._reporter.report_fault(ReportKind.ABORT, complete, rank=self._segment.ranks[culprit], text=text)
 
     def close(self) -> None:
         """Count what is complete by now, and let go of the memory."""

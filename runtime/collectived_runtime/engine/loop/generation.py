@@ -119,7 +119,7 @@ class Generation:
             self.point_to_point.submit(local_rank, submission, prepared)
             return
         if self.segment is not None:
-            self.segment.answer(local_rank, submission.instance, self.fail)
+            self.segment.answer(local_rank, prepared, submission.instance, self.fail)
             return
         if submission.instance <= tracker.progress[local_rank.rank].received:
             for message in local_rank.get_outcomes(submission.instance):
