@@ -43,8 +43,8 @@ class Collectives(PointToPointCalls):
       cannot be told apart: where ranks swap them, their values are combined as they come.
     - A *value* is an array or number, or any nest of lists, tuples, namedtuples and dicts of such, None and
       `IndexedSlices`. A result has its structure, dtypes and kinds of arrays.
-    - Results are arrays of their own, row-major, which nobody else looks into; but where NumPy arrays lie in memory
-      from `session.empty`, their results are read-only views that the ranks of this host share.
+    - Results are arrays of their own, row-major, which nobody else looks into; but in groups of
+      several workers the results of NumPy arrays from `session.empty` are read-only views that ranks of a host share.
     - `out` is a nest of the result's structure, whose arrays take the result in any byte order, and which is returned.
       It may be the value itself; it has no `IndexedSlices`. Where a rank gets no result it is not looked at. With
       `async_op` it is filled once the `Work` is done. An error whose `out_intact` is True, and every plain `TypeError`
@@ -92,7 +92,8 @@ class Collectives(PointToPointCalls):
 
         Returns:
             `out`, or the result in the structure of `value`: arrays of their own, or, for NumPy arrays from
-            `session.empty`, read-only views that the ranks of this host share. With `async_op`, a `Work`.
+            `session.empty` in groups of several workers, read-only views that ranks of a host share. With `async_op`,
+            a `Work`.
 
         Raises:
             TypeError, ValueError: an argument is wrong.
