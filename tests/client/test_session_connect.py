@@ -231,7 +231,7 @@ def test_a_worker_that_is_stopped_before_a_collective_is_described_is_given_up_a
         worker.mute = False
         with pytest.raises(cd.errors.DeadlineExceededError, match=says):
             group.barrier()
-        worker.far.until(lambda: [kind for kind, _ in worker.far.texts] == [messages.MessageType.ABORT])
+        worker.far.until(lambda: [kind for kind, _ in worker.far.texts] == [messages.MessageType.FAIL])
 
 
 def test_all_that_connect_waits_for_has_one_limit(worker: Any, delays: Any) -> None:

@@ -12,7 +12,9 @@ from collectived import call_site
 try:
     import torch
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{__name__} needs PyTorch: pip install 'collectived[torch]'", name="torch") from error
+    raise ModuleNotFoundError(
+        "collectived.integrations.torch needs PyTorch: pip install 'collectived[torch]'", name="torch"
+    ) from error
 
 Future = Any  # torch.futures.Future of a tensor, or of a list of such
 
