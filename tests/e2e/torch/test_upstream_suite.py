@@ -18,13 +18,14 @@ pytest.importorskip("torch", reason="torch is not installed: make test-torch")
 pytest.importorskip("expecttest", reason="PyTorch's own tests need expecttest: make test-torch")
 
 SHORT = (
-    "test_all_gather_object_default_pg",
+    "test_DistributedDataParallelCPU",
+    "test_all_gather_coalesced_with_empty",
     "test_all_reduce_sum_async",
     "test_barrier",
     "test_broadcast",
-    "test_ddp_hook_parity_allreduce",
-    "test_isend_autograd_profiler",
-    "test_reduce_scatter_*",
+    "test_destroy_group",
+    "test_gather",
+    "test_reduce_sum",
     "test_scatter",
     "test_send_recv_any_source",
 )
@@ -57,7 +58,7 @@ def passes(outcomes: Sequence[Outcome]) -> int:
 def test_a_few_of_each_kind_pass_with_two_ranks() -> None:
     outcomes = run_suite(2, SHORT)
     assert not failures(outcomes)
-    assert passes(outcomes) >= 7
+    assert passes(outcomes) == len(SHORT)
 
 
 @everything
