@@ -96,7 +96,9 @@ def stopped(scene: Scene) -> None:
     else:
         scene.hear(code, (), ranks=waiting, within=None if scene.timeout else ASKED_SECONDS + AT_ONCE_SECONDS)
     within = None if scene.timeout else ASKED_SECONDS + AT_ONCE_SECONDS
-    scene.hear(code, (), ranks=[VICTIM], within=within, words=(f"/job:worker/task:{scene.cell.hit}",), note=False)
+    # A rank whose own worker does not answer by its deadline names itself, as the others do.
+    named = (VICTIM,) if scene.timeout else ()
+    scene.hear(code, named, ranks=[VICTIM], within=within, words=(f"/job:worker/task:{scene.cell.hit}",), note=False)
     worker.go_on()
     scene.limit.until(lambda: scene.cluster.connected(scene.cell.hit), "the worker's way back to the coordinator")
     scene.again()

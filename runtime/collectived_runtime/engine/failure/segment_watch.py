@@ -178,9 +178,11 @@ class SegmentWatch:
                 continue
             if known is None or rank not in known.arrivals:
                 began, deadline = seat.began / NS, seat.deadline / NS
-                timeout = deadline - began if deadline else 0.0
+                timeout = deadline - began if deadline else 0.0  # a little less than the rank was given
                 progress.received = complete - 1
-                tracker.record_arrival(rank, complete, Arrival(prepared, None, began), timeout, timeout)
+                tracker.record_arrival(
+                    rank, complete, Arrival(prepared, None, began), timeout, math.ceil(timeout * 100) / 100
+                )
 
     def _report_end(self, instance: int, culprit: int, reason: int, now: float) -> None:
         rank = self._segment.ranks[culprit] if culprit < len(self._segment.ranks) else -1
