@@ -17,7 +17,22 @@ from collectived.values.leaves import Array, ArrayKind
 from collectived.values.targets import Targets, check_fits
 
 # What comes to a rank that has no value of its own says no more of numbers than their type.
-_UNKNOWN_KIND = ArrayKind(lambda value: value, lambda value: value if value.ndim else value[()])
+UNKNOWN_KIND = ArrayKind(lambda value: value, lambda value: value if value.ndim else value[()])
+
+
+def parse_structure(op: str, text: str, leaves: int) -> nest.Spec:
+    """Return the spec of a value that was taken as it came.
+
+    Raises:
+        ValueError: it cannot be rebuilt.
+    """
+    try:
+        spec = structure.parse(text)
+        if len(nest.paths(spec)) != leaves:
+            raise ValueError(f"the structure {text} came with {leaves} leaves")
+    except ValueError as error:
+        raise ValueError(f"{op}: {error}; give a value like it as a template") from None
+    return spec
 
 
 class DescribedCall(Call):
@@ -52,15 +67,8 @@ class DescribedCall(Call):
         return nest.unflatten(self._parse_structure(), self.take_leaves())
 
     def _parse_structure(self) -> nest.Spec:
-        """That of what has come."""
         parcel = self._require_result()
-        try:
-            spec = structure.parse(parcel.structure)
-            if len(nest.paths(spec)) != len(parcel):
-                raise ValueError(f"the structure {parcel.structure} came with {len(parcel)} leaves")
-        except ValueError as error:
-            raise ValueError(f"{self.prepared.op}: {error}; give a value like it as a template") from None
-        return spec
+        return parse_structure(self.prepared.op, parcel.structure, len(parcel))
 
     def copy_to_out(self) -> None:
         if self.out is None or self._described_result is None:
@@ -107,7 +115,7 @@ class DescribedCall(Call):
             else:
                 parcel.copy(index, into)
             return self.out.leaves[index]
-        kind = _UNKNOWN_KIND if self.prepared.accepts_any else self.prepared.kinds[index]
+        kind = UNKNOWN_KIND if self.prepared.accepts_any else self.prepared.kinds[index]
         if kind.can_share and self._input_addresses is not None and self._input_addresses[index] is not None:
             backing = self._get_backing(parcel.extent)
             shared = None if backing is None else parcel.try_view(index, backing)

@@ -9,18 +9,16 @@ import numpy as np
 
 from collectived.arguments import escape_surrogates
 from collectived.calls.call import Call
+from collectived.calls.described_call import UNKNOWN_KIND, parse_structure
 from collectived.calls.prepare import PreparedCall
 from collectived.errors import InternalError
 from collectived.shared.segment_program import Variant
-from collectived.values import axes, nest, structure
-from collectived.values.leaves import Array, ArrayKind
-from collectived.values.targets import Targets, check_fits, flatten_out
+from collectived.values import axes, nest
+from collectived.values.leaves import Array
+from collectived.values.targets import Targets, check_fits
 from collectived_native import core
 from collectived_proto.cause import Cause
-from collectived_proto.types import AxisOperation
-
-# What comes to a rank that has no value of its own says no more of numbers than their type.
-_UNKNOWN_KIND = ArrayKind(lambda value: value, lambda value: value if value.ndim else value[()])
+from collectived_proto.types import AllToAll, AxisOperation
 
 
 class SegmentCall(Call):
@@ -39,13 +37,6 @@ class SegmentCall(Call):
         self._inputs: tuple[Array, ...] = ()
         self._results: list[Array] = []
 
-    def set_out(self, out: object) -> None:
-        prepared = self.prepared
-        if prepared.result_spec is not None:  # whether it fits is seen when something comes
-            self.out = flatten_out(out)
-        else:
-            super().set_out(out)
-
     @property
     def is_out_intact(self) -> bool:
         if self.out is None or self.verdict is None or self.verdict.cause is Cause.MISMATCH:
@@ -56,27 +47,41 @@ class SegmentCall(Call):
         """Return inputs and outputs in the order of a variant's phases; outputs are made, or are those of `out`."""
         self._variant = variant
         self._results = self._make_results(variant)
-        outputs = tuple([self._results[leaf] for leaf in variant.schedule.outputs])
+        given = variant.schedule.inputs
         if not self._inputs:
-            self._inputs = tuple([self._make_input(leaf, outputs) for leaf in variant.schedule.inputs])
+            self._inputs = tuple([self._make_input(leaf) for leaf in given])
             self.arrays = []
-        return self._inputs, outputs
+        if self.out is not None:
+            pairs = zip(given, self._inputs, strict=True)
+            self._inputs = tuple([self._keep_from_results(leaf, array, variant) for leaf, array in pairs])
+        return self._inputs, tuple([self._results[leaf] for leaf in variant.schedule.outputs])
 
     def adopt_buffers(self, variant: Variant, results: list[Array]) -> None:
         """Take the arrays with which this call has been started already."""
         self._variant, self._results = variant, results
         self._inputs, self.arrays = tuple(self.arrays if variant.schedule.inputs else ()), []
 
-    def _make_input(self, leaf: int, outputs: tuple[Array, ...]) -> Array:
+    def _make_input(self, leaf: int) -> Array:
         array = self.arrays[leaf]
         if not array.dtype.isnative:
             return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
         if self.copies_inputs and self.prepared.memory.locate(array) is None:
             return np.array(array, order="C")
-        array = np.ascontiguousarray(array) if array.ndim else array
-        if self.out is not None and any(_overlap(array, output) for output in outputs):
-            return array.copy()
+        return np.ascontiguousarray(array) if array.ndim else array
+
+    def _keep_from_results(self, leaf: int, array: Array, variant: Variant) -> Array:
+        """Return an input, or a copy of it where results are written over it while it is still read."""
+        for place in variant.schedule.outputs:
+            output = self._results[place]
+            if _overlap(array, output) and not (place == leaf and self.may_write_over and _is_same(array, output)):
+                return array.copy()
         return array
+
+    @property
+    def may_write_over(self) -> bool:
+        """Whether a result may take the place of its input while that is still read: both are laid out alike."""
+        operation = self.prepared.collective.operation
+        return not (isinstance(operation, AllToAll) and operation.sizes)
 
     def _make_results(self, variant: Variant) -> list[Array]:
         """Arrays for the leaves of the result as they travel; those of `out` where it takes them as they are."""
@@ -84,12 +89,17 @@ class SegmentCall(Call):
         if targets is not None:
             with contextlib.suppress(ValueError):  # raised when the result is asked for
                 self._check_out(targets, variant)
-                rows_first = not self._axis
+                rows_first = self.has_rows_first
                 return [
                     view if rows_first and view.flags.c_contiguous and view.dtype == dtype else np.empty(shape, dtype)
                     for view, (dtype, shape) in zip(targets.views, variant.schedule.results, strict=True)
                 ]
         return [np.empty(shape, dtype) for dtype, shape in variant.schedule.results]
+
+    @property
+    def has_rows_first(self) -> bool:
+        """Whether arrays travel as the caller has them, rather than with another axis first."""
+        return not self._axis
 
     @property
     def _axis(self) -> int:
@@ -153,14 +163,7 @@ class SegmentCall(Call):
         return [(path, self._get_leaf(index)) for index, path in reversed(list(enumerate(paths)))]
 
     def _parse_structure(self, variant: Variant) -> nest.Spec:
-        """Return the spec of a value that was taken as it came."""
-        try:
-            spec = structure.parse(variant.collective.structure)
-            if len(nest.paths(spec)) != len(self._results):
-                raise ValueError(f"the structure {variant.collective.structure} came with {len(self._results)} leaves")
-        except ValueError as error:
-            raise ValueError(f"{self.prepared.op}: {error}; give a value like it as a template") from None
-        return spec
+        return parse_structure(self.prepared.op, variant.collective.structure, len(self._results))
 
     def _require_variant(self) -> Variant:
         if self._variant is None:
@@ -177,13 +180,20 @@ class SegmentCall(Call):
             if view is not self._results[index]:
                 view[...] = result
             return self.out.leaves[index]
-        kind = _UNKNOWN_KIND if self.prepared.accepts_any else self.prepared.kinds[index]
+        kind = UNKNOWN_KIND if self.prepared.accepts_any else self.prepared.kinds[index]
         return kind.restore(np.ascontiguousarray(result) if self._axis else result)
 
 
 def _overlap(one: Array, other: Array) -> bool:
-    """Whether two arrays share memory otherwise than span for span."""
-    first, second = one.__array_interface__["data"][0], other.__array_interface__["data"][0]
-    if first == second and one.nbytes == other.nbytes:
-        return False
-    return bool(first < second + other.nbytes and second < first + one.nbytes)
+    first, second = _address(one), _address(other)
+    return first < second + other.nbytes and second < first + one.nbytes
+
+
+def _is_same(one: Array, other: Array) -> bool:
+    """Whether two arrays are the same span of memory."""
+    return _address(one) == _address(other) and one.nbytes == other.nbytes
+
+
+def _address(array: Array) -> int:
+    found: int = array.__array_interface__["data"][0]
+    return found

@@ -24,6 +24,7 @@ from collectived.calls.call import ALL_PACKS, Call
 from collectived.calls.channel import NOT_REPEATED
 from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
 from collectived.calls.prepare import PreparedCall
+from collectived.calls.timeout import DEADLINE_GRACE
 from collectived.errors import UnavailableError
 from collectived.shared import seqpacket
 from collectived.shared.doorbell import Doorbell
@@ -46,6 +47,8 @@ _DEADLINE_VERDICT_TIMEOUT = 0.09  # the same after a deadline, which the worker 
 _PACK_INTERVAL = 0.001  # seconds between two looks at the packs of a call that are complete
 _COLLECT_SECONDS = 1.0
 _MAX_REPEATS = 2048
+_STOP_NANOSECONDS = 50_000_000  # in which the core lets go of memory after the end of a generation
+_RUN_SECONDS = 0.02  # for which the core waits before it hands a call back
 
 
 class Repeat(NamedTuple):
@@ -207,14 +210,17 @@ class SegmentChannel(Doorbell):
             call.set_out(out)
         if again.nanoseconds:
             call.timeout = again.nanoseconds / 1e9
+            call.cutoff = monotonic() + call.timeout + DEADLINE_GRACE - _RUN_SECONDS
         call.adopt_buffers(again.program.first, [] if result is None else [result])
         self._adopt(call, job, again.program.engine)
         return call
 
     def remember(self, call: Call, operation: Operation, value: Any, frame: FrameType, timeout: float | None) -> None:
         program = call.prepared.segment_program
-        if not isinstance(program, SegmentProgram) or not call_site.is_caller(frame):
+        if not isinstance(call, SegmentCall) or not isinstance(program, SegmentProgram):
             return
+        if not (call_site.is_caller(frame) and value.dtype.isnative and call.has_rows_first and call.may_write_over):
+            return  # the core could not take such a value as it is
         schedule = program.first.schedule
         if len(self._repeats) >= _MAX_REPEATS:
             self._repeats.clear()
@@ -356,8 +362,9 @@ class SegmentChannel(Doorbell):
             return
         asked = messages.Submit(call.generation, call.prepared.id, call.instance, 0.0, False, ())
         sent = seqpacket.send(self._socket, asked.encode(), _DEADLINE_VERDICT_TIMEOUT)
-        limit = _DEADLINE_VERDICT_TIMEOUT if reason == core.DEADLINE else _VERDICT_TIMEOUT
-        end = monotonic() + (limit if sent else 0.0)
+        end = monotonic() + (_VERDICT_TIMEOUT if sent else 0.0)
+        if reason == core.DEADLINE and sent:  # where the coordinator is away, the worker decides alone a little later
+            end = max(end - _VERDICT_TIMEOUT + _DEADLINE_VERDICT_TIMEOUT, min(end, call.cutoff))
         while not call.complete and not self._is_lost and self._read_once(end):
             pass
         with self.mutex:
@@ -399,7 +406,16 @@ class SegmentChannel(Doorbell):
         if engine is not None:
             interrupted = self.rank_state.interrupted_generation == self.rank_state.generation
             engine.abort(core.INTERRUPTED if interrupted else core.ABORTED, self._seat)
-        super()._end_generation(verdict, within)
+        try:
+            self._await_jobs()
+        finally:
+            super()._end_generation(verdict, within)
+
+    def _await_jobs(self) -> None:
+        """Wait until the core reads and writes nothing of the caller's any more; the generation is over."""
+        for call in list(self._calls.values()):
+            if isinstance(call, SegmentCall) and (job := call.job) is not None:
+                job.wait(_STOP_NANOSECONDS)
 
     def _give_up(self, call: Call, verdict: Verdict) -> None:
         if isinstance(call, SegmentCall):
@@ -413,8 +429,8 @@ class SegmentChannel(Doorbell):
             if generation == self.rank_state.generation:
                 complete = engine.verdict()[0]
                 self.rank_state.last_finished = max(self.rank_state.last_finished, complete - 1)
+        self._detach()  # before its socket is closed, at which the core looks
         super()._close()
-        self._detach()
 
     def _detach(self) -> None:
         while self._engines:

@@ -33,7 +33,6 @@ from collectived_proto.types import (
     Scatter,
 )
 
-MAX_BLOB_BYTES = 16 << 10
 MAX_ROOT_VALUE_BYTES = 16 << 20  # of what the root tells, unpacked
 
 Phase = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # dtype, counts, leaves in, leaves out
@@ -206,6 +205,8 @@ def decode_root_value(blob: bytes) -> tuple[Collective, Layout]:
     from collectived_proto import codec
     from collectived_proto.v1 import worker_pb2
 
+    if not blob:
+        raise ValueError("its root has too many arrays to describe them; give a value like it as a template")
     try:
         unpacked = zlib.decompressobj().decompress(blob, MAX_ROOT_VALUE_BYTES)
         value = worker_pb2.RootValue.FromString(unpacked)

@@ -113,17 +113,23 @@ class SegmentProgram:
 
     def _make_blob(self) -> bytes | None:
         collective = self._prepared.collective
-        blob: bytes | None = None
+        operation = collective.operation
         if collective.lengths_differ:
             blob = segment_plan.encode_rows(extract_rows(collective))
-        elif isinstance(collective.operation, (Broadcast, Scatter)) and collective.operation.root == self._rank:
+        elif isinstance(operation, (Broadcast, Scatter)) and operation.root == self._rank:
             blob = segment_plan.encode_root_value(collective, self._prepared.layout)
-        if blob is not None and len(blob) > segment_plan.MAX_BLOB_BYTES:
-            raise ResourceExhaustedError(
-                f"{collective.operation} of {len(collective.leaves)} arrays takes {len(blob)} bytes to describe to the "
-                f"other ranks, and there may be {segment_plan.MAX_BLOB_BYTES}: give fewer, larger arrays"
-            )
-        return blob
+        else:
+            return None
+        if len(blob) <= core.MAX_BLOB:
+            return blob
+        if isinstance(
+            operation, Broadcast
+        ):  # only ranks without a template need it, and they are told that it is missing
+            return None
+        raise ResourceExhaustedError(
+            f"{operation} of {len(collective.leaves)} arrays takes {len(blob)} bytes to describe to the other ranks, "
+            f"and there may be {core.MAX_BLOB}: give fewer, larger arrays"
+        )
 
     def _make_variant(self, collective: Collective, schedule: Schedule) -> Variant:
         description, operation = self._prepared.description, collective.operation

@@ -26,7 +26,7 @@ enum {
     MAX_SEATS = 256,
     SEAT_WORDS = MAX_SEATS / 64,
     BLOCK_SEATS = 8, /* seats per counter of arrivals */
-    MAX_BLOB = 16 << 10,
+    MAX_BLOB = 96 << 10,
     PARTS = 3, /* ticks whose data lie in the segment at the same time: engine.c says why three are enough */
     TICK_BITS = 20,
     WORKER_SEAT = 0xfff, /* where a word names a seat: the worker, which has none */
@@ -72,7 +72,7 @@ struct geometry {
     u64 streamed; /* bytes of a result from which it is written past the caches */
     u64 mail;     /* bytes in which a seat stages letters that nobody has asked for */
 };
-enum { SCHEDULE_VERSION = 1 };
+enum { SCHEDULE_VERSION = 2 };
 
 struct record { /* what a seat says of its instance; two of them, in turn */
     _Alignas(CACHE_LINE) a64 instance; /* ~0 while it is written */
