@@ -7,13 +7,18 @@ them, tens of MiB after a guest that described large values.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import threading
 
 TRIM_DELAY_SECONDS = 2.0  # after the first wish: what is being freed by then goes too
 
 
 class HeapTrimmer:
-    """Gives free memory back a while after it is asked to, beside the event loop, and once for many wishes."""
+    """Gives free memory back a while after it is asked to, beside the event loop, and once for many wishes.
+
+    Its thread ends with each time: one of the event loop's own would stay.
+    """
 
     def __init__(self, delay: float = TRIM_DELAY_SECONDS) -> None:
         self._delay = delay
@@ -28,4 +33,5 @@ class HeapTrimmer:
     async def _run(self) -> None:
         await asyncio.sleep(self._delay)
         assert self._trim is not None
-        await asyncio.to_thread(self._trim, ctypes.c_size_t(0))
+        with contextlib.suppress(RuntimeError):  # there is no thread to be had now: the next wish will do
+            threading.Thread(target=self._trim, args=(ctypes.c_size_t(0),), name="heap trim", daemon=True).start()

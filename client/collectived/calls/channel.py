@@ -265,7 +265,7 @@ class RankChannel(ABC):
         for call in list(self._calls.values()):
             self._give_up(call, verdict)
 
-    def _mark_lost(self, why: str, advice: str = "connect and join again") -> None:
+    def _mark_lost(self, why: str, advice: str = CONNECT_AGAIN) -> None:
         """Under the mutex. `advice` is '' where `why` is the worker's own text, which says what to do."""
         if not self._is_lost:
             self._is_lost = True

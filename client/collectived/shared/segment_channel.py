@@ -25,7 +25,7 @@ from collectived.calls.channel import NOT_REPEATED
 from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
 from collectived.calls.prepare import PreparedCall
 from collectived.calls.timeout import DEADLINE_GRACE
-from collectived.errors import UnavailableError
+from collectived.errors import DeadlineExceededError, UnavailableError
 from collectived.shared import seqpacket
 from collectived.shared.doorbell import Doorbell
 from collectived.shared.segment_call import SegmentCall
@@ -137,7 +137,9 @@ class SegmentChannel(Doorbell):
             program = SegmentProgram(engine, call.prepared, self.rank_state.rank, self._size)
             call.prepared.segment_program = program
         inputs, outputs = call.make_buffers(program.first)
-        nanoseconds = 0 if deadline is None else max(1, int(deadline.remaining() * 1e9))
+        nanoseconds = 0 if deadline is None else int(deadline.remaining() * 1e9)
+        if deadline is not None and not nanoseconds:
+            raise DeadlineExceededError("its time was over before it could be submitted")
         self._start(call, engine, program, inputs, outputs, nanoseconds)
         return True
 

@@ -207,7 +207,7 @@ def test_a_call_that_the_driver_does_not_let_start_is_the_end_of_the_generation_
             refused.set()
         else:
             assert refused.wait(20)
-            with pytest.raises(cd.errors.AbortedError, match=f"could not be started.*{function} failed"):
+            with pytest.raises(cd.errors.UnavailableError, match=f"could not be started.*{function} failed"):
                 group.all_reduce("sum", x)
         group.rejoin(timeout=20)
         assert (np.asarray(group.all_reduce("sum", x)) == 2).all()

@@ -135,7 +135,11 @@ def test_a_rank_that_asks_for_too_much_memory_can_rejoin(listening: Any) -> None
         assert caught.value.rejoin
         group.rejoin(timeout=20)
         assert group.all_reduce("sum", 2) == 2
-        works = [group.all_reduce("sum", np.zeros(128 << 20, np.uint8), async_op=True) for _ in range(2)]
+        works = []
+        for _ in range(2):
+            with contextlib.suppress(cd.errors.ResourceExhaustedError):  # the first may have been refused by then
+                works.append(group.all_reduce("sum", np.zeros(128 << 20, np.uint8), async_op=True))
+        assert works
         for work in works:
             with pytest.raises(cd.errors.ResourceExhaustedError):
                 work.result()

@@ -38,6 +38,8 @@ def test_nests_with_jax_arrays_are_reduced_and_broadcast_with_the_same_bits_on_a
 
 
 PROGRAM = """
+import os, sys
+os.environ["COLLECTIVED_NATIVE"] = sys.stdin.readline().strip()  # without a core results lie in worker memory
 import jax, numpy as np
 import collectived as cd
 
@@ -60,12 +62,15 @@ with cd.connect() as session, session.join() as group:
 """
 
 
-def test_writing_to_a_result_of_numpy_or_jax_never_ends_the_process(one_worker: Any) -> None:
-    client = one_worker.client(0, 1, "written", PROGRAM)
-    output, errors = client.communicate(timeout=50)
+@pytest.mark.parametrize(
+    ("core", "numpy"), [("", "written written written"), ("/nowhere", "ValueError ValueError written")]
+)
+def test_writing_to_a_result_of_numpy_or_jax_never_ends_the_process(one_worker: Any, core: str, numpy: str) -> None:
+    client = one_worker.client(0, 1, f"written {core}", PROGRAM)
+    output, errors = client.communicate(f"{core}\n", timeout=50)
     assert (client.returncode, errors) == (0, "")
     assert output.splitlines() == [
-        "ValueError ValueError written",
+        numpy,
         "TypeError ValueError ValueError",
         "[7. 1.]",
         "[1. 1.]",
