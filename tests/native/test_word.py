@@ -167,17 +167,26 @@ def test_a_rank_that_never_sleeps_knocks_too() -> None:
     watcher = segment.watch(descriptor, geometry)
     engine = segment.attach(descriptor, geometry, 0, knock=knock, waiting=Waiting(1_000_000_000, 0, False))
 
+    over = threading.Event()
+
     def work_as_worker() -> None:
-        if select.select([knock], [], [], 30)[0]:
-            watcher.expire(0)
+        while not over.is_set():
+            if select.select([knock], [], [], 0.1)[0]:
+                os.eventfd_read(knock)
+                watcher.expire(watcher.review()[0])
 
     worker = threading.Thread(target=work_as_worker)
     worker.start()
-    value = np.ones(40_000_000, np.float32)  # in ticks of a few bytes
-    assert (
-        fail(engine, engine.run(all_reduce(DType.FLOAT32, value).plan(engine), (value,), (value,), 0, None))[1]
-        == core.DEADLINE
-    )
+    value = np.ones(100_000_000, np.float32)  # in ticks of a few bytes
+
+    def run_until_it_fails() -> None:  # a worker may be late, and then it ends a later one
+        for _ in range(200):
+            finish(engine, engine.run(all_reduce(DType.FLOAT32, value).plan(engine), (value,), (value,), 0, None))
+
+    with pytest.raises(Failed) as caught:
+        run_until_it_fails()
+    assert caught.value.verdict[1] == core.DEADLINE
+    over.set()
     worker.join()
     engine.detach()
     watcher.close()

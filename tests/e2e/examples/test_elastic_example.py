@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import settle
 
 from collectived_launcher.status.discovery import find_target, request_status
+from collectived_proto.v1.status_pb2 import StatusReply
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples/elastic.py"
@@ -53,6 +55,11 @@ class Process:
         assert "Traceback" not in err, err
         self.said += out.splitlines()
         return self.said
+
+
+def find_training(status: StatusReply) -> StatusReply | None:
+    """The same, once the ranks have done more than to agree on where they go on."""
+    return status if any(group.collectives_done > 20 for group in status.groups) else None
 
 
 @pytest.fixture
@@ -123,7 +130,8 @@ def test_a_rank_whose_worker_died_connects_to_the_next_one_and_takes_part_again(
     job = launch("--workers", "2", "--clients", "1", "--", sys.executable, str(EXAMPLE), FOR_EVER)
     for _ in range(2):
         job.hear("of 2 from step")
-    os.kill(request_status(find_target(None, {})).workers[1].pid, 9)
+    status = settle(lambda: find_training(request_status(find_target(None, {}))))
+    os.kill(status.workers[1].pid, 9)
     job.hear(r"^\[rank 1\] after step \d+: ")
     for _ in range(2):
         assert int(job.hear(r"of 2 from step (\d+)")[1]) > 0

@@ -80,10 +80,12 @@ def _or_none(limit: int) -> int | None:
 
 
 def _count_tasks_left() -> int | None:
+    """None also where no file can be opened: a process that is out of descriptors must still be told its limit."""
     left = []
-    for folder in _control_groups("pids"):
-        if (most := _read_number(folder / "pids.max")) is not None:
-            left.append(most - (_read_number(folder / "pids.current") or 0))
+    with contextlib.suppress(OSError):
+        for folder in _control_groups("pids"):
+            if (most := _read_number(folder / "pids.max")) is not None:
+                left.append(most - (_read_number(folder / "pids.current") or 0))
     return max(0, min(left)) if left else None
 
 

@@ -87,6 +87,16 @@ def test_limits_are_those_of_this_process() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_limits_are_found_where_no_descriptor_is_left() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        found = system.probe_limits()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found.descriptors == 3 and found.tasks_left is None
+
+
 def test_probes_leave_no_descriptor_open() -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     for look in (
