@@ -14,7 +14,8 @@ _frameless = ""
 _short: dict[str, str] = {}
 
 
-def _name(filename: str) -> str:
+def shorten_path(filename: str) -> str:
+    """The name of a source file without its folders, as errors show it."""
     short = _short.get(filename)
     if short is None:
         short = _short[filename] = escape_surrogates(os.path.basename(filename))
@@ -45,7 +46,7 @@ def caller() -> str:
         if frame.f_back is None:
             return _frameless
         frame = frame.f_back
-    return f"{_name(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return f"{shorten_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def describe_error(error: BaseException, traceback: TracebackType | None) -> str:
@@ -54,7 +55,7 @@ def describe_error(error: BaseException, traceback: TracebackType | None) -> str
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
         if not filename.startswith(_own_prefixes):
-            place = f" ({_name(filename)}:{traceback.tb_lineno})"
+            place = f" ({shorten_path(filename)}:{traceback.tb_lineno})"
         traceback = traceback.tb_next
     try:
         message = str(error)

@@ -18,6 +18,7 @@ from collectived.shared import seqpacket
 from collectived.shared.device_memory import DeviceMemory
 from collectived.shared.doorbell import Doorbell
 from collectived.shared.memory import SessionSocket, SharedMemory
+from collectived.shared.stack_answers import StackAnswers
 from collectived_proto.types import GroupInfo
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class SharedMemoryTransport:
             self.socket.close()
             raise
         self.memory = SharedMemory(self.socket)
+        self._stack_answers = StackAnswers(opened.socket_path, opened.stack_token, rpc.name)
         self._gpus = opened.gpus
         self._max_open_allocations = opened.max_open_allocations
         self._device_memories: dict[int, DeviceMemory] = {}
@@ -120,12 +122,14 @@ class SharedMemoryTransport:
         self.socket.cancel(why)
 
     def close(self) -> None:
+        self._stack_answers.close()
         self.socket.close()
         self.memory.clear()
         while self._device_memories:
             self._device_memories.popitem()[1].clear()
 
     def invalidate_after_fork(self) -> None:
+        self._stack_answers.invalidate_after_fork()
         self.socket.close()
         self.memory.clear()  # not that on GPUs, which only the parent may speak to
 

@@ -66,6 +66,7 @@ def compact_verdict_to_proto(verdict: Verdict) -> common.Verdict:
         texts=list(texts),
         missing=[member.rank for member in verdict.missing],
         differing=[member.rank for member in verdict.differing],
+        stacks=[member.stack for member in verdict.missing] if any(member.stack for member in verdict.missing) else (),
     )
     message = verdict_to_proto(replace(verdict, members=(), missing=(), differing=()))
     message.progress.CopyFrom(progress)
@@ -82,12 +83,20 @@ def compact_verdict_from_proto(message: common.Verdict, known: tuple[Member, ...
     if not message.HasField("progress"):
         return verdict
     progress, texts = message.progress, list(message.progress.texts)
+    stacks = dict(zip(progress.missing, progress.stacks, strict=False))
     lists = (progress.last_instances, progress.last_ops, progress.last_sites, progress.idle_seconds)
     if any(len(column) != len(known) for column in lists):
         return verdict
     try:
         members = tuple(
-            replace(member, last_instance=last, last_op=texts[op], last_site=texts[site], idle_seconds=idle)
+            replace(
+                member,
+                last_instance=last,
+                last_op=texts[op],
+                last_site=texts[site],
+                idle_seconds=idle,
+                stack=stacks.get(member.rank, ""),
+            )
             for member, last, op, site, idle in zip(known, *lists, strict=True)
         )
         missing = tuple(members[rank] for rank in progress.missing)

@@ -322,7 +322,8 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One participant of a group. `last_*` is what it is known to have finished, or done last."""
+    """One participant of a group. `last_*` is what it is known to have finished, or done last; `stack`, of one that
+    others wait for, where its threads are, one a line."""
 
     rank: int
     device: str
@@ -334,6 +335,7 @@ class Member:
     last_op: str = ""
     last_site: str = ""
     idle_seconds: float = 0.0
+    stack: str = ""
 
     def __str__(self) -> str:
         where = f"{self.label}, " if self.label else ""
@@ -416,6 +418,7 @@ class RankPosition:
     collective: Collective | None = None
     waits: int = 0
     waited_seconds: float = 0.0
+    stack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,6 +448,7 @@ class ReportKind(enum.IntEnum):
     UNANSWERED = 11
     UNCLAIMED = 12
     NATIVE = 13
+    NEAR_DEADLINE = 14
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ def test_what_tells_of_no_group_is_refused(data: bytes) -> None:
 def test_a_ruling_tells_what_is_new_about_members_that_are_known() -> None:
     known = members(5)
     now = moved(known)
+    now = (*now[:3], replace(now[3], stack="data.py:88 in load\nthread 'pin': wait.py:1 in wait"), now[4])
     told = verdict(now, missing=(now[3], now[1]), differing=(now[4],))
     message = group_codec.compact_verdict_to_proto(told)
     assert not message.members and not message.missing and not message.differing

@@ -105,6 +105,7 @@ class RankState:
                 last_op=member.last_op,
                 last_site=member.last_site,
                 idle_seconds=member.idle_seconds,
+                stack=member.stack,
             )
             if not member.device and member.rank < len(known)
             else member

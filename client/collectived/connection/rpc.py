@@ -37,6 +37,7 @@ from collectived.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from collectived.thread_stacks import describe_threads
 from collectived_proto import codec
 from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 PROGRESS_INTERVAL = 10.0  # seconds
 _RPC_TIMEOUT = 30.0  # seconds for what a worker answers by itself
+_TELL_TIMEOUT = 1.0  # seconds for what it need not have heard
 _GRACE = 0.15  # seconds after a deadline in which the worker's own answer is still preferred; 0.25 are promised
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -75,7 +77,7 @@ class OpenedSession:
     """What a worker says to a new session; `socket_path` is '' where it offers no shared memory.
 
     `gpus` are the UUIDs of its GPUs, in order of their indices; `max_open_allocations` is how many allocations of this
-    process it opens at a time on each of them.
+    process it opens at a time on each of them. `stack_token` admits a socket over which it asks what this process does.
     """
 
     session: bytes
@@ -85,6 +87,7 @@ class OpenedSession:
     token: bytes
     gpus: tuple[str, ...] = ()
     max_open_allocations: int = 0
+    stack_token: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ class WorkerClient:
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._session_stream: RpcThread | None = None
         self._stream_ended = False
+        self._session, self._opened_by = b"", 0  # its name, and the ident of the thread that opened it
         self._worker_name = ""
         self._lock = threading.Lock()  # over the two below
         self._pending_rpcs: set[RpcThread] = set()  # those that a thread of the caller's waits for
@@ -164,9 +168,13 @@ class WorkerClient:
             job=environment.job(),
             local=local,
             visible_gpus=environment.visible_gpus(),
+            stacks=True,
         )
+        self._opened_by = threading.get_ident()
         self._session_stream = RpcThread(
-            lambda: self._stub.OpenSession(request, metadata=self._metadata), self.map_error
+            lambda: self._stub.OpenSession(request, metadata=self._metadata),
+            self.map_error,
+            intercept=self._answer_question,
         )
         try:
             event = self._session_stream.next(limit.remaining)
@@ -187,7 +195,27 @@ class WorkerClient:
         self._worker_name = opened.worker
         negotiate_version(codec.versions_from_proto(opened.protocol), self.name, "this client")
         devices, gpus = tuple(opened.devices), tuple(opened.gpus)
-        return OpenedSession(opened.session, opened.worker, devices, opened.door, opened.token, gpus, opened.openings)
+        return OpenedSession(
+            opened.session,
+            opened.worker,
+            devices,
+            opened.door,
+            opened.token,
+            gpus,
+            opened.openings,
+            opened.stack_token,
+        )
+
+    def _answer_question(self, event: worker_pb2.SessionEvent) -> bool:
+        """Tells the worker where the threads of this process are, if that is what it asks."""
+        if event.HasField("opened"):
+            self._session = event.opened.session
+        if not event.HasField("stack_asked"):
+            return False
+        told = worker_pb2.StackRequest(session=self._session, stack=describe_threads(self._opened_by))
+        with contextlib.suppress(grpc.RpcError, ValueError), fork_lock:  # ValueError: the channel has been closed
+            self._stub.TellStack(told, timeout=_TELL_TIMEOUT, metadata=self._metadata)
+        return True
 
     @property
     def has_stream_ended(self) -> bool:

@@ -74,6 +74,7 @@ class RpcThread:
         start: begins the RPC.
         ours: what an error of gRPC is raised as.
         answer: of a short RPC, takes what `start` returned and waits for the one answer; else it is a stream.
+        intercept: of a stream, takes an answer in that nobody waits for, and says whether it was one; in this thread.
     """
 
     def __init__(
@@ -81,7 +82,9 @@ class RpcThread:
         start: Callable[[], Any],
         ours: Callable[[Exception], Exception],
         answer: Callable[[Any], Any] | None = None,
+        intercept: Callable[[Any], bool] = lambda event: False,
     ) -> None:
+        self._intercept = intercept
         self._responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._call: Any = None
         self.latest: Any = None  # the answer that came last, whether anybody has taken it or not
@@ -108,6 +111,8 @@ class RpcThread:
                     self._responses.put(answer(self._call))
             if answer is None:
                 for event in self._call:
+                    if self._intercept(event):
+                        continue
                     self.latest = event
                     self._responses.put(event)
         except Exception as error:

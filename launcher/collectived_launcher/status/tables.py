@@ -61,6 +61,8 @@ def _wide_tables(reply: pb.StatusReply) -> Iterator[Table | Text]:
         yield from (Text(), _workers(reply.workers))
     if any(group.members for group in reply.groups):
         yield from (Text(), _ranks(reply))
+    if any(member.stack for group in reply.groups for member in group.members):
+        yield from (Text(), _stacks(reply))
     if reply.failures:
         yield from (Text(), _failures(reply))
 
@@ -285,6 +287,16 @@ def _ranks(reply: pb.StatusReply) -> Table:
                 member.last_site or "-",
                 format_duration(member.idle_seconds),
             )
+    return table
+
+
+def _stacks(reply: pb.StatusReply) -> Table:
+    """Where the threads of ranks are that others wait for."""
+    table = _new_table("now", "group", "rank", "innermost call first")
+    for group in reply.groups:
+        for member in group.members:
+            if member.stack:
+                _add_row(table, short_group_name(reply, group.name), str(member.rank), member.stack)
     return table
 
 

@@ -1,10 +1,11 @@
 """Messages of the Unix SOCK_SEQPACKET sockets between a client and the worker of its host.
 
-Two kinds of socket, each admitted by a one-time token in its first message:
+Three kinds of socket, each admitted by a one-time token in its first message:
 
 - the *session socket*, one per session: input arenas, of the host and of GPUs, are asked for and handed over as
   descriptors, and memory of a GPU that is the client's own is lent;
-- a *doorbell*, one per joined rank, straight into its group's group loop: submissions one way, completions the other.
+- a *doorbell*, one per joined rank, straight into its group's group loop: submissions one way, completions the other;
+- one per session over which the worker asks where the client's threads are, which a thread of the client answers.
 
 One message is one packet; integers are little-endian. Whatever arrives is checked here; `MalformedMessage` says why.
 In the first message the versions of the protocol that the client speaks follow the token; what may one day stand
@@ -22,7 +23,8 @@ from collectived_proto.version import FIRST_VERSIONS, OUR_VERSIONS, VersionRange
 
 TOKEN_BYTES = 16
 MAX_MESSAGE = 128 << 10  # well below the kernel's default send buffer, so that one message always fits
-MAX_TEXT = 4096  # bytes of a reason
+MAX_TEXT = 4096  # bytes of a reason,
+MAX_STACK = 2048  # and of what a process says about its threads
 MAX_OUTSTANDING = 64  # instances that one rank may have in flight,
 MAX_P2P_OUTSTANDING = 1 << 16  # and sends and recvs: a posted recv costs little, and memory limits what is sent
 MAX_PACKS = 4096  # of one collective
@@ -82,6 +84,9 @@ class MessageType(enum.IntEnum):
     # worker → client, session socket
     DEVICE_OPENED = 25  # memory of the client's own is an arena now, until it is dropped
     NOT_OPENED = 26  # it cannot be: why; nothing else of the session is concerned
+    # the socket for questions about threads: worker → client, and the answer, a text
+    STACK_ASKED = 40
+    STACK = 41
     # client → worker, session socket
     ARENA_REQUEST = 32
     ARENA_DROP = 33
@@ -195,7 +200,7 @@ def parse_release(data: bytes) -> tuple[int, ...]:
 
 
 def encode_bare(kind: MessageType, text: str = "") -> bytes:
-    """Encode LEAVE, PING, PONG, or ABORT with its reason."""
+    """Encode LEAVE, PING, PONG, STACK_ASKED, STACK with its text, or ABORT with its reason."""
     return bytes((kind,)) + _encode_text(text)
 
 

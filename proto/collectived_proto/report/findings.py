@@ -20,7 +20,7 @@ from collectived_proto.report.labels import (
     list_client_versions,
     worker_state,
 )
-from collectived_proto.report.phrases import MAX_NAMED, format_duration, ranks_text
+from collectived_proto.report.phrases import MAX_NAMED, format_duration, ranks_text, stack_text
 from collectived_proto.report.quantities import format_bytes
 from collectived_proto.types import Member, unscoped_name
 from collectived_proto.v1 import status_pb2 as pb
@@ -209,7 +209,7 @@ def _missing_rank_text(reply: pb.StatusReply, group: pb.GroupStatus, rank: int, 
     member = member_from_proto(message)
     gone = {one.rank for one in group.left}
     state = " has left" if rank in gone else _worker_state_text(reply, member.worker)
-    return f"{member}{_last_call_text(member, instance)}{state}"
+    return f"{member}{_last_call_text(member, instance)}{stack_text(member.stack)}{state}"
 
 
 def _last_call_text(member: Member, instance: int | None) -> str:

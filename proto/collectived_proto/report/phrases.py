@@ -68,11 +68,17 @@ def age_text(age: float) -> str:
     return f", as of {age:.1f} s ago" if age > FRESH_SECONDS else ""
 
 
+def stack_text(stack: str) -> str:
+    """`; now: data.py:88 in load_batch <- train.py:12 in main`, of the first thread; nothing where nothing is known."""
+    return f"; now: {stack.splitlines()[0]}" if stack else ""
+
+
 def not_arrived_text(member: Member, position: RankPosition | None, silent: str = "", age: float = 0.0) -> str:
     """`rank 2 (…) has not come; it last did …`; `silent` says why nothing newer is known of its worker."""
     did = last_call_text(position)
     known = f"it last did {did}" if did else "it has not submitted anything in this group"
-    return f"{member} has not come; {known}{age_text(age)}{f' ({silent})' if silent else ''}"
+    doing = stack_text(position.stack) if position else ""
+    return f"{member} has not come; {known}{age_text(age)}{doing}{f' ({silent})' if silent else ''}"
 
 
 def not_written_text(member: Member, position: RankPosition) -> str:

@@ -269,7 +269,7 @@ class Layout(_message.Message):
     def __init__(self, packs: _Optional[_Iterable[_Union[Pack, _Mapping]]] = ..., places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., staging_bytes: _Optional[int] = ..., result_bytes: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("rank", "device", "worker", "host", "pid", "label", "last_instance", "last_op", "last_site", "idle_seconds")
+    __slots__ = ("rank", "device", "worker", "host", "pid", "label", "last_instance", "last_op", "last_site", "idle_seconds", "stack")
     RANK_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -280,6 +280,7 @@ class Member(_message.Message):
     LAST_OP_FIELD_NUMBER: _ClassVar[int]
     LAST_SITE_FIELD_NUMBER: _ClassVar[int]
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STACK_FIELD_NUMBER: _ClassVar[int]
     rank: int
     device: str
     worker: int
@@ -290,7 +291,8 @@ class Member(_message.Message):
     last_op: str
     last_site: str
     idle_seconds: float
-    def __init__(self, rank: _Optional[int] = ..., device: _Optional[str] = ..., worker: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., label: _Optional[str] = ..., last_instance: _Optional[int] = ..., last_op: _Optional[str] = ..., last_site: _Optional[str] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
+    stack: str
+    def __init__(self, rank: _Optional[int] = ..., device: _Optional[str] = ..., worker: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., label: _Optional[str] = ..., last_instance: _Optional[int] = ..., last_op: _Optional[str] = ..., last_site: _Optional[str] = ..., idle_seconds: _Optional[float] = ..., stack: _Optional[str] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("name", "key", "generation", "members")
@@ -377,7 +379,7 @@ class Verdict(_message.Message):
     def __init__(self, group: _Optional[str] = ..., key: _Optional[int] = ..., generation: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., from_instance: _Optional[int] = ..., instance: _Optional[int] = ..., op: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., differing: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., successor: _Optional[int] = ..., decided_by: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., orderly: bool = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cause: _Optional[_Union[Verdict.Cause, str]] = ..., origin: _Optional[int] = ..., next_instance: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("last_instances", "last_ops", "last_sites", "idle_seconds", "texts", "missing", "differing")
+    __slots__ = ("last_instances", "last_ops", "last_sites", "idle_seconds", "texts", "missing", "differing", "stacks")
     LAST_INSTANCES_FIELD_NUMBER: _ClassVar[int]
     LAST_OPS_FIELD_NUMBER: _ClassVar[int]
     LAST_SITES_FIELD_NUMBER: _ClassVar[int]
@@ -385,6 +387,7 @@ class Progress(_message.Message):
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     DIFFERING_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
     last_instances: _containers.RepeatedScalarFieldContainer[int]
     last_ops: _containers.RepeatedScalarFieldContainer[int]
     last_sites: _containers.RepeatedScalarFieldContainer[int]
@@ -392,7 +395,8 @@ class Progress(_message.Message):
     texts: _containers.RepeatedScalarFieldContainer[str]
     missing: _containers.RepeatedScalarFieldContainer[int]
     differing: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, last_instances: _Optional[_Iterable[int]] = ..., last_ops: _Optional[_Iterable[int]] = ..., last_sites: _Optional[_Iterable[int]] = ..., idle_seconds: _Optional[_Iterable[float]] = ..., texts: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[int]] = ..., differing: _Optional[_Iterable[int]] = ...) -> None: ...
+    stacks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, last_instances: _Optional[_Iterable[int]] = ..., last_ops: _Optional[_Iterable[int]] = ..., last_sites: _Optional[_Iterable[int]] = ..., idle_seconds: _Optional[_Iterable[float]] = ..., texts: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[int]] = ..., differing: _Optional[_Iterable[int]] = ..., stacks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Protocol(_message.Message):
     __slots__ = ("lowest", "highest", "release")

@@ -298,6 +298,7 @@ class Report(_message.Message):
         UNANSWERED: _ClassVar[Report.Kind]
         UNCLAIMED: _ClassVar[Report.Kind]
         NATIVE: _ClassVar[Report.Kind]
+        NEAR_DEADLINE: _ClassVar[Report.Kind]
     KIND_UNSPECIFIED: Report.Kind
     PENDING: Report.Kind
     EXPIRED: Report.Kind
@@ -312,6 +313,7 @@ class Report(_message.Message):
     UNANSWERED: Report.Kind
     UNCLAIMED: Report.Kind
     NATIVE: Report.Kind
+    NEAR_DEADLINE: Report.Kind
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -353,7 +355,7 @@ class Submission(_message.Message):
     def __init__(self, instance: _Optional[int] = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., contract: _Optional[bytes] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ...) -> None: ...
 
 class RankPosition(_message.Message):
-    __slots__ = ("rank", "submitted", "finished", "last_op", "last_site", "arrived", "op", "site", "contract", "collective", "idle_seconds", "waits", "waited_seconds")
+    __slots__ = ("rank", "submitted", "finished", "last_op", "last_site", "arrived", "op", "site", "contract", "collective", "idle_seconds", "waits", "waited_seconds", "stack")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -367,6 +369,7 @@ class RankPosition(_message.Message):
     IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
     WAITED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STACK_FIELD_NUMBER: _ClassVar[int]
     rank: int
     submitted: int
     finished: int
@@ -380,7 +383,8 @@ class RankPosition(_message.Message):
     idle_seconds: float
     waits: int
     waited_seconds: float
-    def __init__(self, rank: _Optional[int] = ..., submitted: _Optional[int] = ..., finished: _Optional[int] = ..., last_op: _Optional[str] = ..., last_site: _Optional[str] = ..., arrived: bool = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., contract: _Optional[bytes] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ..., idle_seconds: _Optional[float] = ..., waits: _Optional[int] = ..., waited_seconds: _Optional[float] = ...) -> None: ...
+    stack: str
+    def __init__(self, rank: _Optional[int] = ..., submitted: _Optional[int] = ..., finished: _Optional[int] = ..., last_op: _Optional[str] = ..., last_site: _Optional[str] = ..., arrived: bool = ..., op: _Optional[str] = ..., site: _Optional[str] = ..., contract: _Optional[bytes] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ..., idle_seconds: _Optional[float] = ..., waits: _Optional[int] = ..., waited_seconds: _Optional[float] = ..., stack: _Optional[str] = ...) -> None: ...
 
 class Query(_message.Message):
     __slots__ = ("key", "generation", "instance", "query")

@@ -27,7 +27,7 @@ from collectived_proto.v1 import status_pb2 as collectived__proto_dot_v1_dot_sta
 from collectived_proto.v1 import trace_pb2 as collectived__proto_dot_v1_dot_trace__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!collectived_proto/v1/worker.proto\x12\x0e\x63ollectived.v1\x1a!collectived_proto/v1/common.proto\x1a!collectived_proto/v1/status.proto\x1a collectived_proto/v1/trace.proto\"\xb2\x01\n\x12OpenSessionRequest\x12*\n\x08protocol\x18\x01 \x01(\x0b\x32\x18.collectived.v1.Protocol\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\r\n\x05label\x18\x04 \x01(\t\x12\x0b\n\x03job\x18\x05 \x01(\t\x12\r\n\x05local\x18\x06 \x01(\x08\x12\x19\n\x0cvisible_gpus\x18\x46 \x01(\tH\x00\x88\x01\x01\x42\x0f\n\r_visible_gpus\"H\n\x0cSessionEvent\x12/\n\x06opened\x18\x01 \x01(\x0b\x32\x1d.collectived.v1.SessionOpenedH\x00\x42\x07\n\x05\x65vent\"\xaa\x01\n\rSessionOpened\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12*\n\x08protocol\x18\x02 \x01(\x0b\x32\x18.collectived.v1.Protocol\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x04 \x03(\t\x12\x0c\n\x04\x64oor\x18\x05 \x01(\t\x12\r\n\x05token\x18\x06 \x01(\x0c\x12\x0c\n\x04gpus\x18n \x03(\t\x12\x10\n\x08openings\x18o \x01(\r\"\xfa\x01\n\x0bJoinRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08min_size\x18\x03 \x01(\r\x12\x10\n\x08max_size\x18\x04 \x01(\r\x12\x16\n\x0esettle_seconds\x18\x05 \x01(\x01\x12\x11\n\x04rank\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x08 \x01(\x01\x12\x1a\n\rlast_instance\x18\t \x01(\x03H\x01\x88\x01\x01\x12\x0c\n\x04idle\x18\n \x01(\x08\x12\x0f\n\x07segment\x18\x0b \x01(\x08\x42\x07\n\x05_rankB\x10\n\x0e_last_instance\"p\n\tJoinEvent\x12\x30\n\x08progress\x18\x01 \x01(\x0b\x32\x1c.collectived.v1.JoinProgressH\x00\x12(\n\x06joined\x18\x02 \x01(\x0b\x32\x16.collectived.v1.JoinedH\x00\x42\x07\n\x05\x65vent\"?\n\x0cJoinProgress\x12\x0f\n\x07present\x18\x01 \x01(\r\x12\x10\n\x08\x65xpected\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\"j\n\x06Joined\x12$\n\x05group\x18\x01 \x01(\x0b\x32\x15.collectived.v1.Group\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0c\n\x04\x64oor\x18\x03 \x01(\t\x12\r\n\x05token\x18\x04 \x01(\x0c\x12\x0f\n\x07segment\x18\x05 \x01(\x08\"l\n\x0ePrepareRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03key\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12.\n\ncollective\x18\x04 \x01(\x0b\x32\x1a.collectived.v1.Collective\"c\n\x0cPrepareReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12&\n\x06layout\x18\x02 \x01(\x0b\x32\x16.collectived.v1.Layout\x12\x10\n\x08\x63ontract\x18\x03 \x01(\x0c\x12\r\n\x05terms\x18\x04 \x01(\x0c\"c\n\tRootValue\x12.\n\ncollective\x18\x01 \x01(\x0b\x32\x1a.collectived.v1.Collective\x12&\n\x06layout\x18\x02 \x01(\x0b\x32\x16.collectived.v1.Layout\"W\n\rSubmitRequest\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1c.collectived.v1.SubmitHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\xd2\x01\n\x0cSubmitHeader\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03key\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x15\n\x08instance\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12.\n\ncollective\x18\x06 \x01(\x0b\x32\x1a.collectived.v1.Collective\x12\x17\n\x0ftimeout_seconds\x18\x07 \x01(\x01\x12\x15\n\rasked_seconds\x18\x08 \x01(\x01\x42\x0b\n\t_instance\"f\n\x0bSubmitReply\x12.\n\x06result\x18\x01 \x01(\x0b\x32\x1c.collectived.v1.SubmitResultH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x0f\n\x07waiting\x18\x03 \x01(\rB\x06\n\x04part\"g\n\x0cSubmitResult\x12\x0f\n\x07indices\x18\x01 \x03(\r\x12$\n\x06leaves\x18\x02 \x03(\x0b\x32\x14.collectived.v1.Leaf\x12\x11\n\tstructure\x18\x03 \x01(\t\x12\r\n\x05total\x18\x04 \x01(\r\"x\n\x0c\x41\x62ortRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03key\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12,\n\x05\x63\x61use\x18\x05 \x01(\x0e\x32\x1d.collectived.v1.Verdict.Cause\"\x0c\n\nAbortReply\":\n\x0cLeaveRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03key\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\"5\n\nLeaveReply\x12\'\n\x06unseen\x18\x01 \x01(\x0b\x32\x17.collectived.v1.Verdict2\x84\x05\n\x06Worker\x12Q\n\x0bOpenSession\x12\".collectived.v1.OpenSessionRequest\x1a\x1c.collectived.v1.SessionEvent0\x01\x12@\n\x04Join\x12\x1b.collectived.v1.JoinRequest\x1a\x19.collectived.v1.JoinEvent0\x01\x12G\n\x07Prepare\x12\x1e.collectived.v1.PrepareRequest\x1a\x1c.collectived.v1.PrepareReply\x12H\n\x06Submit\x12\x1d.collectived.v1.SubmitRequest\x1a\x1b.collectived.v1.SubmitReply(\x01\x30\x01\x12\x41\n\x05\x41\x62ort\x12\x1c.collectived.v1.AbortRequest\x1a\x1a.collectived.v1.AbortReply\x12\x41\n\x05Leave\x12\x1c.collectived.v1.LeaveRequest\x1a\x1a.collectived.v1.LeaveReply\x12\x44\n\x06Status\x12\x1d.collectived.v1.StatusRequest\x1a\x1b.collectived.v1.StatusReply\x12\x41\n\x05\x44rain\x12\x1c.collectived.v1.DrainRequest\x1a\x1a.collectived.v1.DrainReply\x12\x43\n\x05Trace\x12\x1c.collectived.v1.TraceRequest\x1a\x1a.collectived.v1.TraceReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!collectived_proto/v1/worker.proto\x12\x0e\x63ollectived.v1\x1a!collectived_proto/v1/common.proto\x1a!collectived_proto/v1/status.proto\x1a collectived_proto/v1/trace.proto\"\xc2\x01\n\x12OpenSessionRequest\x12*\n\x08protocol\x18\x01 \x01(\x0b\x32\x18.collectived.v1.Protocol\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\r\n\x05label\x18\x04 \x01(\t\x12\x0b\n\x03job\x18\x05 \x01(\t\x12\r\n\x05local\x18\x06 \x01(\x08\x12\x19\n\x0cvisible_gpus\x18\x46 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06stacks\x18G \x01(\x08\x42\x0f\n\r_visible_gpus\"~\n\x0cSessionEvent\x12/\n\x06opened\x18\x01 \x01(\x0b\x32\x1d.collectived.v1.SessionOpenedH\x00\x12\x34\n\x0bstack_asked\x18\x02 \x01(\x0b\x32\x1d.collectived.v1.StackQuestionH\x00\x42\x07\n\x05\x65vent\"\x0f\n\rStackQuestion\"\xbf\x01\n\rSessionOpened\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12*\n\x08protocol\x18\x02 \x01(\x0b\x32\x18.collectived.v1.Protocol\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x04 \x03(\t\x12\x0c\n\x04\x64oor\x18\x05 \x01(\t\x12\r\n\x05token\x18\x06 \x01(\x0c\x12\x0c\n\x04gpus\x18n \x03(\t\x12\x10\n\x08openings\x18o \x01(\r\x12\x13\n\x0bstack_token\x18p \x01(\x0c\"\xfa\x01\n\x0bJoinRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08min_size\x18\x03 \x01(\r\x12\x10\n\x08max_size\x18\x04 \x01(\r\x12\x16\n\x0esettle_seconds\x18\x05 \x01(\x01\x12\x11\n\x04rank\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x17\n\x0ftimeout_seconds\x18\x08 \x01(\x01\x12\x1a\n\rlast_instance\x18\t \x01(\x03H\x01\x88\x01\x01\x12\x0c\n\x04idle\x18\n \x01(\x08\x12\x0f\n\x07segment\x18\x0b \x01(\x08\x42\x07\n\x05_rankB\x10\n\x0e_last_instance\"p\n\tJoinEvent\x12\x30\n\x08progress\x18\x01 \x01(\x0b\x32\x1c.collectived.v1.JoinProgressH\x00\x12(\n\x06joined\x18\x02 \x01(\x0b\x32\x16.collectived.v1.JoinedH\x00\x42\x07\n\x05\x65vent\"?\n\x0cJoinProgress\x12\x0f\n\x07present\x18\x01 \x01(\r\x12\x10\n\x08\x65xpected\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\"j\n\x06Joined\x12$\n\x05group\x18\x01 \x01(\x0b\x32\x15.collectived.v1.Group\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0c\n\x04\x64oor\x18\x03 \x01(\t\x12\r\n\x05token\x18\x04 \x01(\x0c\x12\x0f\n\x07segment\x18\x05 \x01(\x08\"l\n\x0ePrepareRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03key\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12.\n\ncollective\x18\x04 \x01(\x0b\x32\x1a.collectived.v1.Collective\"c\n\x0cPrepareReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12&\n\x06layout\x18\x02 \x01(\x0b\x32\x16.collectived.v1.Layout\x12\x10\n\x08\x63ontract\x18\x03 \x01(\x0c\x12\r\n\x05terms\x18\x04 \x01(\x0c\"c\n\tRootValue\x12.\n\ncollective\x18\x01 \x01(\x0b\x32\x1a.collectived.v1.Collective\x12&\n\x06layout\x18\x02 \x01(\x0b\x32\x16.collectived.v1.Layout\"W\n\rSubmitRequest\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1c.collectived.v1.SubmitHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\xd2\x01\n\x0cSubmitHeader\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03key\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x15\n\x08instance\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12.\n\ncollective\x18\x06 \x01(\x0b\x32\x1a.collectived.v1.Collective\x12\x17\n\x0ftimeout_seconds\x18\x07 \x01(\x01\x12\x15\n\rasked_seconds\x18\x08 \x01(\x01\x42\x0b\n\t_instance\"f\n\x0bSubmitReply\x12.\n\x06result\x18\x01 \x01(\x0b\x32\x1c.collectived.v1.SubmitResultH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x0f\n\x07waiting\x18\x03 \x01(\rB\x06\n\x04part\"g\n\x0cSubmitResult\x12\x0f\n\x07indices\x18\x01 \x03(\r\x12$\n\x06leaves\x18\x02 \x03(\x0b\x32\x14.collectived.v1.Leaf\x12\x11\n\tstructure\x18\x03 \x01(\t\x12\r\n\x05total\x18\x04 \x01(\r\"x\n\x0c\x41\x62ortRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03key\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12,\n\x05\x63\x61use\x18\x05 \x01(\x0e\x32\x1d.collectived.v1.Verdict.Cause\"\x0c\n\nAbortReply\":\n\x0cLeaveRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0b\n\x03key\x18\x02 \x01(\x04\x12\x0c\n\x04rank\x18\x03 \x01(\r\"5\n\nLeaveReply\x12\'\n\x06unseen\x18\x01 \x01(\x0b\x32\x17.collectived.v1.Verdict\".\n\x0cStackRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\r\n\x05stack\x18\x02 \x01(\t\"\x0c\n\nStackReply2\xcb\x05\n\x06Worker\x12Q\n\x0bOpenSession\x12\".collectived.v1.OpenSessionRequest\x1a\x1c.collectived.v1.SessionEvent0\x01\x12@\n\x04Join\x12\x1b.collectived.v1.JoinRequest\x1a\x19.collectived.v1.JoinEvent0\x01\x12G\n\x07Prepare\x12\x1e.collectived.v1.PrepareRequest\x1a\x1c.collectived.v1.PrepareReply\x12H\n\x06Submit\x12\x1d.collectived.v1.SubmitRequest\x1a\x1b.collectived.v1.SubmitReply(\x01\x30\x01\x12\x41\n\x05\x41\x62ort\x12\x1c.collectived.v1.AbortRequest\x1a\x1a.collectived.v1.AbortReply\x12\x41\n\x05Leave\x12\x1c.collectived.v1.LeaveRequest\x1a\x1a.collectived.v1.LeaveReply\x12\x45\n\tTellStack\x12\x1c.collectived.v1.StackRequest\x1a\x1a.collectived.v1.StackReply\x12\x44\n\x06Status\x12\x1d.collectived.v1.StatusRequest\x1a\x1b.collectived.v1.StatusReply\x12\x41\n\x05\x44rain\x12\x1c.collectived.v1.DrainRequest\x1a\x1a.collectived.v1.DrainReply\x12\x43\n\x05Trace\x12\x1c.collectived.v1.TraceRequest\x1a\x1a.collectived.v1.TraceReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,41 +35,47 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'collectived_proto.v1.worker
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPENSESSIONREQUEST']._serialized_start=158
-  _globals['_OPENSESSIONREQUEST']._serialized_end=336
-  _globals['_SESSIONEVENT']._serialized_start=338
-  _globals['_SESSIONEVENT']._serialized_end=410
-  _globals['_SESSIONOPENED']._serialized_start=413
-  _globals['_SESSIONOPENED']._serialized_end=583
-  _globals['_JOINREQUEST']._serialized_start=586
-  _globals['_JOINREQUEST']._serialized_end=836
-  _globals['_JOINEVENT']._serialized_start=838
-  _globals['_JOINEVENT']._serialized_end=950
-  _globals['_JOINPROGRESS']._serialized_start=952
-  _globals['_JOINPROGRESS']._serialized_end=1015
-  _globals['_JOINED']._serialized_start=1017
-  _globals['_JOINED']._serialized_end=1123
-  _globals['_PREPAREREQUEST']._serialized_start=1125
-  _globals['_PREPAREREQUEST']._serialized_end=1233
-  _globals['_PREPAREREPLY']._serialized_start=1235
-  _globals['_PREPAREREPLY']._serialized_end=1334
-  _globals['_ROOTVALUE']._serialized_start=1336
-  _globals['_ROOTVALUE']._serialized_end=1435
-  _globals['_SUBMITREQUEST']._serialized_start=1437
-  _globals['_SUBMITREQUEST']._serialized_end=1524
-  _globals['_SUBMITHEADER']._serialized_start=1527
-  _globals['_SUBMITHEADER']._serialized_end=1737
-  _globals['_SUBMITREPLY']._serialized_start=1739
-  _globals['_SUBMITREPLY']._serialized_end=1841
-  _globals['_SUBMITRESULT']._serialized_start=1843
-  _globals['_SUBMITRESULT']._serialized_end=1946
-  _globals['_ABORTREQUEST']._serialized_start=1948
-  _globals['_ABORTREQUEST']._serialized_end=2068
-  _globals['_ABORTREPLY']._serialized_start=2070
-  _globals['_ABORTREPLY']._serialized_end=2082
-  _globals['_LEAVEREQUEST']._serialized_start=2084
-  _globals['_LEAVEREQUEST']._serialized_end=2142
-  _globals['_LEAVEREPLY']._serialized_start=2144
-  _globals['_LEAVEREPLY']._serialized_end=2197
-  _globals['_WORKER']._serialized_start=2200
-  _globals['_WORKER']._serialized_end=2844
+  _globals['_OPENSESSIONREQUEST']._serialized_end=352
+  _globals['_SESSIONEVENT']._serialized_start=354
+  _globals['_SESSIONEVENT']._serialized_end=480
+  _globals['_STACKQUESTION']._serialized_start=482
+  _globals['_STACKQUESTION']._serialized_end=497
+  _globals['_SESSIONOPENED']._serialized_start=500
+  _globals['_SESSIONOPENED']._serialized_end=691
+  _globals['_JOINREQUEST']._serialized_start=694
+  _globals['_JOINREQUEST']._serialized_end=944
+  _globals['_JOINEVENT']._serialized_start=946
+  _globals['_JOINEVENT']._serialized_end=1058
+  _globals['_JOINPROGRESS']._serialized_start=1060
+  _globals['_JOINPROGRESS']._serialized_end=1123
+  _globals['_JOINED']._serialized_start=1125
+  _globals['_JOINED']._serialized_end=1231
+  _globals['_PREPAREREQUEST']._serialized_start=1233
+  _globals['_PREPAREREQUEST']._serialized_end=1341
+  _globals['_PREPAREREPLY']._serialized_start=1343
+  _globals['_PREPAREREPLY']._serialized_end=1442
+  _globals['_ROOTVALUE']._serialized_start=1444
+  _globals['_ROOTVALUE']._serialized_end=1543
+  _globals['_SUBMITREQUEST']._serialized_start=1545
+  _globals['_SUBMITREQUEST']._serialized_end=1632
+  _globals['_SUBMITHEADER']._serialized_start=1635
+  _globals['_SUBMITHEADER']._serialized_end=1845
+  _globals['_SUBMITREPLY']._serialized_start=1847
+  _globals['_SUBMITREPLY']._serialized_end=1949
+  _globals['_SUBMITRESULT']._serialized_start=1951
+  _globals['_SUBMITRESULT']._serialized_end=2054
+  _globals['_ABORTREQUEST']._serialized_start=2056
+  _globals['_ABORTREQUEST']._serialized_end=2176
+  _globals['_ABORTREPLY']._serialized_start=2178
+  _globals['_ABORTREPLY']._serialized_end=2190
+  _globals['_LEAVEREQUEST']._serialized_start=2192
+  _globals['_LEAVEREQUEST']._serialized_end=2250
+  _globals['_LEAVEREPLY']._serialized_start=2252
+  _globals['_LEAVEREPLY']._serialized_end=2305
+  _globals['_STACKREQUEST']._serialized_start=2307
+  _globals['_STACKREQUEST']._serialized_end=2353
+  _globals['_STACKREPLY']._serialized_start=2355
+  _globals['_STACKREPLY']._serialized_end=2367
+  _globals['_WORKER']._serialized_start=2370
+  _globals['_WORKER']._serialized_end=3085
 # @@protoc_insertion_point(module_scope)

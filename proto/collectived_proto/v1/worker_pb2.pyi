@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("protocol", "host", "pid", "label", "job", "local", "visible_gpus")
+    __slots__ = ("protocol", "host", "pid", "label", "job", "local", "visible_gpus", "stacks")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class OpenSessionRequest(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     VISIBLE_GPUS_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
     protocol: _common_pb2.Protocol
     host: str
     pid: int
@@ -25,16 +26,23 @@ class OpenSessionRequest(_message.Message):
     job: str
     local: bool
     visible_gpus: str
-    def __init__(self, protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., label: _Optional[str] = ..., job: _Optional[str] = ..., local: bool = ..., visible_gpus: _Optional[str] = ...) -> None: ...
+    stacks: bool
+    def __init__(self, protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., label: _Optional[str] = ..., job: _Optional[str] = ..., local: bool = ..., visible_gpus: _Optional[str] = ..., stacks: bool = ...) -> None: ...
 
 class SessionEvent(_message.Message):
-    __slots__ = ("opened",)
+    __slots__ = ("opened", "stack_asked")
     OPENED_FIELD_NUMBER: _ClassVar[int]
+    STACK_ASKED_FIELD_NUMBER: _ClassVar[int]
     opened: SessionOpened
-    def __init__(self, opened: _Optional[_Union[SessionOpened, _Mapping]] = ...) -> None: ...
+    stack_asked: StackQuestion
+    def __init__(self, opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., stack_asked: _Optional[_Union[StackQuestion, _Mapping]] = ...) -> None: ...
+
+class StackQuestion(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class SessionOpened(_message.Message):
-    __slots__ = ("session", "protocol", "worker", "devices", "door", "token", "gpus", "openings")
+    __slots__ = ("session", "protocol", "worker", "devices", "door", "token", "gpus", "openings", "stack_token")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +51,7 @@ class SessionOpened(_message.Message):
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
     OPENINGS_FIELD_NUMBER: _ClassVar[int]
+    STACK_TOKEN_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     protocol: _common_pb2.Protocol
     worker: str
@@ -51,7 +60,8 @@ class SessionOpened(_message.Message):
     token: bytes
     gpus: _containers.RepeatedScalarFieldContainer[str]
     openings: int
-    def __init__(self, session: _Optional[bytes] = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., worker: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., door: _Optional[str] = ..., token: _Optional[bytes] = ..., gpus: _Optional[_Iterable[str]] = ..., openings: _Optional[int] = ...) -> None: ...
+    stack_token: bytes
+    def __init__(self, session: _Optional[bytes] = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., worker: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., door: _Optional[str] = ..., token: _Optional[bytes] = ..., gpus: _Optional[_Iterable[str]] = ..., openings: _Optional[int] = ..., stack_token: _Optional[bytes] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("session", "name", "min_size", "max_size", "settle_seconds", "rank", "device", "timeout_seconds", "last_instance", "idle", "segment")
@@ -226,3 +236,15 @@ class LeaveReply(_message.Message):
     UNSEEN_FIELD_NUMBER: _ClassVar[int]
     unseen: _common_pb2.Verdict
     def __init__(self, unseen: _Optional[_Union[_common_pb2.Verdict, _Mapping]] = ...) -> None: ...
+
+class StackRequest(_message.Message):
+    __slots__ = ("session", "stack")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    STACK_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    stack: str
+    def __init__(self, session: _Optional[bytes] = ..., stack: _Optional[str] = ...) -> None: ...
+
+class StackReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -66,6 +66,11 @@ class WorkerStub(object):
                 request_serializer=collectived__proto_dot_v1_dot_worker__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=collectived__proto_dot_v1_dot_worker__pb2.LeaveReply.FromString,
                 _registered_method=True)
+        self.TellStack = channel.unary_unary(
+                '/collectived.v1.Worker/TellStack',
+                request_serializer=collectived__proto_dot_v1_dot_worker__pb2.StackRequest.SerializeToString,
+                response_deserializer=collectived__proto_dot_v1_dot_worker__pb2.StackReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/collectived.v1.Worker/Status',
                 request_serializer=collectived__proto_dot_v1_dot_status__pb2.StatusRequest.SerializeToString,
@@ -129,6 +134,13 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TellStack(self, request, context):
+        """"That is where my threads are." Once for each `SessionEvent.stack_asked`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """"What is going on?" Relayed to the coordinator; answered for this worker alone where that cannot be reached.
         """
@@ -182,6 +194,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=collectived__proto_dot_v1_dot_worker__pb2.LeaveRequest.FromString,
                     response_serializer=collectived__proto_dot_v1_dot_worker__pb2.LeaveReply.SerializeToString,
+            ),
+            'TellStack': grpc.unary_unary_rpc_method_handler(
+                    servicer.TellStack,
+                    request_deserializer=collectived__proto_dot_v1_dot_worker__pb2.StackRequest.FromString,
+                    response_serializer=collectived__proto_dot_v1_dot_worker__pb2.StackReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -361,6 +378,33 @@ class Worker(object):
             '/collectived.v1.Worker/Leave',
             collectived__proto_dot_v1_dot_worker__pb2.LeaveRequest.SerializeToString,
             collectived__proto_dot_v1_dot_worker__pb2.LeaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TellStack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/collectived.v1.Worker/TellStack',
+            collectived__proto_dot_v1_dot_worker__pb2.StackRequest.SerializeToString,
+            collectived__proto_dot_v1_dot_worker__pb2.StackReply.FromString,
             options,
             channel_credentials,
             insecure,

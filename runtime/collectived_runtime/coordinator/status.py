@@ -260,6 +260,7 @@ def group_status(group: GroupView, group_loops: list[status_pb2.LaneStatus]) -> 
                 entry = members[member.rank]
                 entry.last_instance, entry.idle_seconds = member.last_instance, member.idle_seconds
                 entry.last_op, entry.last_site = member.last_op, member.last_site
+                entry.stack = member.stack
     # After a restart the coordinator does not know a table; the group loops do.
     table = codec.tiers_to_proto(group.table) or next((list(group_loop.table) for group_loop in group_loops), [])
     return status_pb2.GroupStatus(

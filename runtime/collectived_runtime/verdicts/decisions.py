@@ -7,8 +7,8 @@ alike. Pure.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from collectived_proto.cause import RANK_FAILURES, Cause
 from collectived_proto.report.phrases import (
@@ -33,6 +33,14 @@ class Decision:
     missing: tuple[int, ...] = ()
     differing: tuple[int, ...] = ()
     origin: int | None = None
+
+
+def bound_stacks(members: Iterable[Member], missing: Sequence[int]) -> tuple[Member, ...]:
+    """Only the first few who are missing say where their threads are: verdicts that go to all ranks stay small."""
+    told = missing[:MAX_NAMED]
+    return tuple(
+        replace(member, stack="") if member.stack and member.rank not in told else member for member in members
+    )
 
 
 def judge_lost_rank(member: Member, why: str, history: str) -> Decision:

@@ -397,6 +397,7 @@ class Groups:
         memory, done = session.arenas.resolve_memory, session.acquire_memory()
         local_rank = LocalRank(rank, member, memory, pidfd, done, holder=session.budget)
         local_rank.uid, local_rank.takes_segment = session.uid, join.takes_segment
+        local_rank.sample_stack = functools.partial(session.sample_stack, self._loop)
         group_loop.add_local_rank(local_rank)
         session.add_held_rank(group_loop, rank)
         token = secrets.token_bytes(TOKEN_BYTES)
@@ -418,6 +419,7 @@ class Groups:
             lambda: self._rejections.count_limit(Limit.IN_FLIGHT),
         )
         local_rank = LocalRank(rank, group.members[rank], remote.uploads.resolve_memory, -1, outlet=remote)
+        local_rank.sample_stack = functools.partial(session.sample_stack, self._loop)
         group_loop.add_local_rank(local_rank)
         session.add_held_rank(group_loop, rank, RemoteRank(remote, PreparedCache(group_loop, local_rank)))
 

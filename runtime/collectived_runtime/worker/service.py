@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import secrets
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,8 @@ import grpc.aio
 from collectived_proto.cause import RANK_FAILURES, Cause
 from collectived_proto.codec import layout_to_proto, verdict_to_proto, versions_from_proto, versions_to_proto
 from collectived_proto.devices import DeviceName
-from collectived_proto.errors import CollectiveError
-from collectived_proto.ipc.messages import TOKEN_BYTES
+from collectived_proto.errors import CollectiveError, InvalidArgumentError
+from collectived_proto.ipc.messages import TOKEN_BYTES, MalformedMessage
 from collectived_proto.v1 import common_pb2, status_pb2, trace_pb2, worker_pb2, worker_pb2_grpc
 from collectived_proto.version import OUR_VERSIONS, negotiate_version
 from collectived_runtime.auth.callers import Caller, CallerIdentifier
@@ -157,8 +158,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             )
             if local:
                 opened.door = self._connection_server.unix_path
-                opened.token = self._issue_token(session)
+                opened.token = self._issue_token(session, session.attach)
+                opened.stack_token = self._issue_token(session, session.stacks.attach) if request.stacks else b""
             yield worker_pb2.SessionEvent(opened=opened)
+            if request.stacks and not local:
+                async for _ in session.stacks.stream_questions():
+                    yield worker_pb2.SessionEvent(stack_asked=worker_pb2.StackQuestion())
             await session.ended.wait()
         finally:
             if not session.has_socket or session.ended.is_set():
@@ -226,6 +231,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         unseen = await held.remote_rank.remote.leave()
         return worker_pb2.LeaveReply(unseen=verdict_to_proto(unseen) if unseen is not None else None)
 
+    @_translate_errors
+    async def TellStack(
+        self, request: worker_pb2.StackRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.StackReply:
+        try:
+            self._sessions.find(request.session).stacks.answer(request.stack)
+        except MalformedMessage as error:
+            raise InvalidArgumentError(str(error)) from None
+        return worker_pb2.StackReply()
+
     async def Status(
         self, request: status_pb2.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> status_pb2.StatusReply:
@@ -247,12 +262,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         async for reply in self._observation.trace(request):
             yield reply
 
-    def _issue_token(self, session: Session) -> bytes:
+    def _issue_token(self, session: Session, attach: Callable[[socket.socket], None]) -> bytes:
+        """What admits one socket, which `attach` is then given in the event loop's thread."""
         token = secrets.token_bytes(TOKEN_BYTES)
         loop = asyncio.get_running_loop()
-        self._connection_server.admit(
-            token, lambda connected: _attach_threadsafe(loop, session.attach, connected), session.uid
-        )
+        self._connection_server.admit(token, lambda connected: _attach_threadsafe(loop, attach, connected), session.uid)
         return token
 
 
@@ -268,7 +282,9 @@ def _make_client(request: worker_pb2.OpenSessionRequest, caller: Caller) -> Clie
     )
 
 
-def _attach_threadsafe(loop: asyncio.AbstractEventLoop, attach: Callable[[Any], None], connected: Any) -> None:
+def _attach_threadsafe(
+    loop: asyncio.AbstractEventLoop, attach: Callable[[socket.socket], None], connected: socket.socket
+) -> None:
     """From the connection server's thread into the event loop; a loop that has closed meanwhile takes no guests."""
     try:
         loop.call_soon_threadsafe(attach, connected)

@@ -39,6 +39,7 @@ from collectived_runtime.limits.rejections import Limit, MessageSource, Rejectio
 from collectived_runtime.worker.arenas import ArenaLimits, SessionArenas
 from collectived_runtime.worker.devices import DeviceOffer
 from collectived_runtime.worker.remote_ranks.submit import RemoteRank
+from collectived_runtime.worker.stacks import StackSampler, StackTaker
 
 log = logging.getLogger("collectived.worker")
 
@@ -87,6 +88,7 @@ class Session:
     pidfd: int = -1
     max_open_allocations: int = 0  # allocations of its client's own that may be open at a time, on each GPU
     arenas: SessionArenas = field(init=False)
+    stacks: StackSampler = field(init=False)  # where the threads of its client are
     _socket: socket.socket | None = None
     _memory_users: int = 0  # in group loops, which may read its memory
     _end_reason: str = "its session ended"
@@ -94,6 +96,8 @@ class Session:
     def __post_init__(self) -> None:
         limits = ArenaLimits(self.budget, self.gpu_budgets, self.descriptor_limit, self.max_open_allocations)
         self.arenas = SessionArenas(limits, self.devices, self.rejections, self._send, self.ended.is_set)
+        pid = self.caller.unix_peer.pid if self.caller.unix_peer else 0
+        self.stacks = StackSampler(pid, lambda: self.rejections.count_malformed(MessageSource.SESSION, self.uid))
 
     @property
     def arena_bytes(self) -> int:
@@ -125,6 +129,10 @@ class Session:
         if self.pidfd >= 0:
             loop.add_reader(self.pidfd, self.end, "its process ended")
 
+    def sample_stack(self, loop: asyncio.AbstractEventLoop, take: StackTaker) -> None:
+        """Have `take` told, in the event loop's thread, where the threads of the client are. From any thread."""
+        _call_soon_threadsafe(loop, lambda: self.stacks.sample(take))
+
     @property
     def ended_error(self) -> UnavailableError:
         """What a call is told that comes when the session has ended."""
@@ -152,6 +160,7 @@ class Session:
             loop.remove_reader(self.pidfd)
             os.close(self.pidfd)
             self.pidfd = -1
+        self.stacks.close()
         self._drop_unused_arenas()
         self.budget.close()
         self.on_end(self)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collectived_proto.report.phrases import MAX_NAMED, nccl_failure_text
-from collectived_proto.types import Member
+from collectived_proto.report.phrases import MAX_NAMED, nccl_failure_text, not_arrived_text
+from collectived_proto.types import Member, RankPosition
 
 MEMBERS = tuple(Member(rank, f"GPU:{rank}", rank, f"host{rank}", 70 + rank) for rank in range(MAX_NAMED + 3))
 WHAT = "all_reduce(sum) #17 of group 'train'"
@@ -29,3 +29,13 @@ def test_of_many_workers_on_which_nccl_failed_the_first_few_are_quoted() -> None
     text = nccl_failure_text(WHAT, reports(MAX_NAMED + 3), ())
     assert text.count("NCCL: no ") == MAX_NAMED and f"NCCL: no {MAX_NAMED - 1};" in text
     assert "; NCCL failed on 3 more workers; no member" in text
+
+
+def test_of_a_rank_that_has_not_come_its_first_thread_is_quoted() -> None:
+    position = RankPosition(
+        2, 16, 16, "barrier()", "a.py:1", stack="data.py:8 in load <- a.py:2 in main\nthread pin: b.py:1"
+    )
+    assert not_arrived_text(MEMBERS[2], position, "worker 2 does not answer", 3.2) == (
+        f"{MEMBERS[2]} has not come; it last did barrier() #16 at a.py:1, as of 3.2 s ago; "
+        "now: data.py:8 in load <- a.py:2 in main (worker 2 does not answer)"
+    )

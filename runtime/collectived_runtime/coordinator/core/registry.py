@@ -205,6 +205,7 @@ class GroupRun:
             last_op=position.last_op,
             last_site=position.last_site,
             idle_seconds=position.idle_seconds + max(0.0, now - standing.received_at),
+            stack=position.stack,
         )
 
     def members(self, now: float, ranks: Iterable[int] | None = None) -> tuple[Member, ...]:

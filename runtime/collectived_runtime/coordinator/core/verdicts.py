@@ -35,6 +35,7 @@ def make_verdict(
     """A verdict with every member's last position; `instance` is by default the first one running that it ends."""
     info = generation.info
     failing = find_first_running(generation, from_instance) if instance is None else instance
+    members = decisions.bound_stacks(generation.members(now), decision.missing)
     return Verdict(
         info.name,
         info.key,
@@ -44,9 +45,9 @@ def make_verdict(
         from_instance,
         instance=failing,
         op=describe_operation(generation, failing),
-        missing=generation.members(now, decision.missing),
-        differing=generation.members(now, decision.differing),
-        members=generation.members(now),
+        missing=tuple(members[rank] for rank in decision.missing),
+        differing=tuple(members[rank] for rank in decision.differing),
+        members=members,
         cause=decision.cause,
         origin=decision.origin,
     )

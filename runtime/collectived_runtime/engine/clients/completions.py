@@ -87,7 +87,7 @@ def encode_verdict(verdict: Verdict) -> bytes:
 
     def bare(member: Member, *, short: bool) -> Member:
         member = replace(member, host="", pid=0, device="", worker=0, label="")
-        return replace(member, last_op="", last_site="", idle_seconds=0.0) if short else member
+        return replace(member, last_op="", last_site="", idle_seconds=0.0, stack="") if short else member
 
     compact = replace(
         verdict,

@@ -15,7 +15,7 @@ from collectived_runtime.auth.peers import get_unix_peer
 from collectived_runtime.engine.base.poller import HANGUP_EVENTS, Poller
 from collectived_runtime.engine.base.retained import ArenaHolder
 from collectived_runtime.engine.clients.local_rank import LocalRank
-from collectived_runtime.engine.submit.tracker import OutOfOrder
+from collectived_runtime.engine.submit.tracker import InstanceTracker, OutOfOrder
 from collectived_runtime.limits.rate_limit import Rate, RateLimiter
 from collectived_runtime.limits.rejections import Limit, MessageSource, RejectionCounters
 
@@ -158,6 +158,28 @@ class Doorbells:
             self._poller.remove(descriptor)
         local_rank.close()
         self._on_lost(local_rank.rank, why)
+
+    def sample_stacks(
+        self, tracker: InstanceTracker, ranks: Iterable[int], done: Callable[[], object] = lambda: None
+    ) -> None:
+        """Ask where the threads of these ranks are; `done` is called once the tracker knows."""
+        here = {rank: self.local_ranks[rank] for rank in ranks if rank in self.local_ranks}  # some may yet be joining
+        asked = {rank: one.sample_stack for rank, one in here.items() if one.sample_stack is not None}
+        left = set(asked)
+
+        def record(rank: int, text: str) -> None:
+            tracker.record_stack(rank, text, time.monotonic())
+            left.discard(rank)
+            if not left:
+                done()
+
+        def take(rank: int, text: str) -> None:
+            self._poller.call_soon_threadsafe(partial(record, rank, text))
+
+        for rank, sample in asked.items():
+            sample(partial(take, rank))
+        if not asked:
+            done()
 
     def poll(self) -> None:
         """Takes what clients have sent until now, before something is decided that depends on it."""

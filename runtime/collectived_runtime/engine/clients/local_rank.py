@@ -74,6 +74,8 @@ class LocalRank:
         self.pidfd = pidfd
         self.uid: int | None = None  # of its user, as the kernel says; None: not known
         self.takes_segment = False  # whether its client can carry out collectives itself
+        # Has what it is given told where the threads of its client are, in another thread; None: nobody can say.
+        self.sample_stack: Callable[[Callable[[str], None]], None] | None = None
         self.completion_sink = outlet
         self.doorbell: socket.socket | None = None
         self.prepared: dict[int, PreparedCollective] = {}  # filled by the service's thread, read by the group loop

@@ -51,6 +51,7 @@ def _make(
     op: str,
     members: tuple[Member, ...],
 ) -> Verdict:
+    members = decisions.bound_stacks(members, decision.missing)
     return Verdict(
         unscoped_name(topology.group.name),
         topology.group.key,
@@ -78,6 +79,7 @@ def _with_position(member: Member, position: RankPosition | None) -> Member:
         last_op=position.last_op,
         last_site=position.last_site,
         idle_seconds=position.idle_seconds,
+        stack=position.stack,
     )
 
 

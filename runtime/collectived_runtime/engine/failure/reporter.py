@@ -50,6 +50,7 @@ class FaultReporter:
     Args:
         worker: this worker's name, for what it decides alone.
         apply_verdict: takes a verdict that this worker made alone.
+        sample_stacks: has the tracker told where the threads of some local ranks are.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class FaultReporter:
         worker: str,
         coordinator: CoordinatorAccess,
         apply_verdict: Callable[[Verdict], None],
+        sample_stacks: Callable[[list[int]], None] = lambda ranks: None,
     ) -> None:
+        self._sample_stacks = sample_stacks
         self._topology = topology
         self._tracker = tracker
         self._worker = worker
@@ -276,9 +279,11 @@ class FaultReporter:
             for report in self._tracker.collect_due_reports(now):
                 if report.kind is ReportKind.EXPIRED:
                     self._raise_fault(report)
-                else:
-                    if not self._topology.idle:
-                        self._warn_stalled(report, now)
+                    continue
+                self._sample_stacks(self._tracker.seek(report.instance))
+                if report.kind is ReportKind.PENDING and not self._topology.idle:
+                    self._warn_stalled(report, now)
+                if report.kind is ReportKind.PENDING or len(self._topology.peers) > 1:
                     self._send_report(report)
         for first, (at, report) in list(self._pending_decisions.items()):
             if at <= now:

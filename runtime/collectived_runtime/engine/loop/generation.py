@@ -77,7 +77,12 @@ class Generation:
             network, apply_verdict, lambda verdict: self.reporter.add_missing_ranks(verdict)
         )
         self.reporter = FaultReporter(
-            topology, self.tracker, worker.name, worker.coordinator, self.peer_consensus.propose
+            topology,
+            self.tracker,
+            worker.name,
+            worker.coordinator,
+            self.peer_consensus.propose,
+            partial(ranks.doorbells.sample_stacks, self.tracker),
         )
         self.waiting_joiners = WaitingJoiners(ranks.doorbells, self.tracker)
         self._completions = Completions(number, ranks.doorbells, tools.deferred_releases)

@@ -250,20 +250,23 @@ class GroupLoop:
 
     def query_positions(self, instance: int, answer: Callable[[int, tuple[RankPosition, ...]], None]) -> None:
         """Call `answer(generation, positions)` in the group loop's thread."""
-        self._poller.call_soon_threadsafe(
-            lambda: answer(self._generation.number, self.tracker.positions(instance, time.monotonic()))
-        )
 
-    def request_look(self, looked: Callable[[], None]) -> bool:
-        """Have the group loop take in what ranks have done by themselves in a segment, and call `looked`; False where
-        they do not meet in one."""
-        if self._generation.segment is None:
+        def tell() -> None:
+            answer(self._generation.number, self.tracker.positions(instance, time.monotonic()))
+            self._doorbells.sample_stacks(self.tracker, self.tracker.seek(instance))
+
+        self._poller.call_soon_threadsafe(tell)
+
+    def request_look(self, looked: Callable[[], None], stacks: bool) -> bool:
+        """Have the group loop take in what ranks have done by themselves in a segment and, with `stacks`, where the
+        threads of those are that others wait for; then call `looked`. False where there is nothing to take in."""
+        if self._generation.segment is None and not (stacks and self.tracker.awaited_ranks()):
             return False
 
         def look() -> None:
             if self._generation.segment is not None:
                 self._generation.segment.look()
-            looked()
+            self._doorbells.sample_stacks(self.tracker, self.tracker.awaited_ranks() if stacks else (), looked)
 
         self._poller.call_soon_threadsafe(look, looked)
         return True

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collectived_proto.ipc.messages import MAX_OUTSTANDING
+from collectived_proto.report.phrases import MAX_NAMED
 from collectived_proto.types import (
     AllGather,
     AllReduce,
@@ -47,6 +48,7 @@ _SYNCHRONISING_OPERATIONS = (
     AllToAll,
     Barrier,
 )  # no rank is through before all have come
+NEAR_SECONDS = 1.0  # before a deadline, or half of the time, who has not come is asked what it does instead
 STALL_BACKOFF = 2.0  # a stall is reported again after twice the time
 
 
@@ -116,6 +118,7 @@ class Instance:
     deadline: float = math.inf
     timeout: float = 0.0  # what the rank with the earliest deadline asked for, in seconds
     stall_at: float = math.inf
+    near_at: float = math.inf  # when its deadline is near; inf: it has none, or that has been reported
     stalled: bool = False  # reported as pending
     expired: bool = False  # reported as expired
     pending_writes: int = 0  # arrivals that are not ready
@@ -171,6 +174,13 @@ class RankProgress:
     has_departed: bool = False  # lost or left: submits nothing more
     waits: int = 0
     waited_seconds: float = 0.0
+    stack: str = ""  # where its threads were at `stack_at`, one a line
+    stack_at: float = -math.inf
+
+    @property
+    def current_stack(self) -> str:
+        """The same, if it has done nothing here since; ''."""
+        return self.stack if self.stack_at >= self.active_at else ""
 
 
 class OutOfOrder(Exception):
@@ -195,6 +205,7 @@ class InstanceTracker:
         self.promised_until = -math.inf
         self.is_aborted = False  # a rank has aborted: nothing starts any more, whatever the verdict will say
         self.stalls = 0  # instances that have waited for longer than `stall_after`
+        self._sought = -1  # the last instance that ranks elsewhere wait for
 
     def carry_progress(self, before: InstanceTracker) -> None:
         """The ranks go on from where they were in the generation `before`."""
@@ -231,6 +242,7 @@ class InstanceTracker:
             instance = Instance(number, stall_at=arrival.arrived_at + self.stall_after)
         if remaining and arrival.arrived_at + remaining < instance.deadline:
             instance.deadline, instance.timeout = arrival.arrived_at + remaining, timeout or remaining
+            instance.near_at = instance.deadline - min(NEAR_SECONDS, remaining / 2)
         prepared = arrival.prepared
         if not instance.arrivals or (instance.collective.open and not collective.open):
             known, instance.reference = instance.reference, prepared
@@ -350,9 +362,13 @@ class InstanceTracker:
         reports = []
         for instance in self.list_open():
             if instance.deadline <= now and not instance.expired:
-                instance.expired = True
+                instance.expired, instance.near_at = True, math.inf
                 reports.append(self.make_report(ReportKind.EXPIRED, instance.number, timeout=instance.timeout))
-            elif instance.stall_at <= now:
+                continue
+            if instance.near_at <= now:
+                instance.near_at = math.inf
+                reports.append(self.make_report(ReportKind.NEAR_DEADLINE, instance.number))
+            if instance.stall_at <= now:
                 waited = now - instance.first_arrival.arrived_at
                 instance.stall_at = now + max(self.stall_after, waited * (STALL_BACKOFF - 1))
                 self.stalls += not instance.stalled
@@ -364,13 +380,32 @@ class InstanceTracker:
         """When `collect_due_reports` next has something to report; inf where never."""
         at = math.inf if self.promised_from == math.inf else self.promised_until
         for instance in self.list_open() if self.verdicts else self.instances.values():
-            at = min(at, instance.stall_at, math.inf if instance.expired else instance.deadline)
+            at = min(at, instance.stall_at, instance.near_at, math.inf if instance.expired else instance.deadline)
         return at
 
     def missing_ranks(self, instance: Instance) -> list[int]:
         """Local ranks from which it has not arrived."""
         come = instance.ready_arrivals
         return [rank for rank in self.progress if rank not in come]
+
+    def seek(self, number: int) -> list[int]:
+        """Ranks elsewhere wait for this instance: the local ranks from which it has not come, the first few."""
+        self._sought = max(self._sought, number)
+        return self._absent_ranks(number)
+
+    def awaited_ranks(self) -> list[int]:
+        """Local ranks that others are known to wait for, the first few; may be read from any thread."""
+        if self.fault is not None:
+            return []
+        return self._absent_ranks(max(self._sought, self.next_number if self.next_number in self.instances else -1))
+
+    def _absent_ranks(self, number: int) -> list[int]:
+        known = list(self.progress.items())
+        return [rank for rank, one in known if one.submitted < number and not one.has_departed][:MAX_NAMED]
+
+    def record_stack(self, rank: int, stack: str, now: float) -> None:
+        """Take note of where the threads of a rank are."""
+        self.progress[rank].stack, self.progress[rank].stack_at = stack, now
 
     def positions(self, number: int, now: float) -> tuple[RankPosition, ...]:
         """Where every local rank stands, and what it submitted as instance `number`.
@@ -395,6 +430,7 @@ class InstanceTracker:
                     site=asked.collective.site if asked else "",
                     contract=asked.contract if asked else b"",
                     collective=asked.collective if asked else None,
+                    stack=standing.current_stack if standing.submitted < number else "",
                 )
             )
         return tuple(found)

@@ -16,10 +16,10 @@ PAUSE_SECONDS = 0.0005  # between two questions whether all have looked
 class LookRequest:
     """Asks group loops to look. One that hangs holds nobody up for longer than `LOOK_SECONDS`."""
 
-    def __init__(self, group_loops: Iterable[GroupLoop]) -> None:
+    def __init__(self, group_loops: Iterable[GroupLoop], stacks: bool = False) -> None:
         self._answers: list[GroupLoop] = []  # appended to by their threads
         self._until = time.monotonic() + LOOK_SECONDS
-        self._asked = sum([loop.request_look(partial(self._answers.append, loop)) for loop in group_loops])
+        self._asked = sum([loop.request_look(partial(self._answers.append, loop), stacks) for loop in group_loops])
 
     @property
     def is_over(self) -> bool:
@@ -27,8 +27,12 @@ class LookRequest:
         return len(self._answers) >= self._asked or time.monotonic() >= self._until
 
 
-async def look(group_loops: Iterable[GroupLoop]) -> None:
-    """Have group loops look, and wait until they have, or have had their time."""
-    request = LookRequest(group_loops)
+async def look(group_loops: Iterable[GroupLoop], stacks: bool = False) -> None:
+    """Have group loops look, and wait until they have, or have had their time.
+
+    Args:
+        stacks: ask too where the threads of ranks are that others wait for.
+    """
+    request = LookRequest(group_loops, stacks)
     while not request.is_over:
         await asyncio.sleep(PAUSE_SECONDS)

@@ -63,7 +63,7 @@ async def worker_status(
     """In slices, so that neither group loops nor other calls wait for a worker of many groups to tell of all of
     them.
     """
-    await look(group_loops)
+    await look(group_loops, stacks=True)
     status = pb.WorkerStatus(
         task=identity.task,
         host=identity.host,
@@ -121,12 +121,13 @@ def make_loop_status(group_loop: GroupLoop) -> pb.LaneStatus:
     running = group_loop.execution
     open_instances = list(tracker.list_open())
     in_flight = [_in_flight(instance, tracker, running, now) for instance in open_instances]
-    members = []
+    members, awaited = [], tracker.awaited_ranks()
     for rank, standing in list(tracker.progress.items()):
         member = member_to_proto(group.members[rank])
         member.last_instance = standing.finished
         member.last_op, member.last_site = standing.op, standing.site
         member.idle_seconds = now - standing.active_at
+        member.stack = standing.current_stack if rank in awaited else ""
         members.append(member)
     posts = [
         pb.PostInFlight(

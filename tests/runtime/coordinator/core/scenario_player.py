@@ -20,7 +20,7 @@ happens on the way is shown under `@time`. Generations are called g1, g2, … an
     promise TASK pN #INSTANCE [next=N]  nothing starts from that one on; N: the first that nobody there has submitted
     drain WHO REQUEST TIMEOUT [stay]   WHO: a task, host=H or group=G
     drained TASK REQUEST [gN#INSTANCE[:OPERATION[:RANK,…]]]…         what was cut; RANK: had not come
-    answer TASK qN POSITION…          POSITION: RANK:SUBMITTED/FINISHED[=CONTRACT][@SITE]
+    answer TASK qN POSITION…          POSITION: RANK:SUBMITTED/FINISHED[=CONTRACT][@SITE][~STACK], with _ for spaces
     tune [NAME = ROWS]                a new coordinator that measures links; stored ROWS are LIMIT:ALGORITHM …
     measured TASK gN PEER LATENCY BANDWIDTH [text=…]        in seconds and bytes per second
     restart EPOCH                     a new coordinator with an empty mind
@@ -97,7 +97,7 @@ from collectived_runtime.coordinator.core.events import (
 )
 
 _LEVELS = ("debug", "info", "warning", "error")
-_POSITION = re.compile(r"(\d+):(-?\d+)/(-?\d+)(?:=(\w+))?(?:@(\S+))?$")
+_POSITION = re.compile(r"(\d+):(-?\d+)/(-?\d+)(?:=(\w+))?(?:@([^\s~]+))?(?:~(\S+))?$")
 
 
 @dataclass
@@ -239,7 +239,7 @@ class Player:
         collective = self.contracts[match[4]] if match[4] else None
         op = "" if submitted < 0 else str(collective.operation) if collective else "all_reduce(sum)"
         site = "" if submitted < 0 else match[5] or (collective.site if collective else "train.py:88")
-        position = RankPosition(rank, submitted, finished, op, site)
+        position = RankPosition(rank, submitted, finished, op, site, stack=(match[6] or "").replace("_", " "))
         if submitted < instance:
             return position
         digest = hashlib.sha256(collective.contract().encode()).digest() if collective else b""
@@ -315,7 +315,7 @@ class Player:
             case JoinRefused(request, code, text):
                 return f"refused {request} {code.name}: {text}"
             case PositionQuery(_, generation, instance, query):
-                name = self._name("q", query)
+                name = self._name("q", query) if query else "unheard"
                 self.queries[name] = message
                 return f"query {name} {self._name('g', generation)} #{instance}"
             case MeasureLink(generation, peer, address):

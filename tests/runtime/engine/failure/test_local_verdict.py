@@ -11,6 +11,7 @@ from collectived_proto.errors import CODE_BY_CAUSE, Code
 from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, Report, ReportKind
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.failure import local_verdict
+from collectived_runtime.verdicts import decisions
 
 MEMBERS = tuple(Member(rank, f"CPU:{rank}", rank // 2, f"host{rank // 2}", 70 + rank) for rank in range(4))
 TOPOLOGY = GroupTopology.from_peers(
@@ -22,6 +23,7 @@ TOPOLOGY = GroupTopology.from_peers(
 ALONE = " (decided by worker 0 alone: the coordinator did not answer)"
 FIRST = RankPosition(0, 17, 16, "all_reduce(sum)", "train.py:88", 0.0, True, "all_reduce(sum)", "train.py:88")
 SECOND = RankPosition(1, 16, 16, "all_reduce(sum)", "train.py:70")
+ASLEEP = replace(SECOND, stack="data.py:88 in load\nthread pin: wait.py:1 in wait")
 WHAT = "all_reduce(sum) #17 of group 'train'"
 RANK_1 = "rank 1 (host host0, pid 71)"
 RANK_2 = "rank 2 (host host1, pid 72)"
@@ -145,3 +147,16 @@ def test_what_another_worker_adds_is_said_in_full_too() -> None:
     added = local_verdict.with_missing(TOPOLOGY, "worker 1", verdict, [2, 3])
     assert added.message == f"{verdict.message}; worker 1 adds: {RANK_2}, {RANK_3} have not come"
     assert [member.rank for member in added.missing] == [2, 3] and added.decided_by == "worker 1"
+
+
+def test_a_rank_that_is_missing_is_told_of_with_where_its_threads_are() -> None:
+    report = Report(7, 100, ReportKind.EXPIRED, 17, timeout_seconds=2, ranks=(FIRST, ASLEEP))
+    verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
+    assert "at train.py:70; now: data.py:88 in load; rank 0" in verdict.message
+    assert [member.stack for member in verdict.missing] == [ASLEEP.stack]
+
+
+def test_of_many_who_are_missing_the_first_few_say_where_their_threads_are() -> None:
+    members = tuple(Member(rank, "", 0, "h", 1, stack="a.py:1 in f") for rank in range(9))
+    told = decisions.bound_stacks(members, range(1, 9))
+    assert [member.rank for member in told if member.stack] == [1, 2, 3, 4]

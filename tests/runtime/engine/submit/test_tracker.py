@@ -154,3 +154,55 @@ def test_who_differs_is_found_while_its_value_is_being_written() -> None:
     tracker = InstanceTracker(7, 100, [0, 1], 1.0, 0.0)
     assert ring(tracker, 0, 0, ready=True)
     assert not ring(tracker, 1, 0, ready=False, contract=b"other")
+
+
+def waiting(timeout: float) -> InstanceTracker:
+    """Rank 0 waits in the first instance for ranks 1 and 2, of which 2 has left."""
+    tracker = InstanceTracker(7, 100, [0, 1, 2], 100.0, 0.0)
+    collective = Collective(SUM, "*", (), site="train.py:1")
+    prepared = PreparedCollective(collective, b"", EMPTY, str(SUM))
+    tracker.record_arrival(0, 0, Arrival(prepared, None, 0.0), timeout)
+    tracker.progress[2].has_departed = True
+    return tracker
+
+
+@pytest.mark.parametrize(("timeout", "near"), [(10.0, 9.0), (0.5, 0.25)])
+def test_that_a_deadline_is_near_is_reported_once_and_early_enough(timeout: float, near: float) -> None:
+    tracker = waiting(timeout)
+    assert tracker.next_deadline() == near
+    assert [report.kind for report in tracker.collect_due_reports(near)] == [ReportKind.NEAR_DEADLINE]
+    assert tracker.next_deadline() == timeout
+    assert [report.kind for report in tracker.collect_due_reports(timeout)] == [ReportKind.EXPIRED]
+    assert tracker.next_deadline() == 100.0
+    assert tracker.collect_due_reports(timeout + 1) == []
+
+
+def test_a_deadline_that_was_overslept_is_not_reported_as_near() -> None:
+    tracker = waiting(10.0)
+    assert [report.kind for report in tracker.collect_due_reports(11.0)] == [ReportKind.EXPIRED]
+    assert tracker.collect_due_reports(11.0) == []
+
+
+def test_where_the_threads_of_an_absent_rank_are_is_told_until_it_does_something() -> None:
+    tracker = waiting(10.0)
+    for rank in (0, 1):
+        tracker.record_stack(rank, "data.py:88 in load", 5.0)
+    assert [position.stack for position in tracker.positions(0, 6.0)] == ["", "data.py:88 in load", ""]
+    report = report_from_proto(report_to_proto(tracker.make_report(ReportKind.EXPIRED, 0)))
+    assert [position.stack for position in report.ranks] == ["", "data.py:88 in load", ""]
+    submit(tracker, 1, SUM, now=7.0)
+    assert tracker.positions(1, 8.0)[1].stack == ""
+
+
+def test_ranks_that_others_wait_for_are_known_here_or_asked_for_from_elsewhere() -> None:
+    tracker = waiting(0.0)
+    assert tracker.awaited_ranks() == [1]
+    submit(tracker, 1, SUM)
+    assert tracker.awaited_ranks() == []
+    assert tracker.seek(1) == [0, 1]
+    assert tracker.awaited_ranks() == [0, 1]
+
+
+def test_of_a_crowd_that_is_waited_for_the_first_few_are_asked() -> None:
+    tracker = InstanceTracker(7, 100, range(100), 1.0, 0.0)
+    assert tracker.seek(0) == [0, 1, 2, 3]
