@@ -12,7 +12,7 @@ from collectived_proto.ipc.messages import MAX_STACK
 
 OWN_THREADS = "collectived-"  # how the names of our threads begin: they are not the caller's
 _MAX_THREADS = 8
-_MAX_FRAMES = 8  # of each
+_MAX_FRAMES = 6  # of each
 _OWN_PREFIX = os.path.dirname(__file__) + os.sep
 _BOOTSTRAP = ("run", "_bootstrap", "_bootstrap_inner")  # of `threading`: where every thread begins
 

@@ -448,7 +448,7 @@ class ReportKind(enum.IntEnum):
     UNANSWERED = 11
     UNCLAIMED = 12
     NATIVE = 13
-    NEAR_DEADLINE = 14
+    NEAR = 14
 
 
 @dataclass(frozen=True, slots=True)

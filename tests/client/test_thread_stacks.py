@@ -74,7 +74,7 @@ def test_where_the_thread_that_is_asked_for_has_ended_another_comes_first() -> N
 def test_the_innermost_calls_of_a_deep_stack_are_told() -> None:
     with thread("climber", lambda stop: climb(100, stop)) as climber:
         first, *_ = describe_threads(climber.ident or 0).splitlines()
-    assert first.count(" <- ") == 7 and first.endswith("in climb")
+    assert first.count(" <- ") == 5 and first.endswith("in climb")
 
 
 def test_calls_within_this_package_are_one_by_its_outer_name(monkeypatch: pytest.MonkeyPatch) -> None:

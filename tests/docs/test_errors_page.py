@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import resource
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -79,20 +78,31 @@ def ranks_differ(worker: Cluster) -> errors.CollectiveError:
 
 @provokes(errors.DeadlineExceededError)
 def a_rank_does_not_come(worker: Cluster) -> errors.CollectiveError:
-    over = threading.Event()
-
-    def body(group: cd.Group) -> errors.CollectiveError:
-        group.barrier()
-        if group.rank:
-            over.wait(20)
-        with pytest.raises(errors.DeadlineExceededError) as caught:
-            group.all_reduce("sum", np.ones(3), options=cd.CommunicationOptions(timeout_seconds=0.2))
-        over.set()
+    program = """
+import collectived as cd
+def load_batch():
+    input()
+with cd.connect() as session, session.join(timeout=20) as group:
+    group.barrier()
+    load_batch()
+    try:
+        group.all_reduce("sum", 1.0)
+    except cd.errors.DeadlineExceededError:
         group.rejoin(timeout=20)
-        assert group.all_reduce("sum", 1.0) == 2.0
-        return caught.value
-
-    return as_ranks(worker, 2, body)
+    group.all_reduce("sum", 1.0)
+"""
+    with worker.client(1, 2, "train", program) as late:
+        with cd.connect(worker.addresses[0]) as session, session.join("train", 2, rank=0, timeout=20) as group:
+            group.barrier()
+            with pytest.raises(errors.DeadlineExceededError) as caught:
+                group.all_reduce("sum", 1.0, options=cd.CommunicationOptions(timeout_seconds=2.0))
+            assert late.stdin is not None
+            late.stdin.write("\n")
+            late.stdin.flush()
+            group.rejoin(timeout=20)
+            assert group.all_reduce("sum", 1.0) == 2.0
+        late.communicate(timeout=20)
+    return caught.value
 
 
 @provokes(errors.UnavailableError)

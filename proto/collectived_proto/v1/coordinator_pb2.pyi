@@ -298,7 +298,7 @@ class Report(_message.Message):
         UNANSWERED: _ClassVar[Report.Kind]
         UNCLAIMED: _ClassVar[Report.Kind]
         NATIVE: _ClassVar[Report.Kind]
-        NEAR_DEADLINE: _ClassVar[Report.Kind]
+        NEAR: _ClassVar[Report.Kind]
     KIND_UNSPECIFIED: Report.Kind
     PENDING: Report.Kind
     EXPIRED: Report.Kind
@@ -313,7 +313,7 @@ class Report(_message.Message):
     UNANSWERED: Report.Kind
     UNCLAIMED: Report.Kind
     NATIVE: Report.Kind
-    NEAR_DEADLINE: Report.Kind
+    NEAR: Report.Kind
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]

@@ -1,7 +1,7 @@
 """Where the threads of a client's process are: asked when others wait for a rank of it, and bounded in all respects.
 
 The client's library answers, by a thread that reads a socket of its own, or over the stream of a session without shared
-memory. One question is under way at a time, and at most one in a second. Who does not answer in time is told of
+memory. One question is under way at a time, and at most two in a second. Who does not answer in time is told of
 by what the kernel says about the process.
 """
 
@@ -18,8 +18,8 @@ from pathlib import Path
 from collectived_proto.ipc import messages
 from collectived_proto.report.phrases import sanitize_text
 
-ANSWER_SECONDS = 0.5  # for an answer
-PAUSE_SECONDS = 1.0  # between two questions; who asks meanwhile gets the latest answer
+ANSWER_SECONDS = 0.2  # for an answer
+PAUSE_SECONDS = 0.5  # between two questions; who asks meanwhile gets the latest answer
 _MAX_LINE = 500  # characters about one thread
 _QUESTION = messages.encode_bare(messages.MessageType.STACK_ASKED)
 _STATES = {
@@ -47,14 +47,15 @@ class StackSampler:
         self._ask: Callable[[], object] | None = None
         self._detach: Callable[[], object] = lambda: None
         self._is_closed = False
-        self._takers: list[StackTaker] = []  # who wait for the answer
+        self._takers: list[StackTaker] = []  # who wait for the answer,
+        self._late_takers: list[StackTaker] = []  # and who have been told that it is late
         self._timer: asyncio.TimerHandle | None = None
         self._is_unanswered = False
         self._asked_at = -math.inf
         self._latest = ""
 
     def sample(self, take: StackTaker) -> None:
-        """Call `take` once: with an answer that is no older than `PAUSE_SECONDS`, or why there is none."""
+        """Call `take` with an answer no older than `PAUSE_SECONDS`; where that is late, with the reason before."""
         if self._ask is None:
             take("")
         elif self._takers:
@@ -66,13 +67,11 @@ class StackSampler:
         else:
             self._is_unanswered, self._asked_at = True, time.monotonic()
             self._takers.append(take)
-            self._timer = asyncio.get_running_loop().call_later(
-                ANSWER_SECONDS, lambda: self._tell(describe_silence(self._pid))
-            )
+            self._timer = asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._on_silence)
             self._ask()
 
     def answer(self, text: str) -> None:
-        """Take an answer; one that comes late counts for who asks next.
+        """Take an answer.
 
         Raises:
             MalformedMessage: nobody has asked.
@@ -86,9 +85,14 @@ class StackSampler:
     def _tell(self, text: str) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        takers, self._takers = self._takers, []
+        takers, self._takers, self._late_takers = self._late_takers + self._takers, [], []
         for take in takers:
             take(text)
+
+    def _on_silence(self) -> None:
+        self._late_takers, self._takers = self._takers, []
+        for take in self._late_takers:
+            take(describe_silence(self._pid))
 
     def attach(self, connected: socket.socket) -> None:
         """Ask over this socket from now on."""

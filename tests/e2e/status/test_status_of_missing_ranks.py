@@ -116,7 +116,7 @@ def test_the_rank_that_is_missing_is_named_in_a_shell_without_variables(job: Job
     named = (
         r"^WAITING  group \S+ generation \d+: barrier\(\) #3 at \S+:\d+ has waited \d+\.\d s for "
         rf"rank {LATE} \(host host1, pid {job.late.pid}\), "
-        r"which last called all_reduce\(sum\) #2 at \S+:\d+, \d+\.\d s ago$"
+        r"which last called all_reduce\(sum\) #2 at \S+:\d+, \d+\.\d s ago; now: <string>:10 in <module>$"
     )
     deadline, said = time.monotonic() + PATIENCE, ""
     while not re.search(named, said, re.M):

@@ -152,6 +152,16 @@ def test_what_hurts_comes_first_and_then_counts() -> None:
     ]
 
 
+def test_what_a_missing_rank_does_stands_beside_it_and_in_full_where_all_is_wanted() -> None:
+    answer = reply()
+    answer.groups[0].members[1].stack = "data.py:88 in load <- train.py:12 in main\nthread pin: wait.py:1 in \x1b[31m"
+    doing = "data.py:88 in load <- train.py:12 in main"
+    lines = shown(answer)
+    assert lines[1] == f"{WAITING}, 2.5 s ago; now: {doing}" == shown(answer, wide=False)[1]
+    table = [line.split(maxsplit=2) for line in lines[lines.index("now") :][3:5]]
+    assert table == [["world", "1", doing], ["thread", "pin:", "wait.py:1 in \N{REPLACEMENT CHARACTER}[31m"]]
+
+
 def test_where_nothing_hurts_that_is_said() -> None:
     answer = reply()
     del answer.groups[0].in_flight[:], answer.failures[:], answer.warnings[:]

@@ -78,7 +78,7 @@ def handle_report(book: Registry, event: FaultReported, now: float) -> Iterator[
             yield from _discard_departed_worker(book, generation, task, now)
         elif report.kind in _P2P_REPORTS:
             yield from _handle_p2p_report(book, generation, task, report, now)
-        elif report.kind is ReportKind.NEAR_DEADLINE:
+        elif report.kind is ReportKind.NEAR:
             yield from _ask_for_stacks(book, generation, task, report.instance)
         elif report.kind is ReportKind.RESUMED:
             yield from _handle_resumed(book, generation, report.instance)
@@ -276,7 +276,7 @@ def _send_queries(book: Registry, generation: GroupRun, inquiry: Inquiry, report
 
 
 def _ask_for_stacks(book: Registry, generation: GroupRun, reporter: int, instance: int) -> Iterator[Effect]:
-    """Have the other workers find out what their ranks do that have not come, before they are asked for a verdict."""
+    """Have the other workers find out what their ranks do that have not come, before they are asked for good."""
     message = PositionQuery(generation.info.key, generation.info.generation, instance, 0)
     for task in generation.ranks_by_worker:
         if task != reporter and book.is_connected(task) and generation.active_ranks(task):

@@ -169,9 +169,10 @@ class Doorbells:
 
         def record(rank: int, text: str) -> None:
             tracker.record_stack(rank, text, time.monotonic())
-            left.discard(rank)
-            if not left:
-                done()
+            if rank in left:
+                left.discard(rank)
+                if not left:
+                    done()
 
         def take(rank: int, text: str) -> None:
             self._poller.call_soon_threadsafe(partial(record, rank, text))

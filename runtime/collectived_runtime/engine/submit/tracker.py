@@ -48,7 +48,9 @@ _SYNCHRONISING_OPERATIONS = (
     AllToAll,
     Barrier,
 )  # no rank is through before all have come
-NEAR_SECONDS = 1.0  # before a deadline, or half of the time, who has not come is asked what it does instead
+# Before a deadline or a stall, who has not come is asked what it does instead; or half, and a quarter, of the time.
+DEADLINE_LEAD_SECONDS = 1.0
+STALL_LEAD_SECONDS = 0.25
 STALL_BACKOFF = 2.0  # a stall is reported again after twice the time
 
 
@@ -118,7 +120,8 @@ class Instance:
     deadline: float = math.inf
     timeout: float = 0.0  # what the rank with the earliest deadline asked for, in seconds
     stall_at: float = math.inf
-    near_at: float = math.inf  # when its deadline is near; inf: it has none, or that has been reported
+    deadline_near_at: float = math.inf
+    near_at: float = math.inf  # when a deadline or stall will be near; inf: none, or that has been reported
     stalled: bool = False  # reported as pending
     expired: bool = False  # reported as expired
     pending_writes: int = 0  # arrivals that are not ready
@@ -240,9 +243,11 @@ class InstanceTracker:
         instance = self.instances.get(number)
         if instance is None:
             instance = Instance(number, stall_at=arrival.arrived_at + self.stall_after)
+            self._schedule_near(instance, arrival.arrived_at)
         if remaining and arrival.arrived_at + remaining < instance.deadline:
             instance.deadline, instance.timeout = arrival.arrived_at + remaining, timeout or remaining
-            instance.near_at = instance.deadline - min(NEAR_SECONDS, remaining / 2)
+            instance.deadline_near_at = instance.deadline - min(DEADLINE_LEAD_SECONDS, remaining / 2)
+            self._schedule_near(instance, arrival.arrived_at)
         prepared = arrival.prepared
         if not instance.arrivals or (instance.collective.open and not collective.open):
             known, instance.reference = instance.reference, prepared
@@ -362,19 +367,26 @@ class InstanceTracker:
         reports = []
         for instance in self.list_open():
             if instance.deadline <= now and not instance.expired:
-                instance.expired, instance.near_at = True, math.inf
+                instance.expired, instance.near_at = True, math.inf  # what can be said has been
                 reports.append(self.make_report(ReportKind.EXPIRED, instance.number, timeout=instance.timeout))
                 continue
-            if instance.near_at <= now:
-                instance.near_at = math.inf
-                reports.append(self.make_report(ReportKind.NEAR_DEADLINE, instance.number))
+            is_near = instance.near_at <= now
+            if is_near:
+                self._schedule_near(instance, now)
             if instance.stall_at <= now:
                 waited = now - instance.first_arrival.arrived_at
                 instance.stall_at = now + max(self.stall_after, waited * (STALL_BACKOFF - 1))
+                self._schedule_near(instance, now)
                 self.stalls += not instance.stalled
                 instance.stalled = True
                 reports.append(self.make_report(ReportKind.PENDING, instance.number))
+            elif is_near:
+                reports.append(self.make_report(ReportKind.NEAR, instance.number))
         return reports
+
+    def _schedule_near(self, instance: Instance, now: float) -> None:
+        times = (instance.stall_at - min(STALL_LEAD_SECONDS, self.stall_after / 4), instance.deadline_near_at)
+        instance.near_at = min((at for at in times if at > now), default=math.inf)
 
     def next_deadline(self) -> float:
         """When `collect_due_reports` next has something to report; inf where never."""

@@ -53,7 +53,7 @@ class FakeGroupLoop:
         self.pending_ops: list[Any] = []
         self.stall_after = 1.0
 
-    def request_look(self, looked: Callable[[], None]) -> bool:
+    def request_look(self, looked: Callable[[], None], stacks: bool) -> bool:
         return False  # its ranks do not meet in a segment
 
     def traffic(self) -> tuple[int, int]:
