@@ -165,8 +165,6 @@ class Scenario:
     def _judge(self, world: World) -> None:
         decided = world.memory.latest("decided")
         absent = {self.victim, (self.origin + 1) % self.seats}  # these may have had less to do
-        if self.cause == "withdraw":
-            world.results.pop((self.origin, "main"), None)  # it was told before the word said so
         ends = {
             one: end
             for one, end in world.results.items()

@@ -418,17 +418,14 @@ class World(Machine):
         return found != PENDING or (everybody and (yield from self.all_published(want)))
 
     def look_at_queue(self, e: Engine) -> Thread:
-        """A job whose deadline passes while others are before it ends by itself: this seat will never come to it."""
+        """A job whose deadline passes while others are before it ends the open instance, and with it the generation."""
         yield from self.lock(e)
         late = next((job for job in e.queue if job.withdraws and job.stage == "queued"), None)
         if late is None or self.chance.random() < (0.3 if late in e.queue[:2] else 0.9):
             return
-        yield "store", ("missing", e.seat), frozenset({e.seat})
-        yield from self.lower_limit(late.instance, "DEADLINE", e.seat)
-        if self.fault != "silent limit":
-            yield from self.ring_all()
-            yield from self.apply_limit((yield "load_sc", "decided")[0])
-        yield from self.finish(e, late, "DEADLINE")
+        if self.fault == "late alone":
+            return (yield from self.finish(e, late, "DEADLINE"))
+        yield from self.expire((yield "load_sc", "decided")[0], e.seat)
 
     def look_around(self, e: Engine) -> Thread:
         yield from self.look_at_queue(e)

@@ -19,7 +19,7 @@ PLANTED = {  # precaution that is left out -> when it is missed
     "announced late": ("differ",),
     "late dispute": ("differ and absent",),
     "limit ignored": ("kill",),
-    "silent limit": ("withdraw",),
+    "late alone": ("withdraw",),
     "waiting forgotten": ("abort",),
     "decided read late": ("none",),
     "silent resignation": ("none",),

@@ -30,7 +30,7 @@ def test_every_geometry_that_is_chosen_is_taken_and_travels(seats: int, cores: i
         {"version": 99},
         {"seats": 0},
         {"seats": 257},
-        {"start": 1 << 47},
+        {"start": 1 << 39},
         {"share": 1023},
         {"share": 1024 + 8},
         {"small": 1 << 40},

@@ -194,7 +194,7 @@ def test_a_rank_that_never_sleeps_knocks_too() -> None:
     os.close(descriptor)
 
 
-def test_a_queued_job_ends_at_its_own_deadline() -> None:
+def test_the_deadline_of_a_queued_job_ends_the_generation_and_names_who_holds_up_the_open_instance() -> None:
     geometry = make_geometry(2)
     descriptor = segment.create(geometry)
     engine = segment.attach(descriptor, geometry, 0)
@@ -202,8 +202,8 @@ def test_a_queued_job_ends_at_its_own_deadline() -> None:
     first = engine.submit(plan, (), (), 0, None, False)
     second = engine.submit(plan, (), (), 50_000_000, None, False)
     settle(lambda: second.state() == core.DEADLINE)
-    assert first.state() == core.PENDING
-    assert engine.verdict() == (1, core.DEADLINE, 0, (0,))
+    settle(lambda: first.state() == core.DEADLINE)
+    assert engine.verdict() == (0, core.DEADLINE, 0, (1,))
     engine.detach()
     os.close(descriptor)
 
@@ -244,11 +244,50 @@ def test_a_rank_that_leaves_ends_only_what_comes_later() -> None:
     assert watched(2, body, lambda watcher: None) == [(1, core.LEFT, 1, ())] * 2
 
 
+def test_a_rank_that_looks_late_reads_the_same_number_of_waiting_processes() -> None:
+    """Another has seen it, and has left for it, before this one has looked."""
+    geometry = make_geometry(2)
+    descriptor = segment.create(geometry)
+    watcher = segment.watch(descriptor, geometry)
+    watcher.set_waiting(5)
+    quick, slow = (segment.attach(descriptor, geometry, seat) for seat in range(2))
+    plans = [make_plan(engine, core.BARRIER) for engine in (quick, slow)]
+    jobs = [engine.submit(plan, (), (), 0, None, False) for engine, plan in zip((quick, slow), plans, strict=True)]
+    watcher.set_waiting(6)
+    finish(quick, jobs[0])
+    watcher.abort(core.LEFT, 0)
+    finish(slow, jobs[1])
+    assert [job.waiting() for job in jobs] == [slow.waiting()] * 2 == [5, 5]
+    for engine in (quick, slow):
+        engine.detach()
+    watcher.close()
+    os.close(descriptor)
+
+
+def test_who_left_after_a_value_that_was_whole_in_its_first_tick_took_part_in_it() -> None:
+    left = threading.Event()
+
+    def body(engine: core.Engine, rank: int) -> Verdict:
+        value = np.zeros(1, np.float32)
+        phase = (int(DType.FLOAT32), (1, 1), (1,), (2,))
+        plan = make_plan(engine, core.ALL_GATHER, (phase,), meets=core.MEETS_EQUAL)
+        finish(engine, engine.run(plan, (value,), (np.zeros(2, np.float32),), 0, b"1"))
+        assert left.wait(30)
+        return engine.verdict()
+
+    def watch(watcher: core.Watcher) -> None:
+        settle(lambda: watcher.decided()[0] == 1)
+        assert watcher.left(0) == 1
+        left.set()
+
+    assert watched(2, body, watch) == [(1, core.LEFT, 0, ())] * 2
+
+
 def test_all_read_the_same_number_of_waiting_processes() -> None:
     turn = threading.Barrier(4)
 
     def body(engine: core.Engine, rank: int) -> Verdict:
-        for number in (0, 3, 4095):
+        for number in (0, 3, 1023):
             turn.wait(30)
             turn.wait(30)
             finish(engine, engine.run(make_plan(engine, core.BARRIER), (), (), 0, None))
@@ -333,14 +372,14 @@ def test_an_instance_that_completes_between_two_looks_of_a_rank_is_complete_for_
     engine = segment.attach(descriptor, geometry, 0, waiting=Waiting(0, 0, False))
     work = all_reduce(DType.FLOAT32, np.ones(5000, np.float32))
     with mmap.mmap(descriptor, core.segment_bytes(geometry.encode())) as memory:
-        decided = memory.find((geometry.start << 16).to_bytes(8, "little"))
+        decided = memory.find((geometry.start << 24).to_bytes(8, "little"))
         progress = memory.rfind((geometry.start << 20).to_bytes(8, "little"))  # of rank 1, which this test plays
         memory[progress : progress + 8] = (geometry.start << 20 | 0xFFFFF).to_bytes(
             8, "little"
         )  # all ticks but the last
         job = engine.run(work.plan(engine), work.inputs, work.make_outputs(), 0, None)
         assert job is not None and job.wait(0) == core.PENDING
-        memory[decided : decided + 8] = (geometry.start + 1 << 16).to_bytes(8, "little")
+        memory[decided : decided + 8] = (geometry.start + 1 << 24).to_bytes(8, "little")
         finish(engine, job)
     engine.detach()
     os.close(descriptor)

@@ -303,9 +303,8 @@ class SegmentChannel(Doorbell):
             return
         call.count_packs()
         self._in_flight.end(call, verdict)
-        engine = self._engines.get(call.generation)
-        if engine is not None:
-            call.waiting = engine.waiting()
+        if call.job is not None:
+            call.waiting = call.job.waiting()
         call.job = None
 
     def poll(self) -> None:

@@ -117,30 +117,26 @@ int engine_advance(struct engine *e, u64 budget) {
     return moved;
 }
 
-/* Ends jobs that can never begin: they lie beyond the limit, or their deadline has passed while others were before them. */
+/* Looks after jobs that wait for others before them; until when it need not look again. One that lies beyond the limit
+   ends now. One whose deadline has passed ends the open instance, and so itself: all ranks read that in the word. */
 static u64 look_at_queue(struct engine *e, u64 t) {
     struct segment *s = e->segment;
     u64 earliest = ~(u64)0;
     for (;;) {
-        struct job *ended = NULL;
+        struct job *beyond = NULL;
         u64 limit = load(&head_of(s)->limit);
         pthread_mutex_lock(&e->lock);
-        for (struct job *job = e->first; job && !ended; job = job->next) {
+        for (struct job *job = e->first; job && !beyond; job = job->next) {
             if (job->stage != QUEUED) continue;
-            if (job->instance >= limit >> 16) ended = job;
-            else if (job->deadline && job->deadline + GRACE <= t) ended = job;
+            if (job->instance >= instance_of(limit)) beyond = job;
             else if (job->deadline && job->deadline + GRACE < earliest) earliest = job->deadline + GRACE;
         }
         pthread_mutex_unlock(&e->lock);
-        if (!ended) return earliest;
-        if (ended->instance < limit >> 16) {
-            u64 missing = (u64)1 << e->seat % 64;
-            atomic_store(&seat_of(s, e->seat)->missing[e->seat / 64], missing);
-            lower_limit(s, ended->instance, DEADLINE, e->seat);
-            limit = load(&head_of(s)->limit);
-        }
-        engine_finish(e, ended, (int)(limit & 15));
+        if (!beyond) break;
+        engine_finish(e, beyond, reason_of(limit));
     }
+    if (earliest <= t) expire(s, instance_of(atomic_load(&head_of(s)->decided)), e->seat);
+    return earliest;
 }
 
 /* What a rank that is about to sleep, or has slept, looks at besides what it waits for; until when it may sleep. */
@@ -344,7 +340,7 @@ void engine_leave(struct engine *e) {
     atomic_fetch_or(&head_of(s)->gone[e->seat / 64], (u64)1 << e->seat % 64);
     lower_limit(s, n, LEFT, e->seat);
     ring_all(s);
-    u64 complete = load(&head_of(s)->decided) >> 16;
+    u64 complete = instance_of(load(&head_of(s)->decided));
     if (complete >= n) apply_limit(s, complete);
 }
 

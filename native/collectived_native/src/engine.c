@@ -85,7 +85,8 @@ static void count(const struct engine *e, const struct job *job) {
 
 static int finish(struct engine *e, struct job *job, int state) {
     if (state == COMPLETE && job->plan->streams) finish_streaming();
-    if (state == COMPLETE) count(e, job);
+    if (state == COMPLETE) count(e, job), job->waiting = waiting_of(load(&head_of(e->segment)->decided));
+    if (state == COMPLETE) atomic_store(&e->waiting, (u32)job->waiting);
     engine_finish(e, job, state);
     return 1;
 }

@@ -35,6 +35,7 @@ struct job {
     u64 base;         /* ticks before it */
     u64 tick;         /* the next, counted from step 0 */
     a64 steps_done;
+    int waiting;      /* how many waited to join when it was decided: nothing later is, before this seat comes to it */
     u64 source, held; /* of a value in common memory, ~0: elsewhere; result slots that are in use */
     int slot;         /* where its result lies in common memory; -1: in the outputs */
     u64 at, end;      /* elements that are to be made there */
@@ -83,6 +84,7 @@ struct engine {
     u64 mail_seen;
     struct job *finished, **finished_end; /* to be collected */
     u64 next_instance;
+    a32 waiting;                      /* as the last that completed says */
     a32 unfinished;
     a32 inside;                       /* threads that wait in this engine */
     /* Leading. */

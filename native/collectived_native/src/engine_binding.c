@@ -256,6 +256,11 @@ static PyObject *job_instance(PyObject *self, PyObject *unused) {
     return PyLong_FromUnsignedLongLong(((Job *)self)->held->job.instance);
 }
 
+static PyObject *job_waiting(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromLong(((Job *)self)->held->job.waiting);
+}
+
 static PyObject *job_phases_done(PyObject *self, PyObject *unused) {
     const struct job *job = &((Job *)self)->held->job;
     (void)unused;
@@ -366,8 +371,7 @@ static PyObject *engine_waiting(PyObject *self, PyObject *unused) {
     Engine *e = usable_engine(self);
     (void)unused;
     if (!e) return NULL;
-    u64 decided = load(&head_of(e->segment)->decided);
-    return PyLong_FromLong(decided & 15 ? 0 : culprit_of(decided));
+    return PyLong_FromLong(atomic_load(&e->engine->waiting));
 }
 
 static PyObject *engine_next_instance(PyObject *self, PyObject *unused) {
@@ -386,7 +390,7 @@ static PyObject *engine_abort(PyObject *self, PyObject *const *args, Py_ssize_t 
     PyThreadState *state = PyEval_SaveThread();
     u64 decided = end_now(e->segment, (int)reason, (int)culprit);
     PyEval_RestoreThread(state);
-    return PyLong_FromUnsignedLongLong(decided >> 16);
+    return PyLong_FromUnsignedLongLong(instance_of(decided));
 }
 
 static PyObject *engine_leave_group(PyObject *self, PyObject *unused) {
@@ -464,7 +468,7 @@ static PyMethodDef engine_methods[] = {
     {"collect", engine_collect, METH_O, "Notified jobs that are done, or need to be described."},
     {"advance", engine_advance_seat, METH_O, "Do what can be done without waiting; whether anything was."},
     {"verdict", engine_verdict, METH_NOARGS, "(instance, reason, culprit, missing)"},
-    {"waiting", engine_waiting, METH_NOARGS, "How many processes waited to join when the last instance was decided."},
+    {"waiting", engine_waiting, METH_NOARGS, "How many processes waited to join when this rank's last instance was decided."},
     {"next_instance", engine_next_instance, METH_NOARGS, "The number of the next collective."},
     FAST_METHOD("abort", engine_abort, "End the open instance; its number."),
     {"leave", engine_leave_group, METH_NOARGS, "Take part in nothing later."},
@@ -475,6 +479,7 @@ static PyMethodDef job_methods[] = {
     {"wait", job_wait, METH_O, "Wait so many nanoseconds (-1: for ever); the state."},
     {"state", job_state, METH_NOARGS, "The state, without waiting."},
     {"instance", job_instance, METH_NOARGS, "Its number."},
+    {"waiting", job_waiting, METH_NOARGS, "Of a collective that is complete: how many processes waited to join then."},
     {"slot", job_slot, METH_NOARGS, "Where the result lies in common memory; -1: in the outputs."},
     {"phases_done", job_phases_done, METH_NOARGS, "Phases that are delivered, -1: all."},
     {"blobs", job_blobs, METH_NOARGS, "What each seat has said in the first tick."},

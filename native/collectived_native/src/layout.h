@@ -29,7 +29,12 @@ enum {
     MAX_BLOB = 96 << 10,
     PARTS = 3, /* ticks whose data lie in the segment at the same time: engine.c says why three are enough */
     TICK_BITS = 20,
-    WORKER_SEAT = 0xfff, /* where a word names a seat: the worker, which has none */
+    REASON_BITS = 4, /* of a word, lowest first */
+    SEAT_BITS = 10,
+    WAITING_BITS = 10,
+    WORD_BITS = REASON_BITS + SEAT_BITS + WAITING_BITS, /* the rest is an instance */
+    WORKER_SEAT = (1 << SEAT_BITS) - 1, /* where a word names a seat: the worker, which has none */
+    MOST_WAITING = (1 << WAITING_BITS) - 1,
     LETTERS = 64,        /* of one sender, on their way */
     LETTER_SLOT = 4096,  /* bytes that each of them has at hand; longer ones get more */
     LETTER_BLOB = 1024,
@@ -39,7 +44,7 @@ enum {
     PAGE = 4096,
 };
 
-enum reason { /* why a generation is over; the low four bits of `decided` and `limit` */
+enum reason { /* why a generation is over; the lowest bits of `decided` and `limit` */
     COMPLETE = 0,
     LOST,
     LEFT,
@@ -146,7 +151,7 @@ struct counter {
 
 struct head {
     u64 magic, version, seats; /* for people who look at a dump */
-    _Alignas(CACHE_LINE) a64 decided; /* complete << 16 | waiting or culprit << 4 | reason */
+    _Alignas(CACHE_LINE) a64 decided; /* how many are complete, waiting when the last was, culprit, reason */
     _Alignas(CACHE_LINE) a64 limit;   /* from this instance on none can complete: as `decided`; ~0: no limit */
     a64 waiting;                      /* how many wait to join the group */
     a64 missing[SEAT_WORDS];          /* who had not come when the worker let an instance expire */

@@ -57,9 +57,9 @@ static int is_gone(const struct segment *s, int seat) {
 }
 
 /* Why a seat is gone. */
-static int reason_of(const struct segment *s) {
+static int reason_why_gone(const struct segment *s) {
     u64 limit = load(&head_of(s)->limit);
-    return limit == ~(u64)0 ? LOST : (int)(limit & 15);
+    return limit == ~(u64)0 ? LOST : reason_of(limit);
 }
 
 /* Tells another seat that there is something in its mail, or that it has read ours. */
@@ -140,7 +140,7 @@ static u64 after_blob(u64 blob_bytes) {
 /* Begins a letter, or waits for room. */
 static int begin_send(struct engine *e, struct mailbox *box, struct job *job) {
     struct segment *s = e->segment;
-    if (is_gone(s, job->letter.peer)) return end(e, job, reason_of(s));
+    if (is_gone(s, job->letter.peer)) return end(e, job, reason_why_gone(s));
     int slot = 0;
     reclaim(e, box);
     while (slot < LETTERS && box->slot[slot].serial & 1) slot++;
@@ -195,7 +195,7 @@ static int go_on_sending(struct engine *e, struct mailbox *box, struct job *job)
     if (moved >= LETTER_RING && atomic_load_explicit(&letter->is_ring, memory_order_relaxed)) {
         u64 taken = is_matched ? load(&receipt->taken) : 0;
         if (taken > moved) taken = moved; /* of a member that writes anything */
-        if (is_gone(s, peer)) return end(e, job, reason_of(s));
+        if (is_gone(s, peer)) return end(e, job, reason_why_gone(s));
         at = moved % LETTER_RING;
         if (most > LETTER_RING - (moved - taken)) most = LETTER_RING - (moved - taken);
         if (most > LETTER_RING - at) most = LETTER_RING - at;
@@ -265,7 +265,7 @@ static int match(struct engine *e, struct mailbox *box, struct job *job) {
         }
         left += !gone && !(any && peer == e->seat);
     }
-    return left || (any && seats == 1) ? WAITS : end(e, job, reason_of(s));
+    return left || (any && seats == 1) ? WAITS : end(e, job, reason_why_gone(s));
 }
 
 /* Reads more of a letter; whether there was something. */
@@ -277,7 +277,7 @@ static int go_on_receiving(struct engine *e, struct job *job) {
     u64 filled = load(&letter->filled), moved = job->letter.moved, bytes = job->letter.bytes, place = load(&letter->place), at = moved;
     if (filled > bytes) filled = bytes; /* of a member that writes anything */
     u64 most = filled - moved;
-    if (moved < bytes && filled <= moved) return gone ? end(e, job, reason_of(s)) : WAITS;
+    if (moved < bytes && filled <= moved) return gone ? end(e, job, reason_why_gone(s)) : WAITS;
     if (most > CHUNK) most = CHUNK;
     char *memory = slot_of(s, peer, slot) + after_blob(load(&letter->blob_bytes) % LETTER_SLOT);
     if (place != NOWHERE) {
@@ -304,7 +304,7 @@ static struct job *next_job(struct engine *e, struct job *job) {
 }
 
 static int advance_letter(struct engine *e, struct mailbox *box, struct job *job, int *blocked) {
-    int reason = (int)(load(&head_of(e->segment)->decided) & 15), moved;
+    int reason = reason_of(load(&head_of(e->segment)->decided)), moved;
     if (atomic_load(&job->state) != PENDING) return 0;
     if (job->kind == RECEIVE) moved = job->stage == QUEUED ? match(e, box, job) : go_on_receiving(e, job);
     else if (reason || (*blocked && job->stage == QUEUED)) moved = WAITS; /* letters leave in order */

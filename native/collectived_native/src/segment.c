@@ -1,6 +1,6 @@
 /* segment.c: making, mapping and unmapping segments. */
 #define _GNU_SOURCE
-#include "layout.h"
+#include "word.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -63,7 +63,7 @@ int segment_lay_out(struct segment *s, const void *geometry, size_t bytes) {
     struct geometry *g = &s->geometry;
     if (bytes == sizeof *g) memcpy(g, geometry, sizeof *g);
     if (bytes != sizeof *g || g->version != SCHEDULE_VERSION || g->seats < 1 || g->seats > MAX_SEATS ||
-        g->start >> (63 - TICK_BITS) || g->start >> 47 || g->share < SMALLEST_SHARE || g->share > LARGEST_SHARE ||
+        g->start >> (63 - TICK_BITS) || g->start >> (64 - WORD_BITS - 1) || g->share < SMALLEST_SHARE || g->share > LARGEST_SHARE ||
         g->share % CACHE_LINE || g->small > LARGEST_SHARE || g->mail >> 40) {
         errno = EINVAL;
         return -1;
@@ -100,7 +100,7 @@ int segment_create(const void *geometry, size_t bytes) {
     s.base = base;
     struct head *head = head_of(&s);
     head->magic = MAGIC, head->version = SCHEDULE_VERSION, head->seats = s.geometry.seats;
-    atomic_store(&head->decided, s.geometry.start << 16);
+    atomic_store(&head->decided, make_word(s.geometry.start, 0, 0, 0));
     atomic_store(&head->limit, ~(u64)0);
     for (int i = 0; i < (int)s.geometry.seats; i++) {
         struct seat *seat = seat_of(&s, i);

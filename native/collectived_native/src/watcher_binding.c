@@ -34,8 +34,8 @@ static int parse_seat(const Watcher *w, PyObject *number) {
 
 /* The first instance in which a seat that is gone cannot take part; what it has published wholly may complete. */
 static u64 first_lost(const struct segment *s, int seat) {
-    u64 n = load(&seat_of(s, seat)->progress) >> TICK_BITS, complete = load(&head_of(s)->decided) >> 16;
-    if (n < s->geometry.start || n > complete + 1) return complete; /* it never wrote that by itself */
+    u64 n = load(&seat_of(s, seat)->progress) >> TICK_BITS, complete = instance_of(load(&head_of(s)->decided));
+    if (n < complete || n > complete + 1) return complete; /* a value that was whole in its first tick; nonsense */
     if (n != complete || !has_come(s, seat, n)) return n;
     for (int i = 0; i < (int)s->geometry.seats; i++) /* all of its value lies in the first tick: that is enough, if it is for all */
         if ((i == seat || has_come(s, i, n)) && !(load(&seat_of(s, i)->record[n & 1].flags) & RECORD_WHOLE)) return n;
@@ -43,11 +43,11 @@ static u64 first_lost(const struct segment *s, int seat) {
 }
 
 static u64 limit_to(struct segment *s, u64 n, int reason, int culprit) {
-    u64 complete = load(&head_of(s)->decided) >> 16;
+    u64 complete = instance_of(load(&head_of(s)->decided));
     if (all_there(s, complete)) decide(s, complete); /* the last to come may have died before it could */
     lower_limit(s, n, reason, culprit);
     ring_all(s); /* it may have died between a change and waking those who sleep on it, too */
-    complete = load(&head_of(s)->decided) >> 16;
+    complete = instance_of(load(&head_of(s)->decided));
     if (complete >= n) apply_limit(s, complete);
     return n;
 }
@@ -58,7 +58,7 @@ static PyObject *gone(PyObject *self, PyObject *number, int reason) {
     if (seat < 0) return NULL;
     struct segment *s = w->segment;
     PyThreadState *state = PyEval_SaveThread();
-    u64 complete = load(&head_of(s)->decided) >> 16;
+    u64 complete = instance_of(load(&head_of(s)->decided));
     if (all_there(s, complete)) decide(s, complete);
     atomic_fetch_or(&head_of(s)->gone[seat / 64], (u64)1 << seat % 64);
     u64 n = limit_to(s, first_lost(s, seat), reason, seat);
@@ -86,7 +86,7 @@ static PyObject *watcher_abort(PyObject *self, PyObject *const *args, Py_ssize_t
     PyThreadState *state = PyEval_SaveThread();
     u64 decided = end_now(w->segment, (int)reason, (int)culprit);
     PyEval_RestoreThread(state);
-    return PyLong_FromUnsignedLongLong(decided >> 16);
+    return PyLong_FromUnsignedLongLong(instance_of(decided));
 }
 
 static PyObject *watcher_limit(PyObject *self, PyObject *const *args, Py_ssize_t count) {
@@ -94,7 +94,7 @@ static PyObject *watcher_limit(PyObject *self, PyObject *const *args, Py_ssize_t
     if (!w || has_arguments(count, 3, "(instance, reason, culprit)")) return NULL;
     u64 n = PyLong_AsUnsignedLongLong(args[0]);
     long reason = PyLong_AsLong(args[1]), culprit = PyLong_AsLong(args[2]);
-    if (!PyErr_Occurred() && (n >> 47 || reason < 1 || reason > 15 || culprit < 0 || culprit > WORKER_SEAT))
+    if (!PyErr_Occurred() && (n >> (64 - WORD_BITS - 1) || reason < 1 || reason > 15 || culprit < 0 || culprit > WORKER_SEAT))
         PyErr_SetString(PyExc_ValueError, "no such instance, reason or culprit");
     if (PyErr_Occurred()) return NULL;
     PyThreadState *state = PyEval_SaveThread();
@@ -114,7 +114,7 @@ static PyObject *watcher_decided(PyObject *self, PyObject *unused) {
     Watcher *w = usable(self);
     (void)unused;
     if (!w) return NULL;
-    u64 decided = load(&head_of(w->segment)->decided), numbers[] = {decided >> 16, decided >> 4 & 0xfff, decided & 15};
+    u64 decided = load(&head_of(w->segment)->decided), numbers[] = {instance_of(decided), (u64)culprit_of(decided), (u64)reason_of(decided)};
     return tuple_of(numbers, 3);
 }
 
@@ -169,9 +169,9 @@ static PyObject *watcher_review(PyObject *self, PyObject *unused) {
     (void)unused;
     if (!w) return NULL;
     struct segment *s = w->segment;
-    u64 decided = load(&head_of(s)->decided), n = decided >> 16, come[SEAT_WORDS] = {0}, missing[SEAT_WORDS] = {0};
+    u64 decided = load(&head_of(s)->decided), n = instance_of(decided), come[SEAT_WORDS] = {0}, missing[SEAT_WORDS] = {0};
     int seats = (int)s->geometry.seats, disputed = -1;
-    if (!(decided & 15)) {
+    if (!reason_of(decided)) {
         for (int i = 0; i < seats; i++) {
             u64 progress = load(&seat_of(s, i)->progress) >> TICK_BITS;
             if (progress > n + 2) end_generation(s, n, NONSENSE, i); /* one more may have been decided since */
@@ -179,7 +179,7 @@ static PyObject *watcher_review(PyObject *self, PyObject *unused) {
         }
         if (all_there(s, n)) decide(s, n);
         else if ((disputed = find_dispute(s, n)) >= 0) end_generation(s, n, MISMATCH, disputed);
-        if (apply_limit(s, n) == COMPLETE) n = load(&head_of(s)->decided) >> 16;
+        if (apply_limit(s, n) == COMPLETE) n = instance_of(load(&head_of(s)->decided));
     }
     for (int i = 0; i < seats; i++) *(has_come(s, i, n) ? &come[i / 64] : &missing[i / 64]) |= (u64)1 << i % 64;
     u64 deadline = earliest_deadline(s, n), t = now();
@@ -321,10 +321,10 @@ PyObject *pack(PyObject **parts, Py_ssize_t count) {
 
 PyObject *describe_verdict(const struct segment *s) {
     u64 word = load(&head_of(s)->decided), limit = load(&head_of(s)->limit), missing[SEAT_WORDS] = {0};
-    if (!(word & 15) && limit != ~(u64)0) word = limit; /* it is over from there on, though earlier instances may run */
-    if ((word & 15) == DEADLINE) missing_seats(s, culprit_of(word), missing);
-    int has_reason = (word & 15) != 0;
-    PyObject *parts[] = {PyLong_FromUnsignedLongLong(word >> 16), PyLong_FromLong((long)(word & 15)),
-                         PyLong_FromLong(has_reason ? culprit_of(word) : -1), tuple_of_bits(missing, (int)s->geometry.seats)};
+    if (!reason_of(word) && limit != ~(u64)0) word = limit; /* it is over from there on, though earlier instances may run */
+    if (reason_of(word) == DEADLINE) missing_seats(s, culprit_of(word), missing);
+    int reason = reason_of(word);
+    PyObject *parts[] = {PyLong_FromUnsignedLongLong(instance_of(word)), PyLong_FromLong(reason),
+                         PyLong_FromLong(reason ? culprit_of(word) : -1), tuple_of_bits(missing, (int)s->geometry.seats)};
     return pack(parts, 4);
 }

@@ -40,7 +40,7 @@ int all_published(const struct segment *s, u64 want) {
 }
 
 int has_come(const struct segment *s, int seat, u64 n) {
-    return load(&seat_of(s, seat)->progress) > n << TICK_BITS;
+    return atomic_load(&seat_of(s, seat)->progress) > n << TICK_BITS; /* two who publish together must not miss each other */
 }
 
 int read_record(const struct segment *s, int seat, u64 n, struct record_copy *copy) {
@@ -90,8 +90,8 @@ int end_generation(struct segment *s, u64 n, int reason, int culprit) {
     a64 *word = &head_of(s)->decided;
     for (int i = 0; i < TRIES; i++) {
         u64 was = atomic_load(word);
-        if (outcome(was, n) != PENDING || was >> 16 < n) return outcome(was, n);
-        if (!atomic_compare_exchange_strong(word, &was, n << 16 | (u64)culprit << 4 | (u64)reason)) continue;
+        if (outcome(was, n) != PENDING || instance_of(was) < n) return outcome(was, n);
+        if (!atomic_compare_exchange_strong(word, &was, make_word(n, waiting_of(was), culprit, reason))) continue;
         ring_all(s);
         return reason;
     }
@@ -101,8 +101,8 @@ int end_generation(struct segment *s, u64 n, int reason, int culprit) {
 u64 end_now(struct segment *s, int reason, int culprit) {
     for (int i = 0; i < TRIES; i++) {
         u64 decided = atomic_load(&head_of(s)->decided);
-        if (decided & 15) return decided;
-        end_generation(s, decided >> 16, reason, culprit);
+        if (reason_of(decided)) return decided;
+        end_generation(s, instance_of(decided), reason, culprit);
     }
     return atomic_load(&head_of(s)->decided);
 }
@@ -112,11 +112,11 @@ int decide(struct segment *s, u64 n) {
     if (disputed >= 0) return end_generation(s, n, MISMATCH, disputed);
     a64 *word = &head_of(s)->decided;
     u64 waiting = load(&head_of(s)->waiting);
-    if (waiting > 0xfff) waiting = 0xfff;
+    if (waiting > MOST_WAITING) waiting = MOST_WAITING;
     for (int i = 0; i < TRIES; i++) {
         u64 was = atomic_load(word);
-        if (outcome(was, n) != PENDING || was >> 16 < n) return outcome(was, n);
-        if (!atomic_compare_exchange_strong(word, &was, (n + 1) << 16 | waiting << 4)) continue;
+        if (outcome(was, n) != PENDING || instance_of(was) < n) return outcome(was, n);
+        if (!atomic_compare_exchange_strong(word, &was, make_word(n + 1, (int)waiting, 0, 0))) continue;
         wake(s, head_of(s)->sleepers);
         return COMPLETE;
     }
@@ -125,16 +125,16 @@ int decide(struct segment *s, u64 n) {
 
 void lower_limit(struct segment *s, u64 n, int reason, int culprit) {
     u64 was = atomic_load(&head_of(s)->limit);
-    for (int i = 0; i < TRIES && n < was >> 16; i++) {
+    for (int i = 0; i < TRIES && n < instance_of(was); i++) {
         int doomed = was != ~(u64)0 && reason == LEFT; /* those who leave because of it are not to blame */
-        u64 limit = n << 16 | (doomed ? was & 0xffff : (u64)culprit << 4 | (u64)reason);
+        u64 limit = make_word(n, 0, doomed ? culprit_of(was) : culprit, doomed ? reason_of(was) : reason);
         if (atomic_compare_exchange_weak(&head_of(s)->limit, &was, limit)) break;
     }
 }
 
 int apply_limit(struct segment *s, u64 n) {
     u64 limit = load(&head_of(s)->limit);
-    if (n >= limit >> 16) return end_generation(s, n, (int)(limit & 15), culprit_of(limit));
+    if (n >= instance_of(limit)) return end_generation(s, n, reason_of(limit), culprit_of(limit));
     return outcome(load(&head_of(s)->decided), n);
 }
 

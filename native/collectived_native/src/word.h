@@ -15,18 +15,35 @@ static inline u64 load(const a64 *word) {
     return atomic_load_explicit((a64 *)word, memory_order_acquire);
 }
 
+static inline u64 instance_of(u64 word) {
+    return word >> WORD_BITS;
+}
+
+static inline int reason_of(u64 word) {
+    return (int)(word & ((1 << REASON_BITS) - 1));
+}
+
+static inline int culprit_of(u64 word) {
+    return (int)(word >> REASON_BITS & WORKER_SEAT);
+}
+
+/* How many waited to join when the last complete instance was decided; a failure leaves it as it was. */
+static inline int waiting_of(u64 word) {
+    return (int)(word >> (REASON_BITS + SEAT_BITS) & MOST_WAITING);
+}
+
+static inline u64 make_word(u64 n, int waiting, int culprit, int reason) {
+    return n << WORD_BITS | (u64)waiting << (REASON_BITS + SEAT_BITS) | (u64)culprit << REASON_BITS | (u64)reason;
+}
+
 /* PENDING while instance `n` is open. */
 static inline int outcome(u64 decided, u64 n) {
-    if (decided >> 16 > n) return COMPLETE;
-    return decided & 15 ? (int)(decided & 15) : PENDING;
+    if (instance_of(decided) > n) return COMPLETE;
+    return reason_of(decided) ? reason_of(decided) : PENDING;
 }
 
 static inline u64 full(u64 n) { /* the progress of a seat that has contributed all to instance `n` */
     return (n + 1) << TICK_BITS;
-}
-
-static inline int culprit_of(u64 word) {
-    return (int)(word >> 4 & 0xfff);
 }
 
 /* Whether all seats have published that much. */

@@ -153,8 +153,11 @@ def _accepts_any_value(position: RankPosition) -> bool:
 
 
 def _is_compatible(position: RankPosition, other: RankPosition) -> bool:
+    """Whether a rank that takes what comes can be with another, whose value may be too large to have been described."""
     theirs, ours = position.collective, other.collective
-    return theirs is not None and ours is not None and theirs.open_contract() == ours.open_contract()
+    if theirs is None or ours is None:
+        return position.op == other.op
+    return theirs.open_contract() == ours.open_contract()
 
 
 def _mismatch_text(what: str, arrived: Mapping[int, RankPosition], us: list[int], others: list[list[int]]) -> str:

@@ -46,6 +46,12 @@ def in_flight(cluster: Any, group: cd.Group) -> bool:
     )
 
 
+def left(cluster: Any, group: cd.Group) -> list[int]:
+    """Ranks that have left this group, as far as the worker knows."""
+    same = [known for known in cluster.status().groups if known.generation == group.generation]
+    return [member.rank for known in same for member in known.left]
+
+
 def forming(cluster: Any, name: str) -> bool:
     """Whether somebody waits in a join of that name."""
     return (name, "forming") in [(unscoped_name(group.name), group.state) for group in cluster.status().groups]
@@ -131,6 +137,19 @@ def test_what_was_submitted_completes_for_the_others_and_what_comes_then_says_wh
     with pytest.raises(cd.errors.AbortedError) as caught:
         other.all_reduce("sum", 2.0)
     assert [member.rank for member in caught.value.missing] == [0]
+
+
+@pytest.mark.parametrize("value", [1.0, None])
+def test_whoever_leaves_after_the_other_has_left_hears_of_no_failure(one_worker: Any, pair: Any, value: Any) -> None:
+    """None: a rank that takes what comes, whose first tick was the last."""
+    session, group, other = pair()
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(other.broadcast, value)
+        group.broadcast(1.0)
+        assert taken.result(10) == 1.0
+    group.leave()
+    settle(lambda: left(one_worker, other) == [0])
+    other.leave()
 
 
 def test_threads_that_go_on_calling_while_the_session_is_closed_all_come_to_an_end(one_worker: Any, pair: Any) -> None:

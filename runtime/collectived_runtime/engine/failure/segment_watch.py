@@ -166,7 +166,8 @@ class SegmentWatch:
             seat = self._segment.read_seat(rank)
             if seat.instance > self._start:  # else what it did last was in an earlier generation
                 progress.finished = max(progress.finished, min(complete, seat.instance) - 1)
-                progress.submitted = max(progress.submitted, min(seat.instance, complete + 1) - 1)
+            if complete > self._start or seat.instance > self._start:  # what is complete, all have submitted
+                progress.submitted = max(progress.submitted, complete - 1, min(seat.instance, complete + 1) - 1)
             has_come = seat.instance > complete or (seat.instance == complete and seat.ticks > 0)
             prepared = self._doorbells.local_ranks[rank].prepared.get(seat.description)
             if prepared is not None and seat.record_instance <= complete:
