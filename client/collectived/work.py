@@ -34,7 +34,7 @@ class Work(Generic[T_co]):
 
     def __init__(self, calls: Sequence[Call], route: RankChannel, uncollected: UnobservedErrors) -> None:
         self._call = calls[0]
-        self._calls = tuple(calls)  # see `several`; in order of submission
+        self._calls = tuple(calls)  # several of a `CompositeWork`; in order of submission
         self._channel = route
         self._unobserved_errors = uncollected
         self._lock = threading.Lock()

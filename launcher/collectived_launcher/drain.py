@@ -1,10 +1,6 @@
-"""Asks workers to drain, and puts what they answer together.
+"""`collectived drain`: takes workers, or a group, out of use without breaking what runs.
 
-What came of a drain, in words and as JSON.
-
-What came of several drains that went on side by side, as one.
-
-`collectived drain`: takes workers, or a group, out of use without breaking what runs.
+It asks several workers side by side, and shows what came of it as one, in words or as JSON.
 """
 
 from __future__ import annotations

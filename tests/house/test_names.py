@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,25 @@ def test_the_words_of_the_first_version_are_gone() -> None:
         for match in GONE.finditer(path.read_text())
     }
     assert not found
+
+
+def _documents() -> Iterator[tuple[Path, str]]:
+    """Yield the docstrings of the product, and the pages for those who work on it."""
+    for path in WRITTEN:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield path, ast.get_docstring(node) or ""
+    pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs/internals").glob("*.md"), *ROOT.glob("*/README.md")]
+    for path in (*pages, *(ROOT / "runtime").rglob("README.md")):
+        yield path, path.read_text()
+
+
+def test_files_that_docstrings_and_pages_name_exist() -> None:
+    folders = (*SOURCES, "tests", "docs", "examples", "benchmarks", "deploy")
+    files = {f"/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    assert not {
+        f"{path.relative_to(ROOT)}: {file}"
+        for path, text in _documents()
+        for file in re.findall(r"`([\w./-]+\.py)`", text)
+        if not any(one.endswith(f"/{file}") for one in files)
+    }

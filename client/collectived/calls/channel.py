@@ -7,8 +7,7 @@ one brings four things, of which `buffers` has the last three:
 rank has heard;
 - a `Describe`: gives a collective that is new to this rank a number and a layout;
 - a `StagingArea`: holds the arrays of a call from its submission until the worker has them;
-- `ResultBuffer`s: results, laid out as `Layout` says, or, for calls that have `has_result_header`, behind a result
-header.
+- `ResultBuffer`s: results, laid out as `Layout` says, or, for a `DescribedCall`, behind a result header.
 
 What a channel does with a call: `assign_instance` when it has its number; `attach_result` once, before its first pack
 is complete, where the call receives a result; `completed_packs.append` for each complete pack (only once, at the end,

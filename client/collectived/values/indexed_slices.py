@@ -1,6 +1,7 @@
 """IndexedSlices: rows of an array, each with its number, as the gradient of an embedding is; and their arithmetic.
 
-Duplicate numbers are allowed and mean addition. Everything here is local; `several` has collectives on sparse values.
+Duplicate numbers are allowed and mean addition. Everything here is local; `sparse_reduce` has collectives on
+sparse values.
 """
 
 from __future__ import annotations

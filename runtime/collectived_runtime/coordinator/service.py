@@ -1,7 +1,7 @@
-"""The coordinator's shell: streams of workers in, events to the mind, effects out.
+"""The coordinator's shell: streams of workers in, events to the core, effects out.
 
 It decides nothing. Every message of a worker becomes one event, stepped at once; effects are carried out in order, a
-`Send` into the queue of that worker's *line*. One timer of the event loop is set to the mind's next wake-up.
+`SendToWorker` into the queue of that worker's stream. One timer of the event loop is set to the core's next wake-up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The algorithms that can be simulated and checked, by name, and their plans.
 
-A name is that of a flat algorithm over all devices (`named.FLAT`), `inside/across` with an inner stage on every host
-(`leader/ring`, `lanes/halving_doubling`, …), or one that `all_reduce_spec` takes (`pscpu/pscpu`, …). Plans come as
-iterators where the algorithm has them, so that a ring of thousands is never held in memory.
+A name is that of a flat algorithm over all devices (`catalog.FLAT_ALGORITHMS`), `inside/across` with an inner stage on
+every host (`leader/ring`, `lanes/halving_doubling`, …), or one that `all_reduce_spec` takes (`pscpu/pscpu`, …). Plans
+come as iterators where the algorithm has them, so that a ring of thousands is never held in memory.
 """
 
 from __future__ import annotations

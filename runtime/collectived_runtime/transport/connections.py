@@ -1,7 +1,7 @@
 """The connection server: one thread where connections come in and go out, until they are who they should be.
 
 It listens on the worker's TCP port for links of other workers and on a Unix socket for session sockets and doorbells,
-and dials links to others, or takes up one that has served before (`kept.py`). Each handshake is a generator that yields
+and dials links to others, or takes up one that has served before (`pool.py`). Each handshake is a generator that yields
 the poll events it waits for and ends with what it hands on; a slow or silent guest therefore holds no thread, and after
 `HANDSHAKE_SECONDS` it is shown out. Where too many wait, the oldest of those that came in the same way has to go: who
 is expected needs milliseconds.

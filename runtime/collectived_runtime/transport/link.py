@@ -5,7 +5,7 @@ The promise that every stream below a link keeps (`tests/runtime/transport/test_
 - nothing blocks: `send` takes what fits and says how much, `recv_into` gives what is there; 0 means "not now";
 - bytes arrive in order, once, or the stream breaks with `LinkBroken`, on both sides, never silently;
 - a zero-byte read of the system below is a lost peer, and therefore `LinkBroken`;
-- a read of `grain` bytes or more leaves nothing behind that poll does not tell of.
+- a read of `min_read_bytes` or more leaves nothing behind that poll does not tell of.
 
 And the promise that whoever sends keeps: what was not taken is given again, before anything else, or the stream is
 closed. A part of it may be on its way.

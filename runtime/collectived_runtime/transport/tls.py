@@ -2,7 +2,7 @@
 
 OpenSSL writes whole records. What it has begun and the kernel has not taken cannot be taken back, so `send` counts
 only what has left, and is given the same bytes again. What it reads it gives out record by record, and of one that is
-read in part poll knows nothing: hence `grain`.
+read in part poll knows nothing: hence `min_read_bytes`.
 """
 
 from __future__ import annotations

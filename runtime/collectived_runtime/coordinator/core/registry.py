@@ -3,7 +3,7 @@
 A *generation* is one complete incarnation of a group. A rank has *departed* when it left, was lost or joined again
 elsewhere. *Evidence* is what is known about the ranks at one instance that waits, expired or differs. A generation is
 *over* when it has failed or everybody has departed; the last of these are kept so that late reporters get their
-verdict. Everything here is data; what happens to it is decided in `workers`, `joins` and `faults`.
+verdict. Everything here is data; what happens to it is decided in `membership`, `rendezvous` and `faults`.
 """
 
 from __future__ import annotations

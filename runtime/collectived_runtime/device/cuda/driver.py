@@ -1,8 +1,8 @@
 """The seam to CUDA: what a worker asks of its GPUs, in raw integers.
 
 Devices are numbered as the driver numbers them. Addresses are of the unified address space, so that one `copy` serves
-in all directions; streams and events are the driver's handles. `real.py` speaks to the driver; `tests/fakes/cuda.py`
-keeps device memory in files. Both pass `tests/fakes/test_cuda.py`.
+in all directions; streams and events are the driver's handles. `driver_cuda.py` speaks to the driver;
+`tests/fakes/cuda.py` keeps device memory in files. Both pass `tests/fakes/test_cuda.py`.
 
 Everything may be called from any thread. Calls that take a stream return before the work is done.
 """

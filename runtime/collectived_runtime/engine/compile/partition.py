@@ -53,8 +53,8 @@ class Partition:
 
     Attributes:
         count: elements in wide positions.
-        local_copies: what is copied into the output here, `to` positions in it.
-        outgoing: what others get, or what is folded, `to` wide positions.
+        local_copies: what is copied into the output here, `target` positions in it.
+        outgoing: what others get, or what is folded, `target` wide positions.
         send_window, receive_window: windows of what is sent and of the output.
         output_count: elements of the output.
         pieces: for every local receiver the (offset in the output, rows) of its result.

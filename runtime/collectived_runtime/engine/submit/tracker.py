@@ -93,7 +93,7 @@ class PreparedCollective:
         return (self.collective.open or other.collective.open) and self.terms == other.terms != b""
 
 
-# An interval within an instance: kind (`recorder.MarkKind`), pack, shard, round, worker at the other end, begin, end.
+# An interval within an instance: kind (`MarkKind`), pack, shard, round, worker at the other end, begin, end.
 Mark = tuple[int, int, int, int, int, float, float]
 
 _UNKNOWN_COLLECTIVE = Collective(Barrier(), "", ())

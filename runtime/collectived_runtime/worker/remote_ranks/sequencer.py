@@ -17,7 +17,7 @@ _GENERATIONS = 64  # that are remembered
 
 
 class Sequencer:
-    """Numbers of one rank: on from those of the generation before, sends and recvs from `wire.POST`. In the event loop.
+    """Numbers of one rank: on from those of the generation before, sends and recvs from `P2P_BASE`. In the event loop.
 
     Args:
         name: of the group, for people.
