@@ -24,10 +24,11 @@ from collectived.errors import UnavailableError
 from collectived.gpu.driver import CudaError, get_cuda
 from collectived.shared import seqpacket
 from collectived.shared.in_flight import InFlightCalls, PingReply
+from collectived_native.segment import count_cores
 from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
 from collectived_proto.ipc import messages
-from collectived_proto.ipc.spin import AdaptiveSpin, count_cores
+from collectived_proto.ipc.spin import AdaptiveSpin
 from collectived_proto.types import GroupInfo, Verdict
 
 log = logging.getLogger("collectived")

@@ -7,7 +7,6 @@ hosts with cores to spare do, only for as long as a small collective takes, and 
 
 from __future__ import annotations
 
-import os
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -18,11 +17,6 @@ RETRY_AFTER = 64  # waits without looking, after which it is tried again
 
 class Poll(Protocol):
     def poll(self, timeout: float | None = None, /) -> list[Any]: ...
-
-
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 class AdaptiveSpin:

@@ -7,9 +7,8 @@ import select
 from collections.abc import Callable, Iterable, Sequence
 
 from collectived_native import core, segment
-from collectived_native.segment import Geometry, SeatState, Total
+from collectived_native.segment import Geometry, SeatState, Total, count_cores
 from collectived_proto.ipc import messages
-from collectived_proto.ipc.spin import count_cores
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.doorbells import Doorbells

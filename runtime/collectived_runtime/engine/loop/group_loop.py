@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from collectived_native.segment import count_cores
 from collectived_proto.ipc import messages
-from collectived_proto.ipc.spin import count_cores
 from collectived_proto.types import Collective, GroupInfo, RankPosition, Verdict, unscoped_name
 from collectived_runtime.engine.base.arenas import ResultArenas, Workspace
 from collectived_runtime.engine.base.poller import Poller

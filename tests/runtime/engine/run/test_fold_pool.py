@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.runtime.engine.conftest import World
 
+from collectived_native import segment
 from collectived_proto.types import DType, ReduceOp, ReportKind
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.engine.run.fold_pool import (
@@ -26,6 +27,11 @@ def fold_pool() -> Iterator[FoldPool]:
     made = FoldPool(2)
     yield made
     made.close()
+
+
+def test_threads_help_only_where_the_quota_of_the_cgroup_leaves_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "_quotas", lambda: [1])
+    assert FoldPool().helpers == 0
 
 
 def test_every_piece_is_worked_on_once_and_the_last_one_wakes_the_group_loop(fold_pool: FoldPool) -> None:
