@@ -42,12 +42,13 @@ from collectived_runtime.coordinator.core.events import (
     WorkerHello,
 )
 from collectived_runtime.coordinator.files import TaskIdFile
-from collectived_runtime.coordinator.metrics import MetricsSnapshot
+from collectived_runtime.coordinator.metrics import MetricsSnapshot, collect_metrics
 from collectived_runtime.coordinator.status import (
     LastStatus,
     coordinator_status,
     is_every_worker_attached,
     status_reply,
+    take_snapshot,
 )
 from collectived_runtime.coordinator.trace_collector import TraceCollector, TracedWorker
 from collectived_runtime.heap import HeapTrimmer
@@ -331,7 +332,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     # People
 
     def collect_metrics(self) -> Iterator[MetricsSnapshot | None]:
-        return self._coordinator.collect_metrics(self._now())
+        return collect_metrics(self._coordinator.registry, self._now())
 
     async def Status(self, request: status_pb2.StatusRequest, context: Any) -> status_pb2.StatusReply:
         told, silent = ({}, []) if request.local_only else await self._inspect()
@@ -339,7 +340,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             f"worker {task} did not answer within {INSPECTION_SECONDS} s: shown is what it told before, - if nothing"
             for task in silent
         ]
-        view = self._coordinator.snapshot(self._now())
+        view = take_snapshot(self._coordinator.registry, self._now())
         uptime = time.monotonic() - self._started
         if uptime < self._coordinator.heartbeat_seconds and not is_every_worker_attached(view):
             warnings.append(RESTARTED_WARNING)

@@ -41,8 +41,6 @@ from collectived_runtime.coordinator.core.registry import (
     Timer,
     WorkerTimeout,
 )
-from collectived_runtime.coordinator.metrics import MetricsSnapshot, collect_metrics
-from collectived_runtime.coordinator.status import Snapshot, take_snapshot
 from collectived_runtime.limits.quotas import NO_LIMITS, GroupLimits
 
 
@@ -56,6 +54,9 @@ class Coordinator:
         tune: whether links are measured when a group forms for which no table is stored.
         stored: tables of earlier measurements, by name and shape of the group.
         link_secret: that nobody else has, for links of workers; empty: the job has a secret.
+
+    Attributes:
+        registry: what is known, for whoever reads it (`status.take_snapshot`); only `step` changes it.
     """
 
     def __init__(
@@ -69,21 +70,21 @@ class Coordinator:
         *,
         link_secret: str = "",
     ) -> None:
-        self._registry = Registry(epoch, heartbeat_seconds, stall_seconds, tune, dict(stored or {}), link_secret)
-        self._registry.limits = limits
+        self.registry = Registry(epoch, heartbeat_seconds, stall_seconds, tune, dict(stored or {}), link_secret)
+        self.registry.limits = limits
 
     @property
     def epoch(self) -> int:
-        return self._registry.epoch
+        return self.registry.epoch
 
     @property
     def heartbeat_seconds(self) -> float:
-        return self._registry.heartbeat_seconds
+        return self.registry.heartbeat_seconds
 
     @property
     def hosts(self) -> dict[int, str]:
         """Of the workers that are here, or may come back, by their numbers."""
-        return {task: worker.hello.host for task, worker in self._registry.workers.items()}
+        return {task: worker.hello.host for task, worker in self.registry.workers.items()}
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take in one event; what is to be done about it, in order."""
@@ -91,17 +92,10 @@ class Coordinator:
 
     def next_deadline(self) -> float | None:
         """When the next `Tick` is due; None: not before another event."""
-        return self._registry.timers[0][0] if self._registry.timers else None
-
-    def snapshot(self, now: float) -> Snapshot:
-        """Return what everybody may know, as values."""
-        return take_snapshot(self._registry, now)
-
-    def collect_metrics(self, now: float) -> Iterator[MetricsSnapshot | None]:
-        return collect_metrics(self._registry, now)
+        return self.registry.timers[0][0] if self.registry.timers else None
 
     def _dispatch(self, event: Event, now: float) -> Iterator[Effect]:
-        book = self._registry
+        book = self.registry
         match event:
             case WorkerAttached(hello, clock):
                 yield from membership.handle_attach(book, hello, clock, now)
@@ -129,7 +123,7 @@ class Coordinator:
         | WorkerDrained,
         now: float,
     ) -> Iterator[Effect]:
-        book = self._registry
+        book = self.registry
         match event:
             case Heartbeat():
                 membership.handle_heartbeat(book, event, now)
@@ -153,12 +147,12 @@ class Coordinator:
     def _tick(self, now: float) -> Iterator[Effect]:
         due = self.next_deadline()
         if due is not None:
-            membership.compensate_pause(self._registry, now - due, now)
-        for _, timer in self._registry.pop_due_timers(now):
+            membership.compensate_pause(self.registry, now - due, now)
+        for _, timer in self.registry.pop_due_timers(now):
             yield from self._fire(timer, now)
 
     def _fire(self, timer: Timer, now: float) -> Iterator[Effect]:
-        book = self._registry
+        book = self.registry
         match timer:
             case WorkerTimeout():
                 yield from membership.on_worker_timeout(book, timer, now)

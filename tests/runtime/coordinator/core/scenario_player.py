@@ -95,6 +95,7 @@ from collectived_runtime.coordinator.core.events import (
     WorkerDrained,
     WorkerHello,
 )
+from collectived_runtime.coordinator.status import take_snapshot
 
 _LEVELS = ("debug", "info", "warning", "error")
 _POSITION = re.compile(r"(\d+):(-?\d+)/(-?\d+)(?:=(\w+))?(?:@([^\s~]+))?(?:~(\S+))?$")
@@ -360,7 +361,7 @@ class Player:
         return self.names.setdefault((prefix, number), f"{prefix}{count + 1}")
 
     def _status(self) -> Iterator[str]:
-        view = self.mind.snapshot(self.now)
+        view = take_snapshot(self.mind.registry, self.now)
         for worker in view.workers:
             state = "connected" if worker.connected else "disconnected"
             yield f"worker {worker.hello.task}/{worker.hello.incarnation} {state}, silent {worker.silent_seconds:g} s"

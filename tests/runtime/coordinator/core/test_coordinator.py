@@ -41,6 +41,7 @@ from collectived_runtime.coordinator.core.events import (
 from collectived_runtime.coordinator.core.membership import DAY_MS
 from collectived_runtime.coordinator.core.registry import MAX_FAILURES, MAX_FINISHED_GENERATIONS, Registry
 from collectived_runtime.coordinator.core.tuning import MAX_STORED
+from collectived_runtime.coordinator.status import take_snapshot
 
 THIS_YEAR = 1_790_000_000_000  # milliseconds
 
@@ -74,7 +75,7 @@ def test_generations_that_are_over_are_forgotten_and_verdicts_remembered_for_a_w
         assert isinstance(done, JoinDone)
         groups.append(done.group)
         mind.step(FaultReported(0, Report(done.group.key, done.group.generation, ReportKind.ABORT, text="x")), 0.0)
-    assert len(mind.snapshot(0.0).failures) == MAX_FAILURES
+    assert len(take_snapshot(mind.registry, 0.0).failures) == MAX_FAILURES
 
     def late(index: int) -> str:
         report = Report(groups[index].key, groups[index].generation, ReportKind.EXPIRED, 0)
@@ -120,7 +121,7 @@ def test_all_ranks_of_a_large_group_may_go_at_once(kind: ReportKind) -> None:
         report = Report(group.key, group.generation, kind, 5, task)
         told += sum(isinstance(effect, SendToWorker) for effect in mind.step(FaultReported(task, report), 0.0))
     assert told == (size if kind is ReportKind.LOST else size - 1)
-    [shown] = mind.snapshot(0.0).groups
+    [shown] = take_snapshot(mind.registry, 0.0).groups
     assert len(shown.left) == size
 
 
@@ -180,7 +181,7 @@ def test_a_snapshot_tells_since_when_an_elastic_group_forms_and_from_which_size_
     for number, now in enumerate((10.0, 12.0)):
         sent(mind, 0, JoinAsk(f"r{number}", "job/train", 3, 8, 5.0, device="CPU:0"), now)
     sent(mind, 0, JoinAsk("r", "job/fixed", 2, 2, device="CPU:0"), 13.0)
-    elastic, fixed = mind.snapshot(15.0).groups
+    elastic, fixed = take_snapshot(mind.registry, 15.0).groups
     assert (elastic.state, elastic.forming_seconds, elastic.min_size, elastic.size) == ("forming", 5.0, 3, 8)
     assert (fixed.state, fixed.forming_seconds, fixed.min_size, fixed.size) == ("forming", 2.0, 0, 2)
 
@@ -218,7 +219,7 @@ def test_a_secret_for_links_is_in_no_text_of_what_knows_it() -> None:
     mind = Coordinator(THIS_YEAR, link_secret=MADE)
     hello = WorkerHello(0, "i0", "h", 1, link_secret=MADE)
     effects = mind.step(WorkerAttached(hello), 0.0)
-    texts = [repr(hello), str(hello), repr(effects), repr(mind._registry), repr(mind.snapshot(0.0))]
+    texts = [repr(hello), str(hello), repr(effects), repr(mind.registry), repr(take_snapshot(mind.registry, 0.0))]
     assert not any(MADE in text for text in texts)
 
 
@@ -231,21 +232,21 @@ def test_an_epoch_of_more_than_a_day_ahead_is_the_fault_of_whoever_brings_it(clo
     assert isinstance(drop, Disconnect) and (drop.incarnation, drop.code) == ("i", Code.INVALID_ARGUMENT)
     assert f"epoch {latest + 1}, more than a day ahead of this one's clock, {latest - DAY_MS}" in drop.reason
     assert isinstance(log, Log) and (log.level, log.text) == ("warning", drop.reason)
-    assert not mind.snapshot(0.0).workers
+    assert not take_snapshot(mind.registry, 0.0).workers
     [end] = mind.step(WorkerAttached(replace(mad, highest_epoch=latest), clock), 0.0)
     assert isinstance(end, Shutdown), "a later coordinator may well have been started within a day"
 
 
 def sizes(mind: Coordinator) -> dict[str, int]:
     """How much each part of what it knows holds."""
-    book = mind._registry
+    book = mind.registry
     return {name: len(part) for name in book.__slots__ if isinstance(part := getattr(book, name), Sized)}
 
 
 def test_thousands_of_groups_that_come_and_go_leave_no_more_than_the_latest_few() -> None:
     """Whether they end in order, fail, are lost, are given up while they form or just after, go on or settle late."""
     mind, chance, now = Coordinator(THIS_YEAR, tune=True), random.Random(7), 0.0
-    book, late = mind._registry, deque[JoinCancelled]()
+    book, late = mind.registry, deque[JoinCancelled]()
 
     def tell(kind: ReportKind, key: int, generation: int, task: int = 0, **fields: Any) -> list[Message]:
         report = Report(key, generation, kind, **fields)

@@ -18,7 +18,7 @@ from collectived_runtime.coordinator.core.events import (
     WorkerAttached,
     WorkerHello,
 )
-from collectived_runtime.coordinator.metrics import MetricsSnapshot
+from collectived_runtime.coordinator.metrics import MetricsSnapshot, collect_metrics
 from collectived_runtime.limits.quotas import GroupLimits
 from collectived_runtime.limits.rejections import Limit
 
@@ -36,7 +36,7 @@ def asked(mind: Coordinator, request: str, name: str, size: int = 1) -> Message:
 
 
 def limited(mind: Coordinator) -> dict[Limit, int]:
-    *_, census = mind.collect_metrics(0.0)
+    *_, census = collect_metrics(mind.registry, 0.0)
     assert isinstance(census, MetricsSnapshot)
     return census.counts.limited
 
