@@ -68,13 +68,13 @@ class Reply:
 class Raw:
     """A client that knows the generated code alone. One channel, one session."""
 
-    def __init__(self, address: str, metadata: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, address: str, metadata: Sequence[tuple[str, str]] = (), stacks: bool = False) -> None:
         self.channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
         self.stub = worker_pb2_grpc.WorkerStub(self.channel)
         self.metadata = metadata
         self.life = self.stub.OpenSession(
             worker_pb2.OpenSessionRequest(
-                protocol=common_pb2.Protocol(lowest=1, highest=1), host="elsewhere", pid=7, job="raw"
+                protocol=common_pb2.Protocol(lowest=1, highest=1), host="elsewhere", pid=7, job="raw", stacks=stacks
             ),
             metadata=metadata,
         )
@@ -117,6 +117,9 @@ class Raw:
             worker_pb2.AbortRequest(session=self.opened.session, key=self.key, rank=self.rank, reason=reason),
             timeout=10,
         )
+
+    def tell_stack(self, text: str) -> None:
+        self.stub.TellStack(worker_pb2.StackRequest(session=self.opened.session, stack=text), timeout=10)
 
     def leave(self) -> worker_pb2.LeaveReply:
         reply: worker_pb2.LeaveReply = self.stub.Leave(

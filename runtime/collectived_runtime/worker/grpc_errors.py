@@ -51,6 +51,7 @@ def _complete_member(member: Member, group: GroupInfo) -> Member:
         last_op=member.last_op,
         last_site=member.last_site,
         idle_seconds=member.idle_seconds,
+        stack=member.stack,
     )
 
 
@@ -58,6 +59,7 @@ def _shorten_verdict(verdict: Verdict) -> Iterator[Verdict]:
     """The same, saying less and less: who was missing and how ranks differed goes last."""
     yield verdict
     yield (verdict := replace(verdict, members=()))
+    yield (verdict := replace(verdict, missing=tuple(replace(member, stack="") for member in verdict.missing)))
     yield (
         verdict := replace(verdict, message=verdict.message.encode()[:_MAX_CUT_MESSAGE_BYTES].decode(errors="ignore"))
     )

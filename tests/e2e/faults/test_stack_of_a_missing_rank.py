@@ -127,6 +127,7 @@ def test_a_rank_over_grpc_alone_is_asked_too(workers: Any, monkeypatch: pytest.M
         told = [hear(client) for client in clients[:LATE]]
     assert told[0] == told[1]
     assert re.search(rf"; now: <string>:\d+ in load_batch{MAIN}; ranks 0, 1 are waiting", told[0][0])
+    assert re.match(rf"<string>:\d+ in load_batch{MAIN}", told[0][1][0][1])
 
 
 def test_status_says_what_a_rank_does_for_which_others_wait(workers: Any) -> None:

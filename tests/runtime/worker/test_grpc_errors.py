@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -63,6 +64,12 @@ def test_a_verdict_of_a_small_group_is_whole() -> None:
     status = error_to_status(error_from_verdict(decided))
     assert packed(status) == decided
     assert (status.code, status.details) == (grpc.StatusCode.ABORTED, "rank 0 left")
+
+
+def test_stacks_that_do_not_fit_are_left_out_before_anything_that_is_not_said_elsewhere() -> None:
+    decided = verdict(8, 4, "rank 0 has not come; now: data.py:88 in load")
+    long = replace(decided, missing=tuple(replace(one, stack="a.py:1 in f\n" * 150) for one in decided.missing))
+    assert packed(error_to_status(error_from_verdict(long))) == replace(decided, members=())
 
 
 @pytest.mark.parametrize("size", [1, 64, 4096])
