@@ -23,7 +23,7 @@ from collectived_proto.tls import files
 from collectived_proto.tls.files import TlsFiles
 
 PACKAGE = "collectived"
-_DAEMON_IMPORTS = "grpc, grpc_health, grpc_status, google.protobuf, ml_dtypes, numkong, numpy"
+_DAEMON_IMPORTS = "grpc, grpc_health, grpc_status, google.protobuf, ml_dtypes, numpy, collectived_native"
 _IMPORT_PROGRAM = f"import {_DAEMON_IMPORTS}, prometheus_client, collectived_proto.v1.worker_pb2_grpc"
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # Anything else of ours may be a secret, also one that does not exist yet: of it, only that it is set.

@@ -51,13 +51,13 @@ def test_software_is_that_of_our_own_metadata() -> None:
     found = software.probe_software(PATIENCE)
     assert found.python == platform.python_version() and found.wanted_python == ">=3.11"
     libraries = {library.name: library for library in found.libraries}
-    assert {"grpcio", "protobuf", "numpy", "ml-dtypes", "numkong"} <= set(libraries)
+    assert {"grpcio", "protobuf", "numpy", "ml-dtypes"} <= set(libraries)
     assert "torch" not in libraries, "of an extra"
     assert "examples" in found.extras and (found.cannot_load, found.slow_to_load) == ("", 0.0)
 
 
 def test_what_a_daemon_cannot_load_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "numkong.py").write_text("raise ImportError('no AVX here')\n")
+    (tmp_path / "ml_dtypes.py").write_text("raise ImportError('no AVX here')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = software.probe_software(PATIENCE)
     assert found.cannot_load == "ImportError: no AVX here"
@@ -65,7 +65,7 @@ def test_what_a_daemon_cannot_load_is_quoted(tmp_path: Path, monkeypatch: pytest
 
 
 def test_loading_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "numkong.py").write_text("import time\ntime.sleep(60)\n")
+    (tmp_path / "ml_dtypes.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = software.probe_software(0.5)
     assert (found.cannot_load, found.slow_to_load) == ("", 0.5)
