@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from collectived_proto.types import Broadcast, Collective, DType, Leaf, RankPosition
-from collectived_runtime.verdicts.decisions import split_majority
+from collectived_proto.types import Broadcast, Collective, DType, Leaf, Member, RankPosition
+from collectived_runtime.verdicts.decisions import bound_stacks, split_majority
 
 GIVEN = Collective(Broadcast(0), "*", (Leaf("", DType.FLOAT32, (3,)),))
 TAKING = Collective(Broadcast(0), "", (), open=True)
@@ -29,3 +29,9 @@ def test_a_value_too_large_to_be_described_differs_from_no_rank_that_takes_what_
     assert split_majority(arrived) == ([0, 1], [])
     arrived[1] = make_position(1, replace(TAKING, operation=Broadcast(1)))
     assert split_majority(arrived) == ([0], [[1]])
+
+
+def test_of_many_who_are_missing_the_first_few_say_where_their_threads_are() -> None:
+    members = tuple(Member(rank, "", 0, "h", 1, stack="a.py:1 in f") for rank in range(9))
+    told = bound_stacks(members, range(1, 9))
+    assert [member.rank for member in told if member.stack] == [1, 2, 3, 4]

@@ -11,7 +11,6 @@ from collectived_proto.errors import CODE_BY_CAUSE, Code
 from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, Report, ReportKind
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.failure import local_verdict
-from collectived_runtime.verdicts import decisions
 
 MEMBERS = tuple(Member(rank, f"CPU:{rank}", rank // 2, f"host{rank // 2}", 70 + rank) for rank in range(4))
 TOPOLOGY = GroupTopology.from_peers(
@@ -154,9 +153,3 @@ def test_a_rank_that_is_missing_is_told_of_with_where_its_threads_are() -> None:
     verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
     assert "at train.py:70; now: data.py:88 in load; rank 0" in verdict.message
     assert [member.stack for member in verdict.missing] == [ASLEEP.stack]
-
-
-def test_of_many_who_are_missing_the_first_few_say_where_their_threads_are() -> None:
-    members = tuple(Member(rank, "", 0, "h", 1, stack="a.py:1 in f") for rank in range(9))
-    told = decisions.bound_stacks(members, range(1, 9))
-    assert [member.rank for member in told if member.stack] == [1, 2, 3, 4]
