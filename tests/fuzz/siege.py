@@ -107,6 +107,7 @@ class Attacker:
             "Submit": [worker_pb2.SubmitRequest(header=header), worker_pb2.SubmitRequest(data=data([1, 2, 3]))],
             "Abort": [worker_pb2.AbortRequest(session=b"another" + session, key=group.key, rank=0, reason="NaN")],
             "Leave": [worker_pb2.LeaveRequest(session=b"another" + session, key=group.key, rank=0)],
+            "TellStack": [worker_pb2.StackRequest(session=session, stack="data.py:88 in load")],
             "Status": [status_pb2.StatusRequest(local_only=True)],
         }
         for method, requests in good.items():

@@ -39,6 +39,7 @@ _WORKER_REQUESTS: dict[str, type[Any]] = {
     "Submit": worker_pb2.SubmitRequest,
     "Abort": worker_pb2.AbortRequest,
     "Leave": worker_pb2.LeaveRequest,
+    "TellStack": worker_pb2.StackRequest,
     "Status": status_pb2.StatusRequest,
     "Trace": trace_pb2.TraceRequest,
 }
