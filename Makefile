@@ -89,8 +89,9 @@ sanitize: $(READY) ## run the native core's tests under sanitizers: addresses, u
 	COLLECTIVED_NATIVE=$(SANITIZED)/thread.so LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" \
 	    $(BIN)/python -m pytest -n 0 -p no:cacheprovider -k 'not interrupt' $(filter-out %arithmetic.py,$(CORE_TESTS))
 
-wheels: $(WHEELS_VENV)/installed ## build and check one wheel per architecture, into dist/
+wheels: $(WHEELS_VENV)/installed $(READY) ## build and check one wheel per architecture, into dist/
 	$(WHEELS_VENV)/bin/python native/build_wheels.py
+	COLLECTIVED_TEST_WHEELS=1 $(BIN)/python -m pytest -n 0 tests/native/test_compile_core.py
 
 docs: $(READY) ## write docs/reference, docs/configuration.md, and the simulator's figures in docs/algorithms.md
 	$(BIN)/python -m tests.docs.pages
