@@ -10,7 +10,7 @@ SEED = 1
 PLANTED = {  # precaution that is left out -> when it is missed
     "no fence": ("none",),
     "no second look": ("none",),
-    "no compare-and-swap": ("withdraw",),
+    "no compare-and-swap": ("stop",),
     "silent verdict": ("abort", "differ"),
     "no help": ("kill",),
     "no bells": ("kill",),
