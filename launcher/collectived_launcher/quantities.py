@@ -6,7 +6,7 @@ import math
 
 import click
 
-from collectived_proto import viewing_token
+from collectived_proto.addresses import parse_http_address
 from collectived_proto.config.units import parse_seconds, parse_size
 
 MIN_INTERVAL = 0.2  # seconds
@@ -49,7 +49,7 @@ def check_http_address(context: click.Context, parameter: click.Parameter, value
     """Accepts `[HOST:]PORT`."""
     if value is not None:
         try:
-            viewing_token.parse_http_address(value)
+            parse_http_address(value)
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
     return value

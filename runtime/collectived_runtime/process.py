@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 from google.protobuf.json_format import MessageToJson
 
+from collectived_proto.addresses import parse_address
 from collectived_proto.ipc.job_files import MAX_SOCKET_PATH
 from collectived_proto.v1.status_pb2 import DrainReply
 from collectived_runtime.auth.unix_proxy import PeerCredentialProxy
@@ -110,11 +111,12 @@ def _unix_bind_error(path: str) -> str:
 
 def _tcp_bind_error(address: str) -> str:
     """Why no port can be opened at an address; '' where it can."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
+    try:
+        host, port = parse_address(address)
+    except ValueError:
         return "expected host:port or unix:/path"
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, where in found[:1]:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

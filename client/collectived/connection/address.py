@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from collectived.calls.timeout import Timeout
 from collectived.errors import InvalidArgumentError, UnavailableError
+from collectived_proto.addresses import parse_address, probe_address, unix_path
 from collectived_proto.ipc import job_files
 from collectived_proto.private_files import ExposedFileError, PrivateFileError, read_private
 
@@ -32,17 +32,19 @@ class WorkerAddress:
     source: str
 
     def __post_init__(self) -> None:
-        if not self.path:
-            host, _, port = self.text.rpartition(":")
-            if not host or not port.isdigit() or self.text.startswith("unix:"):
-                raise ValueError(
-                    f"{self.text!r} ({self.source}) is not a worker's address: expected unix:/path or host:port"
-                )
+        try:
+            is_address = bool(self.path or parse_address(self.text)[0])
+        except ValueError:
+            is_address = False
+        if not is_address:
+            raise ValueError(
+                f"{self.text!r} ({self.source}) is not a worker's address: expected unix:/path or host:port"
+            )
 
     @property
     def path(self) -> str:
         """Path of the Unix socket; '' for TCP."""
-        return self.text.removeprefix("unix:").removeprefix("//") if self.text.startswith("unix:") else ""
+        return unix_path(self.text)
 
     def probe(self, limit: Timeout) -> None:
         """Connects and hangs up, which takes no time where gRPC would try again and again.
@@ -54,7 +56,7 @@ class WorkerAddress:
         """
         while True:
             try:
-                self._try_connect(limit.remaining)
+                probe_address(self.text, limit.remaining)
                 return
             except ConnectionRefusedError as error:
                 if not self.path or not limit.deadline.remaining():
@@ -62,15 +64,6 @@ class WorkerAddress:
                 time.sleep(_RETRY_DELAY)
             except (OSError, OverflowError) as error:
                 raise self._unreachable_error(error) from error
-
-    def _try_connect(self, timeout: float) -> None:
-        if not self.path:
-            host, _, port = self.text.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), timeout).close()
-            return
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(timeout)
-            sock.connect(self.path)
 
     def _unreachable_error(self, error: Exception) -> UnavailableError:
         return UnavailableError(

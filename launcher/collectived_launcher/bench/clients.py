@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from collectived_launcher.launch.job_state import (
 )
 from collectived_launcher.launch.messages import JobMessages
 from collectived_launcher.launch.run import Run
+from collectived_proto.addresses import probe_address
 from collectived_proto.ipc import job_files
 
 EXIT_UNREACHABLE = 3
@@ -123,18 +123,11 @@ def _running_job_target(addresses: Addresses, job: str, clients: int) -> BenchTa
 
 def _probe(address: str) -> None:
     """Connects and hangs up, so that nothing is started in vain."""
-    path = address.removeprefix("unix:")
-    host, _, port = address.rpartition(":")
     try:
-        if path != address:
-            with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(_PROBE_SECONDS)
-                sock.connect(path)
-        elif host and port.isdigit():
-            socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS).close()
-        else:
-            raise click.UsageError(f"--worker {address!r} is not an address: expected unix:/path or host:port")
-    except (OSError, OverflowError) as error:
+        probe_address(address, _PROBE_SECONDS)
+    except ValueError:
+        raise click.UsageError(f"--worker {address!r} is not an address: expected unix:/path or host:port") from None
+    except OSError as error:
         from collectived_launcher.status.discovery import Unreachable  # imports gRPC
 
         raise Unreachable(f"no worker answers at {address}: {error}") from error

@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from collectived_launcher.quantities import seconds
+from collectived_proto.addresses import LOOPBACK, parse_address
 
-_LOOPBACK = "127.0.0.1:0"
+_ANY_PORT = f"{LOOPBACK}:0"
 TOKEN_VARIABLE = "COLLECTIVED_DOCTOR_TOKEN"
 
 
@@ -22,9 +23,9 @@ TOKEN_VARIABLE = "COLLECTIVED_DOCTOR_TOKEN"
 @click.option(
     "--serve",
     is_flag=False,
-    flag_value=_LOOPBACK,
+    flag_value=_ANY_PORT,
     metavar="[HOST:PORT]",
-    help=f"Wait there for one `doctor --to` from another host, and print a token for it; default: {_LOOPBACK}.",
+    help=f"Wait there for one `doctor --to` from another host, and print a token for it; default: {_ANY_PORT}.",
 )
 @click.option("--to", metavar="HOST:PORT", help="Measure to a `doctor --serve`; asks for its token.")
 @click.option(
@@ -96,10 +97,11 @@ def _show_findings(findings: list[Any], facts: Any, as_json: bool) -> int:
 
 
 def _parse_address(text: str, option: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise click.UsageError(f"{option} {text!r} is no address: expected host:port, such as 10.0.0.2:7459")
-    return host.strip("[]") or "127.0.0.1", int(port)
+    try:
+        host, port = parse_address(text)
+    except ValueError as error:
+        raise click.UsageError(f"{option} {error}") from None
+    return host or LOOPBACK, port
 
 
 def _read_token() -> str:

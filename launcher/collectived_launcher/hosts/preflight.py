@@ -11,8 +11,8 @@ from typing import Any
 
 from collectived_launcher.hosts.host import Host, NetworkInterface, TaskResult
 from collectived_launcher.hosts.loop import Loop
+from collectived_proto.addresses import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 _FIRST_NOTICE, _NEXT_NOTICE = 2.0, 10.0  # seconds of waiting until we say for whom, and say it again
 _FAILURE_GRACE = 0.5  # seconds for other hosts to fail, once one has
 _TASK_TIMEOUT = 30.0  # seconds for a task

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from collectived_proto.addresses import parse_address, parse_http_address
 from collectived_proto.config import units
 from collectived_proto.config.rules import RULE_EXPECTED, Rule
 
@@ -83,18 +84,16 @@ def _parse_number(value: Any) -> int:
 
 def _parse_address(value: Any) -> str:
     text = _parse_text(value)
-    port = text.rpartition(":")[2]
-    if text and not text.startswith("unix:") and not (port.isdecimal() and int(port) <= 65535 and ":" in text):
-        raise ValueError
+    if text and not text.startswith("unix:"):
+        parse_address(text)
     return text
 
 
 def _parse_host_port(value: Any) -> str:
     """Parse `[HOST:]PORT`; '' is nowhere."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else _parse_text(value)
-    port = text.rpartition(":")[2]
-    if text and not (port.isdecimal() and int(port) <= 65535):
-        raise ValueError
+    if text:
+        parse_http_address(text)
     return text
 
 

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from collectived_proto.addresses import parse_address
 from collectived_proto.tls.files import TlsMaterial, client_context
 
 if TYPE_CHECKING:
@@ -34,13 +35,12 @@ def diagnose_connection(address: str, material: TlsMaterial | None) -> str:
     """
     if address.startswith("unix:"):
         return ""
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
     try:
-        with socket.create_connection((host, int(port)), _PROBE_SECONDS) as connection:
+        host, port = parse_address(address)
+        with socket.create_connection((host, port), _PROBE_SECONDS) as connection:
             connection.settimeout(_PROBE_SECONDS)
             return _diagnose_plain_text(connection) if material is None else _diagnose_tls(connection, host, material)
-    except (OSError, ValueError, OverflowError):  # nobody is there, and gRPC has said so
+    except (OSError, ValueError):  # nobody is there, and gRPC has said so
         return ""
 
 

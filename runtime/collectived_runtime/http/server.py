@@ -23,7 +23,7 @@ from http import HTTPStatus
 
 import h11
 
-from collectived_proto.viewing_token import parse_http_address
+from collectived_proto.addresses import parse_http_address
 from collectived_runtime.auth.credentials import TokenAuthenticator
 from collectived_runtime.http.messages import Request, Response, Routes, text_response
 from collectived_runtime.http.policy import check_request, compute_allowed_hosts, find_route

@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from collectived_runtime.engine.run.links import LinkProvider, parse_address
+from collectived_proto.addresses import parse_address
+from collectived_runtime.engine.run.links import LinkProvider
 from collectived_runtime.transport.connections import DialRequest
 from collectived_runtime.transport.hello import NONCE_BYTES, PROBE_CHANNEL, LinkHello
 from collectived_runtime.transport.link import Link, LinkBroken, Stream

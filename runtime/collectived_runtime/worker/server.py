@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
+from collectived_proto.addresses import parse_address
 from collectived_proto.codec import versions_to_proto
 from collectived_proto.config.daemons import WorkerSettings
 from collectived_proto.devices import DeviceName
@@ -39,7 +40,6 @@ from collectived_runtime.engine.base.arenas import MemoryBudget
 from collectived_runtime.engine.loop.context import WorkerResources
 from collectived_runtime.engine.record.flight_recorder import FlightRecorder
 from collectived_runtime.engine.run.fold_pool import FoldPool
-from collectived_runtime.engine.run.links import parse_address
 from collectived_runtime.grpc_server.aborts import AbortInterceptor
 from collectived_runtime.grpc_server.authentication import AuthInterceptor, check_exposed
 from collectived_runtime.grpc_server.health import Health, add_reflection

@@ -21,8 +21,8 @@ from tests.waiting import settle
 
 import collectived as cd
 from collectived.testing.daemon import Daemon
+from collectived_proto.addresses import parse_address
 from collectived_proto.v1 import coordinator_pb2, coordinator_pb2_grpc, status_pb2, trace_pb2
-from collectived_runtime.engine.run.links import parse_address
 from collectived_runtime.transport.hello import ANSWER_BYTES, NONCE_BYTES, LinkHello
 
 pytestmark = pytest.mark.timeout(240)

@@ -7,7 +7,6 @@ from http import HTTPStatus
 
 import pytest
 
-from collectived_proto.viewing_token import parse_http_address
 from collectived_runtime.auth.credentials import AccessLevel
 from collectived_runtime.http.messages import Request, Response, Route, ok_response
 from collectived_runtime.http.policy import AllowedHosts, check_request, compute_allowed_hosts
@@ -86,24 +85,3 @@ def test_by_which_names_it_goes_follows_from_the_address() -> None:
     assert asked(everybody, headers={"host": "10.0.0.1:80"}) is None
     assert status(asked(everybody, headers={"host": "evil.example"})) == 421
     assert asked(AllowedHosts(None), headers={"host": "train1.example"}) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("8080", ("127.0.0.1", 8080)),
-        ("0.0.0.0:0", ("0.0.0.0", 0)),
-        ("[::1]:80", ("::1", 80)),
-        ("train1.example:65535", ("train1.example", 65535)),
-    ],
-)
-def test_addresses(text: str, address: tuple[str, int]) -> None:
-    assert parse_http_address(text) == address
-
-
-@pytest.mark.parametrize(
-    "text", ["", "x", ":80", "[]:80", "localhost:", "host:x", "65536", "1:70000", "-1", "٣", "http://localhost:80/"]
-)
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no \[HOST:\]PORT: expected PORT or HOST:PORT"):
-        parse_http_address(text)

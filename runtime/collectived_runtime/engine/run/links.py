@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from collectived_proto.addresses import parse_address
 from collectived_proto.types import Peer
 from collectived_runtime.engine.base.poller import HANGUP_EVENTS, Poller
 from collectived_runtime.engine.base.topology import GroupTopology
@@ -79,12 +80,6 @@ class PeerNetwork:
 
     def make_handback(self) -> LinkHandback:
         return LinkHandback(self.link_provider, self.topology.group.key, self.generation)
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """`host:port` in two; raises ValueError where that is no such thing."""
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def get_peer_address(peer: Peer) -> tuple[str, int]:
