@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import click
 import grpc
 
-from collectived_proto.private_files import ExposedFileError, PrivateFileError, read_private
+from collectived_proto.private_files import PrivateFileError, read_credential
 
 SECRET_FILE, SECRET, TOKEN_FILE = "COLLECTIVED_SECRET_FILE", "COLLECTIVED_SECRET", "COLLECTIVED_VIEWING_TOKEN_FILE"
 
@@ -37,17 +37,9 @@ def find_credential(environment: Mapping[str, str], address: str) -> str:
 
 def _read_credential_file(variable: str, path: Path, needed: bool) -> str:
     try:
-        text = read_private(path).strip()
+        return read_credential(path, needed)
     except PrivateFileError as error:
-        needed |= isinstance(error, ExposedFileError)
-        why = str(error)
-    else:
-        if text and text.isascii() and text.isprintable():
-            return text
-        why = "holds no secret or token: expected one line of printable ASCII"
-    if not needed:  # at a Unix socket most need none
-        return ""
-    raise click.UsageError(f"{variable}={str(path)!r} {why}")
+        raise click.UsageError(f"{variable}={str(path)!r} {error}") from None
 
 
 def attach_credential(channel: grpc.Channel, address: str, environment: Mapping[str, str]) -> grpc.Channel:

@@ -38,6 +38,26 @@ def read_private(path: Path) -> str:
     return text
 
 
+def read_credential(path: Path, needed: bool = True) -> str:
+    """Return the secret or token that a file holds: one line of printable ASCII.
+
+    Args:
+        needed: False at a Unix socket, where most need none: a file that cannot be read gives ''.
+
+    Raises:
+        PrivateFileError: it cannot be read and is needed, anybody can read it, or it holds no such line.
+    """
+    try:
+        text = read_private(path).strip()
+    except PrivateFileError as error:
+        if needed or isinstance(error, ExposedFileError):
+            raise
+        return ""
+    if not text or not text.isascii() or not text.isprintable():
+        raise PrivateFileError("holds no secret or token: expected one line of printable ASCII")
+    return text
+
+
 def _open_at_once(path: str, flags: int) -> int:
     """Opening a pipe waits for who writes into it, and opening a terminal could make it ours."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collectived_proto.private_files import ExposedFileError, PrivateFileError, read_private
+from collectived_proto.private_files import ExposedFileError, PrivateFileError, read_credential, read_private
 
 
 def write(path: Path, mode: int = 0o600) -> Path:
@@ -45,3 +45,21 @@ def test_a_fifo_into_which_nobody_writes_keeps_nobody_waiting(tmp_path: Path) ->
 def test_what_is_no_file_is_refused(tmp_path: Path, name: str, why: str) -> None:
     with pytest.raises(PrivateFileError, match=why):
         read_private(tmp_path / name)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "two\nlines", "Ж", "\x07"])
+def test_a_file_that_holds_no_credential_is_refused_even_where_none_is_needed(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path / "secret")
+    assert read_credential(path) == "s3cret"
+    path.write_text(text)
+    for needed in (True, False):
+        with pytest.raises(PrivateFileError, match="holds no secret or token: expected one line of printable ASCII"):
+            read_credential(path, needed)
+
+
+def test_a_credential_that_is_not_needed_may_be_out_of_reach_but_not_exposed(tmp_path: Path) -> None:
+    assert read_credential(tmp_path / "none", needed=False) == ""
+    with pytest.raises(PrivateFileError, match="cannot be read"):
+        read_credential(tmp_path / "none")
+    with pytest.raises(ExposedFileError):
+        read_credential(write(tmp_path / "secret", 0o644), needed=False)

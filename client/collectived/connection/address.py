@@ -12,7 +12,7 @@ from collectived.calls.timeout import Timeout
 from collectived.errors import InvalidArgumentError, UnavailableError
 from collectived_proto.addresses import parse_address, probe_address, unix_path
 from collectived_proto.ipc import job_files
-from collectived_proto.private_files import ExposedFileError, PrivateFileError, read_private
+from collectived_proto.private_files import PrivateFileError, read_credential
 
 if TYPE_CHECKING:
     from collectived_proto.tls.files import TlsMaterial
@@ -126,11 +126,6 @@ def read_secret(worker: WorkerAddress) -> str:
     if not name:
         return os.environ.get(SECRET, "").strip()
     try:
-        found = read_private(Path(name)).strip()
+        return read_credential(Path(name), needed=not worker.path)
     except PrivateFileError as error:
-        if worker.path and not isinstance(error, ExposedFileError):
-            return ""
         raise InvalidArgumentError(f"{SECRET_FILE}={name!r} {error}") from None
-    if not found.isascii() or not found.isprintable() or not found:
-        raise InvalidArgumentError(f"{SECRET_FILE}={name!r} holds no secret: expected one line of printable ASCII")
-    return found

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from collectived_proto.config.daemons import DaemonSettings
 from collectived_proto.config.settings import REQUIRED, VARIABLE_PREFIX, Setting, list_settings
 from collectived_proto.config.sources import ConfigError, ConfigFile, suggest_nearest
-from collectived_proto.private_files import PrivateFileError, read_private
+from collectived_proto.private_files import PrivateFileError, read_credential
 
 SettingsT = TypeVar("SettingsT", bound=DaemonSettings)
 
@@ -110,12 +110,9 @@ def _parse_value(key: Setting, given: RawValue) -> Any:
 
 def _read_secret(path: Path, origin: str) -> tuple[str, str]:
     try:
-        text = read_private(path).strip()
+        return read_credential(path), str(path)
     except PrivateFileError as error:
         raise ConfigError(f"secret_file, from {origin}: {str(path)!r} {error}") from None
-    if not text or not text.isascii() or not text.isprintable():
-        raise ConfigError(f"secret_file, from {origin}: {str(path)!r} is not one line of printable ASCII")
-    return text, str(path)
 
 
 def _check_secret(secret: str, origin: str) -> None:
