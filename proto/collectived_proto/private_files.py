@@ -1,4 +1,4 @@
-"""Files that hold a secret: read, and refused where everybody on the host could read them as well."""
+"""Files of one user: read, and refused where everybody on the host could read a secret; written whole or not at all."""
 
 from __future__ import annotations
 
@@ -56,6 +56,34 @@ def read_credential(path: Path, needed: bool = True) -> str:
     if not text or not text.isascii() or not text.isprintable():
         raise PrivateFileError("holds no secret or token: expected one line of printable ASCII")
     return text
+
+
+def write_atomically(path: Path, content: str | bytes, mode: int = 0o600, sync: bool = False) -> None:
+    """Write a file whole or not at all, and never readable for more than `mode` says, not for a moment.
+
+    Args:
+        sync: whether it is to be on the disk before it takes the place of another.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    draft = draft_path(path)
+    draft.unlink(missing_ok=True)  # of a writer that was killed: two at once must lock
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def draft_path(path: Path) -> Path:
+    """Return where a file lies until it is whole: what a writer leaves that is killed."""
+    return path.with_name(f"{path.name}.new")
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from collectived_proto.private_files import ExposedFileError, PrivateFileError, read_credential, read_private
+from collectived_proto.private_files import (
+    ExposedFileError,
+    PrivateFileError,
+    read_credential,
+    read_private,
+    write_atomically,
+)
 
 
 def write(path: Path, mode: int = 0o600) -> Path:
@@ -63,3 +69,19 @@ def test_a_credential_that_is_not_needed_may_be_out_of_reach_but_not_exposed(tmp
         read_credential(tmp_path / "none")
     with pytest.raises(ExposedFileError):
         read_credential(write(tmp_path / "secret", 0o644), needed=False)
+
+
+def test_a_file_is_written_whole_over_what_a_killed_writer_left(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    write(tmp_path / "secret.new", 0o666)
+    for content in ("first", b"second"):
+        write_atomically(path, content, sync=True)
+    assert path.read_text() == "second" and path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_leaves_no_draft(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomically(tmp_path / "folder", "text")
+    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]

@@ -8,7 +8,6 @@ NAME/               what one host or person needs: tls.crt, tls.key, ca.crt; to 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from collectived_launcher.certs.authority import (
     get_names,
     is_issued_by,
 )
-from collectived_proto.private_files import PrivateFileError, read_private
+from collectived_proto.private_files import PrivateFileError, read_private, write_atomically
 
 AUTHORITY, CA, CA_KEY = "authority", "ca.crt", "ca.key"
 CERT, KEY = "tls.crt", "tls.key"
@@ -77,8 +76,8 @@ def create_authority_folder(folder: Path, authority: IssuedCertificate) -> None:
     with _translate_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / AUTHORITY).mkdir(mode=0o700, exist_ok=True)
-        _write(folder / AUTHORITY / CA_KEY, authority.key, 0o600)
-        _write(folder / CA, authority.certificate, 0o644)
+        write_atomically(folder / AUTHORITY / CA_KEY, authority.key, 0o600)
+        write_atomically(folder / CA, authority.certificate, 0o644)
 
 
 def load_authority(folder: Path) -> Authority:
@@ -128,16 +127,16 @@ def write_issued(folder: Path, name: str, issued: IssuedCertificate) -> Path:
     place = folder / name
     with _translate_write_errors(place):
         place.mkdir(mode=0o700)
-        _write(place / KEY, issued.key, 0o600)
-        _write(place / CERT, issued.certificate, 0o644)
-        _write(place / CA, (folder / CA).read_bytes(), 0o644)
+        write_atomically(place / KEY, issued.key, 0o600)
+        write_atomically(place / CERT, issued.certificate, 0o644)
+        write_atomically(place / CA, (folder / CA).read_bytes(), 0o644)
     return place
 
 
 def replace_certificate(folder: Path, name: str, certificate: bytes) -> None:
     """A new certificate for a key that is there: one file changes, so that nobody ever sees two that do not fit."""
     with _translate_write_errors(folder / name):
-        _write(folder / name / CERT, certificate, 0o644)
+        write_atomically(folder / name / CERT, certificate, 0o644)
 
 
 def list_entries(folder: Path) -> list[CertificateEntry]:
@@ -162,17 +161,6 @@ def _load_certificate(path: Path) -> Certificate:
         raise CertificateFolderError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
         raise CertificateFolderError(f"{path} is no certificate in PEM") from None
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Whole or not at all, and never readable for others for a moment."""
-    draft = path.with_name(f"{path.name}.new")
-    with contextlib.suppress(FileNotFoundError):
-        draft.unlink()
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    os.replace(draft, path)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from collectived_launcher.cluster import state
 from collectived_launcher.cluster.spec import Spec
 from collectived_launcher.cluster.supervisor import DRAIN_TIMEOUT, END_TIMEOUT, READY_TIMEOUT, STOPPED_STATES
 from collectived_launcher.hosts.reaper import KILL_AFTER, remove_job_files
+from collectived_proto.private_files import write_atomically
 
 _POLL_INTERVAL = 0.03  # seconds between looks at what a supervisor has written
 _SETTLED_STATES = {"serving", "drained"}
@@ -53,7 +54,7 @@ def up(cluster: str, spec: Spec, secret: str) -> CommandResult:
         os.makedirs(folder.parent, mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700)
         (folder / state.LOGS).mkdir(mode=0o700)
-        state.write_private(folder / state.SECRET, f"{secret}\n")
+        write_atomically(folder / state.SECRET, f"{secret}\n")
         supervisor = _start_supervisor(folder, spec)
         answer = _await_daemons(folder, supervisor)
         if "trouble" in answer:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from collectived_proto.ipc import job_files
+from collectived_proto.private_files import write_atomically
 
 STATE_FILE, SECRET, LOGS, CUT_FILE = "supervisor.json", "secret", "logs", "cut"
 
@@ -34,14 +35,7 @@ def resolve_folder(cluster: str) -> Path:
 
 def write(folder: Path, known: Mapping[str, Any]) -> None:
     """Whole or not at all."""
-    write_private(folder / f"{STATE_FILE}.new", json.dumps(known))
-    os.replace(folder / f"{STATE_FILE}.new", folder / STATE_FILE)
-
-
-def write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
+    write_atomically(folder / STATE_FILE, json.dumps(known))
 
 
 def read(folder: Path) -> dict[str, Any] | None:

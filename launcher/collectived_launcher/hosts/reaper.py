@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import IO
 
+from collectived_proto.private_files import draft_path
+
 KILL_AFTER = 2.0  # seconds between SIGTERM and SIGKILL
 
 
@@ -65,7 +67,7 @@ def job_file(folder: Path) -> Path:
 def remove_job_files(folder: Path) -> None:
     """Removes what a job left behind; the user's folder too when no other job uses it."""
     job_file(folder).unlink(missing_ok=True)
-    job_file(folder).with_suffix(".new").unlink(missing_ok=True)
+    draft_path(job_file(folder)).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from collectived_launcher.hosts.host_tasks import list_interfaces
 from collectived_launcher.hosts.remote import RemoteCommand
+from collectived_proto.private_files import write_atomically
 
 _NONCE = 16
 _PROOF = 32
@@ -98,11 +99,7 @@ def _write(path: Path, said: dict[str, object]) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.parent.stat().st_uid != os.getuid() or path.parent.stat().st_mode & 0o077:
         raise PermissionError(f"{path.parent} must be a directory of yours with mode 0700")
-    draft = path.with_suffix(".new")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(said, file)
-    os.replace(draft, path)
+    write_atomically(path, json.dumps(said))
 
 
 def _compute_proof(key: bytes, side: bytes, nonce: bytes) -> bytes:

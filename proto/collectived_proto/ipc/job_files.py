@@ -15,6 +15,8 @@ import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from collectived_proto.private_files import write_atomically
+
 MAX_SOCKET_PATH = 107  # bytes that fit in sockaddr_un
 SYSTEM_FOLDER = Path("/run/collectived")  # the same inside of containers, for workers tell their clients paths in it
 SYSTEM_SOCKET = "worker.sock"
@@ -91,11 +93,7 @@ def check_socket_path(path: str | os.PathLike[str]) -> str:
 def write_job_file(job: JobFile, name: str = "") -> Path:
     """Write the job's file, whole or not at all; `name`: of the file and of the folder beside it, else the job's."""
     path = ensure_runtime_folder() / f"{name or job.job}.json"
-    draft = path.with_suffix(".new")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(asdict(job), file)
-    os.replace(draft, path)
+    write_atomically(path, json.dumps(asdict(job)))
     return path
 
 

@@ -16,6 +16,7 @@ whole or not at all, and what other coordinators have stored in it meanwhile is 
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
@@ -25,6 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from collectived_proto.private_files import write_atomically
 from collectived_proto.types import Tier
 from collectived_runtime.coordinator.core.tuning import add_stored_table
 from collectived_runtime.plan.catalog import FLAT_ALGORITHMS
@@ -64,7 +66,7 @@ class TaskIdFile:
         if self._task_by_host.get(host) != task:
             known = {**self._task_by_host, host: task}
             if self._path:
-                write_atomically(self._path, json.dumps(known, indent=1) + "\n")
+                write_atomically(self._path, json.dumps(known, indent=1) + "\n", 0o644, sync=True)
             self._task_by_host = known
         return task
 
@@ -103,18 +105,8 @@ def next_epoch(journal: Path | None) -> tuple[int, bool]:
             f"{journal} holds {text[:40]!r}, expected one number, the last epoch: remove the file if no coordinator "
             "of this job has run in the future"
         ) from None
-    write_atomically(journal, f"{epoch}\n")
+    write_atomically(journal, f"{epoch}\n", 0o644, sync=True)
     return epoch, text != "0"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all, and onto the disk."""
-    fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
 
 
 Tables = dict[str, tuple[Tier, ...]]
@@ -151,18 +143,15 @@ def store_table(path: Path, name: str, table: tuple[Tier, ...]) -> None:
     Raises:
         ValueError, OSError: as `read`, or it cannot be written.
     """
-    tables = add_stored_table(read_tables(path), name, table)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with fresh.open("w") as file:
-            json.dump({known: [asdict(tier) for tier in rows] for known, rows in tables.items()}, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # coordinators of other jobs store theirs in the same file
+        tables = add_stored_table(read_tables(path), name, table)
+        rows = {known: [asdict(tier) for tier in rows] for known, rows in tables.items()}
+        write_atomically(path, json.dumps(rows, indent=1) + "\n", 0o644, sync=True)
     finally:
-        fresh.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def _damaged_file_error(path: Path, what: str) -> ValueError:
