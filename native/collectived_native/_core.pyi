@@ -38,6 +38,8 @@ REDUCE_SCATTER: int
 ALL_TO_ALL: int
 BARRIER: int
 REDUCE_PARTIAL: int  # to the worker, whose seat is the last: partials, for other hosts
+SENDS: int  # not in plans: as what totals count letters
+RECEIVES: int
 
 # What the first tick of a plan is for.
 MEETS_NOT: int  # for the value: all is known from the contract
@@ -47,6 +49,7 @@ MEETS_ANY: int  # for blobs of others, without which nothing is known: always DE
 
 MAX_BLOB: int  # bytes
 MAX_LETTER_BLOB: int  # bytes
+MAX_LETTERS: int  # of one sender, that nobody has read
 # Modes of `send` and `receive`.
 BLOCKING: int  # None, or a job to be waited for
 QUIET: int  # a job
@@ -92,6 +95,7 @@ class Job:
     def blobs(self, /) -> tuple[bytes, ...]: ...
     def describe(self, plan: Plan | None, inputs: Buffers, outputs: Buffers, /) -> None: ...
     def cancel(self, /) -> None: ...
+    def abandon(self, /) -> None: ...
 
 @final
 class Engine:

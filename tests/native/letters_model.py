@@ -1,7 +1,8 @@
 """Sends and receives of the native core, as threads that are stepped in random order (see model.py).
 
 A sender has a table of letters, which it alone writes; a receiver answers in receipts, which it alone writes; it alone
-decides which letter belongs to which receive. A send is done when its letter is posted, or, where it is longer than
+decides which letter belongs to which receive: the first one that a sender has for it with a tag, for which it looks
+twice. A send is done when its letter is posted, or, where it is longer than
 the ring of its letter, when all of it is in the ring. Checked: every letter arrives once, whole, in order per sender
 and tag; a receive that was cancelled takes no letter; all end, also when somebody dies.
 """
@@ -31,7 +32,7 @@ class Send:
     state: str | None = PENDING
 
 
-@dataclass
+@dataclass(eq=False)
 class Receive:
     source: int | None
     tag: int
@@ -53,7 +54,7 @@ class LettersWorld(World):
         self.receives: list[list[Receive]] = [[] for _ in range(seats)]
         self.free: list[list[int]] = [[*range(SLOTS)] for _ in range(seats)]
         self.posted: list[list[Send | None]] = [[None] * SLOTS for _ in range(seats)]
-        self.expected: list[dict[tuple[int, int], int]] = [{} for _ in range(seats)]
+        self.sequence = [0] * seats  # how many letters each has begun
         self.addressed = [0] * seats
         self.serials = [[0] * SLOTS for _ in range(seats)]
 
@@ -71,7 +72,8 @@ class LettersWorld(World):
         if send.slot is None:
             if not self.free[me]:
                 return False
-            send.slot = self.free[me].pop()
+            send.slot = min(self.free[me])
+            self.free[me].remove(send.slot)
             self.posted[me][send.slot] = send
             yield from self.post(me, send)
             return True
@@ -92,7 +94,8 @@ class LettersWorld(World):
         yield "store", (*letter, "serial"), 2 * serial
         if self.fault == "letter shown first":
             yield "store", (*letter, "serial"), 2 * serial + 1
-        yield "store", (*letter, "about"), (send.to, send.tag, send.number, send.pieces)
+        self.sequence[me] += 1
+        yield "store", (*letter, "about"), (send.to, send.tag, send.number, send.pieces, self.sequence[me])
         yield "store", (*letter, "filled"), 0
         send.serial = 2 * serial + 1
         yield from self.fill(me, send)
@@ -128,28 +131,49 @@ class LettersWorld(World):
 
     # ---- The receiver's side ----
 
+    def find_first(self, me: int, sender: int, tag: int) -> Thread:
+        """The slot, serial and length of the first letter of a sender, of those that are seen; None: there is none."""
+        found = None
+        for slot in range(SLOTS):
+            letter = ("letter", sender, slot)
+            serial = yield "load", (*letter, "serial")
+            about = yield "load", (*letter, "about")
+            if serial % 2 == 0 or (yield "load", (*letter, "serial")) != serial:
+                continue
+            if about[:2] != (me, tag) or self.has_matched(me, sender, slot, serial):
+                continue
+            if found is None or about[4] < found[3]:
+                found = slot, serial, about[3], about[4]
+        return found
+
     def match(self, me: int, receive: Receive) -> Thread:
         for sender in [receive.source] if receive.source is not None else range(self.seats):
-            for slot in range(SLOTS):
-                letter = ("letter", sender, slot)
-                serial = yield "load", (*letter, "serial")
-                about = yield "load", (*letter, "about")
-                if serial % 2 == 0 or (yield "load", (*letter, "serial")) != serial:
-                    continue
-                number = self.expected[me].get((sender, receive.tag), 0)
-                if about[:3] != (me, receive.tag, number) or self.has_matched(me, sender, slot, serial):
-                    continue
-                if self.fault == "cancelled without a look":
-                    yield "store", receive.key, "matched"
-                elif not (yield from self.compare_and_swap(receive.key, "posted", "matched")):
-                    return False
-                self.expected[me][sender, receive.tag] = number + 1
-                receive.sender, receive.slot, receive.serial, receive.pieces = sender, slot, serial, about[3]
-                yield "store", ("receipt", me, sender, slot, "taken"), 0
-                yield "store", ("receipt", me, sender, slot, "serial"), serial
-                yield from self.tell_mail(sender)
-                return True
+            found = yield from self.find_first(me, sender, receive.tag)
+            if found is not None and self.fault != "one look":
+                found = yield from self.find_first(me, sender, receive.tag)
+            if found is None:
+                continue
+            if self.fault != "others overlooked" and self.is_for_another(me, sender, receive):
+                continue
+            slot, serial, pieces, _ = found
+            if self.fault == "cancelled without a look":
+                yield "store", receive.key, "matched"
+            elif not (yield from self.compare_and_swap(receive.key, "posted", "matched")):
+                return False
+            receive.sender, receive.slot, receive.serial, receive.pieces = sender, slot, serial, pieces
+            yield "store", ("receipt", me, sender, slot, "taken"), 0
+            yield "store", ("receipt", me, sender, slot, "serial"), serial
+            yield from self.tell_mail(sender)
+            return True
         return False
+
+    def is_for_another(self, me: int, sender: int, receive: Receive) -> bool:
+        """Whether a receive before this one would take it: it came after that one had been looked at."""
+        earlier = self.receives[me][: self.receives[me].index(receive)]
+        return any(
+            one.sender < 0 and not one.state and one.tag == receive.tag and one.source in (None, sender)
+            for one in earlier
+        )
 
     def has_matched(self, me: int, sender: int, slot: int, serial: int) -> bool:
         return any((r.sender, r.slot, r.serial) == (sender, slot, serial) for r in self.receives[me])
@@ -202,13 +226,14 @@ class LettersWorld(World):
             if found != PENDING:
                 return found
             moved = yield from self.reclaim(me)
+            blocked = False  # letters leave in order
             for job in jobs:
-                if not job.state:
-                    moved |= (
-                        yield from self.advance_send(me, job)
-                        if isinstance(job, Send)
-                        else self.advance_receive(me, job)
-                    )
+                if job.state or (isinstance(job, Send) and blocked and job.slot is None):
+                    continue
+                moved |= (
+                    yield from self.advance_send(me, job) if isinstance(job, Send) else self.advance_receive(me, job)
+                )
+                blocked |= isinstance(job, Send) and job.slot is None
             if moved:
                 continue
             yield "change", ("asleep", me), lambda value: value + 1
@@ -227,7 +252,7 @@ def letter_words(seats: int) -> dict[Any, Any]:
     for sender in range(seats):
         for slot in range(SLOTS):
             words |= {("letter", sender, slot, what): 0 for what in ("serial", "filled")}
-            words["letter", sender, slot, "about"] = (None, None, None, 0)
+            words["letter", sender, slot, "about"] = (None, None, None, 0, 0)
             words |= {("piece", sender, slot, number): None for number in range(RING)}
             words |= {("receipt", seat, sender, slot, what): 0 for seat in range(seats) for what in ("serial", "taken")}
     words |= {("receive", seat, number): "posted" for seat in range(seats) for number in range(16)}
@@ -291,6 +316,12 @@ def judge(world: LettersWorld) -> None:
         ]
         if cancelled:
             raise Violation(f"seat {seat} was told that a receive is cancelled, which took a letter: {cancelled}")
+        latest: dict[tuple[int, int], int] = {}
+        for receive in world.receives[seat]:  # as they were posted
+            if receive.got and receive.got[0][3] < latest.get((receive.sender, receive.tag), 0):
+                raise Violation(f"seat {seat} gave a letter to a receive that was posted later: {world.receives[seat]}")
+            if receive.got:
+                latest[receive.sender, receive.tag] = receive.got[0][3]
         order: dict[tuple[int, int], int] = {}
         matched = sorted((r.got[0][3], r.sender, r.tag) for r in world.receives[seat] if r.got)
         for number, sender, tag in matched:

@@ -15,7 +15,7 @@ from collectived_native.segment import Total
 from collectived_proto.types import DType, ReduceOp
 
 F32 = int(DType.FLOAT32)
-PLACES = 245  # of descriptions; beyond them each operation has one place
+PLACES = 243  # of descriptions; beyond them each operation has one place
 
 
 def watched(seats: int, body: Callable[[core.Engine, int], None]) -> list[list[Total]]:

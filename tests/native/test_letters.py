@@ -191,6 +191,102 @@ def test_posted_receives_are_matched_in_order_beside_a_collective() -> None:
     assert as_threads(2, body) == [True, True]
 
 
+def test_letters_that_come_while_receives_are_looked_through_go_to_those_posted_first() -> None:
+    count = 300
+
+    def body(engine: core.Engine, rank: int) -> bool:
+        if rank == 1:
+            for number in range(count):
+                send(engine, 0, make_bytes(20, number), number % 3)
+            return True
+        outs = [np.zeros(20, np.uint8) for _ in range(count)]
+        jobs = [engine.receive(1, number % 3, (out,), 0, b"20", core.QUIET) for number, out in enumerate(outs)]
+        for job in jobs:
+            finish(engine, job)
+        return [out.tobytes() for out in outs] == [make_bytes(20, number).tobytes() for number in range(count)]
+
+    assert as_threads(2, body) == [True, True]
+
+
+def test_more_letters_than_fit_are_refused_after_a_while_and_none_is_lost() -> None:
+    def body(engine: core.Engine, rank: int) -> int:
+        if rank == 0:
+            for _ in range(core.MAX_LETTERS):
+                send(engine, 1, make_bytes(3))
+            with pytest.raises(Failed) as caught:
+                send(engine, 1, make_bytes(3))
+            assert caught.value.reason == core.NO_ROOM
+            gate.set()
+            return core.MAX_LETTERS
+        settle(lambda: gate.is_set())
+        return sum(len(receive(engine, 0)[0]) == 3 for _ in range(core.MAX_LETTERS))
+
+    gate = threading.Event()
+    assert as_threads(2, body) == [core.MAX_LETTERS] * 2
+
+
+def test_who_leaves_ends_only_what_goes_to_and_fro_with_it() -> None:
+    def body(engine: core.Engine, rank: int) -> bool:
+        if rank == 2:
+            engine.leave()
+            return True
+        settle(lambda: engine.verdict()[1] == core.LEFT)
+        send(engine, 1 - rank, make_bytes(30, rank))
+        found = receive(engine, 1 - rank)[0].tobytes() == make_bytes(30, 1 - rank).tobytes()
+        for lost in (lambda: send(engine, 2, make_bytes(3)), lambda: receive(engine, 2)):
+            with pytest.raises(Failed) as caught:
+                lost()
+            assert caught.value.reason == core.LEFT
+        return found
+
+    assert as_threads(3, body) == [True] * 3
+
+
+def test_what_is_abandoned_ends_wherever_it_waits() -> None:
+    def body(engine: core.Engine, rank: int) -> bool:
+        if rank == 1:
+            size = 4 * RING
+            job = engine.send(0, 0, (make_bytes(size),), 0, b"%d" % size, core.QUIET)
+            assert job is not None
+            settle(lambda: gate.is_set())
+            job.abandon()
+            settle(lambda: job.state() == core.CANCELLED)
+            return True
+        matched, waiting = (engine.receive(1, tag, None, 0, None, core.QUIET) for tag in (0, 5))
+        assert matched is not None and waiting is not None
+        settle(lambda: matched.state() == core.DESCRIBE)  # its sender waits for it from here on
+        waiting.abandon()
+        settle(lambda: waiting.state() == core.CANCELLED)
+        gate.set()
+        return True
+
+    gate = threading.Event()
+    assert as_threads(2, body, geometry=replace(make_geometry(2), mail=RING)) == [True, True]
+
+
+@pytest.mark.parametrize("rest", [1, 3 * RING + 5])
+def test_a_send_does_not_wait_for_a_receiver_that_reads_no_further(rest: int) -> None:
+    size = 2 * RING + rest
+
+    def body(engine: core.Engine, rank: int) -> bool:
+        if rank == 1:
+            for number in range(3):
+                send(engine, 0, make_bytes(size, number))
+            gate.set()
+            return True
+        first = engine.receive(1, 0, None, 0, None, core.QUIET)
+        assert first is not None
+        settle(lambda: first.state() == core.DESCRIBE)  # matched, and nothing is read
+        settle(lambda: gate.is_set())
+        out = describe(first)
+        finish(engine, first)
+        found = [out, *(receive(engine, 1)[0] for _ in range(2))]
+        return [one.tobytes() for one in found] == [make_bytes(size, number).tobytes() for number in range(3)]
+
+    gate = threading.Event()
+    assert as_threads(2, body, geometry=ROOMY) == [True, True]
+
+
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
 def test_a_receive_that_is_given_up_ends_alone(how: str) -> None:
     def body(engine: core.Engine, rank: int) -> bool:

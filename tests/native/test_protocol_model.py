@@ -33,6 +33,8 @@ PLANTED_IN_LETTERS = (
     "slot reused early",
     "taken before it is read",
     "cancelled without a look",
+    "one look",
+    "others overlooked",
 )
 
 

@@ -99,7 +99,7 @@ static void resign(struct engine *e) {
 
 static int advance(struct engine *e) {
     struct job *job = head_job(e);
-    e->wait.seat = -1, e->wait.everybody = 0, e->wait.instance = ~(u64)0 >> 17; /* nothing */
+    e->wait.seat = -1, e->wait.everybody = 0, e->wait.instance = NO_INSTANCE;
     int moved = job ? engine_step(e, job) : 0;
     return letters_advance(e) || moved;
 }

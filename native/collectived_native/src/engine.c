@@ -63,7 +63,7 @@ static int may_be_last(struct engine *e) {
 
 struct total *find_total(const struct engine *e, u64 description, int operation) {
     struct total *totals = totals_of(e->segment, e->seat), *found = totals;
-    struct total *shared = totals + TOTALS - OPERATIONS + operation, *end = totals + TOTALS - OPERATIONS;
+    struct total *end = totals + TOTALS - COUNTED_OPERATIONS, *shared = end + operation;
     while (found < end && load(&found->description) && load(&found->description) != description + 1) found++;
     if (found == end || description == ~(u64)0) found = shared;
     atomic_store_explicit(&found->operation, (u64)operation, memory_order_relaxed);
@@ -75,17 +75,16 @@ static void add(a64 *word, u64 amount) { /* to a word that nobody else writes */
     atomic_store_explicit(word, atomic_load_explicit(word, memory_order_relaxed) + amount, memory_order_release);
 }
 
-static void count(const struct engine *e, const struct job *job) {
-    struct total *total = job->plan->total;
+void count(const struct engine *e, const struct job *job, struct total *total, u64 bytes) {
     u64 ended = engine_now(e);
-    add(&total->bytes, job->plan->bytes);
+    add(&total->bytes, bytes);
     add(&total->nanoseconds, ended > job->began ? ended - job->began : 0);
     add(&total->calls, 1);
 }
 
 static int finish(struct engine *e, struct job *job, int state) {
     if (state == COMPLETE && job->plan->streams) finish_streaming();
-    if (state == COMPLETE) count(e, job), job->waiting = waiting_of(load(&head_of(e->segment)->decided));
+    if (state == COMPLETE) count(e, job, job->plan->total, job->plan->bytes), job->waiting = waiting_of(load(&head_of(e->segment)->decided));
     if (state == COMPLETE) atomic_store(&e->waiting, (u32)job->waiting);
     engine_finish(e, job, state);
     return 1;

@@ -21,8 +21,11 @@ enum {
     GRACE = 150 * MILLISECOND,      /* after a deadline the worker decides; a rank by itself after so long */
 };
 
+static const u64 NO_INSTANCE = ~(u64)0 >> 17; /* later than any */
+
 enum stage { QUEUED, MEETING, WHOLE, STEPS, COMMON_VALUES, DIRECT, DONE };
 enum kind { COLLECTIVE, SEND, RECEIVE };
+enum { CANCEL = 1, ABANDON };
 
 struct job {
     enum kind kind;
@@ -47,9 +50,10 @@ struct job {
         u64 serial, bytes, moved;
         int leaves;
         const u64 *lengths;  /* of the leaves, in bytes */
-        u64 wait_until;      /* a send lets its receiver, who is there, match it until then */
+        u64 wait_until;      /* a send lets its receiver match it, or others read what fills the mail, until then */
+        u64 give_up;         /* when a send is refused that has found no room since, 0: it has */
         int expects;         /* a receive that knows blob and length beforehand */
-        _Atomic int cancels; /* it is to end unless it is matched */
+        _Atomic int cancels; /* CANCEL: it is to end unless it is matched; ABANDON: wherever it would wait */
     } letter;
     int notify, described;
     void *owner;      /* the binding's */
@@ -106,6 +110,8 @@ struct engine {
 
 /* Where a seat counts what it completes of a description. */
 struct total *find_total(const struct engine *e, u64 description, int operation);
+/* Counts a job that is complete there. */
+void count(const struct engine *e, const struct job *job, struct total *total, u64 bytes);
 
 struct engine *engine_open(struct segment *segment, int seat);
 /* Ends the thread; jobs that are not done end with DETACHED. The segment stays mapped. */

@@ -485,6 +485,7 @@ static PyMethodDef job_methods[] = {
     {"blobs", job_blobs, METH_NOARGS, "What each seat has said in the first tick."},
     {"source", job_source, METH_NOARGS, "Of a receive: who sent; -1: not known yet."},
     {"cancel", job_cancel, METH_NOARGS, "Withdraw a receive that is not matched; wait for what comes of it."},
+    {"abandon", job_abandon, METH_NOARGS, "End a send or receive wherever it would wait, for the generation is over."},
     FAST_METHOD("describe", job_describe, "Say what to do with what others have told."),
     {NULL, NULL, 0, NULL},
 };

@@ -35,7 +35,8 @@ enum {
     WORD_BITS = REASON_BITS + SEAT_BITS + WAITING_BITS, /* the rest is an instance */
     WORKER_SEAT = (1 << SEAT_BITS) - 1, /* where a word names a seat: the worker, which has none */
     MOST_WAITING = (1 << WAITING_BITS) - 1,
-    LETTERS = 64,        /* of one sender, on their way */
+    LETTERS = 4096,      /* of one sender, on their way */
+    LETTER_WORDS = LETTERS / 64,
     LETTER_SLOT = 4096,  /* bytes that each of them has at hand; longer ones get more */
     LETTER_BLOB = 1024,
     LETTER_RING = 256 << 10,
@@ -77,7 +78,7 @@ struct geometry {
     u64 streamed; /* bytes of a result from which it is written past the caches */
     u64 mail;     /* bytes in which a seat stages letters that nobody has asked for */
 };
-enum { SCHEDULE_VERSION = 2 };
+enum { SCHEDULE_VERSION = 3 };
 
 struct record { /* what a seat says of its instance; two of them, in turn */
     _Alignas(CACHE_LINE) a64 instance; /* ~0 while it is written */
@@ -103,12 +104,12 @@ enum { /* flags of a record; bits 32-63: bytes of the blob */
 struct letter { /* one send; written by the sender alone. What the receiver says of it lies in its `receipts` */
     _Alignas(CACHE_LINE) a64 serial; /* odd while the letter is valid; counts up */
     a64 address;                     /* receiver << 32 | tag */
-    a64 number;                      /* among the letters for this receiver and tag */
+    a64 number;                      /* among the sender's letters */
     a64 bytes;
     a64 blob_bytes;
     a64 filled;  /* bytes that can be read */
     a64 place;   /* within the seat's mail; ~0: in the letter's own slot, after the blob */
-    a64 is_ring; /* what exceeds LETTER_RING bytes is written over what has been taken */
+    a64 ring_end; /* bytes from LETTER_RING on up to there are written over what has been taken */
 };
 
 struct receipt { /* what a receiver says of one letter: whose serial it has matched, and how far it has read */
@@ -130,7 +131,7 @@ struct seat { /* the start of a seat's own range */
     _Alignas(CACHE_LINE) a64 progress; /* instance << TICK_BITS | ticks published in it */
     a64 ticks;                         /* published since the segment was made */
     struct record record[2];
-    _Alignas(CACHE_LINE) a64 live; /* letters that are valid: a bit each */
+    _Alignas(CACHE_LINE) a64 live[LETTER_WORDS]; /* letters that are valid: a bit each */
     a64 posted;                    /* receives that are not matched */
     _Alignas(CACHE_LINE) a32 cpu; /* 1 + where it waited last */
     a64 slept, hops;

@@ -84,17 +84,26 @@ PyObject *job_source(PyObject *self, PyObject *unused) {
     return PyLong_FromLong(((Job *)self)->held->job.letter.peer);
 }
 
-PyObject *job_cancel(PyObject *self, PyObject *unused) {
+static PyObject *withdraw(PyObject *self, int how) {
     Job *job = usable_job(self);
-    (void)unused;
     if (!job) return NULL;
     struct engine *e = job->engine->engine;
-    if (job->held->job.kind == RECEIVE) {
-        atomic_store(&job->held->job.letter.cancels, 1);
+    if (job->held->job.kind != COLLECTIVE) {
+        atomic_store(&job->held->job.letter.cancels, how);
         atomic_fetch_add(&place_of(e->segment, e->seat)->mail, 1); /* whoever drives looks at it */
         if (!engine_advance(e, 1)) ring(e->segment, e->seat);
     }
     return none();
+}
+
+PyObject *job_cancel(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return ((Job *)self)->held->job.kind == RECEIVE ? withdraw(self, CANCEL) : none();
+}
+
+PyObject *job_abandon(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return withdraw(self, ABANDON);
 }
 
 /* What the sender has told of a letter that is matched, copied. */

@@ -4,9 +4,10 @@
  * there. The receiver alone matches: it looks through the letters of a sender for its own number, of those with the tag that
  * it wants, and says in its own range which letter it has matched and how far it has read. So every word has one writer.
  *
- * The letters of one sender for one receiver and tag are numbered, and taken in that order. A longer letter is copied while
- * the receiver reads: it has memory for all of its bytes, but touches no more than a ring where the receiver has matched it
- * by the time that the ring is full. Where the mail is full, only a letter for a receive that is posted may begin.
+ * The letters of one sender are numbered, and of those for one receiver and tag the first is taken first. A longer letter
+ * is copied while the receiver reads: it has memory for all of its bytes, but touches no more than a ring as long as the
+ * receiver, which has matched it by the time that the ring is full, goes on reading. Where the mail is full, a letter for a receive that is posted may begin
+ * all the same; any other waits a while for others to be read, and is refused if none is.
  */
 #define _GNU_SOURCE
 #include "letters.h"
@@ -15,41 +16,49 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { CHUNK = 128 << 10, GIVE_BACK_FROM = 1 << 20, PATIENCE = MILLISECOND };
+enum { CHUNK = 128 << 10, WAKE_EVERY = 1 << 20, KEPT = 32 << 20, PATIENCE = 100000, ROOM_LOOK = MILLISECOND, FEW = 16 };
 enum { WAITS, MOVED, OVER }; /* what came of looking at a job; it is looked at no more once it has ended */
-static const u64 NOWHERE = ~(u64)0;
-
-struct sequence { /* of letters from or to a seat with a tag */
-    int peer, sends;
-    u32 tag;
-    u64 next;
-};
+static const u64 NOWHERE = ~(u64)0, REFUSE_AFTER = 1000000000u; /* nanoseconds in which nobody reads anything */
 
 struct mailbox {
     struct {
-        u64 serial, place, room, matched; /* place NOWHERE: in its slot; room 0: free */
+        u64 serial, place, room; /* place NOWHERE: in its slot; room 0: free */
         int receiver;
     } slot[LETTERS];
-    struct sequence *sequences;
-    int count, turn;
+    u64 live[LETTER_WORDS]; /* slots that are in use: a bit each */
+    u64 next;               /* number of the next letter */
+    u64 after, top;         /* end of the last place that was given away, and the highest since all were free */
+    int count, reclaim_at;  /* letters in use, and so many of them are to be looked through */
+    int turn;
+    struct total *sends, *receives;
 };
 
 static struct mailbox *mailbox_of(struct engine *e) {
-    if (!e->mailbox && (e->mailbox = calloc(1, sizeof *e->mailbox))) /* an operator before may have used the table */
-        for (int i = 0; i < LETTERS; i++) e->mailbox->slot[i].serial = load(&letters_of(e->segment, e->seat)[i].serial);
-    return e->mailbox;
+    if (e->mailbox || !(e->mailbox = calloc(1, sizeof *e->mailbox))) return e->mailbox;
+    struct mailbox *box = e->mailbox;
+    for (int i = 0; i < LETTERS; i++) { /* an operator before may have used the table */
+        const struct letter *letter = &letters_of(e->segment, e->seat)[i];
+        u64 number = load(&letter->number);
+        box->slot[i].serial = load(&letter->serial);
+        if (box->next <= number && box->slot[i].serial) box->next = number + 1;
+    }
+    box->sends = find_total(e, ~(u64)0, SENDS), box->receives = find_total(e, ~(u64)0, RECEIVES);
+    return box;
 }
 
-static u64 *next_number(struct mailbox *box, int peer, u32 tag, int sends) {
-    for (int i = 0; i < box->count; i++) {
-        struct sequence *one = &box->sequences[i];
-        if (one->peer == peer && one->tag == tag && one->sends == sends) return &one->next;
+/* The first bit from `from` on; LETTERS: there is none. */
+static int next_bit(const u64 bits[LETTER_WORDS], int from) {
+    for (int w = from / 64; w < LETTER_WORDS; w++) {
+        u64 word = w == from / 64 ? bits[w] >> from % 64 << from % 64 : bits[w];
+        if (word) return w * 64 + __builtin_ctzll(word);
     }
-    struct sequence *more = realloc(box->sequences, (size_t)(box->count + 1) * sizeof *more);
-    if (!more) return NULL;
-    box->sequences = more;
-    more[box->count] = (struct sequence){.peer = peer, .sends = sends, .tag = tag};
-    return &more[box->count++].next;
+    return LETTERS;
+}
+
+static int first_free(const struct mailbox *box) {
+    for (int w = 0; w < LETTER_WORDS; w++)
+        if (~box->live[w]) return w * 64 + __builtin_ctzll(~box->live[w]);
+    return LETTERS;
 }
 
 static int is_gone(const struct segment *s, int seat) {
@@ -85,6 +94,8 @@ static void move(const struct job *job, u64 at, u64 n, char *memory) {
 
 static int end(struct engine *e, struct job *job, int state) {
     if (job->kind == RECEIVE && job->stage == QUEUED) atomic_fetch_sub(&seat_of(e->segment, e->seat)->posted, 1);
+    if (state == COMPLETE && job->kind == SEND) count(e, job, e->mailbox->sends, job->letter.bytes);
+    if (state == COMPLETE && job->kind == RECEIVE) count(e, job, e->mailbox->receives, job->letter.bytes);
     engine_finish(e, job, state);
     return OVER;
 }
@@ -99,17 +110,21 @@ static void free_letter(struct engine *e, struct mailbox *box, int slot) {
     struct letter *letter = &letters_of(e->segment, e->seat)[slot];
     struct seat *own = seat_of(e->segment, e->seat);
     atomic_store_explicit(&letter->serial, ++box->slot[slot].serial, memory_order_release);
-    atomic_fetch_and(&own->live, ~((u64)1 << slot));
+    box->live[slot / 64] &= ~((u64)1 << slot % 64);
+    atomic_store(&own->live[slot / 64], box->live[slot / 64]);
+    box->count--, box->after = 0;
     u64 place = box->slot[slot].place, room = box->slot[slot].room;
-    if (place != NOWHERE && room >= GIVE_BACK_FROM) /* the kernel takes the pages back */
-        madvise(mail_of(e->segment, e->seat) + place, room, MADV_REMOVE);
+    char *mail = mail_of(e->segment, e->seat);
+    if (place != NOWHERE && room > KEPT) madvise(mail + place, room, MADV_REMOVE); /* the kernel takes the pages back */
+    if (!box->count && box->top > KEPT) madvise(mail + KEPT, box->top - KEPT, MADV_REMOVE);
+    if (!box->count) box->top = 0;
     box->slot[slot].room = 0;
 }
 
-/* Frees the letters that have been read wholly, or that nobody will read. */
-static void reclaim(struct engine *e, struct mailbox *box) {
-    for (int i = 0; i < LETTERS; i++) {
-        if (!(box->slot[i].serial & 1)) continue;
+/* Frees the letters that have been read wholly, or that nobody will read; whether there were any. */
+static int reclaim(struct engine *e, struct mailbox *box) {
+    int before = box->count;
+    for (int i = next_bit(box->live, 0); i < LETTERS; i = next_bit(box->live, i + 1)) {
         const struct letter *letter = &letters_of(e->segment, e->seat)[i];
         const struct receipt *receipt = receipt_of(e->segment, e->seat, box->slot[i].receiver, i);
         u64 bytes = load(&letter->bytes);
@@ -117,66 +132,89 @@ static void reclaim(struct engine *e, struct mailbox *box) {
         int read = load(&receipt->serial) == box->slot[i].serial && load(&receipt->taken) == bytes + 1;
         if (read || is_gone(e->segment, box->slot[i].receiver)) free_letter(e, box, i);
     }
+    box->reclaim_at = box->count < FEW ? 0 : 2 * box->count;
+    return box->count < before;
 }
 
-/* The first place in the mail for so many bytes; NOWHERE: there is none. */
-static u64 find_place(const struct engine *e, const struct mailbox *box, u64 room) {
-    u64 place = 0;
+/* The first place in the mail for so many bytes, behind the last one if nothing has been freed since; NOWHERE: there is none. */
+static u64 find_place(const struct engine *e, struct mailbox *box, u64 room) {
+    u64 place = box->after;
     for (int again = 1; again;) {
         again = 0;
-        for (int i = 0; i < LETTERS; i++) {
+        for (int i = next_bit(box->live, 0); i < LETTERS; i = next_bit(box->live, i + 1)) {
             u64 from = box->slot[i].place, end = from + box->slot[i].room;
             if (!box->slot[i].room || from == NOWHERE || end <= place || from >= place + room) continue;
             place = end, again = 1;
         }
     }
-    return place + room <= e->segment->geometry.mail ? place : NOWHERE;
+    if (place + room > e->segment->geometry.mail) {
+        if (!box->after) return NOWHERE;
+        box->after = 0;
+        return find_place(e, box, room);
+    }
+    box->after = place + room;
+    if (box->after > box->top) box->top = box->after;
+    return place;
 }
 
 static u64 after_blob(u64 blob_bytes) {
     return (blob_bytes + 7) / 8 * 8;
 }
 
+/* There is no room: it waits for others to be read, unless none has been for long. */
+static int wait_for_room(struct engine *e, struct job *job, int freed) {
+    u64 t = engine_now(e);
+    if (freed || !job->letter.give_up) job->letter.give_up = t + REFUSE_AFTER;
+    if (t >= job->letter.give_up) return end(e, job, NO_ROOM);
+    job->letter.wait_until = t + ROOM_LOOK;
+    return WAITS;
+}
+
 /* Begins a letter, or waits for room. */
 static int begin_send(struct engine *e, struct mailbox *box, struct job *job) {
     struct segment *s = e->segment;
     if (is_gone(s, job->letter.peer)) return end(e, job, reason_why_gone(s));
-    int slot = 0;
-    reclaim(e, box);
-    while (slot < LETTERS && box->slot[slot].serial & 1) slot++;
-    if (slot == LETTERS) return WAITS;
-    u64 bytes = job->letter.bytes, place = NOWHERE, room = (bytes + PAGE - 1) / PAGE * PAGE, is_ring = 0;
-    if (after_blob(job->blob_bytes) + bytes > LETTER_SLOT) {
+    int freed = box->count >= box->reclaim_at && reclaim(e, box), slot = first_free(box);
+    u64 bytes = job->letter.bytes, place = NOWHERE, room = (bytes + PAGE - 1) / PAGE * PAGE, ring_end = 0;
+    int needs_place = after_blob(job->blob_bytes) + bytes > LETTER_SLOT;
+    if (slot < LETTERS && needs_place) {
         place = find_place(e, box, room);
         if (place == NOWHERE && bytes > LETTER_RING && load(&seat_of(s, job->letter.peer)->posted)) {
-            is_ring = 1, room = LETTER_RING; /* it is expected: no more is needed */
+            ring_end = bytes, room = LETTER_RING; /* it is expected: no more is needed */
             place = find_place(e, box, room);
         }
-        if (place == NOWHERE) return end(e, job, NO_ROOM);
     }
-    u64 *number = next_number(box, job->letter.peer, job->letter.tag, 1);
-    if (!number) return end(e, job, NO_ROOM);
+    if (slot == LETTERS || (needs_place && place == NOWHERE)) return box->reclaim_at = 0, wait_for_room(e, job, freed);
     struct letter *letter = &letters_of(s, e->seat)[slot];
     char *own_slot = slot_of(s, e->seat, slot);
     if (job->blob_bytes) memcpy(own_slot, job->blob, job->blob_bytes);
     u64 filled = 0;
     if (place == NOWHERE) move(job, 0, filled = bytes, own_slot + after_blob(job->blob_bytes));
-#define SAY(field, value) atomic_store_explicit(&letter->field, value, memory_order_relaxed)
+/* Release: who sees one of them sees that the letter before, which lay here, is valid no more. */
+#define SAY(field, value) atomic_store_explicit(&letter->field, value, memory_order_release)
     SAY(address, (u64)job->letter.peer << 32 | job->letter.tag);
-    SAY(number, (*number)++);
+    SAY(number, box->next++);
     SAY(bytes, bytes);
     SAY(blob_bytes, job->blob_bytes);
     SAY(filled, filled);
     SAY(place, place);
-    SAY(is_ring, is_ring);
+    SAY(ring_end, ring_end);
 #undef SAY
     job->letter.slot = slot, job->letter.moved = filled;
     box->slot[slot].place = place, box->slot[slot].room = place == NOWHERE ? 0 : room, box->slot[slot].receiver = job->letter.peer;
     atomic_store_explicit(&letter->serial, ++box->slot[slot].serial, memory_order_release);
-    atomic_fetch_or(&seat_of(s, e->seat)->live, (u64)1 << slot);
-    job->stage = STEPS;
+    box->live[slot / 64] |= (u64)1 << slot % 64, box->count++;
+    atomic_store(&seat_of(s, e->seat)->live[slot / 64], box->live[slot / 64]);
+    job->stage = STEPS, job->letter.wait_until = 0;
     notify(s, job->letter.peer);
     return filled == bytes ? end(e, job, COMPLETE) : MOVED;
+}
+
+/* Whether a send has waited for its receiver for so long that it need not any more. */
+static int is_patient(struct engine *e, struct job *job) {
+    u64 t = engine_now(e);
+    if (!job->letter.wait_until) job->letter.wait_until = t + PATIENCE;
+    return t < job->letter.wait_until;
 }
 
 /* Copies more of a letter; whether there was room. */
@@ -185,28 +223,31 @@ static int go_on_sending(struct engine *e, struct mailbox *box, struct job *job)
     int slot = job->letter.slot, peer = job->letter.peer;
     struct letter *letter = &letters_of(s, e->seat)[slot];
     const struct receipt *receipt = receipt_of(s, e->seat, peer, slot);
-    u64 moved = job->letter.moved, bytes = job->letter.bytes, at = moved, most = bytes - moved;
-    int is_matched = load(&receipt->serial) == box->slot[slot].serial;
-    if (moved == LETTER_RING && is_matched) atomic_store_explicit(&letter->is_ring, 1, memory_order_release);
-    if (moved == LETTER_RING && !is_matched && load(&seat_of(s, peer)->posted)) { /* it is about to */
-        if (!job->letter.wait_until) job->letter.wait_until = engine_now(e) + PATIENCE;
-        if (engine_now(e) < job->letter.wait_until) return WAITS;
-    }
-    if (moved >= LETTER_RING && atomic_load_explicit(&letter->is_ring, memory_order_relaxed)) {
+    u64 moved = job->letter.moved, bytes = job->letter.bytes, at = moved, most = bytes - moved, ring_end = load(&letter->ring_end);
+    int is_matched = load(&receipt->serial) == box->slot[slot].serial, has_place = box->slot[slot].room >= bytes;
+    if (moved == LETTER_RING && !ring_end && !is_matched && load(&seat_of(s, peer)->posted) && is_patient(e, job)) return WAITS; /* it is about to */
+    if (moved == LETTER_RING && !ring_end && is_matched) ring_end = bytes;
+    if (moved < LETTER_RING && most > LETTER_RING - moved) most = LETTER_RING - moved;
+    if (moved >= LETTER_RING && moved < ring_end) {
         u64 taken = is_matched ? load(&receipt->taken) : 0;
         if (taken > moved) taken = moved; /* of a member that writes anything */
         if (is_gone(s, peer)) return end(e, job, reason_why_gone(s));
         at = moved % LETTER_RING;
         if (most > LETTER_RING - (moved - taken)) most = LETTER_RING - (moved - taken);
         if (most > LETTER_RING - at) most = LETTER_RING - at;
-    } else if (moved < LETTER_RING && most > LETTER_RING - moved) most = LETTER_RING - moved;
+        if (!most && has_place && !is_patient(e, job)) ring_end = at = moved, most = bytes - moved; /* it sleeps: leave the rest to it */
+    }
     if (most > CHUNK) most = CHUNK;
     if (!most) return WAITS;
+    atomic_store_explicit(&letter->ring_end, ring_end, memory_order_release);
     move(job, moved, most, mail_of(s, e->seat) + box->slot[slot].place + at);
-    job->letter.moved += most;
+    job->letter.moved += most, job->letter.wait_until = 0;
     atomic_store_explicit(&letter->filled, job->letter.moved, memory_order_release);
-    notify(s, peer);
-    return job->letter.moved == bytes ? end(e, job, COMPLETE) : MOVED;
+    /* To wake a receiver that sleeps costs both of them more than to copy a chunk; where there is no ring it need not hurry. */
+    if (moved < ring_end || job->letter.moved == bytes || job->letter.moved % WAKE_EVERY < most) notify(s, peer);
+    if (job->letter.moved < bytes) return MOVED;
+    if (ring_end == bytes) box->slot[slot].room = LETTER_RING; /* it has used no more */
+    return end(e, job, COMPLETE);
 }
 
 /* ---- Receiving ---- */
@@ -216,40 +257,64 @@ static int fits_blob(const struct segment *s, const struct job *job, int peer, i
            !memcmp(slot_of(s, peer, slot), job->blob, blob_bytes);
 }
 
-/* Looks through the letters of one seat for the one that comes next; whether it was there. */
-static int match_with(struct engine *e, struct mailbox *box, struct job *job, int peer) {
-    struct segment *s = e->segment;
-    u64 live = load(&seat_of(s, peer)->live);
-    if (!live) return 0;
-    u64 *number = next_number(box, peer, job->letter.tag, 0);
-    for (int slot = 0; number && live; slot++, live >>= 1) {
-        const struct letter *letter = &letters_of(s, peer)[slot];
-        struct receipt *receipt = receipt_of(s, peer, e->seat, slot);
-        u64 serial = load(&letter->serial);
-        if (!(live & 1) || !(serial & 1) || load(&letter->address) != ((u64)e->seat << 32 | job->letter.tag) ||
-            load(&letter->number) != *number || load(&receipt->serial) == serial)
-            continue;
-        u64 bytes = load(&letter->bytes), blob_bytes = load(&letter->blob_bytes), place = load(&letter->place);
-        u64 room = bytes < LETTER_RING ? bytes : LETTER_RING, mail = s->geometry.mail;
-        int in_slot = place == NOWHERE;
-        if (blob_bytes > LETTER_BLOB || (in_slot && (bytes > LETTER_SLOT || after_blob(blob_bytes) + bytes > LETTER_SLOT)) ||
-            (!in_slot && (place > mail || room > mail - place))) {
-            end_now(s, NONSENSE, peer);
-            return 0;
+/* The first letter of a seat for this one with that tag which is not matched, of those that are seen; LETTERS: there is none. */
+static int find_first(const struct engine *e, int peer, u32 tag) {
+    const struct segment *s = e->segment;
+    u64 first = ~(u64)0;
+    int found = LETTERS;
+    for (int w = 0; w < LETTER_WORDS; w++)
+        for (u64 live = load(&seat_of(s, peer)->live[w]); live; live &= live - 1) {
+            int slot = w * 64 + __builtin_ctzll(live);
+            const struct letter *letter = &letters_of(s, peer)[slot];
+            u64 serial = load(&letter->serial), number = load(&letter->number);
+            int is_ours = serial & 1 && load(&letter->address) == ((u64)e->seat << 32 | tag) && load(&letter->serial) == serial &&
+                          load(&receipts_of(s, e->seat, peer)[slot].serial) != serial;
+            if (is_ours && number < first) first = number, found = slot;
         }
-        ++*number;
-        job->letter.peer = peer, job->letter.slot = slot, job->letter.serial = serial, job->letter.moved = 0;
-        atomic_store_explicit(&receipt->taken, 0, memory_order_relaxed);
-        atomic_store_explicit(&receipt->serial, serial, memory_order_release);
-        atomic_fetch_sub(&seat_of(s, e->seat)->posted, 1);
-        job->described = fits_blob(s, job, peer, slot, blob_bytes, bytes);
-        job->letter.bytes = bytes;
-        job->stage = STEPS;
-        if (bytes > LETTER_RING) notify(s, peer);
-        if (!job->described) engine_finish(e, job, DESCRIBE); /* it goes on when it has memory */
-        return 1;
+    return found;
+}
+
+/* Whether a receive that was posted before would take a letter of that seat, too: it came after that one had been looked at. */
+static int is_for_another(struct engine *e, const struct job *job, int peer) {
+    pthread_mutex_lock(&e->lock);
+    const struct job *one = e->letters;
+    while (one != job && !(one->kind == RECEIVE && one->stage == QUEUED && one->letter.tag == job->letter.tag &&
+                           (one->letter.peer < 0 || one->letter.peer == peer)))
+        one = one->next;
+    pthread_mutex_unlock(&e->lock);
+    return one != job;
+}
+
+/* Looks through the letters of one seat for the one that comes next; whether it was there. */
+static int match_with(struct engine *e, struct job *job, int peer) {
+    struct segment *s = e->segment;
+    /* While it looks, one may come into a slot that it has passed, and another behind it into one that it has not. All that
+     * came before the one it has found it sees when it looks again. */
+    if (find_first(e, peer, job->letter.tag) == LETTERS) return 0;
+    int slot = find_first(e, peer, job->letter.tag);
+    if (slot == LETTERS || is_for_another(e, job, peer)) return 0; /* not there: of a member that writes anything */
+    const struct letter *letter = &letters_of(s, peer)[slot];
+    struct receipt *receipt = receipt_of(s, peer, e->seat, slot);
+    u64 serial = load(&letter->serial);
+    if (!(serial & 1)) return 0; /* the same */
+    u64 bytes = load(&letter->bytes), blob_bytes = load(&letter->blob_bytes), place = load(&letter->place);
+    u64 room = bytes < LETTER_RING ? bytes : LETTER_RING, mail = s->geometry.mail;
+    int in_slot = place == NOWHERE;
+    if (blob_bytes > LETTER_BLOB || (in_slot && (bytes > LETTER_SLOT || after_blob(blob_bytes) + bytes > LETTER_SLOT)) ||
+        (!in_slot && (place > mail || room > mail - place))) {
+        end_now(s, NONSENSE, peer);
+        return 0;
     }
-    return 0;
+    job->letter.peer = peer, job->letter.slot = slot, job->letter.serial = serial, job->letter.moved = 0;
+    atomic_store_explicit(&receipt->taken, 0, memory_order_relaxed);
+    atomic_store_explicit(&receipt->serial, serial, memory_order_release);
+    atomic_fetch_sub(&seat_of(s, e->seat)->posted, 1);
+    job->described = fits_blob(s, job, peer, slot, blob_bytes, bytes);
+    job->letter.bytes = bytes;
+    job->stage = STEPS;
+    if (bytes > LETTER_RING) notify(s, peer);
+    if (!job->described) engine_finish(e, job, DESCRIBE); /* it goes on when it has memory */
+    return 1;
 }
 
 static int match(struct engine *e, struct mailbox *box, struct job *job) {
@@ -259,7 +324,7 @@ static int match(struct engine *e, struct mailbox *box, struct job *job) {
     for (int i = 0; i < (any ? seats : 1); i++) {
         int peer = any ? (box->turn + i) % seats : job->letter.peer;
         int gone = is_gone(s, peer); /* looked at first: what it sent before it went counts */
-        if (match_with(e, box, job, peer)) {
+        if (match_with(e, job, peer)) {
             if (any) box->turn = peer + 1;
             return MOVED;
         }
@@ -281,7 +346,11 @@ static int go_on_receiving(struct engine *e, struct job *job) {
     if (most > CHUNK) most = CHUNK;
     char *memory = slot_of(s, peer, slot) + after_blob(load(&letter->blob_bytes) % LETTER_SLOT);
     if (place != NOWHERE) {
-        if (moved >= LETTER_RING && load(&letter->is_ring)) at = moved % LETTER_RING;
+        u64 ring_end = load(&letter->ring_end); /* loaded after `filled`: it says where all of that lies */
+        if (moved >= LETTER_RING && moved < ring_end) {
+            at = moved % LETTER_RING;
+            if (most > ring_end - moved) most = ring_end - moved;
+        }
         if (at < LETTER_RING && most > LETTER_RING - at) most = LETTER_RING - at;
         if (place > s->geometry.mail || at + most > s->geometry.mail - place) return end_now(s, NONSENSE, peer), WAITS;
         memory = mail_of(s, peer) + place;
@@ -290,7 +359,7 @@ static int go_on_receiving(struct engine *e, struct job *job) {
     job->letter.moved += most;
     int done = job->letter.moved == bytes;
     atomic_store_explicit(&receipt->taken, job->letter.moved + (u64)done, memory_order_release); /* one more: all of it */
-    if (bytes > LETTER_RING || (done && load(&seat_of(s, peer)->live) == ~(u64)0)) notify(s, peer); /* it may wait for room */
+    if (filled < bytes) notify(s, peer); /* it may wait for room in the ring; whoever waits for a place looks by itself */
     return done ? end(e, job, COMPLETE) : MOVED;
 }
 
@@ -306,11 +375,13 @@ static struct job *next_job(struct engine *e, struct job *job) {
 static int advance_letter(struct engine *e, struct mailbox *box, struct job *job, int *blocked) {
     int reason = reason_of(load(&head_of(e->segment)->decided)), moved;
     if (atomic_load(&job->state) != PENDING) return 0;
+    if (reason == LEFT) reason = COMPLETE; /* that ends only what goes to and fro with who has left */
     if (job->kind == RECEIVE) moved = job->stage == QUEUED ? match(e, box, job) : go_on_receiving(e, job);
     else if (reason || (*blocked && job->stage == QUEUED)) moved = WAITS; /* letters leave in order */
     else moved = job->stage == QUEUED ? begin_send(e, box, job) : go_on_sending(e, box, job);
     if (moved != WAITS) return 1;
     if (reason) return end(e, job, reason), 1; /* what had come until then was read */
+    if (atomic_load(&job->letter.cancels) == ABANDON) return end(e, job, CANCELLED), 1;
     *blocked |= job->kind == SEND && job->stage == QUEUED;
     return 0;
 }
@@ -338,7 +409,7 @@ u64 letters_expire(struct engine *e, u64 t) {
     for (struct job *job = next_job(e, NULL), *next; job; job = next) {
         next = next_job(e, job);
         if (atomic_load(&job->state) != PENDING) continue;
-        if (job->letter.wait_until > t && job->letter.wait_until < earliest) earliest = job->letter.wait_until;
+        if (job->letter.wait_until && job->letter.wait_until < earliest) earliest = job->letter.wait_until;
         if (!job->deadline) continue;
         if (job->deadline > t) {
             if (job->deadline < earliest) earliest = job->deadline;
@@ -354,7 +425,6 @@ u64 letters_expire(struct engine *e, u64 t) {
 }
 
 void letters_close(struct engine *e) {
-    if (e->mailbox) free(e->mailbox->sequences);
     free(e->mailbox);
     e->mailbox = NULL;
 }

@@ -98,6 +98,7 @@ void release_common(Engine *e);
 PyObject *engine_send(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *engine_receive(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *job_cancel(PyObject *self, PyObject *unused);
+PyObject *job_abandon(PyObject *self, PyObject *unused);
 PyObject *job_source(PyObject *self, PyObject *unused);
 PyObject *letter_blob(Job *job);
 PyObject *letter_describe(Job *job, PyObject *outputs);

@@ -7,7 +7,8 @@
 enum { MEETS_NOT, MEETS_EQUAL, MEETS_KNOWN, MEETS_ANY }; /* see README */
 
 enum operation {
-    ALL_REDUCE = 1, REDUCE, BROADCAST, ALL_GATHER, GATHER, SCATTER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, REDUCE_PARTIAL, OPERATIONS
+    ALL_REDUCE = 1, REDUCE, BROADCAST, ALL_GATHER, GATHER, SCATTER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, REDUCE_PARTIAL, OPERATIONS,
+    SENDS = OPERATIONS, RECEIVES, COUNTED_OPERATIONS /* those of letters are counted, and not in plans */
 };
 
 /* A run of leaves of one type that moves as one vector; for operations that cut or join values, one leaf. */

@@ -67,6 +67,7 @@ int look(const struct engine *e) {
     if (atomic_load(&e->posts) && atomic_load(&place_of(s, e->seat)->mail) != e->mail_seen) return 1;
     if (e->wait.seat >= 0) /* a step may begin though the instance is decided, never though it has failed */
         return found > 0 || atomic_load(&seat_of(s, e->wait.seat)->progress) >= e->wait.want;
+    if (n == NO_INSTANCE && found == LEFT) return 0; /* letters go on */
     return found != PENDING || (e->wait.everybody && all_published(s, e->wait.want));
 }
 

@@ -151,7 +151,7 @@ static PyObject *watcher_totals(PyObject *self, PyObject *number) {
     const struct total *totals = totals_of(w->segment, index);
     PyObject *found[TOTALS];
     Py_ssize_t count = 0;
-    for (int i = 0, own = TOTALS - OPERATIONS; i < TOTALS; i++) {
+    for (int i = 0, own = TOTALS - COUNTED_OPERATIONS; i < TOTALS; i++) {
         u64 description = load(&totals[i].description), calls = load(&totals[i].calls);
         if (!description && i < own) i = own - 1;
         if (!description || !calls) continue;
